@@ -1,0 +1,197 @@
+"""The values that travel through the pipeline: calls, trees of modules and of calls, owners. No I/O, no torch.
+
+Everything here is immutable. Text (addresses, tags, JSON) is made from these values at the very end, by the writers.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ModuleCall:
+    """One execution of a module's ``forward``: the module's path and which of its calls it is (0 for the first).
+
+    The path is the module's first key in ``model.named_modules()``; the root's is the empty string.
+    """
+
+    path: str
+    index: int = 0
+
+    @property
+    def address(self) -> str:
+        """``path`` for the first call, ``path@1`` for the second. The root's is the empty string."""
+        return f"{self.path}@{self.index}" if self.index else self.path
+
+    @classmethod
+    def parse(cls, address: str) -> ModuleCall:
+        """The call that an address names; ``.`` and the empty string name the root.
+
+        Raises:
+            ValueError: The part behind ``@`` is not a number.
+        """
+        path, separator, index = address.rpartition("@")
+        if not separator:
+            return cls("" if address == "." else address)
+        return cls("" if path == "." else path, int(index))
+
+    def __str__(self) -> str:
+        return self.address or "."
+
+
+ROOT = ModuleCall("")
+
+
+class Evidence(enum.StrEnum):
+    """How an owner is known, best first."""
+
+    EXACT = "exact"
+    """The exporter recorded the call when it made the node."""
+    DERIVED = "derived"
+    """Follows from a graph whose owners are exact, through the names of values that both graphs have."""
+    INFERRED = "inferred"
+    """Producers and consumers agree. The last resort, counted by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The calls that a node was executed in, the one that produces its output first, and how that is known."""
+
+    calls: tuple[ModuleCall, ...]
+    evidence: Evidence = Evidence.EXACT
+
+    def __post_init__(self) -> None:
+        if not self.calls or len(set(self.calls)) != len(self.calls):
+            raise ValueError(f"an owner needs at least one call and no call twice, got {self.calls}")
+
+    @property
+    def call(self) -> ModuleCall:
+        """The call that produces the node's output."""
+        return self.calls[0]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """A value's name, element type (``float32``, ``int64``, ...) and shape; a dynamic dimension is a symbol's name."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """One module of the static tree, whether it is ever called or not."""
+
+    path: str
+    """Its first key in ``named_modules()``; the root's is the empty string."""
+    class_name: str
+    class_module: str
+    """Where its class is defined: ``torch.nn.modules.linear``."""
+    parent: str | None
+    """The path of the module that holds it; ``None`` for the root."""
+    name: str
+    """Its name in its parent: ``0`` for ``encoder.layer.0``."""
+    depth: int
+    children: tuple[str, ...] = ()
+    """Paths of its children, in order of registration; a child's canonical path may lie elsewhere (shared modules)."""
+    aliases: tuple[str, ...] = ()
+    """The other paths that ``named_modules(remove_duplicate=False)`` gives for it."""
+    parameters: int = 0
+    """Elements of its own and its descendants' parameters, each tensor counted once."""
+    trainable: int = 0
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Its own parameters and buffers (not its descendants'): name to shape."""
+
+    @property
+    def qualified_class(self) -> str:
+        return f"{self.class_module}.{self.class_name}"
+
+    @property
+    def is_leaf(self) -> bool:
+        return not self.children
+
+    @property
+    def is_torch_nn(self) -> bool:
+        """Whether its class is defined under ``torch.nn``: the one fact about a class that decides anything."""
+        return self.class_module == "torch.nn" or self.class_module.startswith("torch.nn.")
+
+
+@dataclass(frozen=True)
+class ModuleTree:
+    """Every module of a model, in the order of ``named_modules()``: the root first, parents before children."""
+
+    modules: Mapping[str, Module]
+
+    def __getitem__(self, path: str) -> Module:
+        return self.modules[path]
+
+    def __contains__(self, path: object) -> bool:
+        return path in self.modules
+
+    def __iter__(self) -> Iterator[Module]:
+        return iter(self.modules.values())
+
+    def __len__(self) -> int:
+        return len(self.modules)
+
+    @property
+    def root(self) -> Module:
+        return self.modules[""]
+
+
+@dataclass(frozen=True, slots=True)
+class TracedCall:
+    """One call as it was seen in a run of the model."""
+
+    call: ModuleCall
+    parent: ModuleCall | None
+    """The call that was running when this one began; ``None`` for the root's."""
+    depth: int
+    enter: int
+    """The step at which it began; entering and leaving a call are one step each, counted from 0 over the run."""
+    exit: int
+    inputs: tuple[TensorSpec, ...] = ()
+    outputs: tuple[TensorSpec, ...] = ()
+
+
+@dataclass(frozen=True)
+class CallTree:
+    """Every call of one run, in the order in which they began: the root first, parents before children."""
+
+    calls: tuple[TracedCall, ...]
+
+    @cached_property
+    def by_call(self) -> Mapping[ModuleCall, TracedCall]:
+        return {traced.call: traced for traced in self.calls}
+
+    @cached_property
+    def children(self) -> Mapping[ModuleCall, tuple[ModuleCall, ...]]:
+        """Each call's direct callees, in order; calls without any have an empty tuple."""
+        children: dict[ModuleCall, list[ModuleCall]] = {traced.call: [] for traced in self.calls}
+        for traced in self.calls:
+            if traced.parent is not None:
+                children[traced.parent].append(traced.call)
+        return {call: tuple(callees) for call, callees in children.items()}
+
+    def __getitem__(self, call: ModuleCall) -> TracedCall:
+        return self.by_call[call]
+
+    def __contains__(self, call: object) -> bool:
+        return call in self.by_call
+
+    def __iter__(self) -> Iterator[TracedCall]:
+        return iter(self.calls)
+
+    def __len__(self) -> int:
+        return len(self.calls)
+
+    def stack(self, call: ModuleCall) -> tuple[ModuleCall, ...]:
+        """The calls that were running inside one another when ``call`` ran: the root first, ``call`` last."""
+        stack = [call]
+        while (parent := self.by_call[stack[-1]].parent) is not None:
+            stack.append(parent)
+        return tuple(reversed(stack))

@@ -1,0 +1,66 @@
+"""The exceptions that modelexport raises on purpose.
+
+    ModelExportError              anything below; the command line prints its text as one line
+    ├── UsageError                the input was wrong or missing: exit status 2
+    │   ├── ModelLoadError        MODEL cannot be loaded
+    │   ├── InputsError           example inputs cannot be made up, or do not fit
+    │   ├── CaptureError          the model cannot be exported: names the module and the exporter's own reason
+    │   ├── FileFormatError       a file is missing, empty, not ONNX, without tags, or of an unknown version
+    │   └── OutputError           a file cannot be written
+    └── UntaggedNodeError         a node of the exported graph has no owner; lists every one of them
+
+A message says what was wrong and what to do next. The original exception is chained (``raise ... from``).
+"""
+
+from __future__ import annotations
+
+
+class ModelExportError(Exception):
+    """Anything that modelexport raises on purpose."""
+
+
+class UsageError(ModelExportError):
+    """The input was wrong or missing. The command line ends with exit status 2."""
+
+
+class ModelLoadError(UsageError):
+    """MODEL cannot be loaded: not there, not a model, without weights, or its code raised."""
+
+
+class InputsError(UsageError):
+    """Example inputs cannot be made up, or those that were given do not fit the model."""
+
+
+class CaptureError(UsageError):
+    """The model cannot be exported.
+
+    Attributes:
+        address: The address of the module call that was running when it failed; ``None`` when not known.
+        reason: The exporter's own reason, shortened to what fits a screen.
+    """
+
+    def __init__(self, message: str, *, address: str | None = None, reason: str = "") -> None:
+        super().__init__(message)
+        self.address = address
+        self.reason = reason
+
+
+class FileFormatError(UsageError):
+    """A file is missing, empty, not ONNX, without tags, or of a format version that this version cannot read."""
+
+
+class OutputError(UsageError):
+    """A file cannot be written. What was there before is still there."""
+
+
+class UntaggedNodeError(ModelExportError):
+    """Nodes of the exported graph have no owner.
+
+    Attributes:
+        nodes: One line a node: its graph, name and operator.
+    """
+
+    def __init__(self, nodes: list[str]) -> None:
+        self.nodes = tuple(nodes)
+        listed = "\n".join(f"  {node}" for node in nodes)
+        super().__init__(f"{len(nodes)} nodes have no owner; no file was written:\n{listed}")
