@@ -151,9 +151,10 @@ class TracedCall:
     parent: ModuleCall | None
     """The call that was running when this one began; ``None`` for the root's."""
     depth: int
-    enter: int
-    """The step at which it began; entering and leaving a call are one step each, counted from 0 over the run."""
-    exit: int
+    enter: int | None
+    """The step at which it began; entering and leaving a call are one step each, counted from 0 over the run.
+    ``None`` for a call that was captured but not run, inside a branch."""
+    exit: int | None
     inputs: tuple[TensorSpec, ...] = ()
     outputs: tuple[TensorSpec, ...] = ()
 
