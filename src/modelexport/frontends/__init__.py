@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from modelexport.core import CallTree, Owner
-
-OWNER = "modelexport.owner"
-"""The key in ``ir.Node.meta`` under which a node's :class:`~modelexport.core.Owner` travels until it is written."""
+from modelexport.core import CallTree
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,13 +15,8 @@ class Exported:
     """What every front end returns."""
 
     model: ir.Model
-    """Unoptimised. The nodes that the exporter recorded a call for have their owner in ``node.meta[OWNER]``."""
+    """Unoptimised. Nodes that the exporter recorded a call for carry their owner (see :mod:`modelexport.graph`)."""
     calls: CallTree
     """Every call that was captured, those inside the branches of ``torch.cond`` included."""
-
-
-def owner_of(node: ir.Node) -> Owner | None:
-    """The owner that travels with a node, if it has one."""
-    owner = node.meta.get(OWNER)
-    assert owner is None or isinstance(owner, Owner)
-    return owner
+    parameters: Mapping[str, tuple[str, ...]]
+    """Name of an initializer to the ``state_dict`` keys that it is: several for a tied parameter."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import copy
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -19,8 +18,9 @@ import torch
 import torch.fx.traceback
 from torch import nn
 
-from modelexport.core import ROOT, CallTree, Evidence, ModuleCall, Owner, TensorSpec, TracedCall
-from modelexport.frontends import OWNER, Exported
+from modelexport.core import ROOT, CallTree, Evidence, ModuleCall, Owner, TracedCall
+from modelexport.frontends import Exported
+from modelexport.graph import OWNER
 
 ADDRESS_KEY = "modelexport.call"
 
@@ -94,7 +94,17 @@ def export(model: nn.Module, inputs: Mapping[str, Any], *, dynamic: bool = False
     with recorder.attached():
         translated = _translate(model, dict(inputs), dynamic=dynamic, opset=opset)
     calls = _Owners(recorder).assign(translated)
-    return Exported(translated, calls)
+    return Exported(translated, calls, state_dict_names(model))
+
+
+def state_dict_names(model: nn.Module) -> dict[str, tuple[str, ...]]:
+    """Every ``state_dict`` key to all keys of the same tensor, itself included: tied parameters have several."""
+    tensors = model.state_dict(keep_vars=True)
+    names: dict[int, list[str]] = {}
+    for key, tensor in tensors.items():
+        if torch.is_tensor(tensor):
+            names.setdefault(id(tensor), []).append(key)
+    return {key: tuple(keys) for keys in names.values() for key in keys}
 
 
 def _translate(model: nn.Module, inputs: dict[str, Any], *, dynamic: bool, opset: int | None) -> ir.Model:
@@ -152,7 +162,7 @@ class _Owners:
         for node in graph:
             if not fx_nodes and (fx_node := node.meta.get("node")) is not None:
                 fx_nodes = {fx_node.name: fx_node for fx_node in fx_node.graph.nodes}
-            call = self._call_of(node.meta.pop("node", None) or fx_nodes.get(_fx_name(node), None))
+            call = self._call_of(node.meta.pop("node", None) or fx_nodes.get(_fx_name(node)))
             if call is not None:
                 node.meta[OWNER] = Owner((call,), Evidence.EXACT)
 

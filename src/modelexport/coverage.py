@@ -1,0 +1,32 @@
+"""The postcondition of an export: every node has an owner, and how each is known."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import onnx_ir as ir
+
+from modelexport.core import Evidence
+from modelexport.errors import UntaggedNodeError
+from modelexport.graph import all_nodes, owner_of
+from modelexport.schema import Coverage
+
+
+def check_coverage(model: ir.Model) -> Coverage:
+    """Count the nodes of the graph, of nested graphs and of functions by the evidence for their owner.
+
+    Raises:
+        UntaggedNodeError: A node has no owner. Lists every one of them.
+    """
+    counts: Counter[Evidence] = Counter()
+    untagged: list[str] = []
+    for node in all_nodes(model):
+        owner = owner_of(node)
+        if owner is None:
+            graph = node.graph.name if node.graph is not None else None
+            untagged.append(f"{node.name} ({node.op_type}) in {graph or 'a nested graph'}")
+        else:
+            counts[owner.evidence] += 1
+    if untagged:
+        raise UntaggedNodeError(untagged)
+    return Coverage(counts[Evidence.EXACT], counts[Evidence.DERIVED], counts[Evidence.INFERRED])

@@ -1,0 +1,43 @@
+"""Walking over an ``onnx_ir`` model, nested graphs and functions included, and the owner that travels with a node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import onnx_ir as ir
+
+from modelexport.core import Owner
+
+OWNER = "modelexport.owner"
+"""The key in ``ir.Node.meta`` under which a node's :class:`~modelexport.core.Owner` travels until it is written."""
+
+
+def owner_of(node: ir.Node) -> Owner | None:
+    """The owner that travels with a node, if it has one."""
+    owner = node.meta.get(OWNER)
+    assert owner is None or isinstance(owner, Owner)
+    return owner
+
+
+def all_nodes(model: ir.Model) -> Iterator[ir.Node]:
+    """Every node of a model: of the graph, of nested graphs (after the node that holds them) and of functions."""
+    yield from model.graph.all_nodes()
+    for function in model.functions.values():
+        yield from function.all_nodes()
+
+
+def nested_graphs(node: ir.Node) -> Iterator[ir.Graph]:
+    """The graphs that a node holds: branches and loop bodies."""
+    for attribute in node.attributes.values():
+        if attribute.is_ref():
+            continue
+        if attribute.type == ir.AttributeType.GRAPH:
+            yield attribute.as_graph()
+        elif attribute.type == ir.AttributeType.GRAPHS:
+            yield from attribute.as_graphs()
+
+
+def initializers(model: ir.Model) -> Iterator[ir.Value]:
+    """The initializers of the graph and of nested graphs."""
+    for graph in model.graphs():
+        yield from graph.initializers.values()

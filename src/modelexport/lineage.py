@@ -1,0 +1,221 @@
+"""Lineage: the owners of a changed graph, from a tagged one and the values that both have.
+
+Tools that change a graph keep the names of many values. A node of the changed graph is *matched* with the source node
+that makes the same value; where the names of values differ, matched nodes with the same operator tell, input by input,
+which value stands for which. From that follow, in one walk from the outputs to the inputs and one back:
+
+- a matched node with the same operator has the owner that it had;
+- a node that stands for several equal source nodes has the owners of all of them;
+- a matched node with another operator owns all that the source computes between the values that both graphs have and
+  its output;
+- a new node belongs to the matched nodes that it leads to, or else to those that it comes from.
+
+Only the second kind of answer onwards is ``derived``. Cost is linear in nodes and edges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import onnx_ir as ir
+
+from modelexport.core import Evidence, ModuleCall, Owner
+from modelexport.graph import OWNER, all_nodes, initializers, nested_graphs
+
+_INDEX = "modelexport.source"
+
+
+@dataclass(frozen=True, slots=True)
+class SourceNode:
+    """A node of the tagged graph: what lineage has to know of it after the graph was changed in place."""
+
+    op: ir.OperatorIdentifier
+    inputs: tuple[str | None, ...]
+    outputs: tuple[str, ...]
+    owner: Owner | None
+    attributes: Mapping[str, ir.Attr]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A tagged graph as it was."""
+
+    nodes: tuple[SourceNode, ...]
+    producer: dict[str, int]
+    """The name of a value to the index of the node that makes it."""
+    initializers: Mapping[str, ir.TensorProtocol | None]
+    constant: frozenset[str]
+    """Values that depend on initializers and constants alone."""
+
+
+def snapshot(model: ir.Model) -> Source:
+    """Remember a tagged graph, and mark its nodes so that they are known again after passes changed it in place."""
+    nodes: list[SourceNode] = []
+    producer: dict[str, int] = {}
+    tensors = {value.name or "": value.const_value for value in initializers(model)}
+    constant = set(tensors)
+    for index, node in enumerate(all_nodes(model)):
+        record = SourceNode(
+            node.op_identifier(),
+            _names(node.inputs),
+            _output_names(node),
+            node.meta.get(OWNER),
+            dict(node.attributes),
+        )
+        nodes.append(record)
+        node.meta[_INDEX] = index
+        producer.update(dict.fromkeys(record.outputs, index))
+        if not any(nested_graphs(node)) and all(name is None or name in constant for name in record.inputs):
+            constant.update(record.outputs)
+    return Source(tuple(nodes), producer, tensors, frozenset(constant))
+
+
+def _names(values: Iterable[ir.Value | None]) -> tuple[str | None, ...]:
+    return tuple(None if value is None else value.name for value in values)
+
+
+def _output_names(node: ir.Node) -> tuple[str, ...]:
+    return tuple(value.name for value in node.outputs if value.name)
+
+
+def derive_owners(source: Source, changed: ir.Model) -> None:
+    """Give every node of a changed graph its owner, in ``node.meta``; nodes that nothing is known of get none."""
+    _Derivation(source, changed).run()
+
+
+@dataclass
+class _Derivation:
+    source: Source
+    changed: ir.Model
+    matches: dict[ir.Node, list[int]] = field(default_factory=dict)
+    """Changed node to the source nodes that it stands for; the one that makes its output first."""
+    known: set[str] = field(default_factory=set)
+    """Names of source values that the changed graph has, under that name or another."""
+    behind: dict[str, tuple[ModuleCall, ...]] = field(default_factory=dict)
+    holders: dict[ir.Graph, ir.Node] = field(default_factory=dict)
+    """Nested graph to the node that holds it."""
+
+    def run(self) -> None:
+        nodes = list(all_nodes(self.changed))
+        for node in nodes:
+            self.holders.update((graph, node) for graph in nested_graphs(node))
+        self.known.update(value.name or "" for value in self.changed.graph.inputs)
+        self.known.update(value.name or "" for value in initializers(self.changed))
+        for node in nodes:
+            index = self._match(node)
+            if index is not None:
+                self.matches[node] = [index]
+                self.known.update(self.source.nodes[index].outputs)
+        for node in reversed(nodes):
+            for index in self.matches.get(node, ()):
+                self._align(node, self.source.nodes[index])
+        for node in nodes:
+            if node in self.matches:
+                node.meta[OWNER] = self._owner(node)
+        self._place_new(nodes)
+        for node in nodes:
+            node.meta.pop(_INDEX, None)
+
+    def _match(self, node: ir.Node) -> int | None:
+        index = node.meta.get(_INDEX)
+        if index is not None:
+            assert isinstance(index, int)
+            return index
+        for name in _output_names(node):
+            if name in self.source.producer:
+                return self.source.producer[name]
+        return None
+
+    def _align(self, node: ir.Node, before: SourceNode) -> None:
+        """What stands where the same operator had another value is that value."""
+        if node.op_identifier() != before.op or len(node.inputs) != len(before.inputs):
+            return
+        for value, name in zip(node.inputs, before.inputs, strict=True):
+            if value is None or name is None or value.name == name or name in self.known:
+                continue
+            index = self.source.producer.get(name)
+            producer = value.producer()
+            if index is None or producer is None:
+                continue
+            twins = self.matches.setdefault(producer, [])
+            if not twins or self.source.nodes[index].op == self.source.nodes[twins[0]].op == producer.op_identifier():
+                if index not in twins:
+                    twins.append(index)
+                self.known.update(self.source.nodes[index].outputs)
+
+    def _owner(self, node: ir.Node) -> Owner:
+        matched = [self.source.nodes[index] for index in self.matches[node]]
+        calls: dict[ModuleCall, None] = {}
+        same = node.op_identifier() == matched[0].op
+        for before in matched:
+            if before.owner is not None:
+                calls.update(dict.fromkeys(before.owner.calls))
+            if not same:
+                for name in before.inputs:
+                    calls.update(dict.fromkeys(self._calls_behind(name)))
+        first = matched[0].owner
+        if same and len(matched) == 1 and first is not None:
+            return first
+        return Owner(tuple(calls), Evidence.DERIVED)
+
+    def _calls_behind(self, name: str | None) -> tuple[ModuleCall, ...]:
+        """The owners of what the source computes between the values that both graphs have and this one."""
+        order: list[str] = []
+        pending = [name] if name is not None else []
+        while pending:
+            current = pending.pop()
+            if self._is_boundary(current) or current in self.behind:
+                continue
+            order.append(current)
+            self.behind[current] = ()
+            pending.extend(n for n in self.source.nodes[self.source.producer[current]].inputs if n is not None)
+        for current in reversed(order):
+            record = self.source.nodes[self.source.producer[current]]
+            calls = dict.fromkeys(record.owner.calls if record.owner else ())
+            for below in record.inputs:
+                if below is not None:
+                    calls.update(dict.fromkeys(self.behind.get(below, ())))
+            self.behind[current] = tuple(calls)
+        return self.behind.get(name, ()) if name is not None else ()
+
+    def _is_boundary(self, name: str) -> bool:
+        return name in self.known or name in self.source.constant or name not in self.source.producer
+
+    def _place_new(self, nodes: list[ir.Node]) -> None:
+        """A new node belongs to the matched nodes that it leads to, or else to those that it comes from."""
+        leads: dict[ir.Node, tuple[ModuleCall, ...]] = {}
+        for node in reversed(nodes):
+            if node not in self.matches:
+                leads[node] = self._calls_around(self._consumers(node), leads)
+        for node in nodes:
+            if node in self.matches:
+                continue
+            calls = leads[node]
+            if not calls:
+                calls = leads[node] = self._calls_around(_producers(node), leads)
+            if calls:
+                node.meta[OWNER] = Owner(calls, Evidence.DERIVED)
+
+    def _consumers(self, node: ir.Node) -> Iterator[ir.Node]:
+        """The nodes that use a node's outputs; a nested graph's outputs are used by the node that holds it."""
+        for value in node.outputs:
+            for user, _ in value.uses():
+                yield user
+            if value.is_graph_output() and isinstance(value.graph, ir.Graph) and value.graph in self.holders:
+                yield self.holders[value.graph]
+
+    def _calls_around(
+        self, neighbours: Iterable[ir.Node], new: dict[ir.Node, tuple[ModuleCall, ...]]
+    ) -> tuple[ModuleCall, ...]:
+        calls: dict[ModuleCall, None] = {}
+        for neighbour in neighbours:
+            owner = neighbour.meta.get(OWNER) if neighbour in self.matches else None
+            calls.update(dict.fromkeys(new.get(neighbour, ()) if owner is None else (owner.call,)))
+        return tuple(calls)
+
+
+def _producers(node: ir.Node) -> Iterator[ir.Node]:
+    for value in node.inputs:
+        if value is not None and (producer := value.producer()) is not None:
+            yield producer

@@ -1,0 +1,169 @@
+"""``export``: a PyTorch model becomes a tagged ONNX file and the documents beside it. The page to read first."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+import onnx_ir as ir
+
+from modelexport import schema
+from modelexport.coverage import check_coverage
+from modelexport.files import check_writable, written_together
+from modelexport.lineage import derive_owners, snapshot
+from modelexport.optimize import finish, optimize
+from modelexport.parameters import origins
+from modelexport.report import write_report
+from modelexport.tags import Granularity, Tags
+from modelexport.writers.documents import hierarchy_document
+from modelexport.writers.node_tags import write_metadata
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from modelexport.verify import VerifyReport
+
+EXTERNAL_DATA_THRESHOLD = 10**9
+"""Bytes of initializers above which they go to a file of their own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportResult:
+    """What an export made and how it went."""
+
+    path: Path
+    hierarchy: schema.Hierarchy
+    seconds: Mapping[str, float]
+    """Stage to wall time."""
+    verified: VerifyReport | None
+    """The comparison with PyTorch; ``None`` if it was not asked for."""
+
+    @property
+    def coverage(self) -> schema.Coverage:
+        return self.hierarchy.coverage
+
+
+def export(
+    model: nn.Module,
+    inputs: Mapping[str, Any] | Sequence[Any],
+    path: str | Path,
+    *,
+    name: str | None = None,
+    dynamic: bool = False,
+    opset: int | None = None,
+    granularity: Granularity = "auto",
+    include: Collection[str] = (),
+    exclude: Collection[str] = (),
+    optimized: bool = True,
+    weights: Literal["auto", "copy"] = "auto",
+    keep_torch_metadata: bool = False,
+    verify: bool = False,
+    progress: Callable[[str], None] = lambda stage: None,
+) -> ExportResult:
+    """Export a model to ``path``, every node tagged with the module call it came from.
+
+    The model is exported in evaluation mode and is as before afterwards.
+
+    Args:
+        model: Any ``nn.Module``.
+        inputs: Example inputs: keyword arguments of ``forward``, or positional ones.
+        path: ``DIR/NAME.onnx``. ``NAME.hierarchy.json`` and ``NAME.report.md`` are written beside it.
+        name: What the documents call the model; its class if left out.
+        dynamic: Leave every axis of every input that the model does not fix open.
+        opset: The opset of the standard domain; the exporter's default if left out.
+        granularity: Which modules get a segment in the tags (see :class:`~modelexport.tags.Tags`).
+        include: Classes that get a segment as well.
+        exclude: Classes that get none.
+        optimized: Fold constants, rewrite and merge equal nodes.
+        weights: ``copy`` puts the weights into ``NAME.onnx.data``; ``auto`` does so above 1 GB.
+        keep_torch_metadata: Keep the exporter's own ``pkg.torch.*`` keys, which hold paths of this machine.
+        verify: Run both models on ``inputs`` and compare every output.
+        progress: Called with the name of each stage as it begins.
+
+    Raises:
+        CaptureError: The model cannot be exported.
+        InputsError: The inputs do not fit.
+        OutputError: The files cannot be written. What was there before is still there.
+        UntaggedNodeError: A node has no owner. Nothing is written.
+    """
+    from modelexport.frontends import dynamo
+    from modelexport.hierarchy.static import module_tree
+
+    path = Path(path)
+    check_writable(path)
+    stages = _Stages(progress)
+    with stages("capture"):
+        tree = module_tree(model)
+        exported = dynamo.export(model, inputs, dynamic=dynamic, opset=opset)
+        graph = exported.model
+    with stages("optimize"):
+        source = snapshot(graph)
+        if optimized:
+            optimize(graph)
+        finish(graph, exported.output_names)
+    with stages("tag"):
+        derive_owners(source, graph)
+        coverage = check_coverage(graph)
+        tags = Tags(tree, exported.calls, granularity=granularity, include=include, exclude=exclude)
+        found = origins(source, exported.parameters, graph)
+        write_metadata(graph, tags, found, keep_torch_metadata=keep_torch_metadata)
+        hierarchy = hierarchy_document(
+            name=name or tree.root.class_name,
+            model=graph,
+            source=source,
+            tree=tree,
+            calls=exported.calls,
+            tags=tags,
+            origins=found,
+            coverage=coverage,
+            settings=schema.Settings(
+                frontend="dynamo",
+                granularity=granularity,
+                include=sorted(include),
+                exclude=sorted(exclude),
+                dynamic=dynamic,
+                optimize=optimized,
+            ),
+        )
+    verified = None
+    with written_together(path.parent) as staging:
+        with stages("write"):
+            _save(graph, staging / path.name, external=weights == "copy" or None)
+            document = msgspec.json.format(msgspec.json.encode(hierarchy), indent=1)
+            (staging / path.name).with_suffix(".hierarchy.json").write_bytes(document)
+        if verify:
+            from modelexport.verify import verify_outputs
+
+            with stages("verify"):
+                verified = verify_outputs(model, inputs, staging / path.name)
+        write_report((staging / path.name).with_suffix(".report.md"), hierarchy, stages.seconds, verified)
+    return ExportResult(path=path, hierarchy=hierarchy, seconds=stages.seconds, verified=verified)
+
+
+def _save(model: ir.Model, path: Path, *, external: bool | None) -> None:
+    if external is None:
+        sizes = (value.const_value.nbytes for graph in model.graphs() for value in graph.initializers.values())
+        external = sum(sizes) > EXTERNAL_DATA_THRESHOLD
+    ir.save(model, path, external_data=f"{path.name}.data" if external else None)
+
+
+@dataclass
+class _Stages:
+    """Times the stages of a run and says when each begins."""
+
+    progress: Callable[[str], None]
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def __call__(self, stage: str) -> Iterator[None]:
+        self.progress(stage)
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[stage] = time.perf_counter() - began

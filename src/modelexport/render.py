@@ -1,0 +1,183 @@
+"""What a person reads in a terminal: ``format_*`` returns it, ``print_*`` writes it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TextIO
+
+from modelexport.core import CallTree, ModuleTree, TensorSpec, TracedCall
+from modelexport.tags import Tags
+
+if TYPE_CHECKING:
+    from modelexport.hierarchy.compare import Comparison
+
+HierarchyMode = Literal["static", "traced", "compare", "trace"]
+
+
+def format_hierarchy(
+    mode: HierarchyMode,
+    tree: ModuleTree,
+    calls: CallTree | None = None,
+    *,
+    tags: Tags | None = None,
+    comparison: Comparison | None = None,
+) -> str:
+    """The hierarchy of a model as aligned text.
+
+    Args:
+        mode: ``static`` is the tree of modules, ``traced`` the tree of calls, ``trace`` every entering and leaving of a
+            call as a line of its own, ``compare`` the modules with what became of them in the run.
+        calls: Needed for ``traced`` and ``trace``.
+        tags: With it, ``traced`` and ``trace`` show the levels only, under the segments of their tags, with addresses.
+        comparison: Needed for ``compare``.
+
+    Raises:
+        ValueError: What the mode needs is missing.
+    """
+    match mode:
+        case "static":
+            return _format_modules(tree)
+        case "compare" if comparison is not None:
+            return _format_comparison(tree, comparison)
+        case "traced" if calls is not None:
+            return _format_calls(tree, calls, tags)
+        case "trace" if calls is not None:
+            return _format_steps(tree, calls, tags)
+    raise ValueError(f"mode {mode} needs {'a comparison' if mode == 'compare' else 'calls'}")
+
+
+def print_hierarchy(
+    mode: HierarchyMode,
+    tree: ModuleTree,
+    calls: CallTree | None = None,
+    *,
+    tags: Tags | None = None,
+    comparison: Comparison | None = None,
+    file: TextIO | None = None,
+) -> None:
+    """Write :func:`format_hierarchy` to ``file``, standard output by default."""
+    print(format_hierarchy(mode, tree, calls, tags=tags, comparison=comparison), file=file or sys.stdout)
+
+
+def _format_modules(tree: ModuleTree) -> str:
+    rows = [("MODULE", "CLASS", "PARAMETERS", "")]
+    for module in tree:
+        also = f"also {', '.join(module.aliases)}" if module.aliases else ""
+        count = f"{module.parameters:,}" if module.parameters else ""
+        rows.append((_indent(module.depth, module.name or "."), module.class_name, count, also))
+    root = tree.root
+    trainable = "all trainable" if root.trainable == root.parameters else f"{root.trainable:,} trainable"
+    summary = f"{_plural(len(tree) - 1, 'module')} below the root, {root.parameters:,} parameters, {trainable}"
+    return f"{_align(rows, right={2})}\n\n{summary}"
+
+
+def _format_comparison(tree: ModuleTree, comparison: Comparison) -> str:
+    rows = [("MODULE", "CLASS", "CALLS", "")]
+    for module in comparison.modules:
+        place = tree[module.path]
+        why = "" if module.calls else module.status.value
+        rows.append((_indent(place.depth, place.name or "."), module.class_name, str(module.calls), why))
+    called, never = len(comparison.called), comparison.never_called
+    summary = f"{_plural(called + len(never), 'module')}, the root included: {called} called, {len(never)} never called"
+    listed = "".join(f"\n  {module.path}: {module.reason}" for module in never)
+    return f"{_align(rows, right={2})}\n\n{summary}{listed}"
+
+
+@dataclass(frozen=True)
+class _ShownCall:
+    traced: TracedCall
+    depth: int
+    label: str
+
+    def class_name(self, tree: ModuleTree) -> str:
+        return tree[self.traced.call.path].class_name
+
+
+def _format_calls(tree: ModuleTree, calls: CallTree, tags: Tags | None) -> str:
+    shown = _shown_calls(calls, tags)
+    number = {(call.traced.call, event): step for step, call, event in _steps(shown)}
+    rows = [("CALL", "ADDRESS" if tags else "CLASS", "STEPS", "INPUTS -> OUTPUTS")]
+    for call in shown:
+        traced = call.traced
+        steps = (
+            f"{number[traced.call, 'enter']}-{number[traced.call, 'exit']}" if (traced.call, "exit") in number else ""
+        )
+        if traced.enter is None:
+            steps = "not run"
+        shapes = f"{_shapes(traced.inputs)} -> {_shapes(traced.outputs)}"
+        rows.append(
+            (_indent(call.depth, call.label), str(traced.call) if tags else call.class_name(tree), steps, shapes)
+        )
+    return f"{_align(rows, right={2})}\n\n{_calls_summary(shown)}"
+
+
+def _format_steps(tree: ModuleTree, calls: CallTree, tags: Tags | None) -> str:
+    shown = _shown_calls(calls, tags)
+    rows = [("STEP", "", "CALL", "ADDRESS" if tags else "CLASS", "TENSORS")]
+    for step, call, event in _steps(shown):
+        tensors = call.traced.inputs if event == "enter" else call.traced.outputs
+        what = str(call.traced.call) if tags else call.class_name(tree)
+        rows.append((str(step), event, _indent(call.depth - 1, call.label), what, _shapes(tensors, names=True)))
+    return f"{_align(rows, right={0})}\n\n{_calls_summary(shown)}"
+
+
+def _shown_calls(calls: CallTree, tags: Tags | None) -> list[_ShownCall]:
+    """All calls, labelled by their address below their caller, or the levels only, labelled by their segment."""
+    if tags is not None:
+        levels = [traced for traced in calls if tags.is_level(traced.call.path)]
+        paths = [tags.tag(traced.call).split("/")[1:] for traced in levels]
+        return [
+            _ShownCall(traced, len(segments) - 1, segments[-1]) for traced, segments in zip(levels, paths, strict=True)
+        ]
+    shown = []
+    for traced in calls:
+        above = f"{traced.parent.path}." if traced.parent is not None and traced.parent.path else ""
+        shown.append(_ShownCall(traced, traced.depth, str(traced.call).removeprefix(above)))
+    return shown
+
+
+def _steps(shown: Sequence[_ShownCall]) -> list[tuple[int, _ShownCall, Literal["enter", "exit"]]]:
+    """Entering and leaving each of the calls below the root, in order, numbered from 1."""
+    events: list[tuple[int, _ShownCall, Literal["enter", "exit"]]] = []
+    for call in shown:
+        if call.depth and call.traced.enter is not None and call.traced.exit is not None:
+            events += [(call.traced.enter, call, "enter"), (call.traced.exit, call, "exit")]
+    events.sort(key=lambda event: event[0])
+    return [(number, call, event) for number, (_, call, event) in enumerate(events, start=1)]
+
+
+def _calls_summary(shown: Sequence[_ShownCall]) -> str:
+    below = [call for call in shown if call.depth]
+    modules = len({call.traced.call.path for call in below})
+    deepest = max(call.depth for call in shown) + 1
+    steps = _plural(len(_steps(shown)), "step")
+    return f"{_plural(modules, 'module')} below the root, {_plural(len(below), 'call')}, {steps}, {deepest} deep"
+
+
+def _shapes(tensors: Iterable[TensorSpec], *, names: bool = False) -> str:
+    listed = [
+        f"{tensor.name + ' ' if names else ''}{tensor.dtype}[{','.join(map(str, tensor.shape))}]" for tensor in tensors
+    ]
+    return ", ".join(listed) or "()"
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def _indent(depth: int, text: str) -> str:
+    return "  " * depth + text
+
+
+def _align(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> str:
+    """The rows with their columns under one another; the columns in ``right`` are set flush right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.rjust(width) if index in right else cell.ljust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    )

@@ -1,0 +1,89 @@
+"""``NAME.report.md``: one export, for a person."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from modelexport import schema
+
+if TYPE_CHECKING:
+    from modelexport.verify import VerifyReport
+
+
+def write_report(
+    path: Path, hierarchy: schema.Hierarchy, seconds: Mapping[str, float], verified: VerifyReport | None
+) -> None:
+    """Write the report of an export as Markdown."""
+    path.write_text(format_report(hierarchy, seconds, verified), encoding="utf-8")
+
+
+def format_report(
+    hierarchy: schema.Hierarchy, seconds: Mapping[str, float], verified: VerifyReport | None
+) -> str:
+    """The report: tree, coverage, time by stage, what has no nodes and why, and the verification."""
+    model, coverage = hierarchy.model, hierarchy.coverage
+    sections = [
+        f"# {model.name}",
+        f"`{model.class_name}`, {model.parameters:,} parameters, {len(hierarchy.nodes):,} nodes, "
+        f"{len(hierarchy.initializers):,} initializers, opset {model.opset}, front end `{hierarchy.settings.frontend}`.",
+        "## Coverage",
+        _table(
+            ("evidence", "nodes"),
+            [
+                ("exact", coverage.exact),
+                ("derived", coverage.derived),
+                ("inferred", coverage.inferred),
+                ("untagged", coverage.untagged),
+            ],
+        ),
+        *_verification(verified),
+        "## Time by stage",
+        _table(("stage", "seconds"), [(stage, f"{spent:.2f}") for stage, spent in seconds.items()]),
+        "## Modules",
+        "Every call, with the nodes that it produced itself.",
+        _table(
+            ("call", "tag", "nodes"),
+            [(f"`{call.address or '.'}`", f"`{call.tag}`", call.nodes) for call in hierarchy.calls],
+        ),
+        "## Modules without nodes",
+        _table(
+            ("module", "class", "why"),
+            [(f"`{m.path or '.'}`", f"`{m.class_name}`", m.reason) for m in hierarchy.modules if m.reason],
+        ),
+        "## Nodes with several owners",
+        _table(
+            ("node", "operator", "calls, the one that produces the output first"),
+            [
+                (f"`{node.name}`", node.op_type, ", ".join(f"`{call or '.'}`" for call in node.calls))
+                for node in hierarchy.nodes
+                if node.calls
+            ],
+        ),
+        "## Environment",
+        _table(("package", "version"), [*hierarchy.environment.items()]),
+    ]
+    return "\n\n".join(sections) + "\n"
+
+
+def _verification(verified: VerifyReport | None) -> list[str]:
+    if verified is None:
+        return []
+    rows = [
+        (f"`{o.name}`", o.status, o.dtype, o.shape, _number(o.absolute), _number(o.relative), o.nans, o.reason)
+        for o in verified.outputs
+    ]
+    header = ("output", "status", "type", "shape", "absolute", "relative", "NaN", "reason")
+    return ["## Against PyTorch", f"On `{verified.provider}`.", _table(header, rows)]
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.2e}"
+
+
+def _table(header: tuple[str, ...], rows: list[tuple[object, ...]]) -> str:
+    if not rows:
+        return "None."
+    lines = [header, tuple("---" for _ in header), *rows]
+    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)

