@@ -11,8 +11,9 @@ import contextlib
 import inspect
 import itertools
 import json
+import warnings
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,9 @@ _MAIN = ("input_ids", "pixel_values", "input_features", "input_values", "decoder
 """Arguments that carry data. They are made up even where optional, so that every part of the model runs."""
 _BESIDE_TEXT = ("attention_mask", "token_type_ids")
 """Optional arguments that go with ``input_ids``."""
+_SHAPED_BY_ANOTHER = ("mask", "token_type_ids", "position_ids", "bool_masked_pos")
 _MAX_RUNS = 150
+_EXAMPLE = '{"NAME": {"dtype": "int64", "shape": [2, 8], "range": [0, 100]}} or {"NAME": {"value": [[1, 2]]}}'
 _SENTENCES = (
     "The quick brown fox jumps over the lazy dog while seven wizards sleep in the old town.",
     "Every module of this model leaves its name on the operations that it was exported to.",
@@ -63,28 +66,28 @@ def example_inputs(
         InputsError: ``spec`` is wrong, or an argument cannot be made up; the message then has the JSON to write.
     """
     signature = inspect.signature(model.forward).parameters
-    kinds = inspect.Parameter
-    named = {name: p for name, p in signature.items() if p.kind not in (kinds.VAR_POSITIONAL, kinds.VAR_KEYWORD)}
+    kind = inspect.Parameter
+    named = {name: p for name, p in signature.items() if p.kind not in (kind.VAR_POSITIONAL, kind.VAR_KEYWORD)}
     maker = _Maker(model, Path(directory) if directory is not None else None, seed)
-    open_ended = any(p.kind is kinds.VAR_KEYWORD for p in signature.values())
-    given = _read_spec(spec, None if open_ended else list(named), maker)
-    left_out = {name for name, value in given.items() if value is None}
-    given = {name: value for name, value in given.items() if value is not None}
+    takes_any = any(p.kind is kind.VAR_KEYWORD for p in signature.values())
+    entries = _read_spec(spec, None if takes_any else list(named), maker)
+    given = {name: value for name, value in entries.items() if value is not None}
     sized = [value.shape[0] for value in given.values() if isinstance(value, torch.Tensor) and value.ndim]
-    batches = (sized[0],) if sized else tuple(dict.fromkeys((batch, 1)))
 
     main = getattr(model, "main_input_name", None)
-    required = [name for name, p in named.items() if p.default is kinds.empty and name not in left_out]
-    wanted = [name for name in named if (name in _MAIN or name == main) and name not in left_out]
-    optional = [name for name in wanted if name not in required and name not in given]
-    beside = [name for name in _BESIDE_TEXT if name in named and name not in left_out and name not in given]
+    free = [name for name in named if name not in entries]
+    required = [name for name in free if named[name].default is kind.empty]
+    optional = [name for name in free if (name in _MAIN or name == main) and name not in required]
+    beside = [name for name in _BESIDE_TEXT if name in free and name not in required]
     if maker.number("type_vocab_size") < 2:
-        beside = beside[:1]
+        beside = [name for name in beside if name != "token_type_ids"]
     runner = _Runner(model)
-    for inputs in itertools.islice(_plans(runner, maker, given, required, optional, beside, batches), _MAX_RUNS):
-        if runner.run(inputs):
-            return {name: inputs[name] for name in (*named, *given) if name in inputs}
-    raise InputsError(_advice(runner, maker, [name for name in required if name not in given], given, batches[0]))
+    for size in (sized[0],) if sized else dict.fromkeys((batch, 1)):
+        plans = _plans(runner, maker, size, given=given, required=required, optional=optional, beside=beside)
+        for inputs in itertools.islice(plans, _MAX_RUNS):
+            if runner.run(inputs):
+                return {name: inputs[name] for name in dict.fromkeys((*named, *given)) if name in inputs}
+    raise InputsError(_advice(runner, maker, required or optional, given, batch)) from runner.first_error
 
 
 def check_inputs(model: torch.nn.Module, inputs: Mapping[str, Any] | tuple[Any, ...]) -> None:
@@ -107,13 +110,12 @@ def _describe(inputs: Mapping[str, Any]) -> str:
     texts = []
     for name, value in inputs.items():
         is_tensor = isinstance(value, torch.Tensor)
-        kind = f"{_dtype_name(value.dtype)}{list(value.shape)}" if is_tensor else type(value).__name__
-        texts.append(f"{name} {kind}")
+        texts.append(f"{name} {_dtype(value)}{list(value.shape)}" if is_tensor else f"{name} {type(value).__name__}")
     return ", ".join(texts) or "no inputs"
 
 
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+def _dtype(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def _line(error: BaseException | None, limit: int = 240) -> str:
@@ -121,63 +123,61 @@ def _line(error: BaseException | None, limit: int = 240) -> str:
     return text if len(text) <= limit else f"{text[:limit]}..."
 
 
-def _advice(runner: _Runner, maker: _Maker, missing: list[str], given: Inputs, batch: int) -> str:
+def _advice(runner: _Runner, maker: _Maker, wanted: list[str], given: Inputs, batch: int) -> str:
     """Why nothing ran, and the JSON to write: what was guessed, and a first shape for what was not."""
-    tried = runner.first_inputs or {}
-    unknown = [name for name in missing if name not in tried]
+    kind, tried = type(runner.model).__name__, runner.first_inputs or {}
+    unknown = [name for name in wanted if name not in tried]
     entries: dict[str, Any] = {name: {"dtype": "float32", "shape": [batch, 16]} for name in unknown}
     for name, value in tried.items():
-        if isinstance(value, torch.Tensor) and name not in given:
-            entries[name] = {"dtype": _dtype_name(value.dtype), "shape": list(value.shape)}
+        if name not in given:
+            entries[name] = {"dtype": _dtype(value), "shape": list(value.shape)}
             if name.endswith("input_ids") and maker.vocabulary:
                 entries[name]["range"] = [0, maker.vocabulary]
-    kind = type(runner.model).__name__
+    problem = f"{kind} does not run with {_describe(tried)}: {_line(runner.first_error)}"
     if unknown:
         problem = f"cannot make up {', '.join(unknown)} for {kind}"
-    elif runner.first_error is not None:
-        problem = f"{kind} does not run with {_describe(tried)}: {_line(runner.first_error)}"
-    else:
-        return f"{kind}.forward takes no arguments by name: let a factory return the module and its inputs"
-    return f"{problem}; write the right types and shapes to a file and pass --inputs SPEC.json: {json.dumps(entries)}"
+    if not entries:
+        return f"{problem}; give others, or let a factory return the module and its inputs"
+    return f"{problem}; correct this where it is wrong, and pass it with --inputs SPEC.json: {json.dumps(entries)}"
 
 
 def _plans(
     runner: _Runner,
     maker: _Maker,
+    batch: int,
+    *,
     given: Inputs,
     required: list[str],
     optional: list[str],
     beside: list[str],
-    batches: Sequence[int],
 ) -> Iterator[Inputs]:
-    """Inputs to try, best first: all data arguments before some of them, ``batch`` before one."""
-    for batch in batches:
-        for count in range(len(optional), -1, -1):
-            for chosen in itertools.combinations(optional, count):
-                names = [name for name in (*required, *chosen) if name not in given]
-                choices = {name: maker.options(name, batch) for name in names}
-                unknown = [name for name in names if not choices[name] and not maker.goes_beside(name)]
-                late = [name for name in names if not choices[name] and name not in unknown]
-                known = {name: tensors for name, tensors in choices.items() if tensors}
-                for values in itertools.product(*known.values()):
-                    start = maker.with_placeholders(runner, given | dict(zip(known, values, strict=True)))
-                    for inputs in _discover(runner, maker, start, unknown, late, batch):
-                        text = [name for name in beside if name not in late] if "input_ids" in inputs else []
-                        for kept in range(len(text), -1, -1):
-                            yield from maker.beside(inputs, (*late, *text[:kept]))
-        # Standard names that mean something else here.
-        yield from _discover(runner, maker, given, [name for name in required if name not in given], [], batch)
+    """Inputs to try, best first: those with every argument that carries data before those with fewer."""
+    subsets = (itertools.combinations(optional, count) for count in range(len(optional), -1, -1))
+    for chosen in itertools.chain.from_iterable(subsets):
+        choices = {name: maker.options(name, batch) for name in (*required, *chosen)}
+        known = {name: tensors for name, tensors in choices.items() if tensors}
+        late = [name for name in choices if name not in known and name.endswith(_SHAPED_BY_ANOTHER)]
+        late = late if len(late) < len(choices) or given else []
+        unknown = [name for name in choices if name not in known and name not in late]
+        for values in itertools.product(*known.values()):
+            start = maker.with_placeholders(runner, given | dict(zip(known, values, strict=True)))
+            text = beside if "input_ids" in start else []
+            for inputs in _discover(runner, maker, batch, known=start, unknown=unknown, late=late):
+                for kept in range(len(text), -1, -1):
+                    yield from maker.beside(inputs, (*late, *text[:kept]))
+    # A name that is a standard one elsewhere may mean something else here.
+    yield from _discover(runner, maker, batch, known=given, unknown=required, late=[])
 
 
 def _discover(
-    runner: _Runner, maker: _Maker, known: Inputs, unknown: list[str], late: list[str], batch: int
+    runner: _Runner, maker: _Maker, batch: int, *, known: Inputs, unknown: list[str], late: list[str]
 ) -> Iterator[Inputs]:
     """``known`` with each unknown argument made to fit the first ``torch.nn`` module that receives it."""
     if not unknown:
         yield known
         return
     for rank in (2, 3, 4, 1, 5):
-        probes = {name: torch.rand((batch,) + (2,) * (rank - 1)).to(maker.device, maker.dtype) for name in unknown}
+        probes = {name: maker.floats(name, (batch,) + (2,) * (rank - 1)) for name in unknown}
         seen = runner.watch(next(maker.beside(known | probes, late)))
         hits = [(name, module) for name, module in seen if name in unknown]
         if not hits and len(unknown) == 1:
@@ -190,42 +190,37 @@ def _discover(
     name, module = hits[0]
     shapes = _fits(module, batch)
     if seen[0][0] is None:
-        shapes = [*shapes, *(((batch, samples), None) for samples in _SAMPLES)]
+        shapes += [((batch, samples), None) for samples in _SAMPLES]
+    rest = [other for other in unknown if other != name]
     for shape, high in shapes:
         value = maker.integers(name, shape, 0, high) if high else maker.floats(name, shape)
-        yield from _discover(runner, maker, known | {name: value}, [n for n in unknown if n != name], late, batch)
+        yield from _discover(runner, maker, batch, known=known | {name: value}, unknown=rest, late=late)
 
 
 def _fits(module: torch.nn.Module, batch: int) -> list[tuple[Shape, int | None]]:
     """Shapes that the parameters of a ``torch.nn`` module accept, with the bound of integer values for an embedding."""
     nn, length = torch.nn, _LENGTHS[0]
-    floats: list[Shape] = []
     match module:
         case nn.Embedding() | nn.EmbeddingBag():
-            return [((batch, length), module.num_embeddings), ((batch,), module.num_embeddings),
-                    ((batch, _LENGTHS[1]), module.num_embeddings)]  # fmt: skip
+            return [(shape, module.num_embeddings) for shape in ((batch, length), (batch,), (batch, _LENGTHS[1]))]
         case nn.Linear():
-            floats = [(batch, module.in_features), (batch, length, module.in_features)]
+            shapes: list[Shape] = [(batch, module.in_features), (batch, length, module.in_features)]
         case nn.modules.conv._ConvNd():
-            edges = {1: _SAMPLES, 2: _EDGES}.get(len(module.kernel_size), (16, 32, 64))
-            spaces = [(edge,) * len(module.kernel_size) for edge in edges]
-            floats = [(batch, module.in_channels, *space) for space in spaces]
-            floats += [(batch, *space) for space in spaces] if module.in_channels == 1 else []
+            rank = len(module.kernel_size)
+            spaces = [(edge,) * rank for edge in (_SAMPLES, _EDGES, (16, 32, 64))[rank - 1]]
+            shapes = [(batch, module.in_channels, *space) for space in spaces]
+            shapes += [(batch, *space) for space in spaces] if module.in_channels == 1 else []
         case nn.RNNBase():
-            floats = [(batch, length, module.input_size)]
-            floats = floats if module.batch_first else [(length, batch, module.input_size)]
-        case nn.RNNCellBase():
-            floats = [(batch, module.input_size)]
+            shapes = [(batch, length, module.input_size) if module.batch_first else (length, batch, module.input_size)]
         case nn.MultiheadAttention():
-            floats = [(batch, length, module.embed_dim) if module.batch_first else (length, batch, module.embed_dim)]
+            shapes = [(batch, length, module.embed_dim) if module.batch_first else (length, batch, module.embed_dim)]
         case nn.LayerNorm() | nn.RMSNorm():
-            floats = [(batch, length, *module.normalized_shape), (batch, *module.normalized_shape)]
-        case nn.BatchNorm1d():
-            floats = [(batch, module.num_features), (batch, module.num_features, length)]
-        case nn.modules.batchnorm._NormBase() | nn.GroupNorm():
-            channels = module.num_channels if isinstance(module, nn.GroupNorm) else module.num_features
-            floats = [(batch, channels, edge, edge) for edge in _EDGES] + [(batch, channels, length)]
-    return [(shape, None) for shape in floats]
+            shapes = [(batch, length, *module.normalized_shape), (batch, *module.normalized_shape)]
+        case nn.modules.batchnorm._NormBase():
+            shapes = [(batch, module.num_features, *space) for space in ((), (length,), *((e, e) for e in _EDGES))]
+        case _:
+            return []
+    return [(shape, None) for shape in shapes]
 
 
 class _Runner:
@@ -247,8 +242,6 @@ class _Runner:
         return True
 
     def call(self, function: Callable[..., Any], inputs: Mapping[str, Any] | tuple[Any, ...]) -> Any:
-        import warnings
-
         modes = [(module, module.training) for module in self.model.modules()]
         self.model.eval()
         try:
@@ -273,8 +266,8 @@ class _Runner:
 
         def note(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if _fits(module, 1):
-                received = [arguments[id(value)] for value in (*args, *kwargs.values()) if id(value) in arguments]
-                seen.extend((name, module) for name in received or [None])
+                received = [arguments.get(id(value)) for value in (*args, *kwargs.values())]
+                seen.extend((name, module) for name in [name for name in received if name] or [None])
 
         handles = [m.register_forward_pre_hook(note, with_kwargs=True) for m in self.model.modules()]
         try:
@@ -294,175 +287,142 @@ class _Maker:
         self.model, self.directory, self.seed = model, directory, seed
         self.device, self.dtype = floating.device, floating.dtype
         self.configs = _configs(model, directory)
-        sizes = [
-            c[key] for c in self.configs for key in ("vocab_size", "src_vocab_size", "tgt_vocab_size") if c.get(key)
-        ]
-        self.vocabulary = min((size for size in sizes if isinstance(size, int)), default=0)
+        sizes = [config.get(f"{side}vocab_size") for config in self.configs for side in ("", "src_", "tgt_")]
+        self.vocabulary = min((size for size in sizes if isinstance(size, int) and size > 0), default=0)
 
     def find(self, *names: str) -> Any:
         """The first of these names that a config has, the outermost config first; ``None`` if none has any."""
-        return next((c[name] for name in names for c in self.configs if c.get(name) is not None), None)
+        return next((config[name] for name in names for config in self.configs if config.get(name) is not None), None)
 
     def number(self, *names: str) -> int:
+        """Like ``find``: a whole number, the first of a list, or 0."""
         value = self.find(*names)
         value = value[0] if isinstance(value, list | tuple) and value else value
         return value if isinstance(value, int) else 0
 
-    def _generator(self, name: str) -> torch.Generator:
-        # A generator for each name, so that a change of one input leaves the values of the others.
+    def generator(self, name: str) -> torch.Generator:
+        # One for each name, so that a change of one input leaves the values of the others.
         return torch.Generator().manual_seed(self.seed + zlib.crc32(name.encode()))
 
     def floats(self, name: str, shape: Shape) -> torch.Tensor:
-        return torch.randn(shape, generator=self._generator(name)).to(self.device, self.dtype)
+        return torch.randn(shape, generator=self.generator(name)).to(self.device, self.dtype)
 
     def integers(self, name: str, shape: Shape, low: int, high: int) -> torch.Tensor:
-        return torch.randint(low, high, shape, generator=self._generator(name)).to(self.device)
+        return torch.randint(low, high, shape, generator=self.generator(name)).to(self.device)
 
     def tokens(self, name: str, shape: Shape) -> torch.Tensor:
         """Ordinary tokens, with the end token last: special ones (image, mask, ...) ask for something at their place."""
-        special: set[int] = set()
-        for config in self.configs:
-            for key, value in config.items():
-                if key.endswith(("_token_id", "_token_ids", "_token_index")):
-                    special.update(v for v in (value if isinstance(value, list | tuple) else [value]) if v is not None)
-        ordinary = torch.tensor(sorted(set(range(self.vocabulary)) - special) or [0])
-        ids = ordinary[torch.randint(len(ordinary), shape, generator=self._generator(name))]
+        settings = [item for config in self.configs for item in config.items()]
+        special = [value for key, value in settings if key.endswith(("_token_id", "_token_ids", "_token_index"))]
+        banned = {token for value in special for token in (value if isinstance(value, list | tuple) else [value])}
+        ordinary = torch.tensor(sorted(set(range(self.vocabulary)) - banned) or [0])
+        ids = ordinary[torch.randint(len(ordinary), shape, generator=self.generator(name))]
         end = self.number("eos_token_id")
         if 0 < end < self.vocabulary:
-            ids[..., -1] = end
+            ids[..., -1:] = end
         return ids.to(self.device)
 
     def options(self, name: str, batch: int) -> list[torch.Tensor]:
         """What an argument of this name may be, likeliest first; nothing where its role or its sizes are unknown."""
-        shapes: list[Shape] = []
         if name.endswith("input_ids"):
-            if not self.vocabulary:
-                return []
-            # Lengths differ, so that exporters do not take the encoder's and the decoder's for one.
-            lengths = [n // 2 for n in _LENGTHS] if name.startswith("decoder") else _LENGTHS
-            shapes = [(batch, lengths[0]), (batch, lengths[1]), (batch, 2, lengths[0])]
-            read = [self._tokenized(batch)] if name == "input_ids" else []
-            return [*(ids for ids in read if ids is not None), *(self.tokens(name, shape) for shape in shapes)]
-        if not self.configs:
-            return []
+            # Shorter for a decoder, so that exporters do not take its length for the encoder's.
+            long, short = [n // 2 for n in _LENGTHS] if name.startswith("decoder") else _LENGTHS
+            made = [self.tokens(name, shape) for shape in ((batch, long), (batch, short), (batch, 2, long))]
+            read = self._tokenized(batch) if name == "input_ids" else []
+            return [*read, *made] if self.vocabulary else []
+        shapes: list[Shape] = []
         if name.startswith("pixel_values"):
-            image = self._image()
-            frames = self.number("num_frames", "frames_per_clip") or 1
+            image, frames = self._image(), self.number("num_frames", "frames_per_clip") or 1
             shapes = [(batch, *image), (batch, frames, *image), (batch, image[0], frames, *image[1:])]
         elif name == "input_features":
             bins = self.number("num_mel_bins", "input_feat_per_channel", "feature_projection_input_dim", "feature_size")
-            frames = 2 * self.number("max_source_positions")
-            shapes = [(batch, bins, frames), (batch, 128, bins), (batch, 1, 1024, bins)] if bins else []
+            shapes = [(batch, bins, 2 * self.number("max_source_positions")), (batch, 128, bins), (batch, 1, 128, bins)]
         elif name == "input_values":
-            channels = self.number("audio_channels") or 1
-            bins, frames = self.number("num_mel_bins"), self.number("max_length")
-            shapes = [(batch, 16000), (batch, channels, 16000), (batch, frames, bins)]
+            wave, spectrum = 16000, (self.number("max_length"), self.number("num_mel_bins"))
+            shapes = [(batch, wave), (batch, self.number("audio_channels") or 1, wave), (batch, *spectrum)]
         elif name in ("inputs_embeds", "hidden_states", "encoder_hidden_states"):
             shapes = [(batch, _LENGTHS[0], self.number("hidden_size"))]
         elif name == "past_values":
-            channels = self.number("num_input_channels") or 1
-            shapes = [(batch, self.number("context_length"), channels)]
-        return [self.floats(name, shape) for shape in shapes if all(shape)]
+            shapes = [(batch, self.number("context_length"), self.number("num_input_channels") or 1)]
+        return [self.floats(name, shape) for shape in shapes if all(shape)] if self.configs else []
 
     def _image(self) -> Shape:
         """Channels, height and width."""
         size = self.find("input_size")
         if isinstance(size, list | tuple) and len(size) == 3:
             return tuple(size)
-        channels = self.number("num_channels", "in_channels", "in_chans") or 3
         size = self.find("image_size", "img_size", "crop_size", "size") or 224
         if isinstance(size, Mapping):
-            edge = size.get("shortest_edge")
-            size = (size.get("height") or edge or 224, size.get("width") or edge or 224)
+            size = [size.get(side) or size.get("shortest_edge") or 224 for side in ("height", "width")]
         height, width = (size, size) if isinstance(size, int) else (size[0], size[-1])
-        return (channels, height, width)
+        return (self.number("num_channels", "in_channels", "in_chans") or 3, height, width)
 
-    def _tokenized(self, batch: int) -> torch.Tensor | None:
+    def _tokenized(self, batch: int) -> list[torch.Tensor]:
         """Sentences in the tokens of the model's own tokenizer, all cut to one length so that none is padded."""
         if self.directory is None or not any(self.directory.glob("*token*")):
-            return None
+            return []
         from transformers import AutoTokenizer
 
         texts = [_SENTENCES[i % len(_SENTENCES)] for i in range(batch)]
-        try:
+        # A tokenizer that cannot be built here (a package is missing, say) is no reason to fail.
+        with contextlib.suppress(Exception):
             tokenizer = AutoTokenizer.from_pretrained(self.directory, local_files_only=True)
             length = min(len(ids) for ids in tokenizer(texts)["input_ids"])
             ids = torch.tensor(tokenizer(texts, truncation=True, max_length=length)["input_ids"])
-        except Exception:
-            # A tokenizer that cannot be built here (a missing package, say) is no reason to fail: random ids do.
-            return None
-        return ids.to(self.device) if ids.numel() and int(ids.max()) < self.vocabulary else None
+            if ids.numel() and int(ids.max()) < self.vocabulary:
+                return [ids.to(self.device)]
+        return []
 
-    def goes_beside(self, name: str) -> bool:
-        """Whether an argument takes its shape from another one."""
-        return name.endswith(("mask", "token_type_ids", "position_ids")) or name in ("bbox", "bool_masked_pos")
-
-    def beside(self, inputs: Inputs, names: Sequence[str]) -> Iterator[Inputs]:
+    def beside(self, inputs: Inputs, names: Iterable[str]) -> Iterator[Inputs]:
         """``inputs`` with the arguments that take their shape from them; masks, which hide nothing, in both types."""
         for mask_type in (torch.int64, torch.bool) if any(name.endswith("mask") for name in names) else (torch.int64,):
             yield inputs | {name: self._beside(name, inputs, mask_type) for name in names}
 
     def _beside(self, name: str, inputs: Inputs, mask_type: torch.dtype) -> torch.Tensor:
-        prefix = name.partition("_")[0] if name.startswith(("decoder", "encoder")) else ""
         tensors = {key: value for key, value in inputs.items() if isinstance(value, torch.Tensor) and value.ndim}
-        text = {key: value for key, value in tensors.items() if not value.is_floating_point()} or tensors
-        anchor = next((v for key, v in tensors.items() if prefix and key.startswith(prefix)), next(iter(text.values())))
-        shape = anchor.shape[:2] if anchor.is_floating_point() else anchor.shape
+        side = name.partition("_")[0] if name.startswith(("decoder", "encoder")) else "input"
+        # The argument of the same side (decoder_input_ids), else the first tokens, else whatever there is.
+        anchor = min(tensors, key=lambda key: (not key.startswith(side), tensors[key].is_floating_point()))
+        shape = tensors[anchor].shape[:2] if tensors[anchor].is_floating_point() else tensors[anchor].shape
         if name == "pixel_mask" and "pixel_values" in tensors:
-            shape = (tensors["pixel_values"].shape[0], *tensors["pixel_values"].shape[-2:])
+            shape = torch.Size((shape[0], *tensors["pixel_values"].shape[-2:]))
         if name == "bool_masked_pos":
-            patch = self.number("patch_size") or 16
-            frames = (self.number("num_frames") or 1) // (self.number("tubelet_size") or 1)
-            patches = frames * (self._image()[1] // patch) * (self._image()[2] // patch)
+            edge, frames = self.number("patch_size") or 16, self.number("num_frames") or 1
+            _, height, width = self._image()
+            patches = frames // (self.number("tubelet_size") or 1) * (height // edge) * (width // edge)
             return (torch.arange(patches) % 2 == 0).expand(shape[0], -1).to(self.device)
-        if name == "bbox":
-            return torch.tensor([0, 0, 100, 100]).expand(*shape, 4).to(self.device)
         positions = torch.arange(shape[-1]).expand(shape).to(self.device)
         if name.endswith("token_type_ids"):
-            segments = max(self.number("type_vocab_size"), 1)
-            return (positions * min(segments, 2)) // shape[-1]
+            return positions * min(max(self.number("type_vocab_size"), 1), 2) // shape[-1]
         return positions if name.endswith("position_ids") else torch.ones(shape, dtype=mask_type, device=self.device)
 
     def with_placeholders(self, runner: _Runner, inputs: Inputs) -> Inputs:
         """Text and images (or sound) together: one placeholder token in the text for each feature of the other."""
         for kind, name in (("image", "pixel_values"), ("audio", "input_features")):
-            token = self.find(f"{kind}_token_id", f"{kind}_token_index")
-            features = getattr(self.model, f"get_{kind}_features", None)
-            if (
-                token is None
-                or features is None
-                or name not in inputs
-                or "input_ids" not in inputs
-                or inputs["input_ids"].ndim != 2
-            ):
+            token, ids = self.find(f"{kind}_token_id", f"{kind}_token_index"), inputs.get("input_ids")
+            if token is None or ids is None or ids.ndim != 2 or name not in inputs:
                 continue
-            try:
-                made = runner.call(features, {name: inputs[name]})
-            except Exception:
-                continue
-            made = getattr(made, "pooler_output", made)
-            made = torch.cat(list(made)) if isinstance(made, list | tuple) else made
-            ids = inputs["input_ids"]
-            rows = made.numel() // made.shape[-1] // ids.shape[0]
-            inputs = inputs | {
-                "input_ids": torch.cat([ids[:, :1], ids.new_full((len(ids), rows), token), ids[:, 1:]], 1)
-            }
+            # What cannot be computed this way is left to the run, which may then ask for text alone.
+            with contextlib.suppress(Exception):
+                made = runner.call(getattr(self.model, f"get_{kind}_features"), {name: inputs[name]})
+                made = getattr(made, "pooler_output", made)
+                made = torch.cat(list(made)) if isinstance(made, list | tuple) else made
+                slots = ids.new_full((len(ids), made.numel() // made.shape[-1] // len(ids)), token)
+                inputs = inputs | {"input_ids": torch.cat([ids[:, :1], slots, ids[:, 1:]], 1)}
         return inputs
 
 
 def _configs(model: torch.nn.Module, directory: Path | None) -> list[Mapping[str, Any]]:
     """What says sizes, best first: the model's config, those inside it, and the image or sound processor's file."""
-    queue = [
-        config for config in (getattr(module, "config", None) for module in model.modules()) if config is not None
-    ][:1]
-    queue += [c for c in (getattr(model, "pretrained_cfg", None), getattr(model, "default_cfg", None)) if c]
+    queue = [vars(module).get("config") for module in model.modules()]
+    queue = [config for config in queue if config is not None][:1]
+    queue += [vars(model)[name] for name in ("pretrained_cfg", "default_cfg") if vars(model).get(name)]
     found: list[Mapping[str, Any]] = []
     for config in queue:
         values = dict(config) if isinstance(config, Mapping) else dict(getattr(config, "__dict__", {}))
         # Transformers gives some settings a standard name beside their own: n_embd is also hidden_size.
         aliases = getattr(config, "attribute_map", {})
-        values |= {alias: values.get(own) for alias, own in aliases.items() if alias not in values}
-        found.append(values)
+        found.append(values | {alias: values.get(own) for alias, own in aliases.items() if alias not in values})
         queue.extend(v for v in values.values() if hasattr(v, "to_dict") or (isinstance(v, dict) and "input_size" in v))
     with contextlib.suppress(OSError, ValueError):
         if directory is not None:
@@ -482,9 +442,9 @@ def _read_spec(spec: Mapping[str, Any] | str | Path | None, accepted: list[str] 
         except OSError as error:
             raise InputsError(f"cannot read {spec}: {error.strerror}; give a JSON file") from error
         except ValueError as error:
-            raise InputsError(f"{spec} is no JSON: {error}") from error
+            raise InputsError(f"{spec} is no JSON: {error}; write {_EXAMPLE}") from error
     if not isinstance(spec, Mapping | None):
-        raise InputsError(f'the inputs are a JSON {type(spec).__name__}: write {{"NAME": {{"shape": [2, 8]}}}}')
+        raise InputsError(f"the inputs are a {type(spec).__name__} and no JSON object: write {_EXAMPLE}")
     given: Inputs = {}
     for name, entry in (spec or {}).items():
         if accepted is not None and name not in accepted:
@@ -499,33 +459,29 @@ def _read_spec(spec: Mapping[str, Any] | str | Path | None, accepted: list[str] 
 def _read_entry(name: str, entry: Any, maker: _Maker) -> Any:
     """One argument of the spec. Raises ValueError, or what torch raises, when the entry is wrong."""
     if not isinstance(entry, Mapping) or not (entry.keys() <= {"dtype", "shape", "range"} or "value" in entry):
-        raise ValueError('give {"dtype": ..., "shape": [...], "range": [low, high]} or {"value": ...}')
+        raise ValueError(f"this is neither a shape nor a value; write {_EXAMPLE}")
     dtype = getattr(torch, str(entry["dtype"]), None) if "dtype" in entry else None
     if "dtype" in entry and not isinstance(dtype, torch.dtype):
         raise ValueError(f"unknown dtype {entry['dtype']!r}; give float32, int64, bool or another type of torch")
     if "value" in entry:
-        if not entry.keys() <= {"value", "dtype"}:
-            raise ValueError('"value" goes with "dtype" only')
         value = entry["value"]
-        if isinstance(value, list) or dtype is not None:
-            return torch.tensor(value, dtype=dtype, device=maker.device)
-        return value
+        return torch.tensor(value, dtype=dtype, device=maker.device) if isinstance(value, list) or dtype else value
     shape, bounds = entry.get("shape"), entry.get("range")
     if not isinstance(shape, list | tuple) or not all(type(size) is int and size >= 0 for size in shape):
         raise ValueError(f'"shape" is a list of sizes such as [2, 8], not {shape!r}')
     if bounds is not None and (len(bounds) != 2 or not bounds[0] < bounds[1]):
         raise ValueError(f'"range" is [low, high] with low below high, not {bounds!r}')
-    is_integer = name.endswith(("_ids", "mask")) if bounds is None else all(type(bound) is int for bound in bounds)
-    dtype = dtype or (torch.int64 if is_integer else maker.dtype)
-    if bounds is None and name.endswith("mask"):
-        return torch.ones(shape, dtype=dtype, device=maker.device)
-    if dtype.is_floating_point:
-        values = maker.floats(name, tuple(shape))
-        if bounds is not None:
-            uniform = torch.rand(shape, generator=maker._generator(name)).to(maker.device)
-            values = uniform * (bounds[1] - bounds[0]) + bounds[0]
-        return values.to(dtype)
-    if bounds is None and name.endswith("input_ids") and maker.vocabulary:
-        return maker.tokens(name, tuple(shape)).to(dtype)
-    low, high = bounds or (0, 2)
-    return maker.integers(name, tuple(shape), low, high).to(dtype)
+    shape = tuple(shape)
+    counts = name.endswith(("_ids", "mask")) if bounds is None else all(type(bound) is int for bound in bounds)
+    dtype = dtype or (torch.int64 if counts else maker.dtype)
+    if bounds is not None and dtype.is_floating_point:
+        values = torch.rand(shape, generator=maker.generator(name)) * (bounds[1] - bounds[0]) + bounds[0]
+    elif dtype.is_floating_point:
+        values = maker.floats(name, shape)
+    elif bounds is None and name.endswith("mask"):
+        values = torch.ones(shape)
+    elif bounds is None and name.endswith("input_ids") and maker.vocabulary:
+        values = maker.tokens(name, shape)
+    else:
+        values = maker.integers(name, shape, *(bounds or (0, 2)))
+    return values.to(maker.device, dtype)

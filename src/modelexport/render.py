@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TextIO
 
-from modelexport.core import CallTree, ModuleTree, TensorSpec, TracedCall
+from modelexport.core import CallTree, ModuleCall, ModuleTree, TensorSpec, TracedCall
 from modelexport.tags import Tags
 
 if TYPE_CHECKING:
@@ -90,51 +90,44 @@ class _ShownCall:
     traced: TracedCall
     depth: int
     label: str
-
-    def class_name(self, tree: ModuleTree) -> str:
-        return tree[self.traced.call.path].class_name
+    what: str
+    """The address next to a segment, the class next to an address."""
 
 
 def _format_calls(tree: ModuleTree, calls: CallTree, tags: Tags | None) -> str:
-    shown = _shown_calls(calls, tags)
-    number = {(call.traced.call, event): step for step, call, event in _steps(shown)}
+    shown = _shown_calls(tree, calls, tags)
+    numbers: dict[ModuleCall, list[int]] = {call.traced.call: [] for call in shown}
+    for number, call, _ in _steps(shown):
+        numbers[call.traced.call].append(number)
     rows = [("CALL", "ADDRESS" if tags else "CLASS", "STEPS", "INPUTS -> OUTPUTS")]
     for call in shown:
         traced = call.traced
-        steps = (
-            f"{number[traced.call, 'enter']}-{number[traced.call, 'exit']}" if (traced.call, "exit") in number else ""
-        )
-        if traced.enter is None:
-            steps = "not run"
+        steps = "not run" if traced.enter is None else "-".join(map(str, numbers[traced.call]))
         shapes = f"{_shapes(traced.inputs)} -> {_shapes(traced.outputs)}"
-        rows.append(
-            (_indent(call.depth, call.label), str(traced.call) if tags else call.class_name(tree), steps, shapes)
-        )
+        rows.append((_indent(call.depth, call.label), call.what, steps, shapes))
     return f"{_align(rows, right={2})}\n\n{_calls_summary(shown)}"
 
 
 def _format_steps(tree: ModuleTree, calls: CallTree, tags: Tags | None) -> str:
-    shown = _shown_calls(calls, tags)
+    shown = _shown_calls(tree, calls, tags)
     rows = [("STEP", "", "CALL", "ADDRESS" if tags else "CLASS", "TENSORS")]
-    for step, call, event in _steps(shown):
+    for number, call, event in _steps(shown):
         tensors = call.traced.inputs if event == "enter" else call.traced.outputs
-        what = str(call.traced.call) if tags else call.class_name(tree)
-        rows.append((str(step), event, _indent(call.depth - 1, call.label), what, _shapes(tensors, names=True)))
+        rows.append((str(number), event, _indent(call.depth - 1, call.label), call.what, _shapes(tensors, names=True)))
     return f"{_align(rows, right={0})}\n\n{_calls_summary(shown)}"
 
 
-def _shown_calls(calls: CallTree, tags: Tags | None) -> list[_ShownCall]:
+def _shown_calls(tree: ModuleTree, calls: CallTree, tags: Tags | None) -> list[_ShownCall]:
     """All calls, labelled by their address below their caller, or the levels only, labelled by their segment."""
-    if tags is not None:
-        levels = [traced for traced in calls if tags.is_level(traced.call.path)]
-        paths = [tags.tag(traced.call).split("/")[1:] for traced in levels]
-        return [
-            _ShownCall(traced, len(segments) - 1, segments[-1]) for traced, segments in zip(levels, paths, strict=True)
-        ]
     shown = []
     for traced in calls:
-        above = f"{traced.parent.path}." if traced.parent is not None and traced.parent.path else ""
-        shown.append(_ShownCall(traced, traced.depth, str(traced.call).removeprefix(above)))
+        call, parent = traced.call, traced.parent
+        if tags is None:
+            label = str(call).removeprefix(f"{parent.path}." if parent is not None and parent.path else "")
+            shown.append(_ShownCall(traced, traced.depth, label, tree[call.path].class_name))
+        elif tags.is_level(call.path):
+            segments = tags.namespace(call).split("/")
+            shown.append(_ShownCall(traced, len(segments) - 1, segments[-1], str(call)))
     return shown
 
 

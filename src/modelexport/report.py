@@ -19,9 +19,7 @@ def write_report(
     path.write_text(format_report(hierarchy, seconds, verified), encoding="utf-8")
 
 
-def format_report(
-    hierarchy: schema.Hierarchy, seconds: Mapping[str, float], verified: VerifyReport | None
-) -> str:
+def format_report(hierarchy: schema.Hierarchy, seconds: Mapping[str, float], verified: VerifyReport | None) -> str:
     """The report: tree, coverage, time by stage, what has no nodes and why, and the verification."""
     model, coverage = hierarchy.model, hierarchy.coverage
     sections = [

@@ -105,8 +105,9 @@ class Tags:
             if count := self._called.get(path):
                 if int(index) < count:
                     return ModuleCall(path, int(index))
+                times = "once" if count == 1 else f"{count} times"
                 last = ModuleCall(path, count - 1)
-                raise UsageError(f"'{text}': the module was called {count} times in this run; the last is '{last}'")
+                raise UsageError(f"'{text}': the module was called {times} in this run; its last call is '{last}'")
             raise UsageError(f"'{text}' was never called in this run: name a module that was, such as the one above it")
         known = self.by_tag if text.startswith("/") else [*self._by_address, *self._canonical]
         near = difflib.get_close_matches(text, known, n=3, cutoff=0.5)

@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from modelexport.errors import InputsError
-from modelexport.values import run_arguments, tensors_in
+from modelexport.hierarchy.traced import untouched
+from modelexport.hierarchy.values import run_arguments, tensors_in
 
 TOLERANCES = {"float64": (1e-7, 1e-6), "float32": (1e-4, 1e-3), "float16": (1e-2, 1e-2), "bfloat16": (5e-2, 5e-2)}
 """Element type to the absolute and the relative difference of which one at least must hold; other types are equal."""
@@ -77,10 +78,8 @@ def verify_outputs(
 
 def run_module(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any]) -> list[np.ndarray]:
     """The tensors in what a model returns, in order."""
-    from modelexport.hierarchy.traced import evaluation
-
     args, kwargs = run_arguments(inputs)
-    with evaluation(model):
+    with untouched(model):
         return [as_array(tensor) for _, tensor in tensors_in(model(*args, **kwargs))]
 
 

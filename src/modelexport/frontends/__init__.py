@@ -20,3 +20,5 @@ class Exported:
     """Every call that was captured, those inside the branches of ``torch.cond`` included."""
     parameters: Mapping[str, tuple[str, ...]]
     """Name of an initializer to the ``state_dict`` keys that it is: several for a tied parameter."""
+    output_names: tuple[str, ...]
+    """A name for each graph output: the field of what the model returns, or ``output``, ``output.0``, ..."""

@@ -10,91 +10,126 @@ from __future__ import annotations
 
 import ast
 import contextlib
-from collections.abc import Iterator, Mapping
+import copy
+import inspect
+import io
+import logging
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import onnx_ir as ir
+import onnx_ir.passes.common as passes
 import torch
 import torch.fx.traceback
 from torch import nn
 
 from modelexport.core import ROOT, CallTree, Evidence, ModuleCall, Owner, TracedCall
+from modelexport.errors import CaptureError
 from modelexport.frontends import Exported
 from modelexport.graph import OWNER
+from modelexport.hierarchy.recorder import CallRecorder
+from modelexport.hierarchy.traced import untouched
+from modelexport.hierarchy.values import run_arguments
 
 ADDRESS_KEY = "modelexport.call"
 
 
-class _CallRecorder:
-    """Forward hooks that annotate FX nodes with the running call and list the calls in order."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-        self.path_by_id = {str(id(module)): path for path, module in model.named_modules()}
-        self.counts: dict[str, int] = {}
-        self.calls: list[list[Any]] = []
-        self._stack: list[tuple[int, contextlib.ExitStack]] = []
-        self._step = 0
-
-    @contextlib.contextmanager
-    def attached(self) -> Iterator[None]:
-        """Hooks on every module, removed at the end whatever happens."""
-        with contextlib.ExitStack() as handles:
-            for path, module in self.model.named_modules():
-                enter = module.register_forward_pre_hook(self._make_enter(path), prepend=True, with_kwargs=True)
-                handles.callback(enter.remove)
-                leave = module.register_forward_hook(self._leave, always_call=True, with_kwargs=True)
-                handles.callback(leave.remove)
-            try:
-                yield
-            finally:
-                while self._stack:
-                    self._stack.pop()[1].close()
-
-    def _make_enter(self, path: str) -> Any:
-        def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
-            if torch.compiler.is_dynamo_compiling():
-                return
-            annotation = contextlib.ExitStack()
-            if not self._stack:
-                # Lets the bodies of torch.cond keep what TorchDynamo recorded of their modules.
-                annotation.enter_context(torch.fx.traceback.preserve_node_meta())
-            call = ModuleCall(path, self.counts.get(path, 0))
-            self.counts[path] = call.index + 1
-            annotation.enter_context(torch.fx.traceback.annotate({ADDRESS_KEY: call.address}))
-            parent = self.calls[self._stack[-1][0]][0] if self._stack else None
-            self.calls.append([call, parent, len(self._stack), self._step, None])
-            self._stack.append((len(self.calls) - 1, annotation))
-            self._step += 1
-
-        return enter
-
-    def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        if torch.compiler.is_dynamo_compiling() or not self._stack:
-            return
-        position, annotation = self._stack.pop()
-        self.calls[position][4] = self._step
-        self._step += 1
-        annotation.close()
-
-
-def export(model: nn.Module, inputs: Mapping[str, Any], *, dynamic: bool = False, opset: int | None = None) -> Exported:
-    """Capture and translate a model. The model is as before afterwards, also when this fails.
+def export(
+    model: nn.Module,
+    inputs: Mapping[str, Any] | Sequence[Any],
+    *,
+    dynamic: bool = False,
+    opset: int | None = None,
+) -> Exported:
+    """Capture and translate a model. It is as before afterwards, also when this fails.
 
     Args:
-        model: In evaluation mode.
-        inputs: Keyword arguments of ``model.forward``; not changed.
+        inputs: Keyword or positional arguments of ``model.forward``; not changed.
         dynamic: Leave every axis of every input that the model does not fix open.
         opset: The opset of the ONNX standard domain; ``None`` for the exporter's default.
 
     Raises:
         CaptureError: The exporter gave up. Names the module call that was running.
+        InputsError: The model has lazy parameters.
     """
-    recorder = _CallRecorder(model)
-    with recorder.attached():
-        translated = _translate(model, dict(inputs), dynamic=dynamic, opset=opset)
-    calls = _Owners(recorder).assign(translated)
-    return Exported(translated, calls, state_dict_names(model))
+    recorder = CallRecorder(model, _annotated)
+    args, kwargs = _by_name(model, *run_arguments(copy.deepcopy(inputs)))
+    with untouched(model), recorder.attached(), _quiet():
+        try:
+            translated, output_names = _translate(model, args, kwargs, dynamic=dynamic, opset=opset)
+        except Exception as error:
+            raise _explained(error, recorder) from error
+    passes.InlinePass()(translated)
+    calls = _Owners(model, recorder.seen).assign(translated)
+    if output_names is None:
+        output_names = tuple(spec.name for spec in recorder.seen[0].outputs)
+    if len(output_names) != len(translated.graph.outputs):
+        output_names = tuple(value.name or "" for value in translated.graph.outputs)
+    return Exported(translated, calls, state_dict_names(model), output_names)
+
+
+@contextlib.contextmanager
+def _annotated(call: ModuleCall) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        if call == ROOT:
+            # Lets the bodies of torch.cond keep what TorchDynamo recorded of their modules.
+            stack.enter_context(torch.fx.traceback.preserve_node_meta())
+        stack.enter_context(torch.fx.traceback.annotate({ADDRESS_KEY: call.address}))
+        yield
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep what the exporters print, log and warn of, which is about themselves, out of the user's sight."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "torch.fx", "transformers")]
+    levels = [logger.level for logger in loggers]
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        try:
+            for logger in loggers:
+                logger.setLevel(logging.ERROR)
+            yield
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)
+
+
+def _by_name(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The same arguments by name, so that the inputs of the graph have those names; as they are if that cannot be."""
+    try:
+        bound = inspect.signature(model.forward).bind(*args, **kwargs)
+    except (TypeError, ValueError):  # the model will say it better
+        return args, kwargs
+    named: dict[str, Any] = {}
+    for name, value in bound.arguments.items():
+        match bound.signature.parameters[name].kind:
+            case inspect.Parameter.VAR_POSITIONAL | inspect.Parameter.POSITIONAL_ONLY:
+                return args, kwargs
+            case inspect.Parameter.VAR_KEYWORD:
+                named.update(value)
+            case _:
+                named[name] = value
+    return (), named
+
+
+def _explained(error: Exception, recorder: CallRecorder) -> CaptureError:
+    """What failed, where, and the exporter's own reason: the first exception of the chain, which is the cause."""
+    cause: BaseException = error
+    address = None
+    while True:
+        call = recorder.raised_in(cause)
+        if call is not None:
+            address = call.address
+        if cause.__cause__ is None:
+            break
+        cause = cause.__cause__
+    lines = [line for line in str(cause).strip().splitlines() if line.strip()]
+    reason = "\n".join(lines[:12])
+    where = f" in {address or 'the root module'}" if address is not None else ""
+    message = f"the model cannot be exported: {type(cause).__name__}{where}: {lines[0] if lines else 'no message'}"
+    return CaptureError(message, address=address, reason=reason)
 
 
 def state_dict_names(model: nn.Module) -> dict[str, tuple[str, ...]]:
@@ -107,47 +142,52 @@ def state_dict_names(model: nn.Module) -> dict[str, tuple[str, ...]]:
     return {key: tuple(keys) for keys in names.values() for key in keys}
 
 
-def _translate(model: nn.Module, inputs: dict[str, Any], *, dynamic: bool, opset: int | None) -> ir.Model:
+def _translate(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, dynamic: bool, opset: int | None
+) -> tuple[ir.Model, tuple[str, ...] | None]:
+    """The translated graph, and the names of its outputs where the exporter knows them."""
     from transformers import PreTrainedModel
 
-    if isinstance(model, PreTrainedModel):
+    if isinstance(model, PreTrainedModel) and not args:
         from transformers.exporters.exporter_onnx import OnnxConfig, OnnxExporter
 
         config = OnnxConfig(dynamic=dynamic, opset_version=opset, optimize=False)
-        program = OnnxExporter().export(model, inputs, config).program
-    else:
-        shapes = {name: _dynamic_axes(value) for name, value in inputs.items()} if dynamic else None
-        exported = torch.onnx.export(
-            model,
-            (),
-            kwargs=inputs,
-            dynamic_shapes=shapes,
-            opset_version=opset,
-            dynamo=True,
-            optimize=False,
-            verbose=False,
-        )
-        assert exported is not None
-        program = exported.model
-    assert isinstance(program, ir.Model)
-    return program
+        program = OnnxExporter().export(model, kwargs, config).program
+        return program, tuple(value.name for value in program.graph.outputs)
+    shapes = _dynamic_axes(args or kwargs) if dynamic else None
+    exported = torch.onnx.export(
+        model,
+        args,
+        kwargs=kwargs,
+        dynamic_shapes=shapes,
+        opset_version=opset,
+        dynamo=True,
+        optimize=False,
+        verbose=False,
+    )
+    assert exported is not None
+    return exported.model, None
 
 
 def _dynamic_axes(value: Any) -> Any:
     """``Dim.AUTO`` on every axis of every tensor in a nested value."""
-    return torch.utils._pytree.tree_map(
-        lambda leaf: dict.fromkeys(range(leaf.dim()), torch.export.Dim.AUTO) if torch.is_tensor(leaf) else None, value
-    )
+    if isinstance(value, torch.Tensor):
+        return dict.fromkeys(range(value.dim()), torch.export.Dim.AUTO)
+    if isinstance(value, Mapping):
+        return {key: _dynamic_axes(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_dynamic_axes(part) for part in value)
+    return None
 
 
 class _Owners:
     """Reads the owner of each ONNX node off its FX node, and adds the calls found only in captured branches."""
 
-    def __init__(self, recorder: _CallRecorder) -> None:
-        self.path_by_id = recorder.path_by_id
-        self.counts = dict(recorder.counts)
-        self.calls = [TracedCall(*record) for record in recorder.calls]
-        self.depth = {call.call: call.depth for call in self.calls}
+    def __init__(self, model: nn.Module, calls: Sequence[TracedCall]) -> None:
+        self.path_by_id = {str(id(module)): path for path, module in model.named_modules()}
+        self.counts = Counter(traced.call.path for traced in calls)
+        self.calls = list(calls)
+        self.depth = {traced.call: traced.depth for traced in calls}
         self.nested: dict[tuple[int, str], ModuleCall] = {}
 
     def assign(self, model: ir.Model) -> CallTree:
@@ -184,8 +224,8 @@ class _Owners:
     def _nested_call(self, graph: torch.fx.Graph, key: str, path: str, parent: ModuleCall) -> ModuleCall:
         identity = (id(graph), key)
         if identity not in self.nested:
-            call = ModuleCall(path, self.counts.get(path, 0))
-            self.counts[path] = call.index + 1
+            call = ModuleCall(path, self.counts[path])
+            self.counts[path] += 1
             self.depth[call] = self.depth[parent] + 1
             self.calls.append(TracedCall(call, parent, self.depth[call], None, None))
             self.nested[identity] = call

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
-import sys
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -15,8 +11,9 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import is_lazy
 
-from modelexport.core import CallTree, ModuleCall, TensorSpec, TracedCall
+from modelexport.core import ROOT, CallTree
 from modelexport.errors import InputsError
+from modelexport.hierarchy.recorder import CallRecorder
 
 
 def trace(model: nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> CallTree:
@@ -37,29 +34,12 @@ def trace(model: nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str, Any] 
     Raises:
         InputsError: The model raised; names the innermost call that was running. The model's exception is chained.
     """
-    tensors = [*model.parameters(), *model.buffers()]
-    if any(is_lazy(tensor) for tensor in tensors):
-        raise InputsError("the model has lazy parameters, which its first run makes: run it once, then trace it")
-    devices = {tensor.device.index for tensor in tensors if tensor.device.type == "cuda"}
-    recorder = _Recorder({module: path for path, module in model.named_modules()})
-    with ExitStack() as stack:
-        stack.enter_context(torch.no_grad())
-        stack.enter_context(torch.random.fork_rng(devices=devices))
-        changed = stack.enter_context(_model_kept(model))
-        for module in recorder.paths:
-            keeper = _OwnParameters(changed)
-            # The last to see the inputs and the first to see the outputs: what forward itself takes and gives.
-            for handle in (
-                module.register_forward_pre_hook(keeper.before),
-                module.register_forward_pre_hook(recorder.enter, with_kwargs=True),
-                module.register_forward_hook(recorder.leave, prepend=True, always_call=True),
-                module.register_forward_hook(keeper.after, always_call=True),
-            ):
-                stack.callback(handle.remove)
+    recorder = CallRecorder(model)
+    with untouched(model), recorder.attached():
         try:
             model(*args, **(kwargs or {}))
         except Exception as error:
-            call = recorder.raised_in(error)
+            call = recorder.raised_in(error) or ROOT
             reason = (str(error).strip().splitlines() or ["no message"])[0]
             raise InputsError(
                 f"the model raised {type(error).__name__} while running {call} "
@@ -68,51 +48,26 @@ def trace(model: nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str, Any] 
     return CallTree(tuple(recorder.seen))
 
 
-class _Recorder:
-    """The hooks that write down the calls."""
+@contextmanager
+def untouched(model: nn.Module) -> Iterator[None]:
+    """Inside: evaluation mode, no gradients, a random state of its own. Afterwards the model is as it was before.
 
-    def __init__(self, paths: Mapping[nn.Module, str]) -> None:
-        self.paths = paths
-        self.seen: list[TracedCall] = []
-        self._running: list[int] = []
-        self._counts: Counter[str] = Counter()
-        self._step = 0
-        self._outer_error = sys.exception()
-        self._raised: tuple[BaseException | None, ModuleCall] = (None, ModuleCall(""))
-
-    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        path = self.paths[module]
-        self.seen.append(
-            TracedCall(
-                call=ModuleCall(path, self._counts[path]),
-                parent=self.seen[self._running[-1]].call if self._running else None,
-                depth=len(self._running),
-                enter=self._next_step(),
-                exit=None,
-                inputs=_input_specs(module, args, kwargs),
-            )
-        )
-        self._counts[path] += 1
-        self._running.append(len(self.seen) - 1)
-
-    def leave(self, module: nn.Module, args: tuple[Any, ...], output: object) -> None:
-        """Also called, with ``None`` for the output, when ``forward`` raised."""
-        if not self._running or self.seen[self._running[-1]].call.path != self.paths[module]:
-            return  # another hook raised before forward began
-        position = self._running.pop()
-        traced = self.seen[position]
-        self.seen[position] = dataclasses.replace(traced, exit=self._next_step(), outputs=_output_specs(output))
-        error = sys.exception()
-        if error is not None and error is not self._outer_error and error is not self._raised[0]:
-            self._raised = (error, traced.call)
-
-    def raised_in(self, error: BaseException) -> ModuleCall:
-        """The innermost call that an exception came out of."""
-        return self._raised[1] if self._raised[0] is error else ModuleCall("")
-
-    def _next_step(self) -> int:
-        self._step += 1
-        return self._step - 1
+    Raises:
+        InputsError: The model has lazy parameters, which its first run makes.
+    """
+    tensors = [*model.parameters(), *model.buffers()]
+    if any(is_lazy(tensor) for tensor in tensors):
+        raise InputsError("the model has lazy parameters, which its first run makes: run it once before this")
+    devices = {tensor.device.index for tensor in tensors if tensor.device.type == "cuda"}
+    with ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(torch.random.fork_rng(devices=devices))
+        changed = stack.enter_context(_model_kept(model))
+        for module in model.modules():
+            keeper = _OwnParameters(changed)
+            stack.callback(module.register_forward_pre_hook(keeper.before).remove)
+            stack.callback(module.register_forward_hook(keeper.after, always_call=True).remove)
+        yield
 
 
 class _OwnParameters:
@@ -161,45 +116,3 @@ def _model_kept(model: nn.Module) -> Iterator[dict[torch.Tensor, torch.Tensor]]:
 
 def _has_values(tensor: torch.Tensor) -> bool:
     return not tensor.is_meta and not isinstance(tensor, FakeTensor)
-
-
-def _input_specs(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[TensorSpec, ...]:
-    try:
-        signature = inspect.signature(module.forward)
-        arguments = signature.bind_partial(*args, **kwargs).arguments
-    except (TypeError, ValueError):  # no signature, or arguments that forward is about to refuse
-        return (*_specs("args", args), *_specs("", kwargs))
-    variadic = inspect.Parameter.VAR_KEYWORD
-    return tuple(
-        spec
-        for name, value in arguments.items()
-        for spec in _specs("" if signature.parameters[name].kind is variadic else name, value)
-    )
-
-
-def _output_specs(output: object) -> tuple[TensorSpec, ...]:
-    return tuple(_specs("" if _fields(output) else "output", output))
-
-
-def _specs(name: str, value: object) -> Iterator[TensorSpec]:
-    """The tensors in a value, named by the way to them: ``past.0.key``."""
-    if isinstance(value, torch.Tensor):
-        shape = tuple(size if isinstance(size, int) else str(size) for size in value.shape)
-        yield TensorSpec(name, str(value.dtype).removeprefix("torch."), shape)
-        return
-    parts = _fields(value)
-    if parts is None and isinstance(value, (list, tuple)):
-        parts = {str(index): part for index, part in enumerate(value)}
-    for part_name, part in (parts or {}).items():
-        yield from _specs(f"{name}.{part_name}" if name else part_name, part)
-
-
-def _fields(value: object) -> dict[str, Any] | None:
-    """The parts of a value that has names for them: a mapping, a dataclass or a named tuple."""
-    if isinstance(value, Mapping):
-        return {str(key): part for key, part in value.items()}
-    if dataclasses.is_dataclass(value):
-        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return {str(field): part for field, part in zip(value._fields, value, strict=True)}
-    return None

@@ -10,11 +10,14 @@ import onnx_ir as ir
 
 import modelexport
 from modelexport import schema
-from modelexport.core import CallTree, ModuleTree
+from modelexport.boundaries import boundaries
+from modelexport.core import CallTree, ModuleTree, Owner, TensorSpec
 from modelexport.graph import all_nodes, initializers, owner_of
+from modelexport.hierarchy.compare import compare
 from modelexport.lineage import Source
 from modelexport.parameters import Origin
 from modelexport.tags import Tags
+from modelexport.writers.node_tags import initializer_tags
 
 _PACKAGES = ("torch", "transformers", "onnx", "onnx-ir", "onnxscript", "onnxruntime")
 
@@ -59,10 +62,11 @@ def _modules(
     executed = Counter(traced.call.path for traced in calls)
     with_nodes = _paths_with(calls, _owners(model))
     with_operations = _paths_with(calls, (node.owner for node in source.nodes if node.owner is not None))
+    compared = {module.path: module.reason for module in compare(tree, calls).modules}
     entries = []
     for module in tree:
         if not executed[module.path]:
-            reason = absence(module, tree, executed)
+            reason = compared[module.path]
         elif module.path in with_nodes:
             reason = ""
         elif module.path in with_operations:

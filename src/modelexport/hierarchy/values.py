@@ -1,0 +1,79 @@
+"""The tensors in nested values, named by the way to them, and the arguments of a run."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from modelexport.core import TensorSpec
+
+
+def tensors_in(value: object, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors in a value and their names, in order: ``past.0.key`` is in ``{"past": [Layer(key=...)]}``.
+
+    Looks into mappings, dataclasses, tuples, lists and other objects with attributes (caches).
+    """
+    if isinstance(value, torch.Tensor):
+        yield name, value
+        return
+    for part_name, part in _parts(value):
+        yield from tensors_in(part, f"{name}.{part_name}" if name else part_name)
+
+
+def _parts(value: object) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, (type, enum.Enum, nn.Module, torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return
+    if isinstance(value, Mapping):
+        yield from ((str(key), part) for key, part in value.items())
+    elif dataclasses.is_dataclass(value):
+        yield from ((field.name, getattr(value, field.name)) for field in dataclasses.fields(value))
+    elif isinstance(value, tuple) and hasattr(value, "_fields"):
+        yield from zip(value._fields, value, strict=True)
+    elif isinstance(value, (list, tuple)):
+        yield from ((str(index), part) for index, part in enumerate(value))
+    elif hasattr(value, "__dict__"):
+        yield from vars(value).items()
+
+
+def input_specs(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[TensorSpec, ...]:
+    """The tensors that a module is called with, named as ``forward``'s arguments."""
+    try:
+        signature = inspect.signature(module.forward)
+        arguments = signature.bind_partial(*args, **kwargs).arguments
+    except (TypeError, ValueError):  # no signature, or arguments that forward is about to refuse
+        return _specs("args", args) + _specs("", kwargs)
+    variadic = inspect.Parameter.VAR_KEYWORD
+    specs = [
+        _specs("" if signature.parameters[name].kind is variadic else name, value) for name, value in arguments.items()
+    ]
+    return tuple(spec for group in specs for spec in group)
+
+
+def output_specs(output: object) -> tuple[TensorSpec, ...]:
+    """The tensors that a module returns: named by field, or ``output``, ``output.0``, ..."""
+    plain = isinstance(output, (list, tuple, torch.Tensor)) and not hasattr(output, "_fields")
+    return _specs("output" if plain else "", output)
+
+
+def _specs(name: str, value: object) -> tuple[TensorSpec, ...]:
+    return tuple(
+        TensorSpec(
+            path,
+            str(tensor.dtype).removeprefix("torch."),
+            tuple(size if isinstance(size, int) else str(size) for size in tensor.shape),
+        )
+        for path, tensor in tensors_in(value, name)
+    )
+
+
+def run_arguments(inputs: Mapping[str, Any] | Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Example inputs as positional and keyword arguments."""
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
+    return tuple(inputs), {}
