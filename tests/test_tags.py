@@ -283,6 +283,20 @@ def test_a_member_that_was_not_called_does_not_change_the_tags_of_the_others() -
     assert not some.is_level("experts.1")
 
 
+def test_a_torch_nn_member_of_a_list_has_the_same_tag_called_or_not() -> None:
+    some, both = (tags_of(Model(order, a=nn.ModuleList([nn.ReLU(), nn.ReLU()]))) for order in ("a.0", "a.0 a.1"))
+    assert some.module_tag("a.0") == both.module_tag("a.0")
+    assert some.module_tag("a.1") == both.module_tag("a.1")
+
+
+def test_a_module_that_calls_itself_has_a_tag_for_each_call() -> None:
+    model = Caller(nn.Identity())
+    model.forward = lambda x: model(x[1:]) if len(x) else x
+    tags = tags_of(model, torch.ones(2))
+    assert list(tags.by_tag) == ["/Caller", "/Caller/Caller", "/Caller/Caller/Caller"]
+    assert tags.find("@2") == tags.find(".@2") == ModuleCall("", 2)
+
+
 def test_a_whole_branch_that_was_never_called_is_tagged_as_though_it_had_been() -> None:
     model = Model("a", a=Block(), unused=Model(layers=nn.Sequential(Block(), nn.ReLU())))
     tags = tags_of(model)

@@ -3,6 +3,8 @@
 No rule knows a model. Where an argument has one of the field's standard names (``input_ids``, ``pixel_values``, ...),
 the name says its role and the configs say the sizes. For any other name the model is run on a probe, and the first
 ``torch.nn`` module that receives the probe says what fits. Nothing is returned that the model has not run with.
+
+Over 400 lines because all of it makes tensors, and torch may be imported in few files.
 """
 
 from __future__ import annotations
@@ -35,6 +37,8 @@ _MAIN = ("input_ids", "pixel_values", "input_features", "input_values", "decoder
 _BESIDE_TEXT = ("attention_mask", "token_type_ids")
 """Optional arguments that go with ``input_ids``."""
 _SHAPED_BY_ANOTHER = ("mask", "token_type_ids", "position_ids", "bool_masked_pos")
+_COUNTED = ("_ids", "mask")
+"""Ends of names whose values are whole numbers."""
 _MAX_RUNS = 150
 _EXAMPLE = '{"NAME": {"dtype": "int64", "shape": [2, 8], "range": [0, 100]}} or {"NAME": {"value": [[1, 2]]}}'
 _SENTENCES = (
@@ -87,7 +91,7 @@ def example_inputs(
         for inputs in itertools.islice(plans, _MAX_RUNS):
             if runner.run(inputs):
                 return {name: inputs[name] for name in dict.fromkeys((*named, *given)) if name in inputs}
-    raise InputsError(_advice(runner, maker, required or optional, given, batch)) from runner.first_error
+    raise InputsError(_advice(runner, maker, given)) from runner.first_error
 
 
 def check_inputs(model: torch.nn.Module, inputs: Mapping[str, Any] | tuple[Any, ...]) -> None:
@@ -123,22 +127,19 @@ def _line(error: BaseException | None, limit: int = 240) -> str:
     return text if len(text) <= limit else f"{text[:limit]}..."
 
 
-def _advice(runner: _Runner, maker: _Maker, wanted: list[str], given: Inputs, batch: int) -> str:
-    """Why nothing ran, and the JSON to write: what was guessed, and a first shape for what was not."""
+def _advice(runner: _Runner, maker: _Maker, given: Inputs) -> str:
+    """Why nothing ran, and the JSON to correct: what was made up first."""
     kind, tried = type(runner.model).__name__, runner.first_inputs or {}
-    unknown = [name for name in wanted if name not in tried]
-    entries: dict[str, Any] = {name: {"dtype": "float32", "shape": [batch, 16]} for name in unknown}
+    entries: dict[str, Any] = {}
     for name, value in tried.items():
         if name not in given:
             entries[name] = {"dtype": _dtype(value), "shape": list(value.shape)}
             if name.endswith("input_ids") and maker.vocabulary:
                 entries[name]["range"] = [0, maker.vocabulary]
     problem = f"{kind} does not run with {_describe(tried)}: {_line(runner.first_error)}"
-    if unknown:
-        problem = f"cannot make up {', '.join(unknown)} for {kind}"
     if not entries:
         return f"{problem}; give others, or let a factory return the module and its inputs"
-    return f"{problem}; correct this where it is wrong, and pass it with --inputs SPEC.json: {json.dumps(entries)}"
+    return f"{problem}; correct the made-up part and pass it with --inputs SPEC.json: {json.dumps(entries)}"
 
 
 def _plans(
@@ -176,24 +177,26 @@ def _discover(
     if not unknown:
         yield known
         return
+    name, values = unknown[0], maker.unseen(unknown[0], batch)
     for rank in (2, 3, 4, 1, 5):
         probes = {name: maker.floats(name, (batch,) + (2,) * (rank - 1)) for name in unknown}
         seen = runner.watch(next(maker.beside(known | probes, late)))
-        hits = [(name, module) for name, module in seen if name in unknown]
+        hits = [(argument, module) for argument, module in seen if argument in unknown]
         if not hits and len(unknown) == 1:
             # The forward reshaped it first: what reaches the first module is still made of it.
-            hits = [(unknown[0], module) for _, module in seen[:1]]
+            hits = [(name, module) for argument, module in seen if argument is None]
         if hits:
+            name, module = hits[0][0] or name, hits[0][1]
+            shapes = _fits(module, batch)
+            if seen[0][0] is None:
+                shapes += [((batch, samples), None) for samples in _SAMPLES]
+            # Made only when it is its turn: images are large.
+            values = (maker.integers(name, at, 0, high) if high else maker.floats(name, at) for at, high in shapes)
             break
-    else:
-        return
-    name, module = hits[0]
-    shapes = _fits(module, batch)
-    if seen[0][0] is None:
-        shapes += [((batch, samples), None) for samples in _SAMPLES]
     rest = [other for other in unknown if other != name]
-    for shape, high in shapes:
-        value = maker.integers(name, shape, 0, high) if high else maker.floats(name, shape)
+    if maker.states_image and not known:
+        values = itertools.chain([maker.floats(name, (batch, *maker.image()))], values)
+    for value in values:
         yield from _discover(runner, maker, batch, known=known | {name: value}, unknown=rest, late=late)
 
 
@@ -214,6 +217,8 @@ def _fits(module: torch.nn.Module, batch: int) -> list[tuple[Shape, int | None]]
             shapes = [(batch, length, module.input_size) if module.batch_first else (length, batch, module.input_size)]
         case nn.MultiheadAttention():
             shapes = [(batch, length, module.embed_dim) if module.batch_first else (length, batch, module.embed_dim)]
+        case nn.Transformer():
+            shapes = [(batch, length, module.d_model) if module.batch_first else (length, batch, module.d_model)]
         case nn.LayerNorm() | nn.RMSNorm():
             shapes = [(batch, length, *module.normalized_shape), (batch, *module.normalized_shape)]
         case nn.modules.batchnorm._NormBase():
@@ -266,8 +271,8 @@ class _Runner:
 
         def note(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if _fits(module, 1):
-                received = [arguments.get(id(value)) for value in (*args, *kwargs.values())]
-                seen.extend((name, module) for name in [name for name in received if name] or [None])
+                received = [arguments[id(value)] for value in (*args, *kwargs.values()) if id(value) in arguments]
+                seen.extend([(name, module) for name in received] or [(None, module)])
 
         handles = [m.register_forward_pre_hook(note, with_kwargs=True) for m in self.model.modules()]
         try:
@@ -311,7 +316,7 @@ class _Maker:
         return torch.randint(low, high, shape, generator=self.generator(name)).to(self.device)
 
     def tokens(self, name: str, shape: Shape) -> torch.Tensor:
-        """Ordinary tokens, with the end token last: special ones (image, mask, ...) ask for something at their place."""
+        """Ordinary tokens, the end token last: special ones (image, mask, ...) ask for something at their place."""
         settings = [item for config in self.configs for item in config.items()]
         special = [value for key, value in settings if key.endswith(("_token_id", "_token_ids", "_token_index"))]
         banned = {token for value in special for token in (value if isinstance(value, list | tuple) else [value])}
@@ -332,7 +337,7 @@ class _Maker:
             return [*read, *made] if self.vocabulary else []
         shapes: list[Shape] = []
         if name.startswith("pixel_values"):
-            image, frames = self._image(), self.number("num_frames", "frames_per_clip") or 1
+            image, frames = self.image(), self.number("num_frames", "frames_per_clip") or 1
             shapes = [(batch, *image), (batch, frames, *image), (batch, image[0], frames, *image[1:])]
         elif name == "input_features":
             bins = self.number("num_mel_bins", "input_feat_per_channel", "feature_projection_input_dim", "feature_size")
@@ -346,11 +351,23 @@ class _Maker:
             shapes = [(batch, self.number("context_length"), self.number("num_input_channels") or 1)]
         return [self.floats(name, shape) for shape in shapes if all(shape)] if self.configs else []
 
-    def _image(self) -> Shape:
-        """Channels, height and width."""
+    def unseen(self, name: str, batch: int) -> Iterator[torch.Tensor]:
+        """For an argument that no ``torch.nn`` module receives: an image where a config speaks of one, then rows."""
+        if self.find("image_size", "img_size") is not None:
+            yield self.floats(name, (batch, *self.image()))
+        shape = (batch, _LENGTHS[0])
+        yield self.integers(name, shape, 0, 2) if name.endswith(_COUNTED) else self.floats(name, shape)
+
+    @property
+    def states_image(self) -> bool:
+        """Whether a config gives channels, height and width in one, the way timm's do."""
         size = self.find("input_size")
-        if isinstance(size, list | tuple) and len(size) == 3:
-            return tuple(size)
+        return isinstance(size, list | tuple) and len(size) == 3
+
+    def image(self) -> Shape:
+        """Channels, height and width."""
+        if self.states_image:
+            return tuple(self.find("input_size"))
         size = self.find("image_size", "img_size", "crop_size", "size") or 224
         if isinstance(size, Mapping):
             size = [size.get(side) or size.get("shortest_edge") or 224 for side in ("height", "width")]
@@ -388,7 +405,7 @@ class _Maker:
             shape = torch.Size((shape[0], *tensors["pixel_values"].shape[-2:]))
         if name == "bool_masked_pos":
             edge, frames = self.number("patch_size") or 16, self.number("num_frames") or 1
-            _, height, width = self._image()
+            _, height, width = self.image()
             patches = frames // (self.number("tubelet_size") or 1) * (height // edge) * (width // edge)
             return (torch.arange(patches) % 2 == 0).expand(shape[0], -1).to(self.device)
         positions = torch.arange(shape[-1]).expand(shape).to(self.device)
@@ -472,7 +489,7 @@ def _read_entry(name: str, entry: Any, maker: _Maker) -> Any:
     if bounds is not None and (len(bounds) != 2 or not bounds[0] < bounds[1]):
         raise ValueError(f'"range" is [low, high] with low below high, not {bounds!r}')
     shape = tuple(shape)
-    counts = name.endswith(("_ids", "mask")) if bounds is None else all(type(bound) is int for bound in bounds)
+    counts = name.endswith(_COUNTED) if bounds is None else all(type(bound) is int for bound in bounds)
     dtype = dtype or (torch.int64 if counts else maker.dtype)
     if bounds is not None and dtype.is_floating_point:
         values = torch.rand(shape, generator=maker.generator(name)) * (bounds[1] - bounds[0]) + bounds[0]

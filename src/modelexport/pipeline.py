@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,8 +16,11 @@ from modelexport.files import check_writable, written_together
 from modelexport.lineage import derive_owners, snapshot
 from modelexport.optimize import finish, optimize
 from modelexport.parameters import origins
+from modelexport.quiet import quiet
 from modelexport.report import write_report
+from modelexport.stages import Stages
 from modelexport.tags import Granularity, Tags
+from modelexport.tree import TreeRow, tree_rows
 from modelexport.writers.documents import hierarchy_document
 from modelexport.writers.node_tags import write_metadata
 
@@ -38,14 +39,38 @@ class ExportResult:
 
     path: Path
     hierarchy: schema.Hierarchy
+    tree: Sequence[TreeRow]
+    """Every call with its nodes."""
     seconds: Mapping[str, float]
     """Stage to wall time."""
     verified: VerifyReport | None
     """The comparison with PyTorch; ``None`` if it was not asked for."""
 
+    files: Sequence[Path]
+    """Every file that was written."""
+
     @property
     def coverage(self) -> schema.Coverage:
+        """How many nodes are known by which evidence."""
         return self.hierarchy.coverage
+
+    def document(self) -> dict[str, Any]:
+        """As JSON values: what ``modelexport export --json`` prints."""
+        document: dict[str, Any] = {
+            "path": str(self.path),
+            "files": [str(file) for file in self.files],
+            "model": self.hierarchy.model,
+            "coverage": self.coverage,
+            "seconds": self.seconds,
+            "tree": self.tree,
+        }
+        if self.verified is not None:
+            document["verify"] = {
+                "agrees": self.verified.agrees,
+                "largest_difference": self.verified.largest,
+                "outputs": self.verified.outputs,
+            }
+        return document
 
 
 def export(
@@ -63,7 +88,7 @@ def export(
     weights: Literal["auto", "copy"] = "auto",
     keep_torch_metadata: bool = False,
     verify: bool = False,
-    progress: Callable[[str], None] = lambda stage: None,
+    stages: Stages | None = None,
 ) -> ExportResult:
     """Export a model to ``path``, every node tagged with the module call it came from.
 
@@ -83,7 +108,7 @@ def export(
         weights: ``copy`` puts the weights into ``NAME.onnx.data``; ``auto`` does so above 1 GB.
         keep_torch_metadata: Keep the exporter's own ``pkg.torch.*`` keys, which hold paths of this machine.
         verify: Run both models on ``inputs`` and compare every output.
-        progress: Called with the name of each stage as it begins.
+        stages: Times the stages of the export; says on the way which one is running.
 
     Raises:
         CaptureError: The model cannot be exported.
@@ -96,7 +121,7 @@ def export(
 
     path = Path(path)
     check_writable(path)
-    stages = _Stages(progress)
+    stages = stages or Stages()
     with stages("capture"):
         tree = module_tree(model)
         exported = dynamo.export(model, inputs, dynamic=dynamic, opset=opset)
@@ -104,7 +129,8 @@ def export(
     with stages("optimize"):
         source = snapshot(graph)
         if optimized:
-            optimize(graph)
+            with quiet():
+                optimize(graph)
         finish(graph, exported.output_names)
     with stages("tag"):
         derive_owners(source, graph)
@@ -142,7 +168,15 @@ def export(
             with stages("verify"):
                 verified = verify_outputs(model, inputs, staging / path.name)
         write_report((staging / path.name).with_suffix(".report.md"), hierarchy, stages.seconds, verified)
-    return ExportResult(path=path, hierarchy=hierarchy, seconds=stages.seconds, verified=verified)
+        files = [path.parent / file.name for file in sorted(staging.iterdir())]
+    return ExportResult(
+        path=path,
+        hierarchy=hierarchy,
+        tree=tree_rows(graph, exported.calls, tags.tag),
+        seconds=stages.seconds,
+        verified=verified,
+        files=files,
+    )
 
 
 def _save(model: ir.Model, path: Path, *, external: bool | None) -> None:
@@ -150,20 +184,3 @@ def _save(model: ir.Model, path: Path, *, external: bool | None) -> None:
         sizes = (value.const_value.nbytes for graph in model.graphs() for value in graph.initializers.values())
         external = sum(sizes) > EXTERNAL_DATA_THRESHOLD
     ir.save(model, path, external_data=f"{path.name}.data" if external else None)
-
-
-@dataclass
-class _Stages:
-    """Times the stages of a run and says when each begins."""
-
-    progress: Callable[[str], None]
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    @contextmanager
-    def __call__(self, stage: str) -> Iterator[None]:
-        self.progress(stage)
-        began = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[stage] = time.perf_counter() - began

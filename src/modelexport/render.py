@@ -11,6 +11,11 @@ from modelexport.core import CallTree, ModuleCall, ModuleTree, TensorSpec, Trace
 from modelexport.tags import Tags
 
 if TYPE_CHECKING:
+    from modelexport.pipeline import ExportResult
+    from modelexport.read import NodeRow
+    from modelexport.schema import Coverage
+    from modelexport.tree import TreeRow
+    from modelexport.verify import VerifyReport
     from modelexport.hierarchy.compare import Comparison
 
 HierarchyMode = Literal["static", "traced", "compare", "trace"]
@@ -174,3 +179,72 @@ def _align(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> str:
         ).rstrip()
         for row in rows
     )
+
+
+def format_tree(rows: Sequence[TreeRow], coverage: Coverage) -> str:
+    """The calls that have nodes, with how many, and what their own are."""
+    table = [("MODULE", "CALL", "NODES", "OWN OPERATORS")]
+    for row in rows:
+        if row.nodes:
+            own = ", ".join(f"{operator} {count}" if count > 1 else operator for operator, count in row.own.items())
+            segment = row.tag.rpartition("/")[2]
+            table.append((_indent(row.depth, segment), row.address or ".", f"{row.nodes:,}", _shortened(own, 60)))
+    empty = sum(not row.nodes for row in rows)
+    without = f"; {_plural(empty, 'call')} without nodes not shown" if empty else ""
+    return f"{_align(table, right={2})}\n\n{format_coverage(coverage)}{without}"
+
+
+def print_tree(rows: Sequence[TreeRow], coverage: Coverage) -> None:
+    """Write :func:`format_tree` to standard output."""
+    print(format_tree(rows, coverage))
+
+
+def format_coverage(coverage: Coverage) -> str:
+    """How many nodes are known by which evidence, apart."""
+    counts = (f"{getattr(coverage, name):,} {name}" for name in coverage.__struct_fields__)
+    return f"nodes: {', '.join(counts)}"
+
+
+def format_nodes(nodes: Sequence[NodeRow]) -> str:
+    """Nodes, one a line: operator, name, the call that owns it and other owners, evidence."""
+    table = [("OPERATOR", "NAME", "CALL", "EVIDENCE", "ALSO OWNED BY")]
+    table += [(n.op_type, n.name, n.call or ".", n.evidence, ", ".join(c or "." for c in n.also)) for n in nodes]
+    return f"{_align(table)}\n\n{_plural(len(nodes), 'node')}"
+
+
+def print_nodes(nodes: Sequence[NodeRow]) -> None:
+    """Write :func:`format_nodes` to standard output."""
+    print(format_nodes(nodes))
+
+
+def format_export(result: ExportResult) -> str:
+    """What an export made: tree, coverage, files, verification, time by stage."""
+    lines = [format_tree(result.tree, result.coverage)]
+    if result.verified is not None:
+        lines.append(format_verification(result.verified))
+    lines.append(f"wrote {', '.join(str(file) for file in result.files)}")
+    lines.append(", ".join(f"{stage} {spent:.1f} s" for stage, spent in result.seconds.items()))
+    return "\n".join(lines)
+
+
+def format_verification(report: VerifyReport) -> str:
+    """One line for each output that does not agree, or one line for all."""
+    if report.agrees:
+        outputs = _plural(len(report.outputs), "output")
+        verb = "agrees" if len(report.outputs) == 1 else "agree"
+        return f"verified: {outputs} {verb} with PyTorch, largest difference {report.largest:.1e}"
+    wrong = [output for output in report.outputs if output.status != "agree"]
+    return "\n".join(
+        f"{output.name}: {output.status} ({output.reason}"
+        + (f", largest difference {output.absolute:.1e})" if output.absolute is not None else ")")
+        for output in wrong
+    )
+
+
+def print_export(result: ExportResult) -> None:
+    """Write :func:`format_export` to standard output."""
+    print(format_export(result))
+
+
+def _shortened(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 3].rpartition(',')[0]}, ..."

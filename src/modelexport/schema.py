@@ -28,6 +28,8 @@ TRANSFORM = "modelexport.transform"
 # metadata_props of models
 FORMAT_VERSION_KEY = "modelexport.format_version"
 VERSION_KEY = "modelexport.version"
+CALL_TREE = "modelexport.call_tree"
+"""A JSON array of :class:`CallTreeEntry`: which call ran in which cannot be told from tags and addresses alone."""
 
 
 def dtype_name(dtype: ir.DataType) -> str:
@@ -132,6 +134,14 @@ class TransformStep(msgspec.Struct, frozen=True, omit_defaults=True):
     """``state_dict`` keys, or outputs of earlier steps: ``%0`` is the first step's, ``%0:1`` its second output."""
     attributes: dict[str, Any] = {}
     """The operator's attributes; a tensor is an object of its ``dtype`` and its ``value`` as nested lists."""
+
+
+class CallTreeEntry(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One call, in the order in which they began."""
+
+    call: str
+    tag: str
+    parent: str | None = None
 
 
 class Coverage(msgspec.Struct, frozen=True):

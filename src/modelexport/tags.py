@@ -52,8 +52,6 @@ class Tags:
         if both := sorted(set(self.include) & set(self.exclude)):
             raise UsageError(f"{', '.join(both)} cannot be both included and excluded; name a class on one side only")
 
-    # Levels
-
     @cached_property
     def levels(self) -> frozenset[str]:
         """The paths of the modules that get a segment in source tags: called, and of a class that makes levels."""
@@ -66,8 +64,6 @@ class Tags:
     def level(self, call: ModuleCall) -> ModuleCall:
         """The deepest level on the call's stack: ``call`` itself when it is a level."""
         return self._level_of[call]
-
-    # Tags
 
     def tag(self, call: ModuleCall) -> str:
         """The call's own tag, levels or not."""
@@ -101,7 +97,8 @@ class Tags:
         path, separator, index = text.rpartition("@")
         if not (separator and index.isdecimal()):
             path, index = text, "0"
-        if (path := self._canonical.get("" if path == "." else path, path)) in self.tree:
+        path = "" if path == "." else self._canonical.get(path, path)
+        if path in self.tree:
             if count := self._called.get(path):
                 if int(index) < count:
                     return ModuleCall(path, int(index))
@@ -113,8 +110,6 @@ class Tags:
         near = difflib.get_close_matches(text, known, n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(near)}?" if near else "list the modules with `modelexport hierarchy MODEL`"
         raise UsageError(f"no module call is named '{text}'; {hint}")
-
-    # How they are made
 
     @cached_property
     def _called(self) -> Counter[str]:

@@ -15,6 +15,7 @@ from torch import nn
 from modelexport.errors import InputsError
 from modelexport.hierarchy.traced import untouched
 from modelexport.hierarchy.values import run_arguments, tensors_in
+from modelexport.quiet import quiet
 
 TOLERANCES = {"float64": (1e-7, 1e-6), "float32": (1e-4, 1e-3), "float16": (1e-2, 1e-2), "bfloat16": (5e-2, 5e-2)}
 """Element type to the absolute and the relative difference of which one at least must hold; other types are equal."""
@@ -79,7 +80,7 @@ def verify_outputs(
 def run_module(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any]) -> list[np.ndarray]:
     """The tensors in what a model returns, in order."""
     args, kwargs = run_arguments(inputs)
-    with untouched(model):
+    with untouched(model), quiet():
         return [as_array(tensor) for _, tensor in tensors_in(model(*args, **kwargs))]
 
 

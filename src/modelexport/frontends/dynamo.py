@@ -12,9 +12,6 @@ import ast
 import contextlib
 import copy
 import inspect
-import io
-import logging
-import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -32,6 +29,7 @@ from modelexport.graph import OWNER
 from modelexport.hierarchy.recorder import CallRecorder
 from modelexport.hierarchy.traced import untouched
 from modelexport.hierarchy.values import run_arguments
+from modelexport.quiet import quiet
 
 ADDRESS_KEY = "modelexport.call"
 
@@ -56,7 +54,7 @@ def export(
     """
     recorder = CallRecorder(model, _annotated)
     args, kwargs = _by_name(model, *run_arguments(copy.deepcopy(inputs)))
-    with untouched(model), recorder.attached(), _quiet():
+    with untouched(model, runs=False), recorder.attached(), quiet():
         try:
             translated, output_names = _translate(model, args, kwargs, dynamic=dynamic, opset=opset)
         except Exception as error:
@@ -78,22 +76,6 @@ def _annotated(call: ModuleCall) -> Iterator[None]:
             stack.enter_context(torch.fx.traceback.preserve_node_meta())
         stack.enter_context(torch.fx.traceback.annotate({ADDRESS_KEY: call.address}))
         yield
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep what the exporters print, log and warn of, which is about themselves, out of the user's sight."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "torch.fx", "transformers")]
-    levels = [logger.level for logger in loggers]
-    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-        warnings.simplefilter("ignore")
-        try:
-            for logger in loggers:
-                logger.setLevel(logging.ERROR)
-            yield
-        finally:
-            for logger, level in zip(loggers, levels, strict=True):
-                logger.setLevel(level)
 
 
 def _by_name(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

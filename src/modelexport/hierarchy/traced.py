@@ -28,7 +28,8 @@ def trace(model: nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str, Any] 
         kwargs: What it takes by name.
 
     Returns:
-        The calls in the order in which they began. Inputs are named as ``forward``'s arguments (``hidden_states``,
+        The calls in the order in which they began, without those in the branches of ``torch.cond`` and in what else
+        torch compiles rather than runs. Inputs are named as ``forward``'s arguments (``hidden_states``,
         ``past.0``), outputs by the field of a mapping or dataclass, or ``output``, ``output.0``, ...
 
     Raises:
@@ -49,8 +50,11 @@ def trace(model: nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str, Any] 
 
 
 @contextmanager
-def untouched(model: nn.Module) -> Iterator[None]:
+def untouched(model: nn.Module, *, runs: bool = True) -> Iterator[None]:
     """Inside: evaluation mode, no gradients, a random state of its own. Afterwards the model is as it was before.
+
+    Args:
+        runs: The model computes with real values inside, so that a module may overwrite its own parameters.
 
     Raises:
         InputsError: The model has lazy parameters, which its first run makes.
@@ -63,7 +67,7 @@ def untouched(model: nn.Module) -> Iterator[None]:
         stack.enter_context(torch.no_grad())
         stack.enter_context(torch.random.fork_rng(devices=devices))
         changed = stack.enter_context(_model_kept(model))
-        for module in model.modules():
+        for module in model.modules() if runs else ():
             keeper = _OwnParameters(changed)
             stack.callback(module.register_forward_pre_hook(keeper.before).remove)
             stack.callback(module.register_forward_hook(keeper.after, always_call=True).remove)
@@ -78,6 +82,8 @@ class _OwnParameters:
         self._copies: list[dict[torch.Tensor, torch.Tensor]] = []
 
     def before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        if torch.compiler.is_dynamo_compiling():  # inside a branch, which torch.cond compiles and forbids side effects
+            return
         own = module.parameters(recurse=False)
         self._copies.append({parameter: parameter.clone() for parameter in own if _has_values(parameter)})
 

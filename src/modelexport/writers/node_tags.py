@@ -42,7 +42,18 @@ def write_metadata(
             if origin.transform:
                 value.metadata_props[schema.TRANSFORM] = msgspec.json.encode(origin.transform).decode()
     model.metadata_props[schema.FORMAT_VERSION_KEY] = schema.FORMAT_VERSION
+    model.metadata_props[schema.CALL_TREE] = msgspec.json.encode(call_tree_entries(tags)).decode()
     model.metadata_props[schema.VERSION_KEY] = modelexport.__version__
+
+
+def call_tree_entries(tags: Tags) -> list[schema.CallTreeEntry]:
+    """Every call with its tag and the call it ran in."""
+    return [
+        schema.CallTreeEntry(
+            traced.call.address, tags.tag(traced.call), None if traced.parent is None else traced.parent.address
+        )
+        for traced in tags.calls
+    ]
 
 
 def initializer_tags(value: ir.Value, tags: Tags) -> list[str]:

@@ -1,0 +1,277 @@
+"""The command line: parse, call, render. Heavy imports wait until a command needs them, so that ``--help`` is quick."""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.exceptions import Abort, TyperException
+
+from modelexport import __version__
+from modelexport.errors import ModelExportError, UsageError
+
+app = typer.Typer(
+    help="Export PyTorch models to ONNX with the exact module call on every node.",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+MODEL_HELP = (
+    "A Hugging Face directory or hub name, package.module:factory, file.py:factory (a callable that returns the "
+    "module, or the module and its inputs), or bert-tiny, the built-in example."
+)
+ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)]
+FileArgument = Annotated[Path, typer.Argument(metavar="FILE.onnx", help="A tagged ONNX file.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
+InputsOption = Annotated[
+    Path | None,
+    typer.Option("--inputs", metavar="SPEC.json", help='Example inputs: {"name": {"dtype", "shape", "range"|"value"}}.'),
+]
+ModelClassOption = Annotated[str | None, typer.Option(help="The transformers class to load a directory with.")]
+RemoteCodeOption = Annotated[bool, typer.Option("--trust-remote-code", help="Run code from the model's repository.")]
+SeedOption = Annotated[int, typer.Option(help="For made-up weights and inputs.")]
+IncludeOption = Annotated[
+    list[str] | None, typer.Option("--include", metavar="CLASS", help="A class that gets a segment in tags as well.")
+]
+ExcludeOption = Annotated[
+    list[str] | None, typer.Option("--exclude", metavar="CLASS", help="A class that gets no segment in tags.")
+]
+
+
+class GranularityChoice(StrEnum):
+    AUTO = "auto"
+    MODEL = "model"
+    ALL = "all"
+
+
+class WeightsChoice(StrEnum):
+    AUTO = "auto"
+    COPY = "copy"
+
+
+class ModeChoice(StrEnum):
+    STATIC = "static"
+    TRACED = "traced"
+    COMPARE = "compare"
+
+
+GranularityOption = Annotated[
+    GranularityChoice, typer.Option(help="Which modules get a segment: model classes, all, or whichever fits.")
+]
+
+
+@app.callback()
+def options(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+) -> None:
+    if version:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.command()
+def export(
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE.onnx", help="The file to write.")],
+    model: ModelArgument = "bert-tiny",
+    dynamic: Annotated[bool, typer.Option("--dynamic", help="Leave every axis open that the model does.")] = False,
+    opset: Annotated[int | None, typer.Option(metavar="N", help="The opset; the exporter's default if left out.")] = None,
+    inputs: InputsOption = None,
+    granularity: GranularityOption = GranularityChoice.AUTO,
+    include: IncludeOption = None,
+    exclude: ExcludeOption = None,
+    no_optimize: Annotated[bool, typer.Option("--no-optimize", help="Keep the graph as it was translated.")] = False,
+    keep_torch_metadata: Annotated[
+        bool, typer.Option("--keep-torch-metadata", help="Keep pkg.torch.* keys, with paths of this machine.")
+    ] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Compare every output with PyTorch's.")] = False,
+    weights: Annotated[WeightsChoice, typer.Option(help="copy: in FILE.onnx.data; auto: so above 1 GB.")] = WeightsChoice.AUTO,
+    model_class: ModelClassOption = None,
+    trust_remote_code: RemoteCodeOption = False,
+    seed: SeedOption = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Export MODEL; without it, bert-tiny."""
+    from modelexport import render
+    from modelexport.files import check_writable
+    from modelexport.pipeline import Stages
+    from modelexport.pipeline import export as run
+
+    check_writable(output)
+    with _progress() as progress:
+        stages = Stages(progress)
+        loaded, example = _load(model, inputs, model_class, trust_remote_code, seed, stages)
+        result = run(
+            loaded.model,
+            example,
+            output,
+            name=loaded.name,
+            dynamic=dynamic,
+            opset=opset,
+            granularity=granularity.value,
+            include=include or (),
+            exclude=exclude or (),
+            optimized=not no_optimize,
+            weights=weights.value,
+            keep_torch_metadata=keep_torch_metadata,
+            verify=verify,
+            stages=stages,
+        )
+    if as_json:
+        _print_json(result.document())
+    else:
+        render.print_export(result)
+    if result.verified is not None and not result.verified.agrees:
+        raise typer.Exit(1)
+
+
+@app.command()
+def hierarchy(
+    model: ModelArgument = "bert-tiny",
+    mode: Annotated[ModeChoice, typer.Option(help="What to show.")] = ModeChoice.STATIC,
+    trace: Annotated[bool, typer.Option("--trace", help="Every step of the traced run as a line.")] = False,
+    inputs: InputsOption = None,
+    granularity: GranularityOption = GranularityChoice.ALL,
+    include: IncludeOption = None,
+    exclude: ExcludeOption = None,
+    model_class: ModelClassOption = None,
+    trust_remote_code: RemoteCodeOption = False,
+    seed: SeedOption = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the module tree of MODEL; nothing is exported."""
+    from modelexport import render
+    from modelexport.hierarchy.document import hierarchy_overview
+    from modelexport.pipeline import Stages
+
+    runs = trace or mode is not ModeChoice.STATIC
+    with _progress() as progress:
+        stages = Stages(progress)
+        loaded, example = _load(model, inputs, model_class, trust_remote_code, seed, stages, make_inputs=runs)
+        with stages("trace"):
+            overview = hierarchy_overview(
+                loaded.model, example if runs else None, granularity.value, include or (), exclude or ()
+            )
+    if as_json:
+        _print_json(overview.document())
+    else:
+        render.print_hierarchy(
+            "trace" if trace else mode.value,
+            overview.tree,
+            overview.calls,
+            tags=overview.tags,
+            comparison=overview.comparison,
+        )
+
+
+@app.command()
+def tree(
+    file: FileArgument,
+    depth: Annotated[int | None, typer.Option(metavar="N", help="Show N levels below the root.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the module tree in FILE, with the nodes of each call."""
+    from modelexport import read, render
+    from modelexport.tree import tree_rows
+
+    tagged = read.load(file)
+    rows = tree_rows(tagged.model, tagged.calls, tagged.tags.__getitem__)
+    shown = [row for row in rows if depth is None or row.depth <= depth]
+    if as_json:
+        _print_json({"path": str(file), "coverage": tagged.coverage, "tree": shown})
+    else:
+        render.print_tree(shown, tagged.coverage)
+
+
+@app.command()
+def nodes(
+    file: FileArgument,
+    module: Annotated[str, typer.Argument(metavar="ADDRESS|TAG", help="A call: . is the root, path@1 a second call.")],
+    as_json: JsonOption = False,
+) -> None:
+    """List the nodes of a module call and of the calls inside it."""
+    from modelexport import read, render
+
+    tagged = read.load(file)
+    listed = tagged.describe_nodes(tagged.find(module))
+    if as_json:
+        _print_json(listed)
+    else:
+        render.print_nodes(listed)
+
+
+def _load(
+    model: str,
+    inputs: Path | None,
+    model_class: str | None,
+    trust_remote_code: bool,
+    seed: int,
+    stages: Callable[[str], Any],
+    *,
+    make_inputs: bool = True,
+) -> tuple[Any, Any]:
+    with stages("load"):
+        from modelexport.load import load
+
+        loaded = load(model, model_class=model_class, trust_remote_code=trust_remote_code, seed=seed)
+        for warning in loaded.warnings:
+            print(f"modelexport: warning: {warning}", file=sys.stderr)
+    if not make_inputs or (loaded.inputs is not None and inputs is None):
+        return loaded, loaded.inputs
+    with stages("inputs"):
+        from modelexport.inputs import example_inputs
+
+        return loaded, example_inputs(loaded.model, spec=inputs, directory=loaded.directory, seed=seed)
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str], None]]:
+    """Says on a terminal what stage the work is in; silent elsewhere."""
+    if not sys.stderr.isatty():
+        yield lambda stage: None
+        return
+    erase = "\r\x1b[K"
+    try:
+        yield lambda stage: print(f"{erase}{stage} ...", end="", file=sys.stderr, flush=True)
+    finally:
+        print(erase, end="", file=sys.stderr, flush=True)
+
+
+def _print_json(document: Any) -> None:
+    import msgspec
+
+    print(json.dumps(msgspec.to_builtins(document), indent=1))
+
+
+def main() -> None:
+    """The ``modelexport`` command: 0 done, 1 a check said no, 2 the input was wrong or missing."""
+    try:
+        status = typer.main.get_command(app)(standalone_mode=False)
+    except ModelExportError as error:
+        status = _fail(str(error), 2 if isinstance(error, UsageError) else 1)
+    except TyperException as error:
+        status = _fail(f"{' '.join(error.format_message().split())}; see `modelexport --help`", 2)
+    except (Abort, KeyboardInterrupt):
+        status = _fail("interrupted; nothing was written", 2)
+    except BrokenPipeError:  # `modelexport tree x.onnx | head`
+        sys.stderr.close()
+        status = 0
+    except Exception as error:
+        status = _fail(f"internal error: {type(error).__name__}: {error}; run with --debug and report it", 2)
+    sys.exit(status or 0)
+
+
+def _fail(message: str, status: int) -> int:
+    if "--debug" in sys.argv:
+        traceback.print_exc()
+    print(f"modelexport: {message}", file=sys.stderr)
+    return status

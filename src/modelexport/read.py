@@ -1,0 +1,164 @@
+"""A tagged file, read back. Needs neither torch nor the PyTorch model."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import msgspec
+import onnx_ir as ir
+
+from modelexport import schema
+from modelexport.core import CallTree, Evidence, ModuleCall, Owner, TracedCall
+from modelexport.errors import FileFormatError, UsageError
+from modelexport.graph import OWNER, all_nodes, owner_of
+from modelexport.names import nearest
+
+
+@dataclass(frozen=True, eq=False)
+class TaggedModel:
+    """An ONNX model whose nodes carry the module calls they came from."""
+
+    path: Path
+    model: ir.Model
+    calls: CallTree
+    tags: Mapping[ModuleCall, str]
+    """The tag of every call."""
+
+    @cached_property
+    def nodes(self) -> tuple[ir.Node, ...]:
+        """Every node, those of nested graphs after the node that holds them."""
+        return tuple(all_nodes(self.model))
+
+    @cached_property
+    def coverage(self) -> schema.Coverage:
+        """How many nodes have an owner by which evidence."""
+        counts = Counter(None if owner is None else owner.evidence for owner in map(owner_of, self.nodes))
+        return schema.Coverage(*(counts[kind] for kind in (*Evidence, None)))
+
+    def find(self, name: str) -> ModuleCall:
+        """The call that an address (``.``, ``encoder.layer.0``, ``shared@1``) or a tag names.
+
+        Raises:
+            UsageError: There is none; names the nearest that there are.
+        """
+        by_name = {str(call): call for call in self.tags} | {tag: call for call, tag in self.tags.items()}
+        if name in by_name:
+            return by_name[name]
+        known = [known for known in by_name if known.startswith("/") == name.startswith("/")]
+        raise UsageError(
+            f"{self.path} has no module call '{name}'{nearest(name, known)}; `modelexport tree {self.path}` lists them"
+        )
+
+    def nodes_of(self, call: ModuleCall) -> Iterator[ir.Node]:
+        """The nodes of a call and of the calls inside it."""
+        inside = set()
+        for traced in self.calls:
+            if traced.call == call or traced.parent in inside:
+                inside.add(traced.call)
+        for node in self.nodes:
+            owner = owner_of(node)
+            if owner is not None and not inside.isdisjoint(owner.calls):
+                yield node
+
+
+    def describe_nodes(self, call: ModuleCall) -> list[NodeRow]:
+        """The nodes of a call and of the calls inside it, as values."""
+        rows = []
+        for node in self.nodes_of(call):
+            owner = owner_of(node)
+            assert owner is not None
+            rows.append(
+                NodeRow(
+                    node.name or "",
+                    node.op_type,
+                    owner.call.address,
+                    node.metadata_props[schema.SOURCE_MODULE],
+                    owner.evidence.value,
+                    [value.name or "" if value is not None else "" for value in node.inputs],
+                    [value.name or "" for value in node.outputs],
+                    [other.address for other in owner.calls[1:]],
+                )
+            )
+        return rows
+
+
+class NodeRow(msgspec.Struct, frozen=True):
+    """One node, as ``modelexport nodes`` shows it."""
+
+    name: str
+    op_type: str
+    call: str
+    source_module: str
+    evidence: str
+    inputs: list[str]
+    outputs: list[str]
+    also: list[str]
+    """The other calls that own it."""
+
+
+def load(path: str | Path) -> TaggedModel:
+    """Read a tagged ONNX file; weights in other files are not read.
+
+    Raises:
+        FileFormatError: It is missing, not an ONNX file, has no tags, or has those of an unknown format version.
+    """
+    path = Path(path)
+    model = load_onnx(path)
+    version = model.metadata_props.get(schema.FORMAT_VERSION_KEY)
+    if version is None:
+        raise FileFormatError(f"{path} has no tags of modelexport: export it with `modelexport export`")
+    if version != schema.FORMAT_VERSION:
+        raise FileFormatError(
+            f"{path} has format version {version}, and this version of modelexport reads {schema.FORMAT_VERSION}: "
+            "export it again, or use the version that wrote it"
+        )
+    try:
+        entries = msgspec.json.decode(model.metadata_props[schema.CALL_TREE], type=list[schema.CallTreeEntry])
+        for node in all_nodes(model):
+            owner = _read_owner(node)
+            if owner is not None:
+                node.meta[OWNER] = owner
+    except (KeyError, ValueError, TypeError) as error:
+        raise FileFormatError(f"{path} has damaged tags ({error}): export it again") from error
+    return TaggedModel(path, model, _call_tree(entries), {ModuleCall.parse(e.call): e.tag for e in entries})
+
+
+def load_onnx(path: Path) -> ir.Model:
+    """Read any ONNX file.
+
+    Raises:
+        FileFormatError: It is missing, empty, or not an ONNX file.
+    """
+    if not path.is_file():
+        raise FileFormatError(f"there is no file {path}")
+    if path.stat().st_size == 0:
+        raise FileFormatError(f"{path} is empty: it was not written completely; export it again")
+    try:
+        model = ir.load(path)
+    except Exception as error:  # protobuf's exception type is not public, and damage shows in many ways
+        raise FileFormatError(f"{path} is not an ONNX file, or damaged ({type(error).__name__})") from error
+    if not model.opset_imports and not len(model.graph):
+        raise FileFormatError(f"{path} is not an ONNX file: it has no operator set and no nodes")
+    return model
+
+
+def _read_owner(node: ir.Node) -> Owner | None:
+    properties = node.metadata_props
+    if schema.CALL not in properties:
+        return None
+    calls = json.loads(properties[schema.CALLS]) if schema.CALLS in properties else [properties[schema.CALL]]
+    return Owner(tuple(ModuleCall.parse(call) for call in calls), Evidence(properties[schema.EVIDENCE]))
+
+
+def _call_tree(entries: list[schema.CallTreeEntry]) -> CallTree:
+    calls: dict[ModuleCall, TracedCall] = {}
+    for entry in entries:
+        call = ModuleCall.parse(entry.call)
+        parent = None if entry.parent is None else ModuleCall.parse(entry.parent)
+        calls[call] = TracedCall(call, parent, 0 if parent is None else calls[parent].depth + 1, None, None)
+    return CallTree(tuple(calls.values()))

@@ -1,0 +1,28 @@
+"""The stages of a run: how long each took, and which one is running."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+class Stages:
+    """Times stages: ``with stages("capture"): ...``.
+
+    Args:
+        progress: Called with the name of each stage as it begins.
+    """
+
+    def __init__(self, progress: Callable[[str], None] = lambda stage: None) -> None:
+        self.seconds: dict[str, float] = {}
+        self._progress = progress
+
+    @contextmanager
+    def __call__(self, stage: str) -> Iterator[None]:
+        self._progress(stage)
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[stage] = time.perf_counter() - began

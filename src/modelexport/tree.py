@@ -1,0 +1,49 @@
+"""The calls of a model with the nodes of each: what ``modelexport tree`` shows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import msgspec
+import onnx_ir as ir
+
+from modelexport.core import CallTree, ModuleCall
+from modelexport.graph import all_nodes, owner_of
+
+
+class TreeRow(msgspec.Struct, frozen=True):
+    """One call and its nodes. A node with several owners counts once, for the call that produces its output."""
+
+    address: str
+    tag: str
+    parent: str | None
+    depth: int
+    nodes: int
+    """Nodes of the call and of the calls inside it."""
+    own: dict[str, int]
+    """Its own nodes: operator to how many."""
+
+
+def tree_rows(model: ir.Model, calls: CallTree, tag: Callable[[ModuleCall], str]) -> list[TreeRow]:
+    """Every call, in the order in which they began: parents before children."""
+    own: dict[ModuleCall, Counter[str]] = {traced.call: Counter() for traced in calls}
+    for node in all_nodes(model):
+        owner = owner_of(node)
+        if owner is not None:
+            own[owner.call][node.op_type] += 1
+    totals = {call: operators.total() for call, operators in own.items()}
+    for traced in reversed(calls.calls):
+        if traced.parent is not None:
+            totals[traced.parent] += totals[traced.call]
+    return [
+        TreeRow(
+            traced.call.address,
+            tag(traced.call),
+            None if traced.parent is None else traced.parent.address,
+            traced.depth,
+            totals[traced.call],
+            dict(sorted(own[traced.call].items())),
+        )
+        for traced in calls
+    ]
