@@ -96,7 +96,7 @@ class Ratings(nn.Module):
 
 
 class Blocks(nn.Module):
-    """Its forward wants three dimensions before any module sees the argument; positions end at 8."""
+    """Its forward wants three dimensions, and adds positions, before any module sees the argument."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -34,7 +34,9 @@ FileArgument = Annotated[Path, typer.Argument(metavar="FILE.onnx", help="A tagge
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 InputsOption = Annotated[
     Path | None,
-    typer.Option("--inputs", metavar="SPEC.json", help='Example inputs: {"name": {"dtype", "shape", "range"|"value"}}.'),
+    typer.Option(
+        "--inputs", metavar="SPEC.json", help='Example inputs: {"name": {"dtype", "shape", "range"|"value"}}.'
+    ),
 ]
 ModelClassOption = Annotated[str | None, typer.Option(help="The transformers class to load a directory with.")]
 RemoteCodeOption = Annotated[bool, typer.Option("--trust-remote-code", help="Run code from the model's repository.")]
@@ -84,7 +86,7 @@ def export(
     output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE.onnx", help="The file to write.")],
     model: ModelArgument = "bert-tiny",
     dynamic: Annotated[bool, typer.Option("--dynamic", help="Leave every axis open that the model does.")] = False,
-    opset: Annotated[int | None, typer.Option(metavar="N", help="The opset; the exporter's default if left out.")] = None,
+    opset: Annotated[int | None, typer.Option(metavar="N", help="The opset of the file.")] = None,
     inputs: InputsOption = None,
     granularity: GranularityOption = GranularityChoice.AUTO,
     include: IncludeOption = None,
@@ -94,7 +96,9 @@ def export(
         bool, typer.Option("--keep-torch-metadata", help="Keep pkg.torch.* keys, with paths of this machine.")
     ] = False,
     verify: Annotated[bool, typer.Option("--verify", help="Compare every output with PyTorch's.")] = False,
-    weights: Annotated[WeightsChoice, typer.Option(help="copy: in FILE.onnx.data; auto: so above 1 GB.")] = WeightsChoice.AUTO,
+    weights: Annotated[
+        WeightsChoice, typer.Option(help="copy: in FILE.onnx.data; auto: so above 1 GB.")
+    ] = WeightsChoice.AUTO,
     model_class: ModelClassOption = None,
     trust_remote_code: RemoteCodeOption = False,
     seed: SeedOption = 0,
@@ -103,8 +107,8 @@ def export(
     """Export MODEL; without it, bert-tiny."""
     from modelexport import render
     from modelexport.files import check_writable
-    from modelexport.pipeline import Stages
     from modelexport.pipeline import export as run
+    from modelexport.stages import Stages
 
     check_writable(output)
     with _progress() as progress:
@@ -151,7 +155,7 @@ def hierarchy(
     """Show the module tree of MODEL; nothing is exported."""
     from modelexport import render
     from modelexport.hierarchy.document import hierarchy_overview
-    from modelexport.pipeline import Stages
+    from modelexport.stages import Stages
 
     runs = trace or mode is not ModeChoice.STATIC
     with _progress() as progress:

@@ -178,8 +178,9 @@ def _discover(
         yield known
         return
     name, values = unknown[0], maker.unseen(unknown[0], batch)
-    for rank in (2, 3, 4, 1, 5):
-        probes = {name: maker.floats(name, (batch,) + (2,) * (rank - 1)) for name in unknown}
+    # Edges of one, tried last, also add to positions and the like, whose size is not known yet.
+    for edge, rank in itertools.product((2, 1), (2, 3, 4, 1, 5)):
+        probes = {name: maker.floats(name, (batch,) + (edge,) * (rank - 1)) for name in unknown}
         seen = runner.watch(next(maker.beside(known | probes, late)))
         hits = [(argument, module) for argument, module in seen if argument in unknown]
         if not hits and len(unknown) == 1:

@@ -10,7 +10,8 @@ which value stands for which. From that follow, in one walk from the outputs to 
   its output;
 - a new node belongs to the matched nodes that it leads to, or else to those that it comes from.
 
-Only the second kind of answer onwards is ``derived``. Cost is linear in nodes and edges.
+The first keeps the evidence it had, the others are ``derived``. A node of which the source itself knew nothing gets the
+call that all its neighbours agree on, which is ``inferred``. Cost is linear in nodes and edges.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from modelexport.core import Evidence, ModuleCall, Owner
-from modelexport.graph import OWNER, all_nodes, initializers, nested_graphs
+from modelexport.graph import OWNER, all_nodes, initializers, nested_graphs, owner_of
 
 _INDEX = "modelexport.source"
 
@@ -111,11 +112,13 @@ class _Derivation:
             for index in self.matches.get(node, ()):
                 self._align(node, self.source.nodes[index])
         for node in nodes:
-            if node in self.matches:
-                node.meta[OWNER] = self._owner(node)
-        self._place_new(nodes)
-        for node in nodes:
+            owner = self._owner(node) if node in self.matches else None
+            node.meta.pop(OWNER, None)
             node.meta.pop(_INDEX, None)
+            if owner is not None:
+                node.meta[OWNER] = owner
+        self._place_new(nodes)
+        self._infer(nodes)
 
     def _match(self, node: ir.Node) -> int | None:
         index = node.meta.get(_INDEX)
@@ -144,7 +147,7 @@ class _Derivation:
                     twins.append(index)
                 self.known.update(self.source.nodes[index].outputs)
 
-    def _owner(self, node: ir.Node) -> Owner:
+    def _owner(self, node: ir.Node) -> Owner | None:
         matched = [self.source.nodes[index] for index in self.matches[node]]
         calls: dict[ModuleCall, None] = {}
         same = node.op_identifier() == matched[0].op
@@ -157,7 +160,7 @@ class _Derivation:
         first = matched[0].owner
         if same and len(matched) == 1 and first is not None:
             return first
-        return Owner(tuple(calls), Evidence.DERIVED)
+        return Owner(tuple(calls), Evidence.DERIVED) if calls else None
 
     def _calls_behind(self, name: str | None) -> tuple[ModuleCall, ...]:
         """The owners of what the source computes between the values that both graphs have and this one."""
@@ -187,15 +190,20 @@ class _Derivation:
         leads: dict[ir.Node, tuple[ModuleCall, ...]] = {}
         for node in reversed(nodes):
             if node not in self.matches:
-                leads[node] = self._calls_around(self._consumers(node), leads)
+                leads[node] = _calls_of(self._consumers(node), leads)
         for node in nodes:
-            if node in self.matches:
-                continue
-            calls = leads[node]
-            if not calls:
-                calls = leads[node] = self._calls_around(_producers(node), leads)
-            if calls:
-                node.meta[OWNER] = Owner(calls, Evidence.DERIVED)
+            if node not in self.matches:
+                leads[node] = leads[node] or _calls_of(_producers(node), leads)
+                if leads[node]:
+                    node.meta[OWNER] = Owner(leads[node], Evidence.DERIVED)
+
+    def _infer(self, nodes: list[ir.Node]) -> None:
+        """A node of which the source itself knew nothing belongs to the call that everything around it belongs to."""
+        for node in nodes:
+            if OWNER not in node.meta:
+                around = _calls_of([*_producers(node), *self._consumers(node)], {})
+                if len(around) == 1:
+                    node.meta[OWNER] = Owner(around, Evidence.INFERRED)
 
     def _consumers(self, node: ir.Node) -> Iterator[ir.Node]:
         """The nodes that use a node's outputs; a nested graph's outputs are used by the node that holds it."""
@@ -205,14 +213,14 @@ class _Derivation:
             if value.is_graph_output() and isinstance(value.graph, ir.Graph) and value.graph in self.holders:
                 yield self.holders[value.graph]
 
-    def _calls_around(
-        self, neighbours: Iterable[ir.Node], new: dict[ir.Node, tuple[ModuleCall, ...]]
-    ) -> tuple[ModuleCall, ...]:
-        calls: dict[ModuleCall, None] = {}
-        for neighbour in neighbours:
-            owner = neighbour.meta.get(OWNER) if neighbour in self.matches else None
-            calls.update(dict.fromkeys(new.get(neighbour, ()) if owner is None else (owner.call,)))
-        return tuple(calls)
+
+def _calls_of(nodes: Iterable[ir.Node], placed: Mapping[ir.Node, tuple[ModuleCall, ...]]) -> tuple[ModuleCall, ...]:
+    """The calls that produce the outputs of nodes, or, for nodes that are new themselves, where those were placed."""
+    calls: dict[ModuleCall, None] = {}
+    for node in nodes:
+        owner = owner_of(node)
+        calls.update(dict.fromkeys(placed.get(node, (owner.call,) if owner else ())))
+    return tuple(calls)
 
 
 def _producers(node: ir.Node) -> Iterator[ir.Node]:

@@ -24,7 +24,7 @@ def optimize(model: ir.Model) -> None:
                 _FoldConstants(),
                 RewritePass(default_rules()),
                 passes.RemoveUnusedNodesPass(),
-                passes.RemoveUnusedFunctionsPass(),
+                passes.RemoveUnusedFunctionsPass(),  # type: ignore[no-untyped-call]
                 passes.RemoveUnusedOpsetsPass(),
             ],
             steps=2,

@@ -62,7 +62,7 @@ def _computed(source: Source, names: Mapping[str, tuple[str, ...]], name: str) -
         node = source.nodes[index]
         inputs: list[str] = []
         for value in node.inputs:
-            if value in names:
+            if value is not None and value in names:
                 key = names[value][0]
                 keys[key] = None
                 inputs.append(key)

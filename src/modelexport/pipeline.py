@@ -13,6 +13,8 @@ import onnx_ir as ir
 from modelexport import schema
 from modelexport.coverage import check_coverage
 from modelexport.files import check_writable, written_together
+from modelexport.graph import initializers
+from modelexport.hierarchy.compare import compare
 from modelexport.lineage import derive_owners, snapshot
 from modelexport.optimize import finish, optimize
 from modelexport.parameters import origins
@@ -117,7 +119,7 @@ def export(
         UntaggedNodeError: A node has no owner. Nothing is written.
     """
     from modelexport.frontends import dynamo
-    from modelexport.hierarchy.static import module_tree
+    from modelexport.hierarchy.static import containers, module_tree
 
     path = Path(path)
     check_writable(path)
@@ -145,6 +147,7 @@ def export(
             tree=tree,
             calls=exported.calls,
             tags=tags,
+            comparison=compare(tree, exported.calls, containers(model)),
             origins=found,
             coverage=coverage,
             settings=schema.Settings(
@@ -181,6 +184,6 @@ def export(
 
 def _save(model: ir.Model, path: Path, *, external: bool | None) -> None:
     if external is None:
-        sizes = (value.const_value.nbytes for graph in model.graphs() for value in graph.initializers.values())
-        external = sum(sizes) > EXTERNAL_DATA_THRESHOLD
+        tensors = (value.const_value for value in initializers(model))
+        external = sum(tensor.nbytes for tensor in tensors if tensor is not None) > EXTERNAL_DATA_THRESHOLD
     ir.save(model, path, external_data=f"{path.name}.data" if external else None)

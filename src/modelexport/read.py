@@ -65,7 +65,6 @@ class TaggedModel:
             if owner is not None and not inside.isdisjoint(owner.calls):
                 yield node
 
-
     def describe_nodes(self, call: ModuleCall) -> list[NodeRow]:
         """The nodes of a call and of the calls inside it, as values."""
         rows = []

@@ -11,12 +11,12 @@ from modelexport.core import CallTree, ModuleCall, ModuleTree, TensorSpec, Trace
 from modelexport.tags import Tags
 
 if TYPE_CHECKING:
+    from modelexport.hierarchy.compare import Comparison
     from modelexport.pipeline import ExportResult
     from modelexport.read import NodeRow
     from modelexport.schema import Coverage
     from modelexport.tree import TreeRow
     from modelexport.verify import VerifyReport
-    from modelexport.hierarchy.compare import Comparison
 
 HierarchyMode = Literal["static", "traced", "compare", "trace"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +25,8 @@ def format_report(hierarchy: schema.Hierarchy, seconds: Mapping[str, float], ver
     sections = [
         f"# {model.name}",
         f"`{model.class_name}`, {model.parameters:,} parameters, {len(hierarchy.nodes):,} nodes, "
-        f"{len(hierarchy.initializers):,} initializers, opset {model.opset}, front end `{hierarchy.settings.frontend}`.",
+        f"{len(hierarchy.initializers):,} initializers, opset {model.opset}, "
+        f"front end `{hierarchy.settings.frontend}`.",
         "## Coverage",
         _table(
             ("evidence", "nodes"),
@@ -80,7 +81,7 @@ def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.2e}"
 
 
-def _table(header: tuple[str, ...], rows: list[tuple[object, ...]]) -> str:
+def _table(header: tuple[str, ...], rows: Sequence[tuple[object, ...]]) -> str:
     if not rows:
         return "None."
     lines = [header, tuple("---" for _ in header), *rows]

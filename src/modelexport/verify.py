@@ -99,7 +99,7 @@ def feeds(inputs: Mapping[str, Any] | Sequence[Any], session: onnxruntime.Infere
     return {value.name: tensor for value, tensor in zip(wanted, tensors, strict=True)}
 
 
-def as_array(tensor: torch.Tensor) -> np.ndarray:
+def as_array(tensor: torch.Tensor) -> Any:
     """A tensor as NumPy has it; ``bfloat16``, which NumPy does not have, through ``ml_dtypes``."""
     tensor = tensor.detach().cpu()
     if tensor.dtype is torch.bfloat16:

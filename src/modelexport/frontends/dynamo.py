@@ -214,7 +214,7 @@ class _Owners:
         return self.nested[identity]
 
 
-def _fx_name(node: ir.Node) -> str | None:
+def _fx_name(node: ir.Node) -> str:
     """The name of the FX node that an ONNX node was made for, as ``torch.onnx`` wrote it down."""
     scopes = node.metadata_props.get("pkg.torch.onnx.name_scopes")
-    return ast.literal_eval(scopes)[-1] if scopes else None
+    return str(ast.literal_eval(scopes)[-1]) if scopes else ""

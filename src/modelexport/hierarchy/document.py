@@ -10,7 +10,7 @@ from torch import nn
 
 from modelexport.core import CallTree, ModuleTree, TensorSpec
 from modelexport.hierarchy.compare import Comparison, compare
-from modelexport.hierarchy.static import module_tree
+from modelexport.hierarchy.static import containers, module_tree
 from modelexport.hierarchy.traced import trace
 from modelexport.hierarchy.values import run_arguments
 from modelexport.tags import Granularity, Tags
@@ -81,7 +81,7 @@ def hierarchy_overview(
     args, kwargs = run_arguments(inputs)
     calls = trace(model, args, kwargs)
     tags = Tags(tree, calls, granularity=granularity, include=include, exclude=exclude)
-    return HierarchyOverview(tree, calls, tags, compare(tree, calls))
+    return HierarchyOverview(tree, calls, tags, compare(tree, calls, containers(model)))
 
 
 def _specs(specs: Sequence[TensorSpec]) -> list[dict[str, Any]]:

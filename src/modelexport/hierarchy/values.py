@@ -17,13 +17,17 @@ from modelexport.core import TensorSpec
 def tensors_in(value: object, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors in a value and their names, in order: ``past.0.key`` is in ``{"past": [Layer(key=...)]}``.
 
-    Looks into mappings, dataclasses, tuples, lists and other objects with attributes (caches).
+    Looks into mappings, dataclasses, tuples, lists and other objects with attributes (caches), not into itself again.
     """
+    return _walk(value, name, ())
+
+
+def _walk(value: object, name: str, around: tuple[int, ...]) -> Iterator[tuple[str, torch.Tensor]]:
     if isinstance(value, torch.Tensor):
         yield name, value
-        return
-    for part_name, part in _parts(value):
-        yield from tensors_in(part, f"{name}.{part_name}" if name else part_name)
+    elif id(value) not in around:
+        for part_name, part in _parts(value):
+            yield from _walk(part, f"{name}.{part_name}" if name else part_name, (*around, id(value)))
 
 
 def _parts(value: object) -> Iterator[tuple[str, Any]]:

@@ -13,7 +13,7 @@ from modelexport import schema
 from modelexport.boundaries import boundaries
 from modelexport.core import CallTree, ModuleTree, Owner, TensorSpec
 from modelexport.graph import all_nodes, initializers, owner_of
-from modelexport.hierarchy.compare import compare
+from modelexport.hierarchy.compare import Comparison
 from modelexport.lineage import Source
 from modelexport.parameters import Origin
 from modelexport.tags import Tags
@@ -30,6 +30,7 @@ def hierarchy_document(
     tree: ModuleTree,
     calls: CallTree,
     tags: Tags,
+    comparison: Comparison,
     origins: Mapping[str, Origin],
     coverage: schema.Coverage,
     settings: schema.Settings,
@@ -39,6 +40,7 @@ def hierarchy_document(
     Args:
         name: The model's short name.
         source: The unoptimised graph, for the reason why a call has no nodes.
+        comparison: For the reason why a module has no calls.
     """
     return schema.Hierarchy(
         format_version=schema.FORMAT_VERSION,
@@ -49,7 +51,7 @@ def hierarchy_document(
         inputs=[_graph_value(value) for value in model.graph.inputs],
         outputs=[_graph_value(value) for value in model.graph.outputs],
         coverage=coverage,
-        modules=_modules(model, source, tree, calls, tags),
+        modules=_modules(model, source, tree, calls, tags, comparison),
         calls=_calls(model, calls, tags),
         nodes=[_node(node, tags) for node in all_nodes(model)],
         initializers=[_initializer(value, tags, origins.get(value.name or "")) for value in initializers(model)],
@@ -57,12 +59,12 @@ def hierarchy_document(
 
 
 def _modules(
-    model: ir.Model, source: Source, tree: ModuleTree, calls: CallTree, tags: Tags
+    model: ir.Model, source: Source, tree: ModuleTree, calls: CallTree, tags: Tags, comparison: Comparison
 ) -> list[schema.ModuleEntry]:
     executed = Counter(traced.call.path for traced in calls)
     with_nodes = _paths_with(calls, _owners(model))
     with_operations = _paths_with(calls, (node.owner for node in source.nodes if node.owner is not None))
-    compared = {module.path: module.reason for module in compare(tree, calls).modules}
+    compared = {module.path: module.reason for module in comparison.modules}
     entries = []
     for module in tree:
         if not executed[module.path]:
@@ -149,7 +151,7 @@ def _initializer(value: ir.Value, tags: Tags, origin: Origin | None) -> schema.I
     return schema.InitializerEntry(
         name=value.name or "",
         dtype=schema.dtype_name(value.dtype),
-        shape=[int(size) for size in value.shape or ()],
+        shape=list(value.shape.numpy()) if value.shape is not None else [],
         parameter=list(origin.keys) if origin else [],
         transform=list(origin.transform) if origin else [],
         hierarchy_tags=initializer_tags(value, tags),
