@@ -401,6 +401,18 @@ def test_what_cannot_be_made_up_is_named_with_the_json_to_correct() -> None:
     assert shapes(example_inputs(Product(), spec=spec)) == {"words": [2, 3]}
 
 
+class MaskOnly(nn.Module):
+    """Its only tensor has a name that elsewhere takes its shape from another one."""
+
+    def forward(self, mask: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        return mask * scale
+
+
+@pytest.mark.parametrize("spec", [None, {"scale": {"value": 0.5}}])
+def test_a_mask_without_anything_to_follow_is_made_up_like_any_other(spec: dict[str, Any] | None) -> None:
+    assert list(example_inputs(MaskOnly(), spec=spec)["mask"].shape) == [2, 16]
+
+
 def test_arguments_without_names_are_left_to_a_factory() -> None:
     with pytest.raises(InputsError, match="let a factory return the module and its inputs"):
         example_inputs(Anything())

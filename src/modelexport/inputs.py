@@ -158,7 +158,8 @@ def _plans(
         choices = {name: maker.options(name, batch) for name in (*required, *chosen)}
         known = {name: tensors for name, tensors in choices.items() if tensors}
         late = [name for name in choices if name not in known and name.endswith(_SHAPED_BY_ANOTHER)]
-        late = late if len(late) < len(choices) or given else []
+        has_tensors = any(isinstance(value, torch.Tensor) and value.ndim for value in given.values())
+        late = late if len(late) < len(choices) or has_tensors else []
         unknown = [name for name in choices if name not in known and name not in late]
         for values in itertools.product(*known.values()):
             start = maker.with_placeholders(runner, given | dict(zip(known, values, strict=True)))

@@ -1,0 +1,42 @@
+# make demo   set up, export the built-in model, show its tree
+# make test   set up, lint, check types and imports, run the tests
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+export HF_HUB_OFFLINE ?= 1
+
+.PHONY: demo test check test-slow bench clean
+
+demo: .venv/installed
+	@mkdir -p demo
+	@$(BIN)/modelexport export bert-tiny -o demo/bert-tiny.onnx --verify
+
+test: .venv/installed-for-tests check
+	$(BIN)/pytest -n 2
+
+check: .venv/installed-for-tests
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test-slow: .venv/installed-for-tests
+	$(BIN)/pytest -n 2 -m slow
+
+bench: .venv/installed
+	for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done
+
+clean:
+	rm -rf .venv demo
+
+# torch first: its CPU build is only taken when that exact version is asked for.
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(PIP) torch -c constraints.txt
+	$(PIP) -e . -c constraints.txt
+	@touch $@
+
+.venv/installed-for-tests: .venv/installed tests/requirements-nodeps.txt
+	$(PIP) -e '.[check]' -c constraints.txt
+	$(PIP) --no-deps -r tests/requirements-nodeps.txt
+	@touch $@
