@@ -6,17 +6,17 @@ import io
 import logging
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 
 _LOGGERS = ("torch.onnx", "torch.export", "torch.fx", "transformers", "onnxscript", "onnx_ir")
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Inside: no warnings, no log messages below ``ERROR``, nothing on standard output from third parties."""
+    """Inside: no warnings, no log messages below ``ERROR``, nothing printed by third parties."""
     loggers = [logging.getLogger(name) for name in _LOGGERS]
     levels = [logger.level for logger in loggers]
-    with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
+    with warnings.catch_warnings(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
         warnings.simplefilter("ignore")
         try:
             for logger in loggers:

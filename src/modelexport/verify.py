@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -84,19 +85,25 @@ def run_module(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any]) -> l
         return [as_array(tensor) for _, tensor in tensors_in(model(*args, **kwargs))]
 
 
-def feeds(inputs: Mapping[str, Any] | Sequence[Any], session: onnxruntime.InferenceSession) -> dict[str, np.ndarray]:
-    """The tensors in example inputs under the names of a file's inputs, which are in the same order.
+def feeds(inputs: Mapping[str, Any] | Sequence[Any], session: onnxruntime.InferenceSession) -> dict[str, Any]:
+    """The tensors in example inputs under the names of a file's inputs: by name, or by order where names differ.
 
     Raises:
-        InputsError: Their number or a type differs.
+        InputsError: Their number differs.
     """
-    tensors = [as_array(tensor) for _, tensor in tensors_in(inputs)]
-    wanted = session.get_inputs()
-    if len(tensors) != len(wanted):
-        raise InputsError(
-            f"the file takes {len(wanted)} inputs ({', '.join(i.name for i in wanted)}) and {len(tensors)} were given"
-        )
-    return {value.name: tensor for value, tensor in zip(wanted, tensors, strict=True)}
+    given = {_plain(name): as_array(tensor) for name, tensor in tensors_in(inputs)}
+    wanted = [value.name for value in session.get_inputs()]
+    if len(given) != len(wanted):
+        raise InputsError(f"the file takes {len(wanted)} inputs ({', '.join(wanted)}) and {len(given)} were given")
+    by_name = {name: given.get(_plain(name.removeprefix("input."))) for name in wanted}
+    if all(array is not None for array in by_name.values()):
+        return by_name
+    return dict(zip(wanted, given.values(), strict=True))
+
+
+def _plain(name: str) -> str:
+    """A name as the exporter writes it: ``past.0`` is ``past_0``."""
+    return re.sub(r"\W", "_", name)
 
 
 def as_array(tensor: torch.Tensor) -> Any:

@@ -29,6 +29,7 @@ from modelexport.graph import OWNER
 from modelexport.hierarchy.recorder import CallRecorder
 from modelexport.hierarchy.traced import untouched
 from modelexport.hierarchy.values import run_arguments
+from modelexport.inputs import check_inputs
 from modelexport.quiet import quiet
 
 ADDRESS_KEY = "modelexport.call"
@@ -55,10 +56,14 @@ def export(
     recorder = CallRecorder(model, _annotated)
     args, kwargs = _by_name(model, *run_arguments(copy.deepcopy(inputs)))
     with untouched(model, runs=False), recorder.attached(), quiet():
+        failure: CaptureError | None = None
         try:
             translated, output_names = _translate(model, args, kwargs, dynamic=dynamic, opset=opset)
         except Exception as error:
-            raise _explained(error, recorder) from error
+            failure, cause = _explained(error, recorder), error
+    if failure is not None:
+        check_inputs(model, inputs if isinstance(inputs, Mapping) else tuple(inputs))
+        raise failure from cause
     passes.InlinePass()(translated)
     calls = _Owners(model, recorder.seen).assign(translated)
     if output_names is None:
@@ -97,21 +102,20 @@ def _by_name(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 
 def _explained(error: Exception, recorder: CallRecorder) -> CaptureError:
-    """What failed, where, and the exporter's own reason: the first exception of the chain, which is the cause."""
+    """What failed and where, and the exporter's own reason: the exception at the bottom of the chain."""
     cause: BaseException = error
-    address = None
-    while True:
-        call = recorder.raised_in(cause)
-        if call is not None:
-            address = call.address
-        if cause.__cause__ is None:
-            break
+    while cause.__cause__ is not None:
         cause = cause.__cause__
+    call = recorder.running
+    where = f" in {call}" if call is not None else ""
     lines = [line for line in str(cause).strip().splitlines() if line.strip()]
-    reason = "\n".join(lines[:12])
-    where = f" in {address or 'the root module'}" if address is not None else ""
-    message = f"the model cannot be exported: {type(cause).__name__}{where}: {lines[0] if lines else 'no message'}"
-    return CaptureError(message, address=address, reason=reason)
+    reason = "\n".join(line[:200] for line in lines[:_REASON_LINES])
+    message = f"the model cannot be exported: {type(cause).__name__}{where}: {reason}"
+    return CaptureError(message, address=None if call is None else call.address, reason=reason)
+
+
+_REASON_LINES = 12
+"""What fits a screen; the rest is in the chained exception."""
 
 
 def state_dict_names(model: nn.Module) -> dict[str, tuple[str, ...]]:

@@ -56,6 +56,11 @@ class CallRecorder:
         """The innermost call that an exception came out of; ``None`` if it came out of none."""
         return self._raised[1] if self._raised[0] is error else None
 
+    @property
+    def running(self) -> ModuleCall | None:
+        """The innermost call that has begun and not ended. torch.export leaves it there when it fails."""
+        return self.seen[self._running[-1][0]].call if self._running else None
+
     def _hooks(self, path: str) -> tuple[Callable[..., None], Callable[..., None]]:
         # By path, not by module: torch.export hands the hooks stand-ins of modules that have several names.
         def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -80,9 +85,12 @@ class CallRecorder:
 
     def _leave(self, path: str, output: object) -> None:
         """Also called, with ``None`` for the output, when ``forward`` raised."""
-        if not self._running or self.seen[self._running[-1][0]].call.path != path:
+        if all(self.seen[position].call.path != path for position, _ in self._running):
             return  # another hook raised before forward began
         position, context = self._running.pop()
+        while self.seen[position].call.path != path:  # it raised under torch.export, and its caller went on
+            context.close()
+            position, context = self._running.pop()
         traced = self.seen[position]
         self.seen[position] = dataclasses.replace(traced, exit=self._next_step(), outputs=output_specs(output))
         context.close()

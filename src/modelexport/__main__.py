@@ -1,0 +1,5 @@
+"""``python -m modelexport``."""
+
+from modelexport.cli import main
+
+main()

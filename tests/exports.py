@@ -1,0 +1,54 @@
+"""Exports of the table's models, made once for all tests and all workers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import models
+import msgspec
+import pytest
+from filelock import FileLock
+
+from modelexport import export, schema
+
+
+@dataclass(frozen=True)
+class ExportedCase:
+    """A case of the table and the files that its export wrote."""
+
+    case: models.ModelCase
+    path: Path
+    document: dict[str, Any]
+    """What ``modelexport export --verify --json`` prints."""
+
+    @property
+    def hierarchy(self) -> schema.Hierarchy:
+        return msgspec.json.decode(self.path.with_suffix(".hierarchy.json").read_bytes(), type=schema.Hierarchy)
+
+
+Exporter = Callable[..., ExportedCase]
+
+
+@pytest.fixture(scope="session")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Exporter:
+    """``exported(name, dynamic=False)``: the verified export of a case."""
+    shared = tmp_path_factory.getbasetemp().parent / "exports"
+    shared.mkdir(exist_ok=True)
+
+    def get(name: str, *, dynamic: bool = False) -> ExportedCase:
+        case = models.case(name)
+        if case.missing:
+            pytest.skip(f"needs {', '.join(case.missing)}: `make test` installs them")
+        path = shared / f"{name}{'-dynamic' if dynamic else ''}.onnx"
+        document = path.with_suffix(".export.json")
+        with FileLock(path.with_suffix(".lock")):
+            if not document.exists():
+                result = export(case.build(), case.inputs(), path, dynamic=dynamic, verify=True)
+                document.write_text(json.dumps(msgspec.to_builtins(result.document())))
+        return ExportedCase(case, path, json.loads(document.read_text()))
+
+    return get

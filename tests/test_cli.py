@@ -1,0 +1,202 @@
+"""The real command, its output, its exit status, and what it leaves on disk."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from exports import Exporter
+
+FACTORIES = '''
+import torch
+from torch import nn
+
+class Twice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.block = nn.Linear(4, 4)
+    def forward(self, x):
+        return self.block(self.block(x))
+
+def good():
+    return Twice(), {"x": torch.ones(2, 4)}
+
+def misfit():
+    return Twice(), {"x": torch.ones(2, 5)}
+
+def raising():
+    raise ValueError("no luck")
+
+class Solve(nn.Module):
+    def forward(self, x):
+        return torch.linalg.lstsq(x, x).solution
+
+def unsupported():
+    return nn.Sequential(nn.Linear(4, 4), Solve()), (torch.ones(4, 4),)
+'''
+
+
+def run(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "modelexport", *map(str, arguments)]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "nets.py").write_text(FACTORIES)
+    return tmp_path
+
+
+def test_export_prints_one_json_document_with_tree_coverage_and_difference(folder: Path) -> None:
+    done = run("export", "nets.py:good", "-o", "x.onnx", "--verify", "--json", cwd=folder)
+    document = json.loads(done.stdout)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert document["coverage"] == {"exact": 2, "derived": 0, "inferred": 0, "untagged": 0}
+    assert [(row["address"], row["tag"], row["nodes"]) for row in document["tree"]] == [
+        ("", "/Twice", 2),
+        ("block", "/Twice/Linear", 1),
+        ("block@1", "/Twice/Linear@1", 1),
+    ]
+    assert document["verify"]["agrees"]
+    assert document["verify"]["largest_difference"] < 1e-5
+    assert sorted(path.name for path in folder.glob("x.*")) == sorted(Path(file).name for file in document["files"])
+
+
+def test_export_shows_tree_coverage_and_difference(folder: Path) -> None:
+    done = run("export", "nets.py:good", "-o", "x.onnx", "--verify", cwd=folder)
+    assert done.returncode == 0
+    assert "  Linear@1  block@1      1  Gemm" in done.stdout
+    assert "nodes: 2 exact, 0 derived, 0 inferred, 0 untagged" in done.stdout
+    assert "1 output agrees with PyTorch, largest difference" in done.stdout
+
+
+def test_two_runs_write_the_same_bytes(folder: Path) -> None:
+    for name in ("one", "two"):
+        (folder / name).mkdir()
+        assert run("export", "-o", f"{name}/x.onnx", cwd=folder).returncode == 0
+    for file in ("x.onnx", "x.hierarchy.json"):
+        assert (folder / "one" / file).read_bytes() == (folder / "two" / file).read_bytes()
+
+
+def test_no_string_in_the_file_is_a_path_of_this_machine(folder: Path) -> None:
+    assert run("export", "nets.py:good", "-o", "x.onnx", cwd=folder).returncode == 0
+    content = (folder / "x.onnx").read_bytes() + (folder / "x.hierarchy.json").read_bytes()
+    for path in (folder, Path(sys.prefix), Path(__file__).parent):
+        assert str(path).encode() not in content
+    assert b".py" not in content
+
+
+def test_torch_metadata_stays_when_asked_for(folder: Path) -> None:
+    assert run("export", "nets.py:good", "-o", "x.onnx", "--keep-torch-metadata", cwd=folder).returncode == 0
+    assert b"pkg.torch.onnx.stack_trace" in (folder / "x.onnx").read_bytes()
+
+
+def test_weights_go_to_a_file_of_their_own_when_asked_for(folder: Path) -> None:
+    assert run("export", "nets.py:good", "-o", "x.onnx", "--weights", "copy", cwd=folder).returncode == 0
+    assert (folder / "x.onnx.data").stat().st_size > 0
+    assert run("tree", "x.onnx", cwd=folder).returncode == 0
+
+
+def test_tree_and_nodes_read_the_file_back(folder: Path, exported: Exporter) -> None:
+    path = exported("blocks").path
+    rows = json.loads(run("tree", path, "--json", cwd=folder).stdout)["tree"]
+    assert rows == exported("blocks").document["tree"]
+    root = json.loads(run("nodes", path, ".", "--json", cwd=folder).stdout)
+    assert len(root) == rows[0]["nodes"]
+    by_tag = json.loads(run("nodes", path, rows[1]["tag"], "--json", cwd=folder).stdout)
+    by_address = json.loads(run("nodes", path, rows[1]["address"], "--json", cwd=folder).stdout)
+    assert by_tag == by_address
+    assert len(by_tag) == rows[1]["nodes"]
+
+
+def test_tree_does_not_import_torch(exported: Exporter) -> None:
+    code = f"""
+import sys
+sys.argv = ["modelexport", "tree", {str(exported("blocks").path)!r}]
+from modelexport.cli import main
+try:
+    main()
+except SystemExit as stop:
+    assert not stop.code, stop.code
+assert not {{"torch", "transformers", "rich"}} & set(sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_importing_the_package_imports_neither_torch_nor_rich() -> None:
+    code = "import modelexport, sys; assert not {'torch', 'rich', 'onnx', 'numpy'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("mode", ["static", "traced", "compare"])
+def test_hierarchy_shows_the_module_tree_without_an_export(mode: str, folder: Path) -> None:
+    done = run("hierarchy", "nets.py:good", "--mode", mode, cwd=folder)
+    assert done.returncode == 0
+    assert "block" in done.stdout
+    document = json.loads(run("hierarchy", "nets.py:good", "--mode", mode, "--json", cwd=folder).stdout)
+    assert [module["path"] for module in document["modules"]] == ["", "block"]
+    assert ("calls" in document) == (mode != "static")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["export", "nets.py:raising", "-o", "x.onnx"], "nets.py:raising failed: ValueError: no luck"),
+        (["export", "nets.py:missing", "-o", "x.onnx"], "nets.py has no missing"),
+        (["export", "nets.py:misfit", "-o", "x.onnx"], "Twice does not run with x float32[2, 5]"),
+        (["export", "nets.py:unsupported", "-o", "x.onnx"], "cannot be exported: DynamicOutputShapeException in 1"),
+        (["export", "nowhere/model", "-o", "x.onnx"], "nowhere/model"),
+        (["export", "nets.py:good", "-o", "missing/x.onnx"], "cannot write missing/x.onnx: there is no folder missing"),
+        (["export", "nets.py:good", "-o", "."], "is a folder"),
+        (["export", "nets.py:good", "-o", "x.onnx", "--include", "Conv9"], "the model has no class Conv9"),
+        (["export", "nets.py:good", "-o", "x.onnx", "--inputs", "none.json"], "none.json"),
+        (["export", "nets.py:good"], "Missing option '-o'"),
+        (["tree", "missing.onnx"], "there is no file missing.onnx"),
+        (["tree", "empty.onnx"], "empty.onnx is empty"),
+        (["tree", "nets.py"], "nets.py is not an ONNX file"),
+        (["tree", "plain.onnx"], "plain.onnx has no tags"),
+        (["tree", "future.onnx"], "has format version 2999-01-01"),
+        (["nodes", "x.onnx", "block@7"], "did you mean block"),
+        (["frobnicate"], "No such command 'frobnicate'"),
+    ],
+)
+def test_bad_input_is_one_message_and_status_2_and_nothing_is_overwritten(
+    arguments: list[str], message: str, folder: Path
+) -> None:
+    write_files(folder)
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    done = run(*arguments, cwd=folder)
+    assert done.returncode == 2, done.stderr
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+    assert {path: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
+
+
+def write_files(folder: Path) -> None:
+    import onnx
+    from onnx import TensorProto, helper
+
+    value = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])
+    out = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1])
+    plain = helper.make_model(helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [value], [out]))
+    onnx.save(plain, folder / "plain.onnx")
+    helper.set_model_props(plain, {"modelexport.format_version": "2999-01-01"})
+    onnx.save(plain, folder / "future.onnx")
+    (folder / "empty.onnx").touch()
+    from modelexport import export
+
+    namespace: dict[str, object] = {}
+    exec(FACTORIES, namespace)
+    model, inputs = namespace["good"]()  # type: ignore[operator]
+    export(model, inputs, folder / "x.onnx")
+
+
+def test_debug_shows_the_traceback(folder: Path) -> None:
+    done = run("--debug", "export", "nets.py:raising", "-o", "x.onnx", cwd=folder)
+    assert done.returncode == 2
+    assert "Traceback" in done.stderr
+    assert "modelexport: nets.py:raising failed" in done.stderr

@@ -1,0 +1,133 @@
+"""Every model of the table: exported, tagged, valid, and equal to PyTorch."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import models
+import onnx
+import onnxruntime
+import pytest
+from exports import Exporter
+
+from modelexport import read
+from modelexport.graph import owner_of
+from modelexport.verify import compare_all, feeds, run_module
+
+TABLE = [case.name for case in (*models.CASES, *models.TRAINED)]
+DYNAMIC = [case.name for case in (*models.CASES, *models.TRAINED) if case.dynamic is not None]
+QUICK_DYNAMIC = [
+    "blocks", "recurrent", "condition", "bert", "gpt2", "t5", "mixtral", "mamba", "vit", "resnet", "swin", "whisper",
+    "clip", "segformer", "yolos",
+]  # fmt: skip
+
+
+def test_the_table_has_the_models_that_the_claims_are_about() -> None:
+    assert len(models.CASES) >= 24
+    assert len({case.family for case in models.CASES}) >= 12
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_every_node_has_an_owner_and_none_is_inferred(name: str, exported: Exporter) -> None:
+    coverage = exported(name).document["coverage"]
+    assert coverage["exact"] > 0
+    assert (coverage["inferred"], coverage["untagged"]) == (0, 0)
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_the_file_computes_what_pytorch_computes(name: str, exported: Exporter) -> None:
+    verified = exported(name).document["verify"]
+    assert verified["agrees"], verified
+    assert verified["outputs"]
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_the_file_passes_the_full_check(name: str, exported: Exporter) -> None:
+    onnx.checker.check_model(str(exported(name).path), full_check=True)
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_what_is_read_back_is_what_the_sidecar_says(name: str, exported: Exporter) -> None:
+    export = exported(name)
+    tagged, hierarchy = read.load(export.path), export.hierarchy
+    assert tagged.coverage == hierarchy.coverage
+    assert [call.call.address for call in tagged.calls] == [call.address for call in hierarchy.calls]
+    assert [(node.name, owner_of(node).call.address) for node in tagged.nodes] == [
+        (node.name, node.call) for node in hierarchy.nodes
+    ]
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_tags_are_those_of_the_owners_deepest_level(name: str, exported: Exporter) -> None:
+    export = exported(name)
+    tagged = read.load(export.path)
+    levels = {module.path for module in export.hierarchy.modules if module.level}
+    for node in tagged.nodes:
+        call = owner_of(node).call
+        level = next(c for c in reversed(tagged.calls.stack(call)) if c.path in levels or c.path == "")
+        assert node.metadata_props["modelexport.source_module"] == tagged.tags[level]
+        assert "/" + node.metadata_props["namespace"] == tagged.tags[call]
+
+
+@pytest.mark.parametrize("name", [case.name for case in models.CASES if case.expected.repeated])
+def test_repeated_calls_have_addresses_and_nodes_of_their_own(name: str, exported: Exporter) -> None:
+    export = exported(name)
+    calls = Counter(call.address.partition("@")[0] for call in export.hierarchy.calls)
+    for path, count in export.case.expected.repeated.items():
+        assert calls[path] == count
+
+
+def test_the_calls_of_alberts_one_layer_have_equally_many_nodes(exported: Exporter) -> None:
+    export = exported("albert")
+    layer = "encoder.albert_layer_groups.0.albert_layers.0"
+    rows = {row["address"]: row for row in export.document["tree"]}
+    repeats = [rows[layer] if i == 0 else rows[f"{layer}@{i}"] for i in range(4)]
+    tagged = read.load(export.path)
+    operators = [
+        Counter(node.op_type for node in tagged.nodes_of(tagged.find(row["address"] or "."))) for row in repeats
+    ]
+    assert operators[0].total() > 30
+    assert operators == [operators[0]] * 4
+
+
+def test_gpt2s_split_nodes_belong_to_the_attention_that_splits(exported: Exporter) -> None:
+    tagged = read.load(exported("gpt2").path)
+    splits = [node for node in tagged.nodes if node.op_type == "Split"]
+    assert [owner_of(node).call.address for node in splits] == [f"transformer.h.{i}.attn" for i in range(len(splits))]
+    assert splits
+
+
+def test_the_branches_of_a_condition_belong_to_the_modules_called_in_them(exported: Exporter) -> None:
+    tagged = read.load(exported("condition").path)
+    branch = next(node for node in tagged.nodes if node.op_type == "If")
+    owners = {
+        attribute.name: {owner_of(node).call.path for node in attribute.as_graph().all_nodes()}
+        for attribute in branch.attributes.values()
+    }
+    assert owners["then_branch"].isdisjoint(owners["else_branch"] - {""})
+    assert all(any(path for path in paths) for paths in owners.values())
+
+
+@pytest.mark.parametrize("name", QUICK_DYNAMIC)
+def test_a_dynamic_export_takes_other_sizes(name: str, exported: Exporter) -> None:
+    check_dynamic(name, exported)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in DYNAMIC if name not in QUICK_DYNAMIC])
+def test_every_other_dynamic_export_takes_other_sizes(name: str, exported: Exporter) -> None:
+    check_dynamic(name, exported)
+
+
+def check_dynamic(name: str, exported: Exporter) -> None:
+    export = exported(name, dynamic=True)
+    coverage = export.document["coverage"]
+    assert (coverage["inferred"], coverage["untagged"]) == (0, 0)
+    onnx.checker.check_model(str(export.path), full_check=True)
+    assert export.case.dynamic is not None
+    others = export.case.dynamic()
+    session = onnxruntime.InferenceSession(export.path, providers=["CPUExecutionProvider"])
+    actual = session.run(None, feeds(others, session))
+    expected = run_module(export.case.build(), others)
+    differences = compare_all([output.name for output in session.get_outputs()], expected, actual)
+    assert [d for d in differences if d.status != "agree" and (d.absolute or 1) > export.case.tolerance] == []
