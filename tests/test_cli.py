@@ -17,12 +17,12 @@ from torch import nn
 class Twice(nn.Module):
     def __init__(self):
         super().__init__()
-        self.block = nn.Linear(4, 4)
+        self.block = nn.Linear(16, 16)
     def forward(self, x):
         return self.block(self.block(x))
 
 def good():
-    return Twice(), {"x": torch.ones(2, 4)}
+    return Twice(), {"x": torch.ones(2, 16)}
 
 def misfit():
     return Twice(), {"x": torch.ones(2, 5)}

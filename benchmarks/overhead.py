@@ -1,0 +1,134 @@
+"""What tags cost: `modelexport.export` against the bare exporter, export and save, in time and in peak memory.
+
+    python benchmarks/overhead.py [--runs N] [NAME ...]
+
+Each run is a process of its own, which builds the model, exports a tiny one to warm up, and then measures. The two
+sides take turns, and the ratio is that of the medians of the same table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+Built = tuple[Any, dict[str, Any]]
+
+
+def encoder(hidden: int, layers: int) -> Built:
+    import torch
+    from transformers import BertConfig, BertModel
+
+    config = BertConfig(
+        hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=hidden // 64, intermediate_size=4 * hidden
+    )
+    ids = torch.randint(0, 1000, (2, 16))
+    return BertModel(config).eval(), {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+def decoder(layers: int) -> Built:
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=100,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        use_cache=False,
+    )
+    ids = torch.randint(0, 100, (2, 16))
+    return LlamaForCausalLM(config).eval(), {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+MODELS: dict[str, Callable[[], Built]] = {
+    "bert-tiny (4 M)": lambda: encoder(128, 2),
+    "bert-small (29 M)": lambda: encoder(512, 4),
+    "bert-base (110 M)": lambda: encoder(768, 12),
+    "decoder, 2 layers": lambda: decoder(2),
+    "decoder, 8 layers": lambda: decoder(8),
+    "decoder, 24 layers": lambda: decoder(24),
+}
+
+
+def bare(model: Any, inputs: dict[str, Any], path: Path) -> None:
+    from transformers.exporters.exporter_onnx import OnnxConfig, OnnxExporter
+
+    exporter = OnnxExporter()
+    program = exporter.export(model, inputs, OnnxConfig()).program
+    exporter.save_program(program, path)
+
+
+def ours(model: Any, inputs: dict[str, Any], path: Path) -> None:
+    import modelexport
+
+    # As the bare exporter saves: the weights in a file of their own.
+    modelexport.export(model, inputs, path, weights="copy")
+
+
+def measure(side: str, name: str) -> None:
+    """In a process of its own: export one model and print seconds, peak memory and the size of the graph file."""
+    import torch
+    import transformers
+
+    warnings.simplefilter("ignore")
+    transformers.logging.set_verbosity_error()
+    run = {"bare": bare, "ours": ours}[side]
+    torch.manual_seed(0)
+    model, inputs = MODELS[name]()
+    with tempfile.TemporaryDirectory() as folder:
+        run(*decoder(1), Path(folder) / "warm.onnx")
+        began = time.perf_counter()
+        run(model, inputs, Path(folder) / "model.onnx")
+        seconds = time.perf_counter() - began
+        size = (Path(folder) / "model.onnx").stat().st_size
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print("\n" + json.dumps({"seconds": seconds, "megabytes": peak, "graph": size}))
+
+
+def in_process(side: str, name: str) -> dict[str, float]:
+    done = subprocess.run(
+        [sys.executable, __file__, "--measure", side, name], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise SystemExit(done.stderr)
+    result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--measure", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(MODELS))
+    arguments = parser.parse_args()
+    if arguments.measure:
+        measure(*arguments.measure)
+        return
+    print(f"{'model':20} {'bare s':>8} {'ours s':>8} {'ratio':>6} {'bare MB':>8} {'ours MB':>8} {'ratio':>6}", end="")
+    print(f" {'bare graph kB':>14} {'ours':>7} {'ratio':>6}")
+    for name in arguments.names or MODELS:
+        runs: dict[str, list[dict[str, float]]] = {"bare": [], "ours": []}
+        for _ in range(arguments.runs):
+            for side, results in runs.items():
+                results.append(in_process(side, name))
+        cells = [name.ljust(20)]
+        for key, scale, form in (("seconds", 1, "8.2f"), ("megabytes", 1, "8.0f"), ("graph", 1000, "7.0f")):
+            one, two = (statistics.median(result[key] for result in runs[side]) / scale for side in ("bare", "ours"))
+            cells += [f"{one:{form if key != 'graph' else '14.0f'}}", f"{two:{form}}", f"{two / one:6.2f}"]
+        print(" ".join(cells), flush=True)
+
+
+if __name__ == "__main__":
+    main()
