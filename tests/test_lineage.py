@@ -1,0 +1,154 @@
+"""Owners of a changed graph, from a tagged one: the rules one by one, on graphs small enough to read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import onnx
+import onnx_ir as ir
+import onnx_ir.passes.common as passes
+import pytest
+
+from modelexport.core import Evidence, ModuleCall, Owner
+from modelexport.graph import OWNER, all_nodes, owner_of
+from modelexport.lineage import derive_owners, snapshot
+
+HEADER = '<ir_version: 10, opset_import: ["" : 20]> g '
+
+
+def graph(text: str) -> ir.Model:
+    return ir.from_proto(onnx.parser.parse_model(HEADER + text))
+
+
+def tagged(text: str, **owners: str) -> ir.Model:
+    """A graph whose nodes are owned by the modules given for their outputs."""
+    model = graph(text)
+    for node in all_nodes(model):
+        name = node.outputs[0].name
+        if name in owners:
+            node.meta[OWNER] = Owner((ModuleCall.parse(owners[name]),), Evidence.EXACT)
+    return model
+
+
+def found(model: ir.Model) -> dict[str | None, tuple[str, list[str]] | None]:
+    """Output name to evidence and addresses."""
+    return {
+        node.outputs[0].name: (owner.evidence.value, [str(call) for call in owner.calls])
+        if (owner := owner_of(node))
+        else None
+        for node in all_nodes(model)
+    }
+
+
+def derived(before: ir.Model, after: str) -> dict[str | None, tuple[str, list[str]] | None]:
+    changed = graph(after)
+    derive_owners(snapshot(before), changed)
+    return found(changed)
+
+
+def test_a_node_that_is_still_there_keeps_its_owner_and_its_evidence() -> None:
+    before = tagged("(float[2] x) => (float[2] y) { t = Sin(x)  y = Cos(t) }", t="a", y="b")
+    after = derived(before, "(float[2] x) => (float[2] y) { t = Sin(x)  y = Cos(t) }")
+    assert after == {"t": ("exact", ["a"]), "y": ("exact", ["b"])}
+
+
+def test_a_fused_node_owns_what_it_stands_for_the_producer_of_its_output_first() -> None:
+    before = tagged("(float[2] x) => (float[2] y) { t = Sin(x)  u = Cos(t)  y = Abs(u) }", t="a", u="b", y="c")
+    after = derived(before, "(float[2] x) => (float[2] y) { t = Sin(x)  y = Gelu(t) }")
+    assert after == {"t": ("exact", ["a"]), "y": ("derived", ["c", "b"])}
+
+
+def test_a_run_of_new_nodes_belongs_to_the_value_that_it_leads_to() -> None:
+    before = tagged("(float[2] x) => (float[2] y) { t = Sin(x)  y = Cos(t) }", t="a", y="b")
+    after = derived(before, "(float[2] x) => (float[2] y) { t = Sin(x)  n = Neg(t)  m = Abs(n)  y = Exp(m) }")
+    assert after["n"] == after["m"] == after["y"] == ("derived", ["b"])
+
+
+def test_a_new_node_that_leads_nowhere_belongs_to_the_value_that_it_comes_from() -> None:
+    before = tagged("(float[2] x) => (float[2] y) { t = Sin(x)  y = Cos(t) }", t="a", y="b")
+    after = derived(before, "(float[2] x) => (float[2] y, float[2] z) { t = Sin(x)  y = Cos(t)  z = Neg(t) }")
+    assert after["z"] == ("derived", ["a"])
+
+
+def test_a_node_whose_output_was_renamed_is_known_by_where_it_stands() -> None:
+    before = tagged("(float[2] x) => (float[2] y) { t = Sin(x)  y = Cos(t) }", t="a", y="b")
+    after = derived(before, "(float[2] x) => (float[2] y) { renamed = Sin(x)  y = Cos(renamed) }")
+    assert after["renamed"] == ("exact", ["a"])
+
+
+def test_equal_nodes_that_were_merged_have_all_their_owners() -> None:
+    text = "(float[2] x) => (float[2] y) { t = Sin(x)  u = Sin(x)  v = Cos(t)  w = Exp(u)  y = Add(v, w) }"
+    before = tagged(text, t="a", u="b", v="a", w="b", y="c")
+    source = snapshot(before)
+    passes.CommonSubexpressionEliminationPass()(before)
+    derive_owners(source, before)
+    assert found(before) == {
+        "t": ("derived", ["a", "b"]), "v": ("exact", ["a"]), "w": ("exact", ["b"]), "y": ("exact", ["c"]),
+    }  # fmt: skip
+
+
+def test_equal_chains_that_were_merged_have_all_their_owners_at_every_node() -> None:
+    text = "(float[2] x) => (float[2] y) { t = Sin(x)  u = Sin(x)  v = Cos(t)  w = Cos(u)  y = Add(v, w) }"
+    before = tagged(text, t="a", u="b", v="a", w="b", y="c")
+    source = snapshot(before)
+    passes.CommonSubexpressionEliminationPass()(before)
+    derive_owners(source, before)
+    assert found(before)["t"] == found(before)["v"] == ("derived", ["a", "b"])
+
+
+def test_a_removed_identity_leaves_no_owner_behind() -> None:
+    before = tagged("(float[2] x) => (float[2] y) { t = Sin(x)  u = Identity(t)  y = Cos(u) }", t="a", u="b", y="c")
+    after = derived(before, "(float[2] x) => (float[2] y) { t = Sin(x)  y = Cos(t) }")
+    assert after == {"t": ("exact", ["a"]), "y": ("exact", ["c"])}
+
+
+def test_what_was_folded_into_a_constant_does_not_own_the_node_that_uses_it() -> None:
+    before = tagged(
+        "(float[2] x) => (float[2] y) <float[2] w = {1.0, 2.0}> { t = Neg(w)  y = Add(x, t) }", t="a", y="b"
+    )
+    after = derived(before, "(float[2] x) => (float[2] y) <float[2] t = {-1.0, -2.0}> { y = Sub(x, t) }")
+    assert after == {"y": ("derived", ["b"])}
+
+
+def test_a_node_of_which_the_exporter_knew_nothing_is_inferred_where_its_neighbours_agree() -> None:
+    before = tagged("(float[2] x) => (float[2] y) { t = Sin(x)  u = Abs(t)  y = Cos(u) }", t="a", y="a")
+    assert derived(before, "(float[2] x) => (float[2] y) { t = Sin(x)  u = Abs(t)  y = Cos(u) }")["u"] == (
+        "inferred", ["a"],
+    )  # fmt: skip
+
+
+def test_it_stays_unknown_where_they_do_not() -> None:
+    before = tagged("(float[2] x) => (float[2] y) { t = Sin(x)  u = Abs(t)  y = Cos(u) }", t="a", y="b")
+    assert derived(before, "(float[2] x) => (float[2] y) { t = Sin(x)  u = Abs(t)  y = Cos(u) }")["u"] is None
+
+
+def test_nodes_of_nested_graphs_count() -> None:
+    text = """(bool c, float[2] x) => (float[2] y) {
+        y = If (c) <then_branch = one () => (float[2] p) { q = Sin(x)  p = Abs(q) },
+                    else_branch = two () => (float[2] r) { r = Cos(x) }> }"""
+    before = tagged(text, y="", p="a", q="a", r="b")
+    changed = text.replace("q = Sin(x)  p = Abs(q)", "n = Neg(x)  p = Exp(n)")
+    after = derived(before, changed)
+    assert after["n"] == after["p"] == ("derived", ["a"])
+    assert (after["r"], after["y"]) == (("exact", ["b"]), ("exact", ["."]))
+
+
+@pytest.mark.parametrize("length", [2_000])
+def test_a_long_chain_of_lost_values_is_no_recursion(length: int) -> None:
+    names = [f"t{i}" for i in range(length)]
+    body = "  ".join(f"{b} = Sin({a})" for a, b in zip(["x", *names], names, strict=False))
+    before = tagged(f"(float[2] x) => (float[2] t{length - 1}) {{ {body} }}", **dict.fromkeys(names, "a"))
+    after = derived(before, f"(float[2] x) => (float[2] t{length - 1}) {{ t{length - 1} = Cos(x) }}")
+    assert after == {f"t{length - 1}": ("derived", ["a"])}
+
+
+FORMATS: dict[str, Callable[[], Owner]] = {
+    "no call": lambda: Owner(()),
+    "a call twice": lambda: Owner((ModuleCall("a"), ModuleCall("a"))),
+}
+
+
+@pytest.mark.parametrize("make", FORMATS.values(), ids=FORMATS.keys())
+def test_an_owner_has_at_least_one_call_and_none_twice(make: Callable[[], Owner]) -> None:
+    with pytest.raises(ValueError, match="at least one call and no call twice"):
+        make()

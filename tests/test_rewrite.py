@@ -1,0 +1,55 @@
+"""The default rules looked up by operator do what a rule set does; canaries for the two private names they need."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+import pytest
+from onnxscript import rewriter
+from onnxscript.rewriter import RewriteRule, RewriteRuleSet
+
+from modelexport.rewrite import RewritePass, default_rules, root_operator
+
+
+def test_onnxscript_still_has_its_tuple_of_default_rules() -> None:
+    rules = rewriter._DEFAULT_REWRITE_RULES
+    assert len(rules) > 20
+    assert all(isinstance(rule, RewriteRule) for rule in rules)
+
+
+def test_the_pattern_of_a_rule_still_knows_the_operator_it_ends_in() -> None:
+    rule = RewriteRule(lambda op, x: op.Relu(op.Identity(x)), lambda op, x: op.Relu(x))
+    assert root_operator(rule) == ("", "Relu", "")
+
+
+def test_no_default_rule_computes_weights() -> None:
+    assert len(rewriter._DEFAULT_REWRITE_RULES) - len(default_rules()) == 3
+
+
+GRAPHS = {
+    "a chain of reshapes": """
+        <ir_version: 10, opset_import: ["" : 20]>
+        g (float[2, 6] x) => (float[12] y)
+        <int64[2] a = {3, 4}, int64[1] b = {12}> { t = Reshape(x, a)  y = Reshape(t, b) }""",
+    "two transposes that cancel": """
+        <ir_version: 10, opset_import: ["" : 20]>
+        g (float[2, 3] x) => (float[2, 3] y)
+        { t = Transpose <perm = [1, 0]> (x)  u = Transpose <perm = [1, 0]> (t)  y = Relu(u) }""",
+    "clips and relus": """
+        <ir_version: 10, opset_import: ["" : 20]>
+        g (float[2, 3] x) => (float[2, 3] y)
+        { t = Relu(x)  u = Relu(t)  v = Relu(u)  y = Identity(v) }""",
+    "nothing to do": """
+        <ir_version: 10, opset_import: ["" : 20]>
+        g (float[2, 3] x) => (float[2, 3] y)
+        { t = Sin(x)  y = Add(t, x) }""",
+}
+
+
+@pytest.mark.parametrize("text", GRAPHS.values(), ids=GRAPHS.keys())
+def test_the_graph_is_the_one_that_a_rule_set_makes(text: str) -> None:
+    import onnx
+
+    ours, theirs = (ir.from_proto(onnx.parser.parse_model(text)) for _ in range(2))
+    RewritePass(default_rules())(ours)
+    RewriteRuleSet(default_rules()).apply_to_model(theirs)
+    assert [node.op_type for node in ours.graph] == [node.op_type for node in theirs.graph]
