@@ -97,7 +97,7 @@ class _OwnParameters:
 def _model_kept(model: nn.Module) -> Iterator[dict[torch.Tensor, torch.Tensor]]:
     """Evaluation mode inside, everything as it was afterwards; gives a place for the parameters found to be changed."""
     modules = list(model.modules())
-    modes = [module.training for module in modules]
+    attributes = [dict(vars(module)) for module in modules]
     registered = [(entries, dict(entries)) for module in modules for entries in (module._parameters, module._buffers)]
     tensors = [(tensor, tensor.data, tensor.requires_grad) for tensor in [*model.parameters(), *model.buffers()]]
     values = {buffer: buffer.clone() for buffer in model.buffers() if _has_values(buffer)}
@@ -107,8 +107,10 @@ def _model_kept(model: nn.Module) -> Iterator[dict[torch.Tensor, torch.Tensor]]:
             module.training = False  # not eval(), which models override to do more
         yield changed
     finally:
-        for module, mode in zip(modules, modes, strict=True):
-            module.training = mode
+        for module, before in zip(modules, attributes, strict=True):
+            # Modes, the forward that an exporter put in the model's place, and what forward stored in itself.
+            vars(module).clear()
+            vars(module).update(before)
         for entries, before in registered:
             entries.clear()
             entries.update(before)
