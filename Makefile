@@ -39,4 +39,5 @@ clean:
 .venv/installed-for-tests: .venv/installed tests/requirements-nodeps.txt
 	$(PIP) -e '.[check]' -c constraints.txt
 	$(PIP) --no-deps -r tests/requirements-nodeps.txt
+	$(PIP) --no-deps --target .venv/pillow --upgrade pillow==12.3.0
 	@touch $@

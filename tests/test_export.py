@@ -17,8 +17,8 @@ from modelexport.verify import compare_all, feeds, run_module
 TABLE = [case.name for case in (*models.CASES, *models.TRAINED)]
 DYNAMIC = [case.name for case in (*models.CASES, *models.TRAINED) if case.dynamic is not None]
 QUICK_DYNAMIC = [
-    "blocks", "recurrent", "condition", "bert", "gpt2", "t5", "mixtral", "mamba", "vit", "resnet", "swin", "whisper",
-    "clip", "segformer", "yolos",
+    "blocks", "condition", "unet", "bert", "gpt2", "t5", "mixtral", "vit", "resnet", "pvt-v2", "whisper", "clip",
+    "segformer", "yolos",
 ]  # fmt: skip
 
 
