@@ -6,23 +6,31 @@ Importing this package imports neither torch nor anything else that is slow: eac
 from __future__ import annotations
 
 import importlib
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from modelexport.carriers import inline as inline
+    from modelexport.carriers import strip as strip
     from modelexport.inputs import example_inputs as example_inputs
     from modelexport.pipeline import ExportResult as ExportResult
     from modelexport.pipeline import export as export
     from modelexport.read import TaggedModel as TaggedModel
     from modelexport.read import load as load
+    from modelexport.update_weights import update_weights as update_weights
 
 _PUBLIC = {
     "ExportResult": "modelexport.pipeline",
     "TaggedModel": "modelexport.read",
     "example_inputs": "modelexport.inputs",
     "export": "modelexport.pipeline",
+    "inline": "modelexport.carriers",
     "load": "modelexport.read",
+    "strip": "modelexport.carriers",
+    "update_weights": "modelexport.update_weights",
 }
 __all__ = sorted(_PUBLIC)  # noqa: PLE0605 - the table above is the list
 
@@ -31,6 +39,17 @@ def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_PUBLIC[name]), name)
+
+
+class _Package(ModuleType):
+    """Keeps a public name from being replaced by the submodule of that name when that is imported."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in _PUBLIC and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
 
 
 def __dir__() -> list[str]:

@@ -60,6 +60,12 @@ class WeightsChoice(StrEnum):
     COPY = "copy"
 
 
+class CarrierChoice(StrEnum):
+    METADATA = "metadata"
+    ATTRIBUTES = "attributes"
+    FUNCTIONS = "functions"
+
+
 class ModeChoice(StrEnum):
     STATIC = "static"
     TRACED = "traced"
@@ -95,10 +101,17 @@ def export(
     keep_torch_metadata: Annotated[
         bool, typer.Option("--keep-torch-metadata", help="Keep pkg.torch.* keys, with paths of this machine.")
     ] = False,
+    dag_dir: Annotated[
+        Path | None, typer.Option("--dag-dir", metavar="DIR", help="Also write each module call's DAG as a file here.")
+    ] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Compare every output with PyTorch's.")] = False,
     weights: Annotated[
         WeightsChoice, typer.Option(help="copy: in FILE.onnx.data; auto: so above 1 GB.")
     ] = WeightsChoice.AUTO,
+    carrier: Annotated[
+        CarrierChoice,
+        typer.Option(help="How FILE carries tags: metadata or attributes of nodes, or a function for each module."),
+    ] = CarrierChoice.METADATA,
     model_class: ModelClassOption = None,
     trust_remote_code: RemoteCodeOption = False,
     seed: SeedOption = 0,
@@ -127,8 +140,16 @@ def export(
             optimized=not no_optimize,
             weights=weights.value,
             keep_torch_metadata=keep_torch_metadata,
+            dag_dir=dag_dir,
+            carrier=carrier.value,
             verify=verify,
             stages=stages,
+        )
+    if carrier is CarrierChoice.ATTRIBUTES:
+        print(
+            f"modelexport: warning: onnx.checker and ONNX Runtime refuse tags as attributes; "
+            f"`modelexport strip {output} -o OUT.onnx` makes a file that they take",
+            file=sys.stderr,
         )
     if as_json:
         _print_json(result.document())
@@ -211,6 +232,81 @@ def nodes(
         _print_json(listed)
     else:
         render.print_nodes(listed)
+
+
+@app.command()
+def strip(
+    file: FileArgument,
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="OUT.onnx", help="The file to write.")],
+) -> None:
+    """Make a file with tags as attributes one that ONNX Runtime takes, with tags as metadata."""
+    from modelexport.carriers import strip as run
+
+    run(file, output)
+    print(output)
+
+
+@app.command()
+def inline(
+    file: FileArgument,
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="OUT.onnx", help="The file to write.")],
+) -> None:
+    """Make a file with a function for each module flat."""
+    from modelexport.carriers import inline as run
+
+    run(file, output)
+    print(output)
+
+
+@app.command("update-weights")
+def update_weights(
+    file: FileArgument,
+    weights: Annotated[Path, typer.Argument(metavar="WEIGHTS.safetensors", help="A state_dict of the same module.")],
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="OUT.onnx", help="The file to write.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Put other weights of the same shapes into FILE, without exporting again."""
+    from modelexport.update_weights import update_weights as run
+
+    result = run(file, weights, output)
+    if as_json:
+        _print_json(result)
+    else:
+        print(
+            f"{result.path}: {result.used} entries in {result.replaced} initializers, {result.transformed} of them "
+            f"transformed; {result.unused} entries are not used, {result.kept} initializers are no parameters"
+        )
+
+
+@app.command()
+def extract(
+    file: FileArgument,
+    output: Annotated[
+        Path, typer.Option("-o", "--output", metavar="SUB.onnx", help="The file to write; a folder for several calls.")
+    ],
+    modules: Annotated[
+        list[str] | None, typer.Argument(metavar="ADDRESS|TAG", help="A call: path@1 is the second of a module.")
+    ] = None,
+    each: Annotated[str | None, typer.Option("--each", metavar="CLASS", help="Every call of modules of CLASS.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write module calls as models of their own."""
+    from modelexport import extract as cutting
+    from modelexport import read, render
+
+    if bool(modules) == bool(each):
+        raise UsageError("name the calls to extract, or a class with --each")
+    tagged = read.load(file)
+    if each:
+        extracted = cutting.extract_each(tagged, each, output)
+    elif modules and len(modules) > 1:
+        extracted = cutting.extract_all(tagged, modules, output)
+    else:
+        extracted = [cutting.extract(tagged, name, output) for name in modules or ()]
+    if as_json:
+        _print_json(extracted)
+    else:
+        render.print_extracted(extracted)
 
 
 def _load(

@@ -9,6 +9,7 @@ import enum
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Literal, NamedTuple
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -43,6 +44,16 @@ class ModuleCall:
 
 
 ROOT = ModuleCall("")
+
+Side = Literal["inputs", "outputs"]
+
+
+class Port(NamedTuple):
+    """One tensor at the border of a call: the ``index``-th that its module gets or returns."""
+
+    call: ModuleCall
+    side: Side
+    index: int
 
 
 class Evidence(enum.StrEnum):

@@ -6,6 +6,7 @@
     │   ├── InputsError           example inputs cannot be made up, or do not fit
     │   ├── CaptureError          the model cannot be exported: names the module and the exporter's own reason
     │   ├── FileFormatError       a file is missing, empty, not ONNX, without tags, or of an unknown version
+    │   ├── WeightsError          weights are not those of the exported module: lists every entry that does not fit
     │   └── OutputError           a file cannot be written
     └── UntaggedNodeError         a node of the exported graph has no owner; lists every one of them
 
@@ -13,6 +14,8 @@ A message says what was wrong and what to do next. The original exception is cha
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 
 class ModelExportError(Exception):
@@ -47,6 +50,24 @@ class CaptureError(UsageError):
 
 class FileFormatError(UsageError):
     """A file is missing, empty, not ONNX, without tags, or of a format version that this version cannot read."""
+
+
+class WeightsError(UsageError):
+    """Weights do not fit an exported file.
+
+    Attributes:
+        missing: Keys that the file needs and that are not there.
+        surplus: Keys that the exported module does not have.
+        misshapen: Keys whose tensor has another shape or element type.
+    """
+
+    def __init__(
+        self, message: str, *, missing: Sequence[str] = (), surplus: Sequence[str] = (), misshapen: Sequence[str] = ()
+    ) -> None:
+        super().__init__(message)
+        self.missing = tuple(missing)
+        self.surplus = tuple(surplus)
+        self.misshapen = tuple(misshapen)
 
 
 class OutputError(UsageError):

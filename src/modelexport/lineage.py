@@ -48,6 +48,7 @@ class Source:
     initializers: Mapping[str, ir.TensorProtocol | None]
     constant: frozenset[str]
     """Values that depend on initializers and constants alone."""
+    types: dict[str, tuple[ir.DataType | None, ir.Shape | None]]
 
 
 def snapshot(model: ir.Model) -> Source:
@@ -56,6 +57,7 @@ def snapshot(model: ir.Model) -> Source:
     producer: dict[str, int] = {}
     tensors = {value.name or "": value.const_value for value in initializers(model)}
     constant = set(tensors)
+    types: dict[str, tuple[ir.DataType | None, ir.Shape | None]] = {}
     for index, node in enumerate(all_nodes(model)):
         record = SourceNode(
             node.op_identifier(),
@@ -67,9 +69,10 @@ def snapshot(model: ir.Model) -> Source:
         nodes.append(record)
         node.meta[_INDEX] = index
         producer.update(dict.fromkeys(record.outputs, index))
+        types.update((value.name, (value.dtype, value.shape)) for value in node.outputs if value.name)
         if not any(nested_graphs(node)) and all(name is None or name in constant for name in record.inputs):
             constant.update(record.outputs)
-    return Source(tuple(nodes), producer, tensors, frozenset(constant))
+    return Source(tuple(nodes), producer, tensors, frozenset(constant), types)
 
 
 def _names(values: Iterable[ir.Value | None]) -> tuple[str | None, ...]:
@@ -80,9 +83,15 @@ def _output_names(node: ir.Node) -> tuple[str, ...]:
     return tuple(value.name for value in node.outputs if value.name)
 
 
-def derive_owners(source: Source, changed: ir.Model) -> None:
-    """Give every node of a changed graph its owner, in ``node.meta``; nodes that nothing is known of get none."""
-    _Derivation(source, changed).run()
+def derive_owners(source: Source, changed: ir.Model) -> dict[str, ir.Value]:
+    """Give every node of a changed graph its owner, in ``node.meta``; nodes that nothing is known of get none.
+
+    Returns:
+        The name of each value of the source to the value that it is in the changed graph, where there is one.
+    """
+    derivation = _Derivation(source, changed)
+    derivation.run()
+    return derivation.values
 
 
 @dataclass
@@ -91,8 +100,8 @@ class _Derivation:
     changed: ir.Model
     matches: dict[ir.Node, list[int]] = field(default_factory=dict)
     """Changed node to the source nodes that it stands for; the one that makes its output first."""
-    known: set[str] = field(default_factory=set)
-    """Names of source values that the changed graph has, under that name or another."""
+    values: dict[str, ir.Value] = field(default_factory=dict)
+    """Names of source values that the changed graph has, under that name or another, to what they are there."""
     behind: dict[str, tuple[ModuleCall, ...]] = field(default_factory=dict)
     holders: dict[ir.Graph, ir.Node] = field(default_factory=dict)
     """Nested graph to the node that holds it."""
@@ -101,13 +110,13 @@ class _Derivation:
         nodes = list(all_nodes(self.changed))
         for node in nodes:
             self.holders.update((graph, node) for graph in nested_graphs(node))
-        self.known.update(value.name or "" for value in self.changed.graph.inputs)
-        self.known.update(value.name or "" for value in initializers(self.changed))
+        self.values.update((value.name or "", value) for value in self.changed.graph.inputs)
+        self.values.update((value.name or "", value) for value in initializers(self.changed))
         for node in nodes:
             index = self._match(node)
             if index is not None:
                 self.matches[node] = [index]
-                self.known.update(self.source.nodes[index].outputs)
+                self._is(self.source.nodes[index], node)
         for node in reversed(nodes):
             for index in self.matches.get(node, ()):
                 self._align(node, self.source.nodes[index])
@@ -134,8 +143,10 @@ class _Derivation:
         """What stands where the same operator had another value is that value."""
         if node.op_identifier() != before.op or len(node.inputs) != len(before.inputs):
             return
+        if not _same_attributes(node.attributes, before.attributes):
+            return
         for value, name in zip(node.inputs, before.inputs, strict=True):
-            if value is None or name is None or value.name == name or name in self.known:
+            if value is None or name is None or value.name == name or name in self.values:
                 continue
             index = self.source.producer.get(name)
             producer = value.producer()
@@ -145,7 +156,16 @@ class _Derivation:
             if not twins or self.source.nodes[index].op == self.source.nodes[twins[0]].op == producer.op_identifier():
                 if index not in twins:
                     twins.append(index)
-                self.known.update(self.source.nodes[index].outputs)
+                self._is(self.source.nodes[index], producer)
+            elif value.shape is not None and self.source.types.get(name) == (value.dtype, value.shape):
+                # What made it did nothing, and is gone.
+                self.values[name] = value
+
+    def _is(self, before: SourceNode, node: ir.Node) -> None:
+        """The outputs of a matched node are those of the source node, and whatever has a name of the source is that."""
+        if before.op == node.op_identifier() and len(before.outputs) == len(node.outputs):
+            self.values.update(zip(before.outputs, node.outputs, strict=True))
+        self.values.update((value.name, value) for value in node.outputs if value.name in self.source.producer)
 
     def _owner(self, node: ir.Node) -> Owner | None:
         matched = [self.source.nodes[index] for index in self.matches[node]]
@@ -183,7 +203,7 @@ class _Derivation:
         return self.behind.get(name, ()) if name is not None else ()
 
     def _is_boundary(self, name: str) -> bool:
-        return name in self.known or name in self.source.constant or name not in self.source.producer
+        return name in self.values or name in self.source.constant or name not in self.source.producer
 
     def _place_new(self, nodes: list[ir.Node]) -> None:
         """A new node belongs to the matched nodes that it leads to, or else to those that it comes from."""
@@ -212,6 +232,16 @@ class _Derivation:
                 yield user
             if value.is_graph_output() and isinstance(value.graph, ir.Graph) and value.graph in self.holders:
                 yield self.holders[value.graph]
+
+
+def _same_attributes(one: Mapping[str, ir.Attr], other: Mapping[str, ir.Attr]) -> bool:
+    return one.keys() == other.keys() and all(
+        attribute is other[name] or (attribute.type not in _BY_IDENTITY and attribute.value == other[name].value)
+        for name, attribute in one.items()
+    )
+
+
+_BY_IDENTITY = (ir.AttributeType.TENSOR, ir.AttributeType.GRAPH, ir.AttributeType.TENSORS, ir.AttributeType.GRAPHS)
 
 
 def _calls_of(nodes: Iterable[ir.Node], placed: Mapping[ir.Node, tuple[ModuleCall, ...]]) -> tuple[ModuleCall, ...]:

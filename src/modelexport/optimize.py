@@ -6,23 +6,38 @@ bias appears under another layer's name. That pass is left out.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import onnx_ir as ir
 import onnx_ir.passes.common as passes
 from onnxscript import optimizer
 
+from modelexport.core import ROOT, Evidence, Owner
+from modelexport.graph import OWNER, all_nodes, initializers, owner_of
 from modelexport.rewrite import RewritePass, default_rules
 
 
-def optimize(model: ir.Model) -> None:
-    """Fold constants, apply the default rewrites, remove what is unused and merge equal nodes, in place."""
+def optimize(
+    model: ir.Model,
+    *,
+    is_parameter: Callable[[str | None], bool],
+    may_fold: Callable[[ir.Node], bool],
+    keep: Collection[str] = (),
+) -> None:
+    """Fold constants, apply the default rewrites, remove what is unused and merge equal nodes, in place.
+
+    Args:
+        is_parameter: Whether the value of a name is a parameter or computed from parameters: rewrites do not see its
+            elements.
+        may_fold: Whether a node of constant inputs may be folded.
+        keep: Names of values that no rewrite may remove: what modules get and return.
+    """
     ir.passes.Sequential(
         passes.InlinePass(),
         ir.passes.PassManager(
             [
-                _FoldConstants(),
-                RewritePass(default_rules()),
+                _FoldConstants(may_fold),
+                _Rewrite(is_parameter, keep),
                 passes.RemoveUnusedNodesPass(),
                 passes.RemoveUnusedFunctionsPass(),  # type: ignore[no-untyped-call]
                 passes.RemoveUnusedOpsetsPass(),
@@ -39,20 +54,55 @@ def optimize(model: ir.Model) -> None:
 class _FoldConstants(ir.passes.InPlacePass):
     """onnxscript's constant folding, as a pass."""
 
+    def __init__(self, may_fold: Callable[[ir.Node], bool]) -> None:
+        super().__init__()
+        self._may_fold = may_fold
+
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        result = optimizer.fold_constants_ir(model, onnx_shape_inference=True, should_fold=_should_fold)
+        result = optimizer.fold_constants_ir(model, onnx_shape_inference=True, should_fold=self._should_fold)
         return ir.passes.PassResult(model, result.modified)
 
+    def _should_fold(self, node: ir.Node) -> bool | None:
+        """Leave a constant ``Resize`` alone: the evaluator that folds it works element by element in Python."""
+        return None if node.op_identifier() != ("", "Resize", "") and self._may_fold(node) else False
 
-def _should_fold(node: ir.Node) -> bool | None:
-    """Leave a constant ``Resize`` alone: the evaluator that folds it works element by element in Python."""
-    return False if node.op_identifier() == ("", "Resize", "") else None
+
+class _Rewrite(ir.passes.InPlacePass):
+    """The default rewrites, which do not see the elements of parameters.
+
+    What a rule does because a parameter has certain values (drop a bias that is zero, fold a multiplication by one)
+    would be wrong for other weights, and what it computes from parameters would be no parameter's.
+    """
+
+    def __init__(self, is_parameter: Callable[[str | None], bool], keep: Collection[str]) -> None:
+        super().__init__()
+        self._is_parameter = is_parameter
+        self._rules = RewritePass(default_rules(), keep)
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        hidden = {value: value.const_value for value in initializers(model) if self._is_parameter(value.name)}
+        try:
+            for value in hidden:
+                value.const_value = None
+            return self._rules(model)
+        finally:
+            for value, tensor in hidden.items():
+                value.const_value = tensor
 
 
 def finish(model: ir.Model, output_names: Sequence[str]) -> None:
-    """Make the outputs of the graph distinct values under the given names, and every other name unique, in place."""
+    """Make the outputs of the graph distinct values under the given names, and every other name unique, in place.
+
+    A node that this needs belongs to the call whose value it passes on.
+    """
     passes.OutputFixPass()(model)
-    taken = {value.name for value in model.graph.inputs}
+    for node in all_nodes(model):
+        if owner_of(node) is None and node.inputs and (value := node.inputs[0]) is not None:
+            producer = value.producer()
+            owner = owner_of(producer) if producer is not None else Owner((ROOT,))
+            if owner is not None:
+                node.meta[OWNER] = Owner((owner.call,), Evidence.DERIVED)
+    taken = {value.name for value in (*model.graph.inputs, *model.graph.initializers.values())}
     for value, name in zip(model.graph.outputs, output_names, strict=True):
         value.name = f"output.{name}" if name in taken else name
     passes.NameFixPass()(model)

@@ -11,20 +11,26 @@ import msgspec
 import onnx_ir as ir
 
 from modelexport import schema
+from modelexport.carriers import runnable
 from modelexport.coverage import check_coverage
 from modelexport.files import check_writable, written_together
 from modelexport.graph import initializers
 from modelexport.hierarchy.compare import compare
 from modelexport.lineage import derive_owners, snapshot
 from modelexport.optimize import finish, optimize
-from modelexport.parameters import origins
+from modelexport.parameters import Computed, name_after_entries, origins, state_dict_entries, with_unique_names
 from modelexport.quiet import quiet
 from modelexport.report import write_report
 from modelexport.stages import Stages
 from modelexport.tags import Granularity, Tags
 from modelexport.tree import TreeRow, tree_rows
+from modelexport.writers.attributes import write_attributes
+from modelexport.writers.dag import check_dag_directory, dag_document, write_dag_files
 from modelexport.writers.documents import hierarchy_document
+from modelexport.writers.functions import FunctionsForm, write_functions
 from modelexport.writers.node_tags import write_metadata
+from modelexport.writers.operations import name_nodes_apart, operations_document
+from modelexport.writers.tables import encode_table
 
 if TYPE_CHECKING:
     from torch import nn
@@ -49,7 +55,10 @@ class ExportResult:
     """The comparison with PyTorch; ``None`` if it was not asked for."""
 
     files: Sequence[Path]
-    """Every file that was written."""
+    """Every file that was written; of the DAG files the folder."""
+
+    functions: FunctionsForm | None = None
+    """With the `functions` carrier: the model as written, and the calls that could not become functions."""
 
     @property
     def coverage(self) -> schema.Coverage:
@@ -71,6 +80,7 @@ class ExportResult:
                 "agrees": self.verified.agrees,
                 "largest_difference": self.verified.largest,
                 "outputs": self.verified.outputs,
+                "parameters": self.verified.parameters,
             }
         return document
 
@@ -89,6 +99,8 @@ def export(
     optimized: bool = True,
     weights: Literal["auto", "copy"] = "auto",
     keep_torch_metadata: bool = False,
+    dag_dir: str | Path | None = None,
+    carrier: Literal["metadata", "attributes", "functions"] = "metadata",
     verify: bool = False,
     stages: Stages | None = None,
 ) -> ExportResult:
@@ -99,7 +111,8 @@ def export(
     Args:
         model: Any ``nn.Module``.
         inputs: Example inputs: keyword arguments of ``forward``, or positional ones.
-        path: ``DIR/NAME.onnx``. ``NAME.hierarchy.json`` and ``NAME.report.md`` are written beside it.
+        path: ``DIR/NAME.onnx``. ``NAME.hierarchy.json``, ``NAME.dag.json``, ``NAME.operations.json`` and
+            ``NAME.report.md`` are written beside it.
         name: What the documents call the model; its class if left out.
         dynamic: Leave every axis of every input that the model does not fix open.
         opset: The opset of the standard domain; the exporter's default if left out.
@@ -109,6 +122,10 @@ def export(
         optimized: Fold constants, rewrite and merge equal nodes.
         weights: ``copy`` puts the weights into ``NAME.onnx.data``; ``auto`` does so above 1 GB.
         keep_torch_metadata: Keep the exporter's own ``pkg.torch.*`` keys, which hold paths of this machine.
+        dag_dir: A folder for the entries of ``NAME.dag.json`` as files of their own; made if need be.
+        carrier: How the file carries the tags: ``metadata`` of nodes, ``attributes`` of nodes (which ONNX Runtime
+            refuses until :func:`~modelexport.carriers.strip` removes them), or ``functions``, one for each distinct
+            module.
         verify: Run both models on ``inputs`` and compare every output.
         stages: Times the stages of the export; says on the way which one is running.
 
@@ -123,29 +140,42 @@ def export(
 
     path = Path(path)
     check_writable(path)
+    if dag_dir is not None:
+        check_dag_directory(Path(dag_dir))
     stages = stages or Stages()
     with stages("capture"):
         tree = module_tree(model)
         exported = dynamo.export(model, inputs, dynamic=dynamic, opset=opset)
         graph = exported.model
     with stages("optimize"):
+        parameters = with_unique_names(graph, exported.parameters)
         source = snapshot(graph)
+        computed = Computed(source, parameters, graph.opset_imports)
+        entries = state_dict_entries(model, parameters, graph)
         if optimized:
             with quiet():
-                optimize(graph)
-        finish(graph, exported.output_names)
+                optimize(
+                    graph,
+                    is_parameter=computed.depends,
+                    may_fold=computed.may_fold,
+                    keep=frozenset(exported.values.values()),
+                )
     with stages("tag"):
-        derive_owners(source, graph)
+        present = derive_owners(source, graph)
+        finish(graph, exported.output_names)
         coverage = check_coverage(graph)
         tags = Tags(tree, exported.calls, granularity=granularity, include=include, exclude=exclude)
-        found = origins(source, exported.parameters, graph)
-        write_metadata(graph, tags, found, keep_torch_metadata=keep_torch_metadata)
+        found = name_after_entries(graph, origins(computed, graph))
+        name_nodes_apart(graph)
+        write_metadata(graph, tags, found, entries, keep_torch_metadata=keep_torch_metadata)
+    with stages("documents"):
         hierarchy = hierarchy_document(
             name=name or tree.root.class_name,
             model=graph,
             source=source,
             tree=tree,
             calls=exported.calls,
+            values={port: present[name] for port, name in exported.values.items() if name in present},
             tags=tags,
             comparison=compare(tree, exported.calls, containers(model)),
             origins=found,
@@ -159,19 +189,34 @@ def export(
                 optimize=optimized,
             ),
         )
+        dags = dag_document(graph, tags)
+        documents = {
+            ".hierarchy.json": msgspec.json.format(msgspec.json.encode(hierarchy), indent=1),
+            ".dag.json": encode_table(dags),
+            ".operations.json": encode_table(operations_document(graph, tags)),
+        }
+    functions = None
+    with stages("carrier"):
+        if carrier == "functions":
+            functions = write_functions(graph, tags)
+        elif carrier == "attributes":
+            write_attributes(graph)
     verified = None
     with written_together(path.parent) as staging:
         with stages("write"):
-            _save(graph, staging / path.name, external=weights == "copy" or None)
-            document = msgspec.json.format(msgspec.json.encode(hierarchy), indent=1)
-            (staging / path.name).with_suffix(".hierarchy.json").write_bytes(document)
+            _save(functions.model if functions else graph, staging / path.name, external=weights == "copy" or None)
+            for suffix, document in documents.items():
+                (staging / path.name).with_suffix(suffix).write_bytes(document)
         if verify:
             from modelexport.verify import verify_outputs
 
-            with stages("verify"):
-                verified = verify_outputs(model, inputs, staging / path.name)
-        write_report((staging / path.name).with_suffix(".report.md"), hierarchy, stages.seconds, verified)
+            with stages("verify"), runnable(staging / path.name, carrier) as file:
+                verified = verify_outputs(model, inputs, file)
+        write_report((staging / path.name).with_suffix(".report.md"), hierarchy, stages.seconds, verified, functions)
         files = [path.parent / file.name for file in sorted(staging.iterdir())]
+        if dag_dir is not None:
+            write_dag_files(Path(dag_dir), dags)
+            files.append(Path(dag_dir))
     return ExportResult(
         path=path,
         hierarchy=hierarchy,
@@ -179,6 +224,7 @@ def export(
         seconds=stages.seconds,
         verified=verified,
         files=files,
+        functions=functions,
     )
 
 

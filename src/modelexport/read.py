@@ -8,15 +8,22 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import onnx_ir as ir
 
 from modelexport import schema
 from modelexport.core import CallTree, Evidence, ModuleCall, Owner, TracedCall
+from modelexport.documents import check_same_calls, check_same_nodes, load_hierarchy, unknown_version
 from modelexport.errors import FileFormatError, UsageError
 from modelexport.graph import OWNER, all_nodes, owner_of
 from modelexport.names import nearest
+from modelexport.repeats import unfold_repeats
+from modelexport.unpack import unpack
+
+if TYPE_CHECKING:
+    from modelexport.extract import Extracted
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,6 +35,8 @@ class TaggedModel:
     calls: CallTree
     tags: Mapping[ModuleCall, str]
     """The tag of every call."""
+    carrier: str = "metadata"
+    """How the file carries the tags. The model in memory is flat, with tags as metadata, whatever this is."""
 
     @cached_property
     def nodes(self) -> tuple[ir.Node, ...]:
@@ -40,19 +49,64 @@ class TaggedModel:
         counts = Counter(None if owner is None else owner.evidence for owner in map(owner_of, self.nodes))
         return schema.Coverage(*(counts[kind] for kind in (*Evidence, None)))
 
+    @cached_property
+    def hierarchy(self) -> schema.Hierarchy | None:
+        """The sidecar, which also knows what the graph cannot hold; ``None`` if there is none.
+
+        Raises:
+            FileFormatError: It cannot be read, or was not written for this file. Says what differs first.
+        """
+        path = self.path.with_suffix(".hierarchy.json")
+        if not path.exists():
+            return None
+        sidecar = load_hierarchy(path)
+        entries = [
+            schema.CallTreeEntry(
+                traced.call.address, self.tags[traced.call], None if traced.parent is None else traced.parent.address
+            )
+            for traced in self.calls
+        ]
+        check_same_calls(path, sidecar, entries)
+        check_same_nodes(path, sidecar, self.nodes)
+        return sidecar
+
     def find(self, name: str) -> ModuleCall:
         """The call that an address (``.``, ``encoder.layer.0``, ``shared@1``) or a tag names.
 
+        The end of either (``layer.0``, ``BertLayer.0``) or a class does as well where only one call has it.
+
         Raises:
-            UsageError: There is none; names the nearest that there are.
+            UsageError: There is none, or there are several; names those, or the nearest that there are.
         """
         by_name = {str(call): call for call in self.tags} | {tag: call for call, tag in self.tags.items()}
         if name in by_name:
             return by_name[name]
+        ends = (f".{name}", f"/{name.removeprefix('/')}")
+        meant = [
+            call
+            for call, tag in self.tags.items()
+            if str(call).endswith(ends[0]) or tag.endswith(ends[1]) or self.class_of(call) == name
+        ]
+        if len(meant) == 1:
+            return meant[0]
+        if meant:
+            some = ", ".join(map(str, meant[:5])) + (f" and {len(meant) - 5} more" if len(meant) > 5 else "")
+            raise UsageError(f"'{name}' is ambiguous in {self.path}: it could be {some}; give one of these")
         known = [known for known in by_name if known.startswith("/") == name.startswith("/")]
         raise UsageError(
             f"{self.path} has no module call '{name}'{nearest(name, known)}; `modelexport tree {self.path}` lists them"
         )
+
+    def class_of(self, call: ModuleCall) -> str:
+        """The name of the class of the module that was called."""
+        segment = self.tags[call].rpartition("/")[2]
+        return segment.partition("@")[0].partition(".")[0]
+
+    def extract(self, name: str, output: str | Path) -> Extracted:
+        """Write one module call as a model of its own: see :func:`modelexport.extract.extract`."""
+        from modelexport.extract import extract
+
+        return extract(self, name, output)
 
     def nodes_of(self, call: ModuleCall) -> Iterator[ir.Node]:
         """The nodes of a call and of the calls inside it."""
@@ -108,23 +162,32 @@ def load(path: str | Path) -> TaggedModel:
     """
     path = Path(path)
     model = load_onnx(path)
-    version = model.metadata_props.get(schema.FORMAT_VERSION_KEY)
-    if version is None:
-        raise FileFormatError(f"{path} has no tags of modelexport: export it with `modelexport export`")
-    if version != schema.FORMAT_VERSION:
-        raise FileFormatError(
-            f"{path} has format version {version}, and this version of modelexport reads {schema.FORMAT_VERSION}: "
-            "export it again, or use the version that wrote it"
-        )
+    check_version(path, model)
     try:
         entries = msgspec.json.decode(model.metadata_props[schema.CALL_TREE], type=list[schema.CallTreeEntry])
+        entries = unfold_repeats(entries)
+        calls, tags = _call_tree(entries), {ModuleCall.parse(entry.call): entry.tag for entry in entries}
+        carrier = unpack(model, calls, tags)
         for node in all_nodes(model):
             owner = _read_owner(node)
             if owner is not None:
                 node.meta[OWNER] = owner
-    except (KeyError, ValueError, TypeError) as error:
+    except (LookupError, ValueError, TypeError) as error:
         raise FileFormatError(f"{path} has damaged tags ({error}): export it again") from error
-    return TaggedModel(path, model, _call_tree(entries), {ModuleCall.parse(e.call): e.tag for e in entries})
+    return TaggedModel(path, model, calls, tags, carrier)
+
+
+def check_version(path: Path, model: ir.Model) -> None:
+    """Refuse a model without tags, or with tags that this version cannot read.
+
+    Raises:
+        FileFormatError: It is one of these.
+    """
+    version = model.metadata_props.get(schema.FORMAT_VERSION_KEY)
+    if version is None:
+        raise FileFormatError(f"{path} has no tags of modelexport: export it with `modelexport export`")
+    if version != schema.FORMAT_VERSION:
+        raise unknown_version(path, version)
 
 
 def load_onnx(path: Path) -> ir.Model:

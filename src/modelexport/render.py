@@ -11,6 +11,7 @@ from modelexport.core import CallTree, ModuleCall, ModuleTree, TensorSpec, Trace
 from modelexport.tags import Tags
 
 if TYPE_CHECKING:
+    from modelexport.extract import Extracted
     from modelexport.hierarchy.compare import Comparison
     from modelexport.pipeline import ExportResult
     from modelexport.read import NodeRow
@@ -215,6 +216,24 @@ def format_nodes(nodes: Sequence[NodeRow]) -> str:
 def print_nodes(nodes: Sequence[NodeRow]) -> None:
     """Write :func:`format_nodes` to standard output."""
     print(format_nodes(nodes))
+
+
+def format_extracted(extracted: Sequence[Extracted]) -> str:
+    """Extracted calls: a line for each, then its inputs and outputs."""
+    lines = []
+    for one in extracted:
+        borrowed = f", {one.borrowed} of them from other calls" if one.borrowed else ""
+        lines.append(
+            f"{one.call} -> {one.path} ({_plural(one.nodes, 'node')}{borrowed}; {one.bytes:,} bytes of weights)"
+        )
+        for side, values in (("in ", one.inputs), ("out", one.outputs)):
+            lines += [f"  {side} {v.name} {v.dtype}[{', '.join(map(str, v.shape))}]" for v in values]
+    return "\n".join(lines)
+
+
+def print_extracted(extracted: Sequence[Extracted]) -> None:
+    """Write :func:`format_extracted` to standard output."""
+    print(format_extracted(extracted))
 
 
 def format_export(result: ExportResult) -> str:

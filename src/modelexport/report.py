@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from modelexport import schema
+from modelexport.graph import all_nodes
+from modelexport.writers.functions import FunctionsForm
 
 if TYPE_CHECKING:
     from modelexport.verify import VerifyReport
 
 
 def write_report(
-    path: Path, hierarchy: schema.Hierarchy, seconds: Mapping[str, float], verified: VerifyReport | None
+    path: Path,
+    hierarchy: schema.Hierarchy,
+    seconds: Mapping[str, float],
+    verified: VerifyReport | None,
+    functions: FunctionsForm | None = None,
 ) -> None:
     """Write the report of an export as Markdown."""
-    path.write_text(format_report(hierarchy, seconds, verified), encoding="utf-8")
+    path.write_text(format_report(hierarchy, seconds, verified, functions), encoding="utf-8")
 
 
-def format_report(hierarchy: schema.Hierarchy, seconds: Mapping[str, float], verified: VerifyReport | None) -> str:
+def format_report(
+    hierarchy: schema.Hierarchy,
+    seconds: Mapping[str, float],
+    verified: VerifyReport | None,
+    functions: FunctionsForm | None = None,
+) -> str:
     """The report: tree, coverage, time by stage, what has no nodes and why, and the verification."""
     model, coverage = hierarchy.model, hierarchy.coverage
     sections = [
@@ -60,6 +72,7 @@ def format_report(hierarchy: schema.Hierarchy, seconds: Mapping[str, float], ver
                 if node.calls
             ],
         ),
+        *_functions(functions),
         "## Environment",
         _table(("package", "version"), [*hierarchy.environment.items()]),
     ]
@@ -75,6 +88,37 @@ def _verification(verified: VerifyReport | None) -> list[str]:
     ]
     header = ("output", "status", "type", "shape", "absolute", "relative", "NaN", "reason")
     return ["## Against PyTorch", f"On `{verified.provider}`.", _table(header, rows)]
+
+
+def _functions(functions: FunctionsForm | None) -> list[str]:
+    if functions is None:
+        return []
+    calls = Counter(node.op_identifier() for node in all_nodes(functions.model))
+    return [
+        "## Functions",
+        _table(
+            ("function", "nodes", "call nodes"),
+            [
+                (f"`{function.name}`", len(function), calls[name])
+                for name, function in functions.model.functions.items()
+                if function.domain == schema.FUNCTIONS_DOMAIN
+            ],
+        ),
+        "## Calls that are not functions",
+        _table(
+            ("call", "why", "values"),
+            [(f"`{call.address}`", call.reason, _values(call.values)) for call in functions.flat],
+        ),
+        "## Nodes outside the calls that own them",
+        _table(
+            ("stand in", "owners", "values"),
+            [(f"`{h.address}`", _values(h.owners), _values(h.values)) for h in functions.hoisted],
+        ),
+    ]
+
+
+def _values(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 def _number(value: float | None) -> str:

@@ -15,7 +15,7 @@ either changes.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -42,11 +42,15 @@ def root_operator(rule: RewriteRule) -> ir.OperatorIdentifier | None:
 
 
 class RewritePass(ir.passes.InPlacePass):
-    """Applies rules to every node, each rule only where its pattern can end."""
+    """Applies rules to every node, each rule only where its pattern can end.
 
-    def __init__(self, rules: Sequence[RewriteRule]) -> None:
+    Args:
+        keep: Names of values that no rewrite may remove.
+    """
+
+    def __init__(self, rules: Sequence[RewriteRule], keep: Collection[str] = ()) -> None:
         super().__init__()
-        self._rules = RewriteRuleSet([_Dispatch(rules)])
+        self._rules = RewriteRuleSet([_Dispatch(rules, frozenset(keep))])
         self._rules.remove_unused_nodes = any(not rule.remove_nodes for rule in rules)
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -56,8 +60,9 @@ class RewritePass(ir.passes.InPlacePass):
 class _Dispatch:
     """Stands for many rules where a rule set expects one; after a rewrite it speaks for the rule that did it."""
 
-    def __init__(self, rules: Sequence[RewriteRule]) -> None:
+    def __init__(self, rules: Sequence[RewriteRule], keep: frozenset[str]) -> None:
         self._rules = rules
+        self._keep = keep
         self._by_operator: dict[ir.OperatorIdentifier, list[RewriteRule]] = defaultdict(list)
         operators = {operator for rule in rules if (operator := root_operator(rule)) is not None}
         for rule in rules:
@@ -70,10 +75,14 @@ class _Dispatch:
     def try_rewrite(self, model: ir.Model, graph: Any, node: ir.Node, **options: Any) -> Any:
         for rule in self._by_operator.get(node.op_identifier(), self._open):
             replacement = rule.try_rewrite(model, graph, node, **options)
-            if replacement is not None:
+            if replacement is not None and not self._removes_kept(replacement.match):
                 self._applied = rule
                 return replacement
         return None
+
+    def _removes_kept(self, match: Any) -> bool:
+        inner = {value.name for node in match.nodes for value in node.outputs if value not in match.outputs}
+        return not self._keep.isdisjoint(inner)
 
     def graph_pre_visitor(self) -> None:
         for rule in self._rules:

@@ -21,6 +21,23 @@ HIERARCHY_TAGS = "modelexport.hierarchy_tags"  # also of initializers
 CALLS = "modelexport.calls"
 NAMESPACE = "namespace"
 
+# metadata_props of call nodes in the main graph, where the carrier is `functions`
+NAMES = "modelexport.names"
+"""A JSON array: the names that the values and nodes inside the call have in the flat graph, in the order of a walk. A
+number stands for the name in the body with that number at its end (``mul_3`` and 15: ``mul_15``), ``null`` for the name
+in the body without a number."""
+SHAPES = "modelexport.shapes"
+"""A JSON object: index into the names to the shape of that value, where the calls of its function have several."""
+
+# metadata_props of nodes in function bodies
+INITIALIZER = "modelexport.initializer"
+"""Marks a ``Constant`` that is an initializer in the flat graph."""
+
+# attributes of nodes, where the carrier is `attributes`, and of call nodes, where it is `functions`
+SOURCE_MODULE_ATTRIBUTE = "source_module"
+HIERARCHY_TAGS_ATTRIBUTE = "hierarchy_tags"
+FUNCTIONS_DOMAIN = "modelexport"
+
 # metadata_props of initializers
 PARAMETER = "modelexport.parameter"
 TRANSFORM = "modelexport.transform"
@@ -28,6 +45,10 @@ TRANSFORM = "modelexport.transform"
 # metadata_props of models
 FORMAT_VERSION_KEY = "modelexport.format_version"
 VERSION_KEY = "modelexport.version"
+STATE_DICT = "modelexport.state_dict"
+"""A JSON object: key to :class:`StateDictEntry`, for every entry of the module, in its order."""
+CARRIER = "modelexport.carrier"
+"""``attributes`` or ``functions``; left out where it is ``metadata``."""
 CALL_TREE = "modelexport.call_tree"
 """A JSON array of :class:`CallTreeEntry`: which call ran in which cannot be told from tags and addresses alone."""
 
@@ -41,13 +62,24 @@ _DTYPE_NAMES = {ir.DataType.FLOAT: "float32", ir.DataType.DOUBLE: "float64"}
 
 
 class Value(msgspec.Struct, frozen=True):
-    """A graph input or output, or a tensor that enters or leaves a call in PyTorch."""
+    """A graph input or output."""
 
     name: str
     dtype: str
     """``float32``, ``int64``, ...: PyTorch's and NumPy's word."""
     shape: list[int | str | None]
     """A string is a dynamic dimension's name, ``null`` a dimension that is not known."""
+
+
+class CallTensor(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A tensor that a PyTorch module gets or returns in a call."""
+
+    name: str
+    """The argument of ``forward`` (``hidden_states``, ``past.0``), the field of what it returns, or ``output``."""
+    dtype: str
+    shape: list[int | str]
+    value: str | None = None
+    """The name of the value that it is in the file; absent when the file does not compute it, or it is not known."""
 
 
 class ModuleEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,9 +121,9 @@ class CallEntry(msgspec.Struct, frozen=True, kw_only=True):
     enter: int | None
     """The steps at which it began and ended; ``null`` for a call inside a branch, which is captured but not run."""
     exit: int | None
-    inputs: list[Value]
+    inputs: list[CallTensor]
     """What the PyTorch module got and returned in the traced run."""
-    outputs: list[Value]
+    outputs: list[CallTensor]
     boundary: Boundary
     nodes: int
     """How many nodes it produced itself, outside the calls inside it."""
@@ -130,10 +162,46 @@ class TransformStep(msgspec.Struct, frozen=True, omit_defaults=True):
     """One operation in the computation of an initializer from ``state_dict`` entries."""
 
     op_type: str
-    inputs: list[str]
-    """``state_dict`` keys, or outputs of earlier steps: ``%0`` is the first step's, ``%0:1`` its second output."""
+    inputs: list[str] = []
+    """``state_dict`` keys, or outputs of earlier steps: ``%0`` is the first step's, ``%0:1`` its second output; an
+    empty string where an optional input is left out."""
     attributes: dict[str, Any] = {}
-    """The operator's attributes; a tensor is an object of its ``dtype`` and its ``value`` as nested lists."""
+    """The operator's attributes; a tensor is an object of its ``dtype`` and its ``value`` as nested lists, in which
+    ``inf``, ``-inf`` and ``nan`` are strings. The one attribute of a ``Constant`` is ``value``, a tensor."""
+    version: int = 0
+    """The operator set that last changed the operator; left out for a ``Constant``."""
+    domain: str = ""
+
+
+class StateDictEntry(msgspec.Struct, frozen=True, array_like=True):
+    """One tensor in the ``state_dict`` of the module that was exported: ``["float32", [384, 384], true]``."""
+
+    dtype: str
+    """``float32``, ``int64``, ...: PyTorch's word."""
+    shape: list[int]
+    used: bool
+    """Whether an output of the graph depends on it; if so, an initializer has its key."""
+
+
+class Dag(msgspec.Struct, frozen=True):
+    """One entry of ``NAME.dag.json``: the operations of a call and of the calls inside it."""
+
+    nodes: list[str]
+    """Names of nodes, in topological order."""
+    edges: list[tuple[str, str]]
+    """Producer and consumer, both of them in ``nodes``; each pair once."""
+
+
+class Operation(msgspec.Struct, frozen=True):
+    """One entry of ``NAME.operations.json``: a node of the file or an initializer."""
+
+    op_type: str
+    """``Initializer`` for an initializer."""
+    inputs: list[str]
+    """Names of values; the empty string is an optional input that is left out."""
+    outputs: list[str]
+    tags: list[str]
+    """Of a node: its owners', the one that produces the output first; of an initializer: those of its users."""
 
 
 class CallTreeEntry(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -142,6 +210,9 @@ class CallTreeEntry(msgspec.Struct, frozen=True, omit_defaults=True):
     call: str
     tag: str
     parent: str | None = None
+    like: str | None = None
+    """Where the carrier is `functions`: an earlier call. What is inside this one is left out; it is what is inside that
+    one, with addresses and tags that begin with this one's in the place of that one's."""
 
 
 class Coverage(msgspec.Struct, frozen=True):

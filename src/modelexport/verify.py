@@ -9,14 +9,18 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import onnx_ir as ir
 import onnxruntime
 import torch
 from torch import nn
 
 from modelexport.errors import InputsError
+from modelexport.graph import initializers
 from modelexport.hierarchy.traced import untouched
 from modelexport.hierarchy.values import run_arguments, tensors_in
 from modelexport.quiet import quiet
+from modelexport.read import load
+from modelexport.transforms import ParameterPlan, parameter_plan, state_dict_of
 
 TOLERANCES = {"float64": (1e-7, 1e-6), "float32": (1e-4, 1e-3), "float16": (1e-2, 1e-2), "bfloat16": (5e-2, 5e-2)}
 """Element type to the absolute and the relative difference of which one at least must hold; other types are equal."""
@@ -39,17 +43,36 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     """How many elements are NaN in one and not in the other."""
 
 
+class ParameterReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The comparison of a file's parameters with a model's ``state_dict``."""
+
+    used: int
+    """Entries that the captured graph uses."""
+    transformed: int
+    """Those of them that are in the file only as something that is computed from them."""
+    unaccounted: list[str]
+    """Those of them that cannot be found in the file."""
+    differing: list[str]
+    """Initializers whose bytes are not what the entries give."""
+
+    @property
+    def agrees(self) -> bool:
+        """Whether every used entry is in the file, with the model's bytes."""
+        return not self.unaccounted and not self.differing
+
+
 class VerifyReport(msgspec.Struct, frozen=True, kw_only=True):
     """The comparison of a file with the model it was exported from."""
 
     outputs: list[Difference]
     provider: str
     tolerances: dict[str, tuple[float, float]]
+    parameters: ParameterReport
 
     @property
     def agrees(self) -> bool:
-        """Whether every output agrees."""
-        return all(output.status == "agree" for output in self.outputs)
+        """Whether every output agrees and every parameter is the model's."""
+        return self.parameters.agrees and all(output.status == "agree" for output in self.outputs)
 
     @property
     def largest(self) -> float:
@@ -75,7 +98,47 @@ def verify_outputs(
     session = onnxruntime.InferenceSession(path, providers=[provider])
     actual = session.run(None, feeds(inputs, session))
     names = [output.name for output in session.get_outputs()]
-    return VerifyReport(outputs=compare_all(names, expected, actual), provider=provider, tolerances=TOLERANCES)
+    return VerifyReport(
+        outputs=compare_all(names, expected, actual),
+        provider=provider,
+        tolerances=TOLERANCES,
+        parameters=verify_parameters(model, path),
+    )
+
+
+def verify_parameters(model: nn.Module, path: str | Path) -> ParameterReport:
+    """Compare each parameter in a tagged file with the model's ``state_dict``, bit for bit.
+
+    Raises:
+        FileFormatError: It is not a tagged file.
+    """
+    tagged = load(path).model
+    tensors = model.state_dict()
+    found: dict[str, bool] = {}
+    differing = []
+    for value in initializers(tagged):
+        plan = parameter_plan(value)
+        if plan is None:
+            continue
+        for key in plan.keys:
+            found[key] = found.get(key, False) or not plan.steps
+        if any(key not in tensors for key in plan.keys) or not _same(plan, tensors, value):
+            differing.append(value.name or "")
+    used = [key for key, entry in state_dict_of(tagged).items() if entry.used]
+    return ParameterReport(
+        used=len(used),
+        transformed=sum(not found.get(key, True) for key in used),
+        unaccounted=[key for key in used if key not in found],
+        differing=differing,
+    )
+
+
+def _same(plan: ParameterPlan, tensors: Mapping[str, Any], value: ir.Value) -> bool:
+    assert value.const_value is not None
+    given = {key: as_array(tensors[key]) for key in plan.inputs()}
+    expected, actual = plan.compute(given), value.const_value.numpy()
+    same_type = expected.dtype == actual.dtype and expected.shape == actual.shape
+    return bool(same_type and expected.tobytes() == actual.tobytes())
 
 
 def run_module(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any]) -> list[np.ndarray]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from modelexport.core import CallTree
+from modelexport.core import CallTree, Port
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,5 +20,7 @@ class Exported:
     """Every call that was captured, those inside the branches of ``torch.cond`` included."""
     parameters: Mapping[str, tuple[str, ...]]
     """Name of an initializer to the ``state_dict`` keys that it is: several for a tied parameter."""
+    values: Mapping[Port, str]
+    """Which value of the graph is which tensor of PyTorch: what each call gets and returns, where that is known."""
     output_names: tuple[str, ...]
     """A name for each graph output: the field of what the model returns, or ``output``, ``output.0``, ..."""

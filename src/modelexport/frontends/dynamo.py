@@ -12,6 +12,7 @@ import ast
 import contextlib
 import copy
 import inspect
+import operator
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -21,18 +22,20 @@ import onnx_ir.passes.common as passes
 import torch
 import torch.fx.traceback
 from torch import nn
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 
-from modelexport.core import ROOT, CallTree, Evidence, ModuleCall, Owner, TracedCall
+from modelexport.core import ROOT, CallTree, Evidence, ModuleCall, Owner, Port, Side, TracedCall
 from modelexport.errors import CaptureError
 from modelexport.frontends import Exported
 from modelexport.graph import OWNER
 from modelexport.hierarchy.recorder import CallRecorder
 from modelexport.hierarchy.traced import untouched
-from modelexport.hierarchy.values import run_arguments
+from modelexport.hierarchy.values import NamedTensors, run_arguments
 from modelexport.inputs import check_inputs
 from modelexport.quiet import quiet
 
 ADDRESS_KEY = "modelexport.call"
+PORTS_KEY = "modelexport.ports"
 
 
 def export(
@@ -53,7 +56,8 @@ def export(
         CaptureError: The exporter gave up. Names the module call that was running.
         InputsError: The model has lazy parameters.
     """
-    recorder = CallRecorder(model, _annotated)
+    watcher = _TensorWatcher()
+    recorder = CallRecorder(model, _annotated, watcher.watch)
     args, kwargs = _by_name(model, *run_arguments(copy.deepcopy(inputs)))
     with untouched(model, runs=False), recorder.attached(), quiet():
         failure: CaptureError | None = None
@@ -65,12 +69,51 @@ def export(
         check_inputs(model, inputs if isinstance(inputs, Mapping) else tuple(inputs))
         raise failure from cause
     passes.InlinePass()(translated)
-    calls = _Owners(model, recorder.seen).assign(translated)
+    owners = _Owners(model, recorder.seen)
+    calls = owners.assign(translated)
     if output_names is None:
         output_names = tuple(spec.name for spec in recorder.seen[0].outputs)
     if len(output_names) != len(translated.graph.outputs):
         output_names = tuple(value.name or "" for value in translated.graph.outputs)
-    return Exported(translated, calls, state_dict_names(model), output_names)
+    values = {**watcher.graph_inputs(translated), **owners.values}
+    return Exported(translated, calls, state_dict_names(model), values, output_names)
+
+
+class _TensorWatcher:
+    """Marks, while the model is captured, the FX nodes that make the tensors which calls get and return."""
+
+    def __init__(self) -> None:
+        self._from_inputs: dict[torch.fx.Node, list[Port]] = {}
+
+    def watch(self, call: ModuleCall, side: Side, tensors: NamedTensors) -> None:
+        mode = get_proxy_mode()
+        if mode is None:
+            return
+        for index, (_, tensor) in enumerate(tensors):
+            slot = get_proxy_slot(tensor, mode.tracer, None)
+            if slot is None:  # a parameter, or made outside the capture
+                continue
+            node, port, item = slot.proxy.node, Port(call, side, index), None
+            if node.op == "placeholder":
+                self._from_inputs.setdefault(node, []).append(port)
+                continue
+            if node.target is operator.getitem:  # decomposition makes these anew, without annotations
+                node, item = node.args
+            custom = node.meta.get("custom") or {}
+            # A dictionary of its own: nodes of one call share theirs.
+            node.meta["custom"] = {**custom, PORTS_KEY: (*custom.get(PORTS_KEY, ()), (port, item))}
+
+    def graph_inputs(self, model: ir.Model) -> dict[Port, str]:
+        """The ports through which the inputs of the graph come in as they are, in the order of the root's inputs."""
+        of_root = {}
+        for ports in self._from_inputs.values():
+            of_root.update((port.index, ports) for port in ports if port.call == ROOT and port.side == "inputs")
+        inputs = [of_root[index] for index in sorted(of_root)]
+        if len(inputs) != len(model.graph.inputs):
+            return {}
+        return {
+            port: value.name or "" for ports, value in zip(inputs, model.graph.inputs, strict=True) for port in ports
+        }
 
 
 @contextlib.contextmanager
@@ -175,6 +218,7 @@ class _Owners:
         self.calls = list(calls)
         self.depth = {traced.call: traced.depth for traced in calls}
         self.nested: dict[tuple[int, str], ModuleCall] = {}
+        self.values: dict[Port, str] = {}
 
     def assign(self, model: ir.Model) -> CallTree:
         for graph in model.graphs():
@@ -184,13 +228,30 @@ class _Owners:
         return CallTree(tuple(self.calls))
 
     def _assign_graph(self, graph: ir.Graph | ir.Function) -> None:
+        renamed = {}
+        for value in graph.outputs:
+            producer = value.producer()
+            if producer is not None:  # whose name still has the value's first one
+                renamed[(producer.name or "").removeprefix("node_")] = value.name or ""
         fx_nodes: dict[str, torch.fx.Node] = {}
         for node in graph:
             if not fx_nodes and (fx_node := node.meta.get("node")) is not None:
                 fx_nodes = {fx_node.name: fx_node for fx_node in fx_node.graph.nodes}
+                self._read_ports(fx_nodes, renamed)
             call = self._call_of(node.meta.pop("node", None) or fx_nodes.get(_fx_name(node)))
             if call is not None:
                 node.meta[OWNER] = Owner((call,), Evidence.EXACT)
+
+    def _read_ports(self, fx_nodes: Mapping[str, torch.fx.Node], renamed: Mapping[str, str]) -> None:
+        """Of the nodes that one marked node was decomposed into, the last makes its value, under its own name."""
+        for name, fx_node in fx_nodes.items():
+            for port, item in (fx_node.meta.get("custom") or {}).get(PORTS_KEY, ()):
+                if item is None:
+                    self.values[port] = renamed.get(name, name)
+                elif isinstance(fx_node.meta.get("val"), (list, tuple)):
+                    items = [user.name for user in fx_node.users if user.args[1:] == (item,)]
+                    value = items[0] if items else f"{name}__{item}"
+                    self.values[port] = renamed.get(value, value)
 
     def _call_of(self, fx_node: torch.fx.Node | None) -> ModuleCall | None:
         if fx_node is None:

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from modelexport.core import ModuleCall, TracedCall
-from modelexport.hierarchy.values import input_specs, output_specs
+from modelexport.core import ModuleCall, Side, TracedCall
+from modelexport.hierarchy.values import NamedTensors, input_tensors, output_tensors, tensor_specs
 
 
 class CallRecorder:
@@ -21,14 +21,19 @@ class CallRecorder:
 
     Args:
         around: Gives a context that is entered when a call begins and left when it ends.
+        watch: Told of the tensors that each call gets (``inputs``) and returns (``outputs``).
     """
 
     def __init__(
-        self, model: nn.Module, around: Callable[[ModuleCall], AbstractContextManager[Any]] = lambda call: nullcontext()
+        self,
+        model: nn.Module,
+        around: Callable[[ModuleCall], AbstractContextManager[Any]] = lambda call: nullcontext(),
+        watch: Callable[[ModuleCall, Side, NamedTensors], None] = lambda call, side, tensors: None,
     ) -> None:
         self.seen: list[TracedCall] = []
         self._model = model
         self._around = around
+        self._watch = watch
         self._running: list[tuple[int, ExitStack]] = []
         self._counts: Counter[str] = Counter()
         self._step = 0
@@ -77,7 +82,9 @@ class CallRecorder:
         call = ModuleCall(path, self._counts[path])
         self._counts[path] += 1
         parent = self.seen[self._running[-1][0]].call if self._running else None
-        specs = input_specs(module, args, kwargs)
+        tensors = input_tensors(module, args, kwargs)
+        self._watch(call, "inputs", tensors)
+        specs = tensor_specs(tensors)
         self.seen.append(TracedCall(call, parent, len(self._running), self._next_step(), None, specs))
         context = ExitStack()
         context.enter_context(self._around(call))
@@ -92,7 +99,9 @@ class CallRecorder:
             context.close()
             position, context = self._running.pop()
         traced = self.seen[position]
-        self.seen[position] = dataclasses.replace(traced, exit=self._next_step(), outputs=output_specs(output))
+        tensors = output_tensors(output)
+        self._watch(traced.call, "outputs", tensors)
+        self.seen[position] = dataclasses.replace(traced, exit=self._next_step(), outputs=tensor_specs(tensors))
         context.close()
         error = sys.exception()
         if error is not None and error is not self._outer_error and error is not self._raised[0]:

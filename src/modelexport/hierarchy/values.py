@@ -45,34 +45,39 @@ def _parts(value: object) -> Iterator[tuple[str, Any]]:
         yield from vars(value).items()
 
 
-def input_specs(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[TensorSpec, ...]:
+NamedTensors = list[tuple[str, torch.Tensor]]
+
+
+def input_tensors(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> NamedTensors:
     """The tensors that a module is called with, named as ``forward``'s arguments."""
     try:
         signature = inspect.signature(module.forward)
         arguments = signature.bind_partial(*args, **kwargs).arguments
     except (TypeError, ValueError):  # no signature, or arguments that forward is about to refuse
-        return _specs("args", args) + _specs("", kwargs)
+        return [*tensors_in(args, "args"), *tensors_in(kwargs)]
     variadic = inspect.Parameter.VAR_KEYWORD
-    specs = [
-        _specs("" if signature.parameters[name].kind is variadic else name, value) for name, value in arguments.items()
+    return [
+        named
+        for name, value in arguments.items()
+        for named in tensors_in(value, "" if signature.parameters[name].kind is variadic else name)
     ]
-    return tuple(spec for group in specs for spec in group)
 
 
-def output_specs(output: object) -> tuple[TensorSpec, ...]:
+def output_tensors(output: object) -> NamedTensors:
     """The tensors that a module returns: named by field, or ``output``, ``output.0``, ..."""
     plain = isinstance(output, (list, tuple, torch.Tensor)) and not hasattr(output, "_fields")
-    return _specs("output" if plain else "", output)
+    return list(tensors_in(output, "output" if plain else ""))
 
 
-def _specs(name: str, value: object) -> tuple[TensorSpec, ...]:
+def tensor_specs(tensors: NamedTensors) -> tuple[TensorSpec, ...]:
+    """Names, element types and shapes of tensors; a size that is not fixed is a symbol's name."""
     return tuple(
         TensorSpec(
-            path,
+            name,
             str(tensor.dtype).removeprefix("torch."),
             tuple(size if isinstance(size, int) else str(size) for size in tensor.shape),
         )
-        for path, tensor in tensors_in(value, name)
+        for name, tensor in tensors
     )
 
 

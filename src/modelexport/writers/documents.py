@@ -11,7 +11,7 @@ import onnx_ir as ir
 import modelexport
 from modelexport import schema
 from modelexport.boundaries import boundaries
-from modelexport.core import CallTree, ModuleTree, Owner, TensorSpec
+from modelexport.core import CallTree, ModuleTree, Owner, Port, Side, TracedCall
 from modelexport.graph import all_nodes, initializers, owner_of
 from modelexport.hierarchy.compare import Comparison
 from modelexport.lineage import Source
@@ -29,6 +29,7 @@ def hierarchy_document(
     source: Source,
     tree: ModuleTree,
     calls: CallTree,
+    values: Mapping[Port, ir.Value],
     tags: Tags,
     comparison: Comparison,
     origins: Mapping[str, Origin],
@@ -40,6 +41,7 @@ def hierarchy_document(
     Args:
         name: The model's short name.
         source: The unoptimised graph, for the reason why a call has no nodes.
+        values: Which value of the model each tensor is that a call gets or returns.
         comparison: For the reason why a module has no calls.
     """
     return schema.Hierarchy(
@@ -52,7 +54,7 @@ def hierarchy_document(
         outputs=[_graph_value(value) for value in model.graph.outputs],
         coverage=coverage,
         modules=_modules(model, source, tree, calls, tags, comparison),
-        calls=_calls(model, calls, tags),
+        calls=_calls(model, calls, tags, values),
         nodes=[_node(node, tags) for node in all_nodes(model)],
         initializers=[_initializer(value, tags, origins.get(value.name or "")) for value in initializers(model)],
     )
@@ -104,7 +106,7 @@ def _paths_with(calls: CallTree, owners: Iterable[Owner]) -> set[str]:
     return {call.path for call in reached}
 
 
-def _calls(model: ir.Model, calls: CallTree, tags: Tags) -> list[schema.CallEntry]:
+def _calls(model: ir.Model, calls: CallTree, tags: Tags, values: Mapping[Port, ir.Value]) -> list[schema.CallEntry]:
     borders = boundaries(model, calls)
     own = Counter(owner.call for owner in _owners(model))
     return [
@@ -114,8 +116,8 @@ def _calls(model: ir.Model, calls: CallTree, tags: Tags) -> list[schema.CallEntr
             parent=None if traced.parent is None else traced.parent.address,
             enter=traced.enter,
             exit=traced.exit,
-            inputs=[_traced_value(spec) for spec in traced.inputs],
-            outputs=[_traced_value(spec) for spec in traced.outputs],
+            inputs=_tensors(traced, "inputs", values),
+            outputs=_tensors(traced, "outputs", values),
             boundary=schema.Boundary(
                 [value.name or "" for value in borders[traced.call].inputs],
                 [value.name or "" for value in borders[traced.call].outputs],
@@ -163,5 +165,11 @@ def _graph_value(value: ir.Value) -> schema.Value:
     return schema.Value(value.name or "", schema.dtype_name(value.dtype) if value.dtype else "", shape)
 
 
-def _traced_value(spec: TensorSpec) -> schema.Value:
-    return schema.Value(spec.name, spec.dtype, list(spec.shape))
+def _tensors(traced: TracedCall, side: Side, values: Mapping[Port, ir.Value]) -> list[schema.CallTensor]:
+    tensors = []
+    for index, spec in enumerate(getattr(traced, side)):
+        value = values.get(Port(traced.call, side, index))
+        tensors.append(
+            schema.CallTensor(spec.name, spec.dtype, list(spec.shape), value.name if value is not None else None)
+        )
+    return tensors

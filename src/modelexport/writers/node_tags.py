@@ -18,7 +18,12 @@ _TORCH_KEYS = ("pkg.torch.", "pkg.onnxscript.")
 
 
 def write_metadata(
-    model: ir.Model, tags: Tags, origins: Mapping[str, Origin], *, keep_torch_metadata: bool = False
+    model: ir.Model,
+    tags: Tags,
+    origins: Mapping[str, Origin],
+    entries: Mapping[str, schema.StateDictEntry],
+    *,
+    keep_torch_metadata: bool = False,
 ) -> None:
     """Write every node's owner and every initializer's origin and users into the model, in place."""
     if not keep_torch_metadata:
@@ -42,6 +47,7 @@ def write_metadata(
             if origin.transform:
                 value.metadata_props[schema.TRANSFORM] = msgspec.json.encode(origin.transform).decode()
     model.metadata_props[schema.FORMAT_VERSION_KEY] = schema.FORMAT_VERSION
+    model.metadata_props[schema.STATE_DICT] = msgspec.json.encode(entries).decode()
     model.metadata_props[schema.CALL_TREE] = msgspec.json.encode(call_tree_entries(tags)).decode()
     model.metadata_props[schema.VERSION_KEY] = modelexport.__version__
 

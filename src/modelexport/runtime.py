@@ -1,0 +1,73 @@
+"""Running a file in ONNX Runtime, with values inside it given and taken."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import onnxruntime
+
+from modelexport.errors import UsageError
+
+_EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
+
+
+def session(model: Path | ir.Model, *, folder: Path | None = None, provider: str) -> onnxruntime.InferenceSession:
+    """A session that computes node by node, as the file says: without the runtime's own fusions.
+
+    Args:
+        model: A file, or a model in memory.
+        folder: Where the external data of a model in memory lies.
+        provider: The execution provider; ONNX Runtime puts what it cannot run on the CPU.
+
+    Raises:
+        UsageError: ONNX Runtime does not have this provider, or refuses the model.
+    """
+    available = onnxruntime.get_available_providers()
+    if provider not in available:
+        raise UsageError(f"ONNX Runtime has no {provider} here: it has {', '.join(available)}")
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 3
+    if folder is not None:
+        options.add_session_config_entry(_EXTERNAL_FOLDER, str(folder.absolute()))
+    source = model if isinstance(model, Path) else ir.to_proto(model).SerializeToString()
+    try:
+        return onnxruntime.InferenceSession(source, options, providers=[provider])
+    except Exception as error:  # its exception types are not public
+        raise UsageError(f"ONNX Runtime does not load the model: {' '.join(str(error).split())[:300]}") from error
+
+
+def with_outputs(model: ir.Model, values: Sequence[ir.Value]) -> ir.Model:
+    """A copy of a model, sharing its tensors, that has these values of its main graph as its only outputs."""
+    names = [value.name for value in values]
+    copy = model.clone()
+    by_name = {value.name: value for node in copy.graph for value in node.outputs}
+    by_name.update((value.name, value) for value in copy.graph.inputs)
+    copy.graph.outputs.clear()
+    copy.graph.outputs.extend(by_name[name] for name in names)
+    return copy
+
+
+def batches(sizes: Mapping[str, int], limit: int) -> Iterator[list[str]]:
+    """Names in order, in lists whose sizes add up to at most ``limit`` bytes, or of one name that alone is larger."""
+    batch: list[str] = []
+    total = 0
+    for name, size in sizes.items():
+        if batch and total + size > limit:
+            yield batch
+            batch, total = [], 0
+        batch.append(name)
+        total += size
+    if batch:
+        yield batch
+
+
+def run(
+    model: onnxruntime.InferenceSession, feeds: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Output names to arrays."""
+    names = [output.name for output in model.get_outputs()]
+    return dict(zip(names, model.run(names, dict(feeds)), strict=True))

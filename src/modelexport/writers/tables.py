@@ -1,0 +1,14 @@
+"""JSON documents that are one object with a name for each entry: an entry a line, so that changes read as diffs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+
+def encode_table(entries: Mapping[str, msgspec.Struct]) -> bytes:
+    """The entries as a JSON object in UTF-8, in their order, each on a line of its own."""
+    encode = msgspec.json.Encoder().encode
+    lines = [encode(name) + b": " + encode(entry) for name, entry in entries.items()]
+    return b"{\n" + b",\n".join(lines) + b"\n}\n"

@@ -1,0 +1,145 @@
+"""Files of every published format version are read, and today's export is the newest golden.
+
+``pytest tests/test_goldens.py --rewrite-goldens`` writes the goldens of today's version; review the diff.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import onnx_ir as ir
+import pytest
+import torch
+from torch import nn
+
+from modelexport import documents, json_schema, read, schema
+from modelexport.core import ModuleCall
+from modelexport.graph import all_nodes, initializers, owner_of
+from modelexport.pipeline import export
+
+GOLDEN = Path(__file__).parent / "golden"
+VERSIONS = sorted(directory.name for directory in GOLDEN.iterdir() if directory.is_dir())
+DOCUMENTS = ("hierarchy", "dag", "operations", "properties")
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.linear(x))
+
+
+class Golden(nn.Module):
+    """A block called twice, one with two names, one in a branch, two calls that share a node, and a module left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared = Block()
+        self.stem = Block()
+        self.entry = self.stem
+        self.inner = Block()
+        self.left = nn.Tanh()
+        self.right = nn.Tanh()
+        self.dropout = nn.Dropout()
+        self.unused = nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.shared(self.dropout(self.entry(x)))
+        x = self.shared(self.left(x) + self.right(x))
+        return torch.cond(x.sum() > 0, lambda y: self.inner(y) + x, lambda y: y - 1.0, (x,))
+
+
+def golden_model() -> nn.Module:
+    """Its weights are small numbers that are written down exactly."""
+    model = Golden().eval()
+    with torch.no_grad():
+        for index, parameter in enumerate(model.parameters()):
+            parameter.copy_((torch.arange(parameter.numel()).reshape(parameter.shape) + index) / 8)
+    return model
+
+
+def properties(model: ir.Model) -> dict[str, Any]:
+    """Everything that the model carries for us, in a form that can be reviewed."""
+    return {
+        "model": dict(model.metadata_props),
+        "nodes": {node.name: dict(node.metadata_props) for node in all_nodes(model)},
+        "initializers": {value.name: dict(value.metadata_props) for value in initializers(model)},
+    }
+
+
+@pytest.fixture(scope="module")
+def today(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+    """The folder of today's export; the folder of the goldens, if they are to be rewritten."""
+    rewrite = request.config.getoption("--rewrite-goldens")
+    directory = GOLDEN / schema.FORMAT_VERSION if rewrite else tmp_path_factory.mktemp("today")
+    directory.mkdir(exist_ok=True, parents=True)
+    # Three axes, so that the weights are transposed and no Gemm is used.
+    export(golden_model(), {"x": torch.ones(1, 2, 2)}, directory / "golden.onnx")
+    (directory / "golden.report.md").unlink()  # it has times in it
+    document = json.dumps(properties(ir.load(directory / "golden.onnx")), indent=1)
+    (directory / "golden.properties.json").write_text(document + "\n")
+    return directory
+
+
+def without_versions(name: str, document: dict[str, Any]) -> dict[str, Any]:
+    """The document without the versions of packages, which change without the format."""
+    if name == "hierarchy":
+        document["environment"] = dict.fromkeys(document["environment"])
+        document["modelexport_version"] = ""
+    elif name == "properties":
+        document["model"][schema.VERSION_KEY] = ""
+    return document
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_todays_export_is_the_golden_of_its_version(today: Path, name: str) -> None:
+    golden, made = (
+        without_versions(name, json.loads((directory / f"golden.{name}.json").read_bytes()))
+        for directory in (GOLDEN / schema.FORMAT_VERSION, today)
+    )
+    assert made == golden, "if the change is meant, run this file with --rewrite-goldens, and give the format a version"
+
+
+def test_todays_version_has_goldens() -> None:
+    assert schema.FORMAT_VERSION in VERSIONS
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_goldens_of_every_version_are_read(version: str) -> None:
+    path = GOLDEN / version / "golden.onnx"
+    tagged = read.load(path)
+    dags = documents.load_dag(path.with_suffix(".dag.json"))
+    operations = documents.load_operations(path.with_suffix(".operations.json"))
+    assert tagged.hierarchy.format_version == version
+    assert list(dags) == list(tagged.tags.values())
+    assert {node.name for node in tagged.nodes} < set(operations)
+    assert tagged.calls.stack(ModuleCall("shared.linear", 1)) == (
+        ModuleCall(""), ModuleCall("shared", 1), ModuleCall("shared.linear", 1),
+    )  # fmt: skip
+    assert [module.aliases for module in tagged.hierarchy.modules if module.path == "stem"] == [["entry"]]
+    assert {owner_of(node).calls for node in tagged.nodes if len(owner_of(node).calls) > 1} == {
+        (ModuleCall("left"), ModuleCall("right"))
+    }
+    assert dags["/Golden/Block.inner"].nodes, "a module that runs in a branch has operations"
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_goldens_have_every_key_of_the_format(version: str) -> None:
+    kept = json.loads((GOLDEN / version / "golden.properties.json").read_bytes())
+    keys = {where: {key for one in kept[where].values() for key in one} for where in ("nodes", "initializers")}
+    assert {
+        schema.SOURCE_MODULE, schema.CALL, schema.EVIDENCE, schema.NAMESPACE, schema.HIERARCHY_TAGS, schema.CALLS,
+    } == keys["nodes"]  # fmt: skip
+    assert {schema.PARAMETER, schema.TRANSFORM, schema.HIERARCHY_TAGS} == keys["initializers"]
+    assert {schema.FORMAT_VERSION_KEY, schema.VERSION_KEY, schema.CALL_TREE, schema.STATE_DICT} <= set(kept["model"])
+
+
+@pytest.mark.parametrize("name", ["hierarchy", "dag", "operations"])
+def test_the_goldens_of_todays_version_fit_the_shipped_schemas(name: str) -> None:
+    document = json.loads((GOLDEN / schema.FORMAT_VERSION / f"golden.{name}.json").read_bytes())
+    jsonschema.validate(document, json.loads((json_schema.DIRECTORY / f"{name}.json").read_bytes()))

@@ -1,0 +1,296 @@
+"""New weights in an exported file give what a fresh export gives, and those that do not fit are refused."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+import modelexport
+import models
+from exports import Exporter
+from modelexport import schema
+from modelexport.embedded import without_weights
+from modelexport.errors import FileFormatError, OutputError, WeightsError
+from modelexport.graph import initializers
+from modelexport.read import load
+from modelexport.update_weights import update_weights
+from modelexport.verify import verify_outputs, verify_parameters
+
+
+def perturbed(model: nn.Module) -> nn.Module:
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.rand(parameter.shape, generator=generator), alpha=0.1)
+        for key, buffer in model.named_buffers():
+            if buffer.is_floating_point() and key in model.state_dict():
+                buffer.add_(torch.rand(buffer.shape, generator=generator), alpha=0.1)
+    return model
+
+
+def saved(model: nn.Module, path: Path) -> Path:
+    save_file({key: tensor.clone().contiguous() for key, tensor in model.state_dict().items()}, path)
+    return path
+
+
+@pytest.mark.parametrize(
+    "name", ["blocks", "recurrent", "unet", "tied-weights", "bert", "gpt2", "t5", "mamba", "swin", "wav2vec2", "minilm"]
+)
+def test_the_file_is_that_of_a_fresh_export(name: str, exported: Exporter, tmp_path: Path) -> None:
+    case = exported(name)
+    model = perturbed(case.case.build())
+    update_weights(case.path, saved(model, tmp_path / "new.safetensors"), tmp_path / "updated.onnx")
+    modelexport.export(model, case.case.inputs(), tmp_path / "fresh.onnx")
+    assert (tmp_path / "updated.onnx").read_bytes() == (tmp_path / "fresh.onnx").read_bytes()
+    assert verify_parameters(model, tmp_path / "updated.onnx").agrees
+    assert not verify_parameters(case.case.build(), tmp_path / "updated.onnx").agrees
+    assert verify_outputs(model, case.case.inputs(), tmp_path / "updated.onnx").agrees
+
+
+@pytest.fixture
+def blocks(exported: Exporter) -> Path:
+    return exported("blocks").path
+
+
+@pytest.fixture
+def weights() -> dict[str, torch.Tensor]:
+    return perturbed(models.case("blocks").build()).state_dict()
+
+
+@pytest.mark.parametrize(
+    "convert", [lambda t: t, lambda t: t.numpy(), lambda t: nn.Parameter(t) if t.is_floating_point() else t]
+)
+def test_a_mapping_of_any_kind_of_tensor_gives_what_a_file_gives(
+    convert: Callable[[torch.Tensor], Any], blocks: Path, weights: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
+    save_file({key: tensor.clone() for key, tensor in weights.items()}, tmp_path / "new.safetensors")
+    update_weights(blocks, tmp_path / "new.safetensors", tmp_path / "a.onnx")
+    update_weights(blocks, {key: convert(tensor) for key, tensor in weights.items()}, tmp_path / "b.onnx")
+    assert (tmp_path / "a.onnx").read_bytes() == (tmp_path / "b.onnx").read_bytes()
+
+
+def test_external_data_gets_a_file_of_its_own_beside_the_output(tmp_path: Path) -> None:
+    case = models.case("bert")
+    modelexport.export(case.build(), case.inputs(), tmp_path / "old.onnx", weights="copy")
+    model = perturbed(case.build())
+    (tmp_path / "out").mkdir()
+    result = update_weights(tmp_path / "old.onnx", model.state_dict(), tmp_path / "out" / "new.onnx")
+    assert sorted(Path(file).name for file in result.files) == ["new.hierarchy.json", "new.onnx", "new.onnx.data"]
+    modelexport.export(model, case.inputs(), tmp_path / "new.onnx", weights="copy")
+    for name in ("new.onnx", "new.onnx.data"):
+        assert (tmp_path / "out" / name).read_bytes() == (tmp_path / name).read_bytes()
+
+
+def test_the_output_may_be_the_file_itself(
+    exported: Exporter, weights: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
+    case = models.case("bert")
+    model = perturbed(case.build())
+    for kind in ("auto", "copy"):
+        path = tmp_path / f"{kind}.onnx"
+        modelexport.export(case.build(), case.inputs(), path, weights=kind)
+        update_weights(path, model.state_dict(), path)
+        assert verify_parameters(model, path).agrees
+
+
+def test_a_file_is_read_in_whatever_order_its_messages_are(
+    blocks: Path, weights: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
+    model = load(blocks).model
+    for value in list(initializers(model)):
+        tensor = value.const_value
+        assert tensor is not None
+        value.const_value = ir.TensorProtoTensor(
+            onnx.helper.make_tensor(value.name, tensor.dtype.value, tensor.shape.numpy(), tensor.numpy().ravel())
+        )
+    ir.save(model, tmp_path / "values.onnx")  # the weights are numbers there, not bytes
+    assert not without_weights(tmp_path / "values.onnx")[1]
+    update_weights(tmp_path / "values.onnx", weights, tmp_path / "new.onnx")
+    assert all(
+        np.array_equal(value.const_value.numpy(), weights[value.name].numpy())
+        for value in initializers(load(tmp_path / "new.onnx").model)
+        if value.const_value is not None and value.name in weights
+    )
+
+
+def test_the_tags_and_the_sidecar_stay(blocks: Path, weights: dict[str, torch.Tensor], tmp_path: Path) -> None:
+    update_weights(blocks, weights, tmp_path / "new.onnx")
+    old, new = load(blocks), load(tmp_path / "new.onnx")
+    assert old.tags == new.tags
+    assert [node.metadata_props for node in old.nodes] == [node.metadata_props for node in new.nodes]
+    assert (tmp_path / "new.hierarchy.json").read_bytes() == blocks.with_suffix(".hierarchy.json").read_bytes()
+
+
+def test_one_name_of_a_tied_parameter_is_enough(exported: Exporter, tmp_path: Path) -> None:
+    case = exported("tied-weights")
+    model = perturbed(case.case.build())
+    for dropped in case.case.expected.tied[0]:
+        state = {key: tensor for key, tensor in model.state_dict().items() if key != dropped}
+        update_weights(case.path, state, tmp_path / "new.onnx")
+        assert verify_parameters(model, tmp_path / "new.onnx").agrees
+
+
+def test_names_of_a_tied_parameter_must_agree(exported: Exporter, tmp_path: Path) -> None:
+    case = exported("tied-weights")
+    state = dict(case.case.build().state_dict())
+    second = case.case.expected.tied[0][1]
+    state[second] = state[second] + 1
+    with pytest.raises(WeightsError, match="1 one tensor in the module with others here"):
+        update_weights(case.path, state, tmp_path / "new.onnx")
+
+
+def test_entries_that_the_graph_does_not_use_may_be_there_or_not(exported: Exporter, tmp_path: Path) -> None:
+    case = exported("module-dict")
+    state = perturbed(case.case.build()).state_dict()
+    assert update_weights(case.path, state, tmp_path / "all.onnx").unused == 4
+    used = {key: tensor for key, tensor in state.items() if "unused" not in key}
+    assert update_weights(case.path, used, tmp_path / "used.onnx").unused == 0
+    assert (tmp_path / "all.onnx").read_bytes() == (tmp_path / "used.onnx").read_bytes()
+
+
+def test_bfloat16_weights_come_from_a_file(tmp_path: Path) -> None:
+    def build() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(4, 4), nn.ReLU()).to(torch.bfloat16).eval()
+
+    inputs = {"input": torch.ones(2, 3, 4, dtype=torch.bfloat16)}
+    modelexport.export(build(), inputs, tmp_path / "old.onnx")
+    model = perturbed(build())
+    update_weights(tmp_path / "old.onnx", saved(model, tmp_path / "new.safetensors"), tmp_path / "new.onnx")
+    assert verify_parameters(model, tmp_path / "new.onnx").agrees
+
+
+def test_everything_that_does_not_fit_is_listed_at_once(
+    blocks: Path, weights: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
+    del weights["head.weight"]
+    weights["heads.weight"] = torch.ones(2)
+    weights["down.0.linear.bias"] = torch.ones(9)
+    weights["up.0.norm.bias"] = weights["up.0.norm.bias"].half()
+    with pytest.raises(WeightsError) as raised:
+        update_weights(blocks, weights, tmp_path / "new.onnx")
+    error = raised.value
+    assert error.missing == ("head.weight",)
+    assert error.surplus == ("heads.weight",)
+    assert set(error.misshapen) == {"down.0.linear.bias", "up.0.norm.bias"}
+    text = str(error)
+    assert "1 missing (head.weight)" in text
+    assert "heads.weight; did you mean head.weight?" in text
+    assert "down.0.linear.bias: float32[9] instead of float32[8]" in text
+    assert "up.0.norm.bias: float16[8] instead of float32[8]" in text
+    assert "\n" not in text
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("content", [b"", b"no weights", b"\xff" * 100, b"PK\x03\x04" + b"\0" * 100])
+def test_what_is_no_safetensors_file_is_refused(content: bytes, blocks: Path, tmp_path: Path) -> None:
+    (tmp_path / "w.safetensors").write_bytes(content)
+    with pytest.raises(FileFormatError, match="is not a safetensors file, or damaged"):
+        update_weights(blocks, tmp_path / "w.safetensors", tmp_path / "new.onnx")
+
+
+def test_weights_that_are_not_there_are_named(blocks: Path, tmp_path: Path) -> None:
+    with pytest.raises(FileFormatError, match=r"there is no file .*w\.safetensors"):
+        update_weights(blocks, tmp_path / "w.safetensors", tmp_path / "new.onnx")
+
+
+@pytest.mark.parametrize("content", [None, b"", b"not onnx", b"\x08\x0a\x3a\xff"])
+def test_what_is_no_onnx_file_is_refused(content: bytes | None, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "x.onnx").write_bytes(content)
+    with pytest.raises(FileFormatError, match=r"x\.onnx"):
+        update_weights(tmp_path / "x.onnx", {}, tmp_path / "new.onnx")
+
+
+def test_a_file_without_tags_is_refused(blocks: Path, weights: dict[str, torch.Tensor], tmp_path: Path) -> None:
+    model = onnx.load(blocks)
+    del model.metadata_props[:]
+    onnx.save(model, tmp_path / "bare.onnx")
+    with pytest.raises(FileFormatError, match="has no tags"):
+        update_weights(tmp_path / "bare.onnx", weights, tmp_path / "new.onnx")
+
+
+def test_a_weight_that_another_tool_changed_is_not_overwritten(
+    blocks: Path, weights: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
+    model = load(blocks).model
+    value = model.graph.initializers["head.bias"]
+    assert value.const_value is not None
+    value.const_value = ir.tensor(value.const_value.numpy().astype(np.float16), name="head.bias")
+    ir.save(model, tmp_path / "half.onnx")
+    with pytest.raises(FileFormatError, match=r"head.bias is float16\[4\] and its entries give float32\[4\]"):
+        update_weights(tmp_path / "half.onnx", weights, tmp_path / "new.onnx")
+    assert [file.name for file in tmp_path.iterdir()] == ["half.onnx"]
+
+
+def test_an_output_that_cannot_be_written_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match="there is no folder"):
+        update_weights(tmp_path / "missing.onnx", {}, tmp_path / "no" / "new.onnx")
+
+
+def test_a_file_that_was_there_stays_when_the_weights_do_not_fit(blocks: Path, tmp_path: Path) -> None:
+    (tmp_path / "new.onnx").write_text("precious")
+    with pytest.raises(WeightsError):
+        update_weights(blocks, {}, tmp_path / "new.onnx")
+    assert (tmp_path / "new.onnx").read_text() == "precious"
+
+
+def test_damaged_metadata_is_named(blocks: Path, weights: dict[str, torch.Tensor], tmp_path: Path) -> None:
+    model = load(blocks).model
+    model.graph.initializers["head.bias"].metadata_props[schema.PARAMETER] = "{"
+    ir.save(model, tmp_path / "x.onnx")
+    with pytest.raises(FileFormatError, match=r"x\.onnx: initializer head\.bias has damaged metadata"):
+        update_weights(tmp_path / "x.onnx", weights, tmp_path / "new.onnx")
+
+
+def test_the_skeleton_of_a_file_is_the_file_without_its_weights(blocks: Path) -> None:
+    graph, places = without_weights(blocks)
+    whole, bare = onnx.load(blocks), onnx.ModelProto.FromString(graph)
+    data = blocks.read_bytes()
+    for tensor in whole.graph.initializer:
+        place = places[tensor.name]
+        assert data[place.start : place.stop] == tensor.raw_data
+        tensor.ClearField("raw_data")
+    assert whole == bare
+
+
+def test_the_command_prints_what_it_did(blocks: Path, weights: dict[str, torch.Tensor], tmp_path: Path) -> None:
+    save_file({key: tensor.clone() for key, tensor in weights.items()}, tmp_path / "new.safetensors")
+    command = [sys.executable, "-m", "modelexport", "update-weights", str(blocks), "new.safetensors", "-o", "new.onnx"]
+    done = subprocess.run([*command, "--json"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    document = json.loads(done.stdout)
+    assert (document["path"], document["used"], document["unused"]) == ("new.onnx", 30, 0)
+    (tmp_path / "new.safetensors").write_text("no")
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.count("\n") == 1
+
+
+def test_it_needs_no_torch_and_the_public_name_is_the_function(blocks: Path) -> None:
+    code = (
+        "import sys, modelexport.update_weights, modelexport.load\n"
+        "assert 'torch' not in sys.modules or modelexport.load.__module__\n"
+        "print(callable(modelexport.update_weights), callable(modelexport.load))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "True True\n"
+
+
+def test_the_state_dict_in_the_file_has_every_entry(blocks: Path, weights: dict[str, torch.Tensor]) -> None:
+    entries = msgspec.json.decode(load(blocks).model.metadata_props[schema.STATE_DICT])
+    assert list(entries) == list(weights)
+    assert entries["head.bias"] == ["float32", [4], True]
