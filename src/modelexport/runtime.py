@@ -65,6 +65,11 @@ def batches(sizes: Mapping[str, int], limit: int) -> Iterator[list[str]]:
         yield batch
 
 
+def input_names(model: onnxruntime.InferenceSession) -> list[str]:
+    """The names of a session's inputs, in order."""
+    return [value.name for value in model.get_inputs()]
+
+
 def run(
     model: onnxruntime.InferenceSession, feeds: Mapping[str, Any]
 ) -> dict[str, Any]:

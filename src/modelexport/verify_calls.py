@@ -1,0 +1,264 @@
+"""Does each module of a file compute what the PyTorch module computes? Needs no PyTorch, only the values of its run.
+
+Two runs of the file are compared with PyTorch's, at every value that a module gets or returns:
+
+- *chained*: the file as it is, from its inputs to its outputs;
+- *isolated*: the file cut at all those values, each stretch between them fed with PyTorch's, so that an error shows
+  where it is made (:mod:`modelexport.segments`).
+
+And the tags themselves: what enters and leaves the nodes of a call has to be what its module gets and returns.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Any
+
+import msgspec
+import onnx_ir as ir
+
+from modelexport import runtime, schema
+from modelexport.boundaries import CallBoundary, boundaries
+from modelexport.comparison import Difference, compare, worst
+from modelexport.core import ModuleCall
+from modelexport.graph import all_nodes, initializers, owner_of
+from modelexport.read import TaggedModel
+from modelexport.segments import GIVEN, segmented
+
+BATCH_BYTES = 512 * 2**20
+"""How much of the values of a run is held at a time."""
+
+Provider = Callable[[Collection[str]], Mapping[str, Any]]
+"""Names of values in the file to the arrays that PyTorch computed."""
+
+
+class CallVerdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of one call."""
+
+    address: str
+    tag: str
+    status: str
+    """``agree``, ``differ``, ``not comparable``, or ``no nodes``."""
+    reason: str = ""
+    nodes: int = 0
+    """Its own nodes."""
+    chained: Difference | None = None
+    """The worst of the values that it returns, in one run of the whole file."""
+    isolated: Difference | None = None
+    """The worst of the values that its own nodes compute, from PyTorch's values."""
+
+
+@dataclass(frozen=True)
+class _Ports:
+    """The values of the file at the borders of its modules, as the sidecar knows them."""
+
+    tagged: TaggedModel
+    sidecar: schema.Hierarchy
+
+    @cached_property
+    def of_call(self) -> Mapping[str, tuple[set[str], set[str]]]:
+        """Address to the names of the values that the module gets and returns."""
+        return {
+            call.address: (
+                {tensor.value for tensor in call.inputs if tensor.value is not None},
+                {tensor.value for tensor in call.outputs if tensor.value is not None},
+            )
+            for call in self.sidecar.calls
+        }
+
+    @cached_property
+    def made(self) -> Mapping[str, ir.Node]:
+        """Name of a value of the main graph to the node that makes it."""
+        return {value.name or "": node for node in self.tagged.model.graph for value in node.outputs}
+
+    @cached_property
+    def sizes(self) -> dict[str, int]:
+        """Every border value that a node of the main graph makes, in order, to its size in bytes.
+
+        A dynamic size counts as the largest size of any tensor that is known.
+        """
+        tensors = {t.value: t for call in self.sidecar.calls for t in (*call.inputs, *call.outputs) if t.value}
+        known = [size for tensor in tensors.values() for size in tensor.shape if isinstance(size, int)]
+        largest = max(known, default=1)
+        return {
+            name: 8 * prod(size if isinstance(size, int) else largest for size in tensors[name].shape)
+            for name in self.made
+            if name in tensors
+        }
+
+
+def verify_calls(
+    tagged: TaggedModel,
+    sidecar: schema.Hierarchy,
+    feeds: Mapping[str, Any],
+    given: Provider,
+    *,
+    provider: str = "CPUExecutionProvider",
+    modules: Collection[ModuleCall] = (),
+    batch_bytes: int = BATCH_BYTES,
+) -> list[CallVerdict]:
+    """Compare every call of a file, or those of ``modules`` and inside them, with the values of a PyTorch run.
+
+    Args:
+        feeds: The inputs of the file.
+        given: Gives the values of the PyTorch run; asked once for each batch of values.
+        provider: The execution provider of ONNX Runtime.
+
+    Raises:
+        UsageError: ONNX Runtime does not load the file, or does not have the provider.
+    """
+    ports = _Ports(tagged, sidecar)
+    shown = [call for call in sidecar.calls if not modules or _inside(tagged, call.address, modules)]
+    wanted = _wanted(ports, shown, everything=not modules)
+    chained: dict[str, Difference] = {}
+    isolated: dict[str, Difference] = {}
+    folder = tagged.path.parent
+    for batch in runtime.batches({name: ports.sizes[name] for name in wanted}, batch_bytes):
+        cut = segmented(tagged.model, ports.sizes, batch)
+        needed = {str(value.name).removesuffix(GIVEN) for value in cut.graph.inputs} - set(feeds)
+        right = given({*batch, *needed})
+        missing = {name: "PyTorch's run did not give it" for name in {*batch, *needed} if name not in right}
+        values = [ports.made[name].outputs[_index(ports.made[name], name)] for name in batch if name not in missing]
+        whole = runtime.session(runtime.with_outputs(tagged.model, values), folder=folder, provider=provider)
+        actual = runtime.run(whole, {name: feeds[name] for name in runtime.input_names(whole)})
+        chained.update((name, compare(name, right[name], array)) for name, array in actual.items())
+        del whole, actual
+        if not missing:
+            pieces = runtime.session(cut, folder=folder, provider=provider)
+            inputs = {
+                name: right[name.removesuffix(GIVEN)] if name.endswith(GIVEN) else feeds[name]
+                for name in runtime.input_names(pieces)
+            }
+            isolated.update((name, compare(name, right[name], array)) for name, array in runtime.run(pieces, inputs).items())
+    return list(_verdicts(ports, shown, chained, isolated))
+
+
+def _inside(tagged: TaggedModel, address: str, modules: Collection[ModuleCall]) -> bool:
+    call = ModuleCall.parse(address)
+    return call in tagged.calls and not set(modules).isdisjoint(tagged.calls.stack(call))
+
+
+def _wanted(ports: _Ports, shown: Sequence[schema.CallEntry], *, everything: bool) -> list[str]:
+    if everything:
+        return list(ports.sizes)
+    addresses = {call.address for call in shown}
+    outputs = {name for address in addresses for name in ports.of_call[address][1]}
+    return [
+        name
+        for name in ports.sizes
+        if name in outputs or ((owner := owner_of(ports.made[name])) and owner.call.address in addresses)
+    ]
+
+
+def _index(node: ir.Node, name: str) -> int:
+    return next(index for index, value in enumerate(node.outputs) if value.name == name)
+
+
+def _verdicts(
+    ports: _Ports,
+    shown: Sequence[schema.CallEntry],
+    chained: Mapping[str, Difference],
+    isolated: Mapping[str, Difference],
+) -> Iterator[CallVerdict]:
+    blamed: dict[str, list[Difference]] = defaultdict(list)
+    for name, difference in isolated.items():
+        for address in _makers(ports, name, segment=difference.status != "agree"):
+            blamed[address].append(difference)
+    strangers = _strangers(ports)
+    reasons = {module.path: module.reason for module in ports.sidecar.modules}
+    inside = _addresses_with_nodes(ports.tagged)
+    for call in shown:
+        outputs = [chained[name] for name in ports.of_call[call.address][1] if name in chained]
+        own, chain = worst(blamed[call.address]), worst(outputs)
+        status, reason = _status(call, own, chain, strangers.get(call.address, ""), call.address in inside, reasons)
+        yield CallVerdict(
+            address=call.address,
+            tag=call.tag,
+            status=status,
+            reason=reason,
+            nodes=call.nodes,
+            chained=chain,
+            isolated=own,
+        )
+
+
+def _status(
+    call: schema.CallEntry,
+    own: Difference | None,
+    chain: Difference | None,
+    strangers: str,
+    has_nodes: bool,
+    reasons: Mapping[str, str],
+) -> tuple[str, str]:
+    if not has_nodes:
+        return "no nodes", reasons.get(ModuleCall.parse(call.address).path, "")
+    if strangers:
+        return "differ", strangers
+    decisive = own or chain
+    if decisive is not None:
+        return decisive.status, decisive.reason
+    if call.enter is None:
+        return "not comparable", "inside a branch, of which PyTorch shows no values"
+    return "not comparable", "the file has none of the values that it returns"
+
+
+def _makers(ports: _Ports, name: str, *, segment: bool) -> set[str]:
+    """The calls whose nodes make a border value; with ``segment`` all that compute between the borders and it."""
+    node = ports.made[name]
+    owner = owner_of(node)
+    found = {owner.call.address} if owner is not None else set()
+    pending, seen = [node], {node}
+    while segment and pending:
+        for value in pending.pop().inputs:
+            producer = value.producer() if value is not None and value.name not in ports.sizes else None
+            if producer is not None and producer not in seen:
+                seen.add(producer)
+                pending.append(producer)
+                owner = owner_of(producer)
+                found |= {owner.call.address} if owner is not None else set()
+    return found
+
+
+def _strangers(ports: _Ports) -> dict[str, str]:
+    """Calls whose nodes take or give values that their modules, by the sidecar, do not: their tags are wrong."""
+    free = _free_of_inputs(ports.tagged.model)
+    recorded = {call.address: call.boundary for call in ports.sidecar.calls}
+    found: dict[str, str] = {}
+    for call, border in boundaries(ports.tagged.model, ports.tagged.calls).items():
+        gets, returns = ports.of_call.get(call.address, (set(), set()))
+        known = recorded.get(call.address)
+        taken = _names(border, "inputs") - gets - free - set(known.inputs if known else ())
+        left = _names(border, "outputs") - returns - free - set(known.outputs if known else ())
+        if taken or left:
+            told = [f"takes {', '.join(sorted(taken))}"] if taken else []
+            told += [f"gives {', '.join(sorted(left))}"] if left else []
+            found[call.address] = f"its nodes' tags are wrong: it {' and '.join(told)}, which its module does not"
+    return found
+
+
+def _names(border: CallBoundary, side: str) -> set[str]:
+    return {value.name or "" for value in getattr(border, side)}
+
+
+def _free_of_inputs(model: ir.Model) -> set[str]:
+    """Values that depend on sizes, initializers and constants alone."""
+    free = {value.name or "" for value in initializers(model)}
+    for node in all_nodes(model):
+        if node.op_type in ("Shape", "Size") or all(value is None or value.name in free for value in node.inputs):
+            free.update(value.name or "" for value in node.outputs)
+    return free
+
+
+def _addresses_with_nodes(tagged: TaggedModel) -> set[str]:
+    """The calls that have nodes, of their own or inside."""
+    return {
+        around.address
+        for node in tagged.nodes
+        if (owner := owner_of(node)) is not None
+        for call in owner.calls
+        for around in tagged.calls.stack(call)
+    }
