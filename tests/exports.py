@@ -34,9 +34,10 @@ Exporter = Callable[..., ExportedCase]
 
 
 @pytest.fixture(scope="session")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> Exporter:
-    """``exported(name, dynamic=False)``: the verified export of a case."""
-    shared = tmp_path_factory.getbasetemp().parent / "exports"
+def exported(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Exporter:
+    """``exported(name, dynamic=False)``: the verified export of a case, shared by the workers of one run."""
+    folder = tmp_path_factory.getbasetemp()
+    shared = (folder if worker_id == "master" else folder.parent) / "exports"
     shared.mkdir(exist_ok=True)
 
     def get(name: str, *, dynamic: bool = False) -> ExportedCase:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 
-import models
 import onnx
 import onnxruntime
 import pytest
-from exports import Exporter
 
+import models
+from exports import Exporter
 from modelexport import read
+from modelexport.comparison import compare_all
 from modelexport.graph import owner_of
-from modelexport.verify import compare_all, feeds, run_module
+from modelexport.verify import feeds, run_module
 
 TABLE = [case.name for case in (*models.CASES, *models.TRAINED)]
 DYNAMIC = [case.name for case in (*models.CASES, *models.TRAINED) if case.dynamic is not None]

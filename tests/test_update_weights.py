@@ -27,7 +27,7 @@ from modelexport.errors import FileFormatError, OutputError, WeightsError
 from modelexport.graph import initializers
 from modelexport.read import load
 from modelexport.update_weights import update_weights
-from modelexport.verify import verify_outputs, verify_parameters
+from modelexport.verify import verify, verify_parameters
 
 
 def perturbed(model: nn.Module) -> nn.Module:
@@ -57,7 +57,7 @@ def test_the_file_is_that_of_a_fresh_export(name: str, exported: Exporter, tmp_p
     assert (tmp_path / "updated.onnx").read_bytes() == (tmp_path / "fresh.onnx").read_bytes()
     assert verify_parameters(model, tmp_path / "updated.onnx").agrees
     assert not verify_parameters(case.case.build(), tmp_path / "updated.onnx").agrees
-    assert verify_outputs(model, case.case.inputs(), tmp_path / "updated.onnx").agrees
+    assert verify(model, case.case.inputs(), tmp_path / "updated.onnx").agrees
 
 
 @pytest.fixture

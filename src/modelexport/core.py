@@ -49,11 +49,11 @@ Side = Literal["inputs", "outputs"]
 
 
 class Port(NamedTuple):
-    """One tensor at the border of a call: the ``index``-th that its module gets or returns."""
+    """One tensor at the border of a call: the one in this position of all that its module gets or returns."""
 
     call: ModuleCall
     side: Side
-    index: int
+    position: int
 
 
 class Evidence(enum.StrEnum):

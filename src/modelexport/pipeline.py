@@ -35,7 +35,7 @@ from modelexport.writers.tables import encode_table
 if TYPE_CHECKING:
     from torch import nn
 
-    from modelexport.verify import VerifyReport
+    from modelexport.verdicts import VerifyReport
 
 EXTERNAL_DATA_THRESHOLD = 10**9
 """Bytes of initializers above which they go to a file of their own."""
@@ -208,10 +208,10 @@ def export(
             for suffix, document in documents.items():
                 (staging / path.name).with_suffix(suffix).write_bytes(document)
         if verify:
-            from modelexport.verify import verify_outputs
+            from modelexport.verify import verify as verify_file
 
             with stages("verify"), runnable(staging / path.name, carrier) as file:
-                verified = verify_outputs(model, inputs, file)
+                verified = verify_file(model, inputs, file, sidecar=hierarchy)
         write_report((staging / path.name).with_suffix(".report.md"), hierarchy, stages.seconds, verified, functions)
         files = [path.parent / file.name for file in sorted(staging.iterdir())]
         if dag_dir is not None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from modelexport.read import NodeRow
     from modelexport.schema import Coverage
     from modelexport.tree import TreeRow
-    from modelexport.verify import VerifyReport
+    from modelexport.verdicts import VerifyReport
 
 HierarchyMode = Literal["static", "traced", "compare", "trace"]
 

@@ -21,15 +21,18 @@ def fold_repeats(entries: Sequence[CallTreeEntry], equal: Iterable[Sequence[str]
         equal: Addresses of calls that may be equal, in the order of the entries. Those that differ stay as they are.
     """
     by_call = {entry.call: entry for entry in entries}
+    position = {entry.call: index for index, entry in enumerate(entries)}
     children = _children(entries)
-    inside = {call: _inside(call, children) for addresses in equal for call in addresses if children.get(call)}
     like: dict[str, str] = {}
-    for addresses in equal:
-        first, *others = addresses
+    for first, *others in equal:
+        inside_first = _inside(first, children)
         for call in others:
-            if call in inside and inside[call] == _moved(inside[first], by_call[first], by_call[call]):
+            inside = _moved(inside_first, by_call[first], by_call[call])
+            begin = position[call] + 1
+            # what follows the call in the text as well, so that the order of all calls can be told again
+            if inside and inside == _inside(call, children) == list(entries[begin : begin + len(inside)]):
                 like[call] = first
-    left_out = {entry.call for call in like for entry in inside[call]}
+    left_out = {entry.call for call in like for entry in _inside(call, children)}
     return [
         msgspec.structs.replace(entry, like=like[entry.call]) if entry.call in like else entry
         for entry in entries

@@ -12,7 +12,7 @@ from modelexport.graph import all_nodes
 from modelexport.writers.functions import FunctionsForm
 
 if TYPE_CHECKING:
-    from modelexport.verify import VerifyReport
+    from modelexport.verdicts import VerifyReport
 
 
 def write_report(

@@ -11,14 +11,18 @@ import onnxruntime
 
 from modelexport.errors import UsageError
 
+CPU = "CPUExecutionProvider"
 _EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 
 
-def session(model: Path | ir.Model, *, folder: Path | None = None, provider: str) -> onnxruntime.InferenceSession:
-    """A session that computes node by node, as the file says: without the runtime's own fusions.
+def session(
+    model: Path | ir.Model, *, folder: Path | None = None, provider: str = CPU, optimized: bool = False
+) -> onnxruntime.InferenceSession:
+    """A session for a model.
 
     Args:
         model: A file, or a model in memory.
+        optimized: With the runtime's own fusions; without them it computes node by node, as the file says.
         folder: Where the external data of a model in memory lies.
         provider: The execution provider; ONNX Runtime puts what it cannot run on the CPU.
 
@@ -29,7 +33,8 @@ def session(model: Path | ir.Model, *, folder: Path | None = None, provider: str
     if provider not in available:
         raise UsageError(f"ONNX Runtime has no {provider} here: it has {', '.join(available)}")
     options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    if not optimized:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 3
     if folder is not None:
         options.add_session_config_entry(_EXTERNAL_FOLDER, str(folder.absolute()))
@@ -70,9 +75,7 @@ def input_names(model: onnxruntime.InferenceSession) -> list[str]:
     return [value.name for value in model.get_inputs()]
 
 
-def run(
-    model: onnxruntime.InferenceSession, feeds: Mapping[str, Any]
-) -> dict[str, Any]:
+def run(model: onnxruntime.InferenceSession, feeds: Mapping[str, Any]) -> dict[str, Any]:
     """Output names to arrays."""
     names = [output.name for output in model.get_outputs()]
     return dict(zip(names, model.run(names, dict(feeds)), strict=True))

@@ -3,107 +3,123 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-import numpy as np
 import onnx_ir as ir
 import onnxruntime
 import torch
 from torch import nn
 
-from modelexport.errors import InputsError
+from modelexport import schema
+from modelexport.comparison import TOLERANCES, compare_all
+from modelexport.core import ModuleCall, Side
+from modelexport.errors import InputsError, UsageError
 from modelexport.graph import initializers
+from modelexport.hierarchy.recorder import CallRecorder
+from modelexport.hierarchy.static import module_tree
 from modelexport.hierarchy.traced import untouched
-from modelexport.hierarchy.values import run_arguments, tensors_in
+from modelexport.hierarchy.values import NamedTensors, run_arguments, tensors_in
 from modelexport.quiet import quiet
 from modelexport.read import load
+from modelexport.runtime import CPU, input_names, run, session
 from modelexport.transforms import ParameterPlan, parameter_plan, state_dict_of
-
-TOLERANCES = {"float64": (1e-7, 1e-6), "float32": (1e-4, 1e-3), "float16": (1e-2, 1e-2), "bfloat16": (5e-2, 5e-2)}
-"""Element type to the absolute and the relative difference of which one at least must hold; other types are equal."""
-
-
-class Difference(msgspec.Struct, frozen=True, kw_only=True):
-    """One value computed twice."""
-
-    name: str
-    status: str
-    """``agree``, ``differ``, or ``not comparable``."""
-    reason: str = ""
-    dtype: str = ""
-    shape: list[int] = []
-    absolute: float | None = None
-    """The largest absolute difference over the elements that are a number in both."""
-    relative: float | None = None
-    """The largest difference relative to the expected element."""
-    nans: int = 0
-    """How many elements are NaN in one and not in the other."""
+from modelexport.verdicts import ParameterReport, VerifyReport
+from modelexport.verify_calls import sidecar_of, verify_calls
 
 
-class ParameterReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The comparison of a file's parameters with a model's ``state_dict``."""
-
-    used: int
-    """Entries that the captured graph uses."""
-    transformed: int
-    """Those of them that are in the file only as something that is computed from them."""
-    unaccounted: list[str]
-    """Those of them that cannot be found in the file."""
-    differing: list[str]
-    """Initializers whose bytes are not what the entries give."""
-
-    @property
-    def agrees(self) -> bool:
-        """Whether every used entry is in the file, with the model's bytes."""
-        return not self.unaccounted and not self.differing
-
-
-class VerifyReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The comparison of a file with the model it was exported from."""
-
-    outputs: list[Difference]
-    provider: str
-    tolerances: dict[str, tuple[float, float]]
-    parameters: ParameterReport
-
-    @property
-    def agrees(self) -> bool:
-        """Whether every output agrees and every parameter is the model's."""
-        return self.parameters.agrees and all(output.status == "agree" for output in self.outputs)
-
-    @property
-    def largest(self) -> float:
-        """The largest absolute difference of any output; infinite when one could not be compared."""
-        return max((np.inf if o.absolute is None else o.absolute for o in self.outputs), default=0.0)
-
-
-def verify_outputs(
+def verify(
     model: nn.Module,
     inputs: Mapping[str, Any] | Sequence[Any],
     path: str | Path,
     *,
-    provider: str = "CPUExecutionProvider",
+    modules: Sequence[str] = (),
+    provider: str = CPU,
+    sidecar: schema.Hierarchy | None = None,
 ) -> VerifyReport:
-    """Run a model in PyTorch and its file in ONNX Runtime and compare every output.
+    """Run a model in PyTorch and its file in ONNX Runtime, and compare every output, every call and every parameter.
 
     The model runs in evaluation mode, without gradients, and is as before afterwards.
 
+    Args:
+        modules: Addresses or tags of the calls to look at, with those inside them; all if left out.
+        provider: The execution provider of ONNX Runtime.
+        sidecar: ``NAME.hierarchy.json``; read from beside the file if left out.
+
     Raises:
+        FileFormatError: The file has no tags, or no sidecar.
         InputsError: The inputs are not those that the file takes.
+        UsageError: The model is not the one that was exported, there is no such module or provider.
     """
+    path = Path(path)
+    tagged = load(path)
+    sidecar = sidecar or sidecar_of(tagged)
+    _check_same_model(model, sidecar, path)
     expected = run_module(model, inputs)
-    session = onnxruntime.InferenceSession(path, providers=[provider])
-    actual = session.run(None, feeds(inputs, session))
-    names = [output.name for output in session.get_outputs()]
+    runs = session(path, provider=provider, optimized=True)
+    given = feeds(inputs, runs)
+    outputs = run(runs, given)
+    del runs
+    watched = _Run(model, inputs, sidecar)
     return VerifyReport(
-        outputs=compare_all(names, expected, actual),
+        outputs=compare_all(list(outputs), expected, list(outputs.values())),
+        calls=verify_calls(
+            tagged, sidecar, given, watched, provider=provider, modules=[tagged.find(name) for name in modules]
+        ),
         provider=provider,
         tolerances=TOLERANCES,
         parameters=verify_parameters(model, path),
     )
+
+
+def _check_same_model(model: nn.Module, sidecar: schema.Hierarchy, path: Path) -> None:
+    """Refuse a model whose modules, parameters or their shapes are not those of the exported one."""
+    exported = {module.path: (module.class_name, module.shapes) for module in sidecar.modules}
+    tree = module_tree(model)
+    given = {m.path: (m.class_name, {name: list(shape) for name, shape in m.shapes.items()}) for m in tree}
+    differing = [where for where in {**exported, **given} if exported.get(where) != given.get(where)]
+    if differing:
+        first = differing[0]
+        raise UsageError(
+            f"this is not the model that {path} was exported from: {len(differing)} modules differ, the first is "
+            f"'{first or '.'}' ({_told(exported.get(first))} in the file, {_told(given.get(first))} in the model)"
+        )
+
+
+def _told(module: tuple[str, Mapping[str, list[int]]] | None) -> str:
+    if module is None:
+        return "none"
+    return " ".join([module[0], *(f"{name}{shape}" for name, shape in module[1].items())])
+
+
+class _Run:
+    """Runs a model for the values that its modules get and return, under their names in the file."""
+
+    def __init__(self, model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any], sidecar: schema.Hierarchy) -> None:
+        self._model, self._inputs = model, inputs
+        self._names = {
+            (call.address, side, index): tensor.value
+            for call in sidecar.calls
+            for side, tensors in (("inputs", call.inputs), ("outputs", call.outputs))
+            for index, tensor in enumerate(tensors)
+        }
+
+    def __call__(self, names: Collection[str]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+
+        def watch(call: ModuleCall, side: Side, tensors: NamedTensors) -> None:
+            for index, (_, tensor) in enumerate(tensors):
+                name = self._names.get((call.address, side, index))
+                if name is not None and name in names and name not in found:
+                    # A copy: a module further on may work in place.
+                    found[name] = as_array(tensor.detach().clone())
+
+        recorder = CallRecorder(self._model, watch=watch)
+        args, kwargs = run_arguments(self._inputs)
+        with untouched(self._model), quiet(), recorder.attached():
+            self._model(*args, **kwargs)
+        return found
 
 
 def verify_parameters(model: nn.Module, path: str | Path) -> ParameterReport:
@@ -141,21 +157,21 @@ def _same(plan: ParameterPlan, tensors: Mapping[str, Any], value: ir.Value) -> b
     return bool(same_type and expected.tobytes() == actual.tobytes())
 
 
-def run_module(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any]) -> list[np.ndarray]:
+def run_module(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any]) -> list[Any]:
     """The tensors in what a model returns, in order."""
     args, kwargs = run_arguments(inputs)
     with untouched(model), quiet():
         return [as_array(tensor) for _, tensor in tensors_in(model(*args, **kwargs))]
 
 
-def feeds(inputs: Mapping[str, Any] | Sequence[Any], session: onnxruntime.InferenceSession) -> dict[str, Any]:
+def feeds(inputs: Mapping[str, Any] | Sequence[Any], runs: onnxruntime.InferenceSession) -> dict[str, Any]:
     """The tensors in example inputs under the names of a file's inputs: by name, or by order where names differ.
 
     Raises:
         InputsError: Their number differs.
     """
     given = {_plain(name): as_array(tensor) for name, tensor in tensors_in(inputs)}
-    wanted = [value.name for value in session.get_inputs()]
+    wanted = input_names(runs)
     if len(given) != len(wanted):
         raise InputsError(f"the file takes {len(wanted)} inputs ({', '.join(wanted)}) and {len(given)} were given")
     by_name = {name: given.get(_plain(name.removeprefix("input."))) for name in wanted}
@@ -177,51 +193,3 @@ def as_array(tensor: torch.Tensor) -> Any:
 
         return tensor.view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
     return tensor.resolve_conj().numpy()
-
-
-def compare_all(names: Sequence[str], expected: Sequence[np.ndarray], actual: Sequence[np.ndarray]) -> list[Difference]:
-    """Compare two runs value by value; a value that only one of them has is not comparable."""
-    differences = [compare(name, a, b) for name, a, b in zip(names, expected, actual, strict=False)]
-    if len(expected) != len(actual):
-        reason = f"PyTorch returns {len(expected)} tensors and the file {len(actual)}"
-        differences += [
-            Difference(name=name, status="not comparable", reason=reason)
-            for name in (names[len(expected) :] or [f"output {i}" for i in range(len(actual), len(expected))])
-        ]
-    return differences
-
-
-def compare(name: str, expected: np.ndarray, actual: np.ndarray) -> Difference:
-    """Compare a value with what it should be: shape, element type and NaN before differences."""
-    dtype, shape = str(actual.dtype), list(actual.shape)
-    if expected.shape != actual.shape or expected.dtype != actual.dtype:
-        reason = f"expected {expected.dtype}{list(expected.shape)}, got {dtype}{shape}"
-        return Difference(name=name, status="not comparable", reason=reason, dtype=dtype, shape=shape)
-    if dtype not in TOLERANCES:
-        wrong = int(np.count_nonzero(expected != actual))
-        return Difference(
-            name=name,
-            status="differ" if wrong else "agree",
-            reason=f"{wrong} elements differ" if wrong else "",
-            dtype=dtype,
-            shape=shape,
-            absolute=float(np.max(np.abs(expected.astype(np.float64) - actual), initial=0.0)),
-        )
-    one, two = expected.astype(np.float64), actual.astype(np.float64)
-    nans = int(np.count_nonzero(np.isnan(one) != np.isnan(two)))
-    same = (one == two) | (np.isnan(one) & np.isnan(two))
-    with np.errstate(invalid="ignore"):
-        absolute = np.where(same, 0.0, np.abs(one - two))
-    relative = absolute / np.maximum(np.abs(one), np.finfo(np.float64).tiny)
-    limit, relative_limit = TOLERANCES[dtype]
-    wrong = int(np.count_nonzero(~((absolute <= limit) | (relative <= relative_limit))))
-    return Difference(
-        name=name,
-        status="differ" if wrong else "agree",
-        reason=f"{wrong} of {one.size} elements differ" if wrong else "",
-        dtype=dtype,
-        shape=shape,
-        absolute=float(np.nanmax(absolute, initial=0.0)),
-        relative=float(np.nanmax(relative, initial=0.0)),
-        nans=nans,
-    )

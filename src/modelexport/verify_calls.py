@@ -18,16 +18,17 @@ from functools import cached_property
 from math import prod
 from typing import Any
 
-import msgspec
 import onnx_ir as ir
 
 from modelexport import runtime, schema
 from modelexport.boundaries import CallBoundary, boundaries
 from modelexport.comparison import Difference, compare, worst
 from modelexport.core import ModuleCall
+from modelexport.errors import FileFormatError
 from modelexport.graph import all_nodes, initializers, owner_of
 from modelexport.read import TaggedModel
 from modelexport.segments import GIVEN, segmented
+from modelexport.verdicts import CallVerdict
 
 BATCH_BYTES = 512 * 2**20
 """How much of the values of a run is held at a time."""
@@ -36,20 +37,16 @@ Provider = Callable[[Collection[str]], Mapping[str, Any]]
 """Names of values in the file to the arrays that PyTorch computed."""
 
 
-class CallVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of one call."""
+def sidecar_of(tagged: TaggedModel) -> schema.Hierarchy:
+    """The sidecar of a file.
 
-    address: str
-    tag: str
-    status: str
-    """``agree``, ``differ``, ``not comparable``, or ``no nodes``."""
-    reason: str = ""
-    nodes: int = 0
-    """Its own nodes."""
-    chained: Difference | None = None
-    """The worst of the values that it returns, in one run of the whole file."""
-    isolated: Difference | None = None
-    """The worst of the values that its own nodes compute, from PyTorch's values."""
+    Raises:
+        FileFormatError: It is missing, or contradicts the file.
+    """
+    if tagged.hierarchy is None:
+        sidecar = tagged.path.with_suffix(".hierarchy.json")
+        raise FileFormatError(f"{sidecar} is missing: it says which values of {tagged.path} the modules get and return")
+    return tagged.hierarchy
 
 
 @dataclass(frozen=True)
@@ -126,14 +123,16 @@ def verify_calls(
         whole = runtime.session(runtime.with_outputs(tagged.model, values), folder=folder, provider=provider)
         actual = runtime.run(whole, {name: feeds[name] for name in runtime.input_names(whole)})
         chained.update((name, compare(name, right[name], array)) for name, array in actual.items())
-        del whole, actual
+        del whole
         if not missing:
             pieces = runtime.session(cut, folder=folder, provider=provider)
             inputs = {
                 name: right[name.removesuffix(GIVEN)] if name.endswith(GIVEN) else feeds[name]
                 for name in runtime.input_names(pieces)
             }
-            isolated.update((name, compare(name, right[name], array)) for name, array in runtime.run(pieces, inputs).items())
+            isolated.update(
+                (name, compare(name, right[name], array)) for name, array in runtime.run(pieces, inputs).items()
+            )
     return list(_verdicts(ports, shown, chained, isolated))
 
 

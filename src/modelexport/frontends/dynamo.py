@@ -105,9 +105,9 @@ class _TensorWatcher:
 
     def graph_inputs(self, model: ir.Model) -> dict[Port, str]:
         """The ports through which the inputs of the graph come in as they are, in the order of the root's inputs."""
-        of_root = {}
+        of_root: dict[int, list[Port]] = {}
         for ports in self._from_inputs.values():
-            of_root.update((port.index, ports) for port in ports if port.call == ROOT and port.side == "inputs")
+            of_root.update((port.position, ports) for port in ports if port.call == ROOT and port.side == "inputs")
         inputs = [of_root[index] for index in sorted(of_root)]
         if len(inputs) != len(model.graph.inputs):
             return {}
