@@ -25,6 +25,8 @@ from modelexport.core import Evidence, ModuleCall, Owner
 from modelexport.graph import OWNER, all_nodes, initializers, nested_graphs, owner_of
 
 _INDEX = "modelexport.source"
+_IDENTITY = ("", "Identity", "")
+"""Computes nothing, so that it leaves no owner behind where it was swallowed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +197,7 @@ class _Derivation:
             pending.extend(n for n in self.source.nodes[self.source.producer[current]].inputs if n is not None)
         for current in reversed(order):
             record = self.source.nodes[self.source.producer[current]]
-            calls = dict.fromkeys(record.owner.calls if record.owner else ())
+            calls = dict.fromkeys(record.owner.calls if record.owner and record.op != _IDENTITY else ())
             for below in record.inputs:
                 if below is not None:
                     calls.update(dict.fromkeys(self.behind.get(below, ())))

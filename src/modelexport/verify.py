@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from torch import nn
 
 from modelexport import schema
 from modelexport.comparison import TOLERANCES, compare_all
-from modelexport.core import ModuleCall, Side
+from modelexport.core import CallTree, ModuleCall, Side, TensorSpec
 from modelexport.errors import InputsError, UsageError
 from modelexport.graph import initializers
 from modelexport.hierarchy.recorder import CallRecorder
@@ -56,16 +57,15 @@ def verify(
     tagged = load(path)
     sidecar = sidecar or sidecar_of(tagged)
     _check_same_model(model, sidecar, path)
-    expected = run_module(model, inputs)
     runs = session(path, provider=provider, optimized=True)
     given = feeds(inputs, runs)
     outputs = run(runs, given)
     del runs
-    watched = _Run(model, inputs, sidecar)
+    reference = _Run(model, inputs, sidecar)
     return VerifyReport(
-        outputs=compare_all(list(outputs), expected, list(outputs.values())),
+        outputs=compare_all(list(outputs), reference.outputs, list(outputs.values())),
         calls=verify_calls(
-            tagged, sidecar, given, watched, provider=provider, modules=[tagged.find(name) for name in modules]
+            tagged, sidecar, given, reference, provider=provider, modules=[tagged.find(name) for name in modules]
         ),
         provider=provider,
         tolerances=TOLERANCES,
@@ -94,7 +94,13 @@ def _told(module: tuple[str, Mapping[str, list[int]]] | None) -> str:
 
 
 class _Run:
-    """Runs a model for the values that its modules get and return, under their names in the file."""
+    """Runs a model for the values that its modules get and return, under their names in the file.
+
+    Attributes:
+        outputs: What the model returns.
+        available: The values that it computes as they were captured. It may run otherwise: an exporter replaces
+            implementations, and a module may be called for each group of tokens here and once there.
+    """
 
     def __init__(self, model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any], sidecar: schema.Hierarchy) -> None:
         self._model, self._inputs = model, inputs
@@ -104,6 +110,24 @@ class _Run:
             for side, tensors in (("inputs", call.inputs), ("outputs", call.outputs))
             for index, tensor in enumerate(tensors)
         }
+        recorder = CallRecorder(model)
+        self.outputs = self._run(recorder)
+        seen = CallTree(tuple(recorder.seen))
+        counts = Counter(traced.call.path for traced in seen)
+        captured = Counter(ModuleCall.parse(call.address).path for call in sidecar.calls)
+        self.available = {
+            tensor.value
+            for call in sidecar.calls
+            if (key := ModuleCall.parse(call.address)) in seen and counts[key.path] == captured[key.path]
+            for tensors, specs in ((call.inputs, seen[key].inputs), (call.outputs, seen[key].outputs))
+            for tensor, spec in zip(tensors, specs, strict=False)
+            if tensor.value is not None and _is_like(tensor, spec)
+        }
+
+    def _run(self, recorder: CallRecorder) -> list[Any]:
+        args, kwargs = run_arguments(self._inputs)
+        with untouched(self._model), quiet(), recorder.attached():
+            return [as_array(tensor) for _, tensor in tensors_in(self._model(*args, **kwargs))]
 
     def __call__(self, names: Collection[str]) -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -115,11 +139,15 @@ class _Run:
                     # A copy: a module further on may work in place.
                     found[name] = as_array(tensor.detach().clone())
 
-        recorder = CallRecorder(self._model, watch=watch)
-        args, kwargs = run_arguments(self._inputs)
-        with untouched(self._model), quiet(), recorder.attached():
-            self._model(*args, **kwargs)
+        self._run(CallRecorder(self._model, watch=watch))
         return found
+
+
+def _is_like(tensor: schema.CallTensor, spec: TensorSpec) -> bool:
+    """Whether a run has a tensor as it was captured; a dynamic size is any."""
+    return (tensor.dtype, len(tensor.shape)) == (spec.dtype, len(spec.shape)) and all(
+        wanted == size or isinstance(wanted, str) for wanted, size in zip(tensor.shape, spec.shape, strict=True)
+    )
 
 
 def verify_parameters(model: nn.Module, path: str | Path) -> ParameterReport:

@@ -12,11 +12,11 @@ And the tags themselves: what enters and leaves the nodes of a call has to be wh
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import Any
+from typing import Any, Protocol
 
 import onnx_ir as ir
 
@@ -33,8 +33,16 @@ from modelexport.verdicts import CallVerdict
 BATCH_BYTES = 512 * 2**20
 """How much of the values of a run is held at a time."""
 
-Provider = Callable[[Collection[str]], Mapping[str, Any]]
-"""Names of values in the file to the arrays that PyTorch computed."""
+
+class Reference(Protocol):
+    """Where the right values come from: a run of the PyTorch model, or what an earlier one left in a file."""
+
+    @property
+    def available(self) -> Collection[str]:
+        """Names of the values of the file that it has."""
+
+    def __call__(self, names: Collection[str]) -> Mapping[str, Any]:
+        """The arrays of some of them."""
 
 
 def sidecar_of(tagged: TaggedModel) -> schema.Hierarchy:
@@ -55,6 +63,7 @@ class _Ports:
 
     tagged: TaggedModel
     sidecar: schema.Hierarchy
+    available: Collection[str]
 
     @cached_property
     def of_call(self) -> Mapping[str, tuple[set[str], set[str]]]:
@@ -74,7 +83,7 @@ class _Ports:
 
     @cached_property
     def sizes(self) -> dict[str, int]:
-        """Every border value that a node of the main graph makes, in order, to its size in bytes.
+        """Every border value that a node of the main graph makes and the reference has, in order, to its size in bytes.
 
         A dynamic size counts as the largest size of any tensor that is known.
         """
@@ -83,8 +92,8 @@ class _Ports:
         largest = max(known, default=1)
         return {
             name: 8 * prod(size if isinstance(size, int) else largest for size in tensors[name].shape)
-            for name in self.made
-            if name in tensors
+            for name, node in self.made.items()
+            if name in tensors and name in self.available and _is_of_type(node, name, tensors[name])
         }
 
 
@@ -92,7 +101,7 @@ def verify_calls(
     tagged: TaggedModel,
     sidecar: schema.Hierarchy,
     feeds: Mapping[str, Any],
-    given: Provider,
+    given: Reference,
     *,
     provider: str = "CPUExecutionProvider",
     modules: Collection[ModuleCall] = (),
@@ -102,13 +111,13 @@ def verify_calls(
 
     Args:
         feeds: The inputs of the file.
-        given: Gives the values of the PyTorch run; asked once for each batch of values.
+        given: The right values; asked once for each batch of them.
         provider: The execution provider of ONNX Runtime.
 
     Raises:
         UsageError: ONNX Runtime does not load the file, or does not have the provider.
     """
-    ports = _Ports(tagged, sidecar)
+    ports = _Ports(tagged, sidecar, given.available)
     shown = [call for call in sidecar.calls if not modules or _inside(tagged, call.address, modules)]
     wanted = _wanted(ports, shown, everything=not modules)
     chained: dict[str, Difference] = {}
@@ -118,21 +127,18 @@ def verify_calls(
         cut = segmented(tagged.model, ports.sizes, batch)
         needed = {str(value.name).removesuffix(GIVEN) for value in cut.graph.inputs} - set(feeds)
         right = given({*batch, *needed})
-        missing = {name: "PyTorch's run did not give it" for name in {*batch, *needed} if name not in right}
-        values = [ports.made[name].outputs[_index(ports.made[name], name)] for name in batch if name not in missing]
+        values = [_output(ports.made[name], name) for name in batch]
         whole = runtime.session(runtime.with_outputs(tagged.model, values), folder=folder, provider=provider)
         actual = runtime.run(whole, {name: feeds[name] for name in runtime.input_names(whole)})
         chained.update((name, compare(name, right[name], array)) for name, array in actual.items())
         del whole
-        if not missing:
-            pieces = runtime.session(cut, folder=folder, provider=provider)
-            inputs = {
-                name: right[name.removesuffix(GIVEN)] if name.endswith(GIVEN) else feeds[name]
-                for name in runtime.input_names(pieces)
-            }
-            isolated.update(
-                (name, compare(name, right[name], array)) for name, array in runtime.run(pieces, inputs).items()
-            )
+        pieces = runtime.session(cut, folder=folder, provider=provider)
+        inputs = {
+            name: right[name.removesuffix(GIVEN)] if name.endswith(GIVEN) else feeds[name]
+            for name in runtime.input_names(pieces)
+        }
+        actual = runtime.run(pieces, inputs)
+        isolated.update((name, compare(name, right[name], array)) for name, array in actual.items())
     return list(_verdicts(ports, shown, chained, isolated))
 
 
@@ -153,8 +159,14 @@ def _wanted(ports: _Ports, shown: Sequence[schema.CallEntry], *, everything: boo
     ]
 
 
-def _index(node: ir.Node, name: str) -> int:
-    return next(index for index, value in enumerate(node.outputs) if value.name == name)
+def _output(node: ir.Node, name: str) -> ir.Value:
+    return next(value for value in node.outputs if value.name == name)
+
+
+def _is_of_type(node: ir.Node, name: str, tensor: schema.CallTensor) -> bool:
+    """Whether the file's value can be what PyTorch's tensor is: an exporter may make a mask of another type."""
+    value = _output(node, name)
+    return value.dtype is None or schema.dtype_name(value.dtype) == tensor.dtype
 
 
 def _verdicts(
@@ -197,12 +209,15 @@ def _status(
         return "no nodes", reasons.get(ModuleCall.parse(call.address).path, "")
     if strangers:
         return "differ", strangers
+    if own is not None and own.status == "differ" and chain is not None and chain.status == "agree":
+        # An unstable sort, say: rows in another order inside, the same result.
+        return "agree", f"it computes {own.name} otherwise than PyTorch, and returns the same"
     decisive = own or chain
     if decisive is not None:
         return decisive.status, decisive.reason
     if call.enter is None:
         return "not comparable", "inside a branch, of which PyTorch shows no values"
-    return "not comparable", "the file has none of the values that it returns"
+    return "not comparable", "PyTorch and the file have no value in common that it returns"
 
 
 def _makers(ports: _Ports, name: str, *, segment: bool) -> set[str]:

@@ -98,7 +98,8 @@ def _model_kept(model: nn.Module) -> Iterator[dict[torch.Tensor, torch.Tensor]]:
     """Evaluation mode inside, everything as it was afterwards; gives a place for the parameters found to be changed."""
     modules = list(model.modules())
     attributes = [dict(vars(module)) for module in modules]
-    registered = [(entries, dict(entries)) for module in modules for entries in (module._parameters, module._buffers)]
+    # Parameters, buffers, children and hooks: models of transformers add hooks in their first run.
+    contents = [(value, dict(value)) for own in attributes for value in own.values() if isinstance(value, dict)]
     tensors = [(tensor, tensor.data, tensor.requires_grad) for tensor in [*model.parameters(), *model.buffers()]]
     values = {buffer: buffer.clone() for buffer in model.buffers() if _has_values(buffer)}
     changed: dict[torch.Tensor, torch.Tensor] = {}
@@ -111,9 +112,9 @@ def _model_kept(model: nn.Module) -> Iterator[dict[torch.Tensor, torch.Tensor]]:
             # Modes, the forward that an exporter put in the model's place, and what forward stored in itself.
             vars(module).clear()
             vars(module).update(before)
-        for entries, before in registered:
+        for entries, content in contents:
             entries.clear()
-            entries.update(before)
+            entries.update(content)
         for tensor, data, requires_grad in tensors:
             tensor.data = data
             tensor.requires_grad_(requires_grad)

@@ -6,11 +6,12 @@ import importlib.metadata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
+import msgspec
 import onnx_ir as ir
 
 import modelexport
 from modelexport import schema
-from modelexport.boundaries import boundaries
+from modelexport.boundaries import boundaries, match_values
 from modelexport.core import CallTree, ModuleTree, Owner, Port, Side, TracedCall
 from modelexport.graph import all_nodes, initializers, owner_of
 from modelexport.hierarchy.compare import Comparison
@@ -116,8 +117,8 @@ def _calls(model: ir.Model, calls: CallTree, tags: Tags, values: Mapping[Port, i
             parent=None if traced.parent is None else traced.parent.address,
             enter=traced.enter,
             exit=traced.exit,
-            inputs=_tensors(traced, "inputs", values),
-            outputs=_tensors(traced, "outputs", values),
+            inputs=_tensors(traced, "inputs", values, borders[traced.call].inputs),
+            outputs=_tensors(traced, "outputs", values, borders[traced.call].outputs),
             boundary=schema.Boundary(
                 [value.name or "" for value in borders[traced.call].inputs],
                 [value.name or "" for value in borders[traced.call].outputs],
@@ -165,11 +166,21 @@ def _graph_value(value: ir.Value) -> schema.Value:
     return schema.Value(value.name or "", schema.dtype_name(value.dtype) if value.dtype else "", shape)
 
 
-def _tensors(traced: TracedCall, side: Side, values: Mapping[Port, ir.Value]) -> list[schema.CallTensor]:
+def _tensors(
+    traced: TracedCall, side: Side, values: Mapping[Port, ir.Value], border: Iterable[ir.Value]
+) -> list[schema.CallTensor]:
+    """The tensors that a module gets or returns, and which value each is: by the trace, or where only one can be it.
+
+    The trace loses a tensor where the exporter removed what made it, because it did nothing.
+    """
     tensors = []
-    for index, spec in enumerate(getattr(traced, side)):
-        value = values.get(Port(traced.call, side, index))
-        tensors.append(
-            schema.CallTensor(spec.name, spec.dtype, list(spec.shape), value.name if value is not None else None)
-        )
+    for position, spec in enumerate(traced.inputs if side == "inputs" else traced.outputs):
+        value = values.get(Port(traced.call, side, position))
+        tensors.append(schema.CallTensor(spec.name, spec.dtype, list(spec.shape), value.name if value else None))
+    open_positions = [position for position, tensor in enumerate(tensors) if tensor.value is None]
+    taken = {tensor.value for tensor in tensors}
+    left = [value for value in border if value.name not in taken]
+    for value, tensor in match_values(left, [tensors[position] for position in open_positions]).items():
+        position = next(p for p in open_positions if tensors[p] is tensor)
+        tensors[position] = msgspec.structs.replace(tensor, value=value.name)
     return tensors

@@ -114,6 +114,7 @@ class _Writer:
                 env[value].metadata_props.update(kept_properties(value))
         nodes = _Body(self, self.distinct.root, env, ()).build()
         outputs = [env[value] for value in graph.outputs]
+        embedded = {value for form in self.distinct.forms for member in form.members for value in member.constants()}
         return ir.Graph(
             [env[value] for value in graph.inputs],
             outputs,
@@ -121,7 +122,7 @@ class _Writer:
             initializers=[
                 env[value]
                 for value in graph.initializers.values()
-                if env[value].uses() or value.is_graph_output() or not value.uses()
+                if value not in embedded or env[value].uses() or value.is_graph_output()
             ],
             doc_string=graph.doc_string,
             opset_imports=dict(graph.opset_imports) | ({schema.FUNCTIONS_DOMAIN: 1} if self.distinct.forms else {}),
