@@ -114,7 +114,7 @@ class _Run:
         self.outputs = self._run(recorder)
         seen = CallTree(tuple(recorder.seen))
         counts = Counter(traced.call.path for traced in seen)
-        captured = Counter(ModuleCall.parse(call.address).path for call in sidecar.calls)
+        captured = Counter(ModuleCall.parse(call.address).path for call in sidecar.calls if call.enter is not None)
         self.available = {
             tensor.value
             for call in sidecar.calls

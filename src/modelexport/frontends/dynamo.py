@@ -99,9 +99,11 @@ class _TensorWatcher:
                 continue
             if node.target is operator.getitem:  # decomposition makes these anew, without annotations
                 node, item = node.args
-            custom = node.meta.get("custom") or {}
-            # A dictionary of its own: nodes of one call share theirs.
-            node.meta["custom"] = {**custom, PORTS_KEY: (*custom.get(PORTS_KEY, ()), (port, item))}
+            while node is not None and node.op != "placeholder":
+                custom = node.meta.get("custom") or {}
+                # A dictionary of its own: nodes of one call share theirs.
+                node.meta["custom"] = {**custom, PORTS_KEY: (*custom.get(PORTS_KEY, ()), (port, item))}
+                node = _passed_on(node) if item is None else None
 
     def graph_inputs(self, model: ir.Model) -> dict[Port, str]:
         """The ports through which the inputs of the graph come in as they are, in the order of the root's inputs."""
@@ -114,6 +116,22 @@ class _TensorWatcher:
         return {
             port: value.name or "" for ports, value in zip(inputs, model.graph.inputs, strict=True) for port in ports
         }
+
+
+def _passed_on(node: torch.fx.Node) -> torch.fx.Node | None:
+    """The node whose tensor a node gives on as it is (``to`` the type that it has): exporters remove such nodes."""
+    source = node.args[0] if node.args else None
+    schema = getattr(node.target, "_schema", None)
+    if not isinstance(source, torch.fx.Node) or schema is None or len(schema.returns) != 1:
+        return None
+    if schema.returns[0].alias_info is None:
+        return None
+    one, other = node.meta.get("val"), source.meta.get("val")
+    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+        return None
+    # As text: comparing dynamic sizes would make torch.export assume that they are equal.
+    facts = [str((t.dtype, t.shape, t.stride(), t.storage_offset())) for t in (one, other)]
+    return source if facts[0] == facts[1] else None
 
 
 @contextlib.contextmanager
@@ -243,12 +261,13 @@ class _Owners:
                 node.meta[OWNER] = Owner((call,), Evidence.EXACT)
 
     def _read_ports(self, fx_nodes: Mapping[str, torch.fx.Node], renamed: Mapping[str, str]) -> None:
-        """Of the nodes that one marked node was decomposed into, the last makes its value, under its own name."""
+        """Of the nodes that one marked node was decomposed into, the last tensor is its value, under its own name."""
         for name, fx_node in fx_nodes.items():
+            made = fx_node.meta.get("val")
             for port, item in (fx_node.meta.get("custom") or {}).get(PORTS_KEY, ()):
-                if item is None:
+                if item is None and isinstance(made, torch.Tensor):
                     self.values[port] = renamed.get(name, name)
-                elif isinstance(fx_node.meta.get("val"), (list, tuple)):
+                elif item is not None and isinstance(made, (list, tuple)):
                     items = [user.name for user in fx_node.users if user.args[1:] == (item,)]
                     value = items[0] if items else f"{name}__{item}"
                     self.values[port] = renamed.get(value, value)
