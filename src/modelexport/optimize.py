@@ -48,6 +48,7 @@ def optimize(
         passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
         passes.LiftSubgraphInitializersToMainGraphPass(),
         passes.CommonSubexpressionEliminationPass(),
+        passes.RemoveUnusedNodesPass(),
     )(model)
 
 

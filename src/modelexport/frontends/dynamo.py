@@ -252,13 +252,15 @@ class _Owners:
             if producer is not None:  # whose name still has the value's first one
                 renamed[(producer.name or "").removeprefix("node_")] = value.name or ""
         fx_nodes: dict[str, torch.fx.Node] = {}
+        owners: dict[torch.fx.Node, Owner] = {}
         for node in graph:
             if not fx_nodes and (fx_node := node.meta.get("node")) is not None:
                 fx_nodes = {fx_node.name: fx_node for fx_node in fx_node.graph.nodes}
                 self._read_ports(fx_nodes, renamed)
-            call = self._call_of(node.meta.pop("node", None) or fx_nodes.get(_fx_name(node)))
-            if call is not None:
-                node.meta[OWNER] = Owner((call,), Evidence.EXACT)
+                owners = self._read_owners(fx_node.graph)
+            made_for = node.meta.pop("node", None) or fx_nodes.get(_fx_name(node))
+            if made_for in owners:
+                node.meta[OWNER] = owners[made_for]
 
     def _read_ports(self, fx_nodes: Mapping[str, torch.fx.Node], renamed: Mapping[str, str]) -> None:
         """Of the nodes that one marked node was decomposed into, the last tensor is its value, under its own name."""
@@ -272,9 +274,33 @@ class _Owners:
                     value = items[0] if items else f"{name}__{item}"
                     self.values[port] = renamed.get(value, value)
 
-    def _call_of(self, fx_node: torch.fx.Node | None) -> ModuleCall | None:
-        if fx_node is None:
-            return None
+    def _read_owners(self, graph: torch.fx.Graph) -> dict[torch.fx.Node, Owner]:
+        """The owner of each node; a node is in the order in which it ran.
+
+        One that an exporter put in another's place has no annotation: between two nodes of one call it ran in that.
+        """
+        owners: dict[torch.fx.Node, Owner] = {}
+        before: ModuleCall | None = None
+        unknown: list[torch.fx.Node] = []
+        for node in graph.nodes:
+            if node.op != "call_function" or node.target is operator.getitem:
+                continue
+            call = self._call_of(node)
+            if call is None:
+                unknown.append(node)
+                continue
+            owners[node] = Owner((call,), Evidence.EXACT)
+            if call == before:
+                owners.update(dict.fromkeys(unknown, Owner((call,), Evidence.DERIVED)))
+            before, unknown = call, []
+        # Those at a border between calls stay unknown here; lineage looks at what is around them.
+        return owners | {
+            node: owners[source]
+            for node in graph.nodes
+            if node.target is operator.getitem and (source := node.args[0]) in owners
+        }
+
+    def _call_of(self, fx_node: torch.fx.Node) -> ModuleCall | None:
         annotation = fx_node.meta.get("custom") or {}
         stack = fx_node.meta.get("nn_module_stack")
         call = ModuleCall.parse(annotation[ADDRESS_KEY]) if ADDRESS_KEY in annotation else None
@@ -282,7 +308,7 @@ class _Owners:
             path = self.path_by_id.get(key.partition("@")[0])
             if path is not None:
                 call = self._nested_call(fx_node.graph, key, path, call or ROOT)
-        if call is None and stack is not None:
+        if call is None and stack:
             # Made while the root ran, around its forward: the exporter's own flattening of inputs and outputs.
             return ROOT
         return call
