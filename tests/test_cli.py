@@ -8,9 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from exports import Exporter
 
-FACTORIES = '''
+FACTORIES = """
 import torch
 from torch import nn
 
@@ -36,7 +37,7 @@ class Solve(nn.Module):
 
 def unsupported():
     return nn.Sequential(nn.Linear(4, 4), Solve()), (torch.ones(4, 4),)
-'''
+"""
 
 
 def run(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:

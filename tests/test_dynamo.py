@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import copy
 
-import models
 import pytest
 import torch
 from torch import nn
 
+import models
 from modelexport.errors import CaptureError, InputsError
 from modelexport.frontends import dynamo
 from modelexport.graph import all_nodes, owner_of
@@ -40,7 +40,7 @@ class Everything(nn.Module):
         for item in self.items[1:]:
             x = item(x)
         x = self.chain[:2](x)
-        return torch.cond(x.sum() > 0, lambda v: self.inner(self.inner(v)) * 2, lambda v: self.other(v), (x,))
+        return torch.cond(x.sum() > 0, lambda v: self.inner(self.inner(v)) * 2, self.other, (x,))
 
 
 INPUTS = {"x": torch.ones(2, 4)}
@@ -95,7 +95,9 @@ def test_onnx_nodes_still_point_to_their_fx_nodes_and_those_still_carry_annotati
 
 
 def state(model: nn.Module) -> object:
-    hooks = [(len(m._forward_hooks), len(m._forward_pre_hooks), m.training, "forward" in vars(m)) for m in model.modules()]
+    hooks = [
+        (len(m._forward_hooks), len(m._forward_pre_hooks), m.training, "forward" in vars(m)) for m in model.modules()
+    ]
     return hooks, {key: value.clone() for key, value in model.state_dict().items()}, torch.random.get_rng_state()
 
 

@@ -41,12 +41,13 @@ def compare_all(names: Sequence[str], expected: Sequence[Any], actual: Sequence[
     return differences
 
 
-def compare(name: str, expected: Any, actual: Any) -> Difference:
+def compare(name: str, expected: Any, actual: Any, *, limits: tuple[float, float] | None = None) -> Difference:
     """Compare a value with what it should be.
 
     Args:
         expected: An array.
         actual: An array; another shape or element type makes it not comparable.
+        limits: The absolute and the relative difference that are allowed, in place of its type's ``TOLERANCES``.
     """
     dtype, shape = str(actual.dtype), list(actual.shape)
     if expected.shape != actual.shape or expected.dtype != actual.dtype:
@@ -69,7 +70,7 @@ def compare(name: str, expected: Any, actual: Any) -> Difference:
         absolute = np.where(same, 0.0, np.abs(one - two))
     with np.errstate(over="ignore"):
         relative = absolute / np.maximum(np.abs(one), np.finfo(np.float64).tiny)
-    limit, relative_limit = TOLERANCES[dtype]
+    limit, relative_limit = limits or TOLERANCES[dtype]
     wrong = int(np.count_nonzero(~((absolute <= limit) | (relative <= relative_limit))))
     return Difference(
         name=name,

@@ -102,6 +102,7 @@ def export(
     dag_dir: str | Path | None = None,
     carrier: Literal["metadata", "attributes", "functions"] = "metadata",
     verify: bool = False,
+    vectors: bool | Sequence[str] = False,
     stages: Stages | None = None,
 ) -> ExportResult:
     """Export a model to ``path``, every node tagged with the module call it came from.
@@ -127,6 +128,8 @@ def export(
             refuses until :func:`~modelexport.carriers.strip` removes them), or ``functions``, one for each distinct
             module.
         verify: Run both models on ``inputs`` and compare every output.
+        vectors: Keep the inputs and the border values of every call, or of the calls with these addresses or tags and
+            inside them, in ``NAME.vectors.safetensors``: they prove the file without PyTorch.
         stages: Times the stages of the export; says on the way which one is running.
 
     Raises:
@@ -212,6 +215,18 @@ def export(
 
             with stages("verify"), runnable(staging / path.name, carrier) as file:
                 verified = verify_file(model, inputs, file, sidecar=hierarchy)
+        if vectors:
+            from modelexport.verify import record_vectors
+
+            with stages("vectors"):
+                record_vectors(
+                    model,
+                    inputs,
+                    staging / path.name,
+                    modules=() if isinstance(vectors, bool) else vectors,
+                    sidecar=hierarchy,
+                    announce=lambda size: stages.tell(f"vectors, {size / 1e6:,.1f} MB"),
+                )
         write_report((staging / path.name).with_suffix(".report.md"), hierarchy, stages.seconds, verified, functions)
         files = [path.parent / file.name for file in sorted(staging.iterdir())]
         if dag_dir is not None:

@@ -14,13 +14,16 @@ import msgspec
 import onnx_ir as ir
 
 from modelexport import schema
+from modelexport.boundaries import CallBoundary, boundaries
 from modelexport.core import CallTree, Evidence, ModuleCall, Owner, TracedCall
 from modelexport.documents import check_same_calls, check_same_nodes, load_hierarchy, unknown_version
 from modelexport.errors import FileFormatError, UsageError
 from modelexport.graph import OWNER, all_nodes, owner_of
 from modelexport.names import nearest
 from modelexport.repeats import unfold_repeats
+from modelexport.tree import tree_rows
 from modelexport.unpack import unpack
+from modelexport.view import ModuleView
 
 if TYPE_CHECKING:
     from modelexport.extract import Extracted
@@ -28,7 +31,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class TaggedModel:
-    """An ONNX model whose nodes carry the module calls they came from."""
+    """An ONNX model whose nodes carry the module calls they came from.
+
+    ``tagged["encoder.layer.0"]`` is a call, by address or tag; iteration gives every call, callers before callees.
+    Printed, and in a notebook, it is a tree.
+    """
 
     path: Path
     model: ir.Model
@@ -70,6 +77,30 @@ class TaggedModel:
         check_same_nodes(path, sidecar, self.nodes)
         return sidecar
 
+    def __getitem__(self, name: str) -> ModuleView:
+        """The call that an address or a tag names (see :meth:`find`)."""
+        return ModuleView(self, self.find(name))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.tags.values() or any(str(call) == name for call in self.tags)
+
+    def __iter__(self) -> Iterator[ModuleView]:
+        return (ModuleView(self, traced.call) for traced in self.calls)
+
+    def __len__(self) -> int:
+        return len(self.calls)
+
+    def __str__(self) -> str:
+        from modelexport.render import format_tree
+
+        return format_tree(tree_rows(self.model, self.calls, self.tags.__getitem__), self.coverage)
+
+    def __repr__(self) -> str:
+        return f"<TaggedModel {self.path}: {len(self.calls)} calls, {len(self.nodes)} nodes>"
+
+    def _repr_html_(self) -> str:
+        return self["."]._repr_html_()
+
     def find(self, name: str) -> ModuleCall:
         """The call that an address (``.``, ``encoder.layer.0``, ``shared@1``) or a tag names.
 
@@ -108,16 +139,23 @@ class TaggedModel:
 
         return extract(self, name, output)
 
+    @cached_property
+    def borders(self) -> Mapping[ModuleCall, CallBoundary]:
+        """The values that enter and leave the nodes of each call."""
+        return boundaries(self.model, self.calls)
+
     def nodes_of(self, call: ModuleCall) -> Iterator[ir.Node]:
-        """The nodes of a call and of the calls inside it."""
-        inside = set()
-        for traced in self.calls:
-            if traced.call == call or traced.parent in inside:
-                inside.add(traced.call)
-        for node in self.nodes:
+        """The nodes of a call and of the calls inside it, in the order of the graph."""
+        return (self.nodes[index] for index in self._node_indices[call])
+
+    @cached_property
+    def _node_indices(self) -> Mapping[ModuleCall, list[int]]:
+        found: dict[ModuleCall, list[int]] = {traced.call: [] for traced in self.calls}
+        for index, node in enumerate(self.nodes):
             owner = owner_of(node)
-            if owner is not None and not inside.isdisjoint(owner.calls):
-                yield node
+            for call in {around for owned in owner.calls for around in self.calls.stack(owned)} if owner else ():
+                found[call].append(index)
+        return found
 
     def describe_nodes(self, call: ModuleCall) -> list[NodeRow]:
         """The nodes of a call and of the calls inside it, as values."""

@@ -12,6 +12,8 @@ from collections.abc import Collection
 import onnx_ir as ir
 import onnx_ir.passes.common as passes
 
+from modelexport.graph import owner_of
+
 GIVEN = ".given"
 """Behind the name of a border value: the input that its users take it from."""
 
@@ -42,3 +44,19 @@ def segmented(model: ir.Model, borders: Collection[str], wanted: Collection[str]
         if not value.uses():
             copy.graph.inputs.remove(value)
     return copy
+
+
+def owners_between(node: ir.Node, borders: Collection[str]) -> set[str]:
+    """Addresses of the calls whose nodes compute between ``borders`` and what a node gives, itself included."""
+    found: set[str] = set()
+    pending, seen = [node], {node}
+    while pending:
+        current = pending.pop()
+        owner = owner_of(current)
+        found |= {owner.call.address} if owner is not None else set()
+        for value in current.inputs:
+            producer = value.producer() if value is not None and value.name not in borders else None
+            if producer is not None and producer not in seen:
+                seen.add(producer)
+                pending.append(producer)
+    return found

@@ -18,6 +18,10 @@ class Stages:
         self.seconds: dict[str, float] = {}
         self._progress = progress
 
+    def tell(self, detail: str) -> None:
+        """Say more about the running stage."""
+        self._progress(detail)
+
     @contextmanager
     def __call__(self, stage: str) -> Iterator[None]:
         self._progress(stage)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from modelexport import schema
+from modelexport.carriers import runnable
 from modelexport.comparison import TOLERANCES, compare_all
 from modelexport.core import CallTree, ModuleCall, Side, TensorSpec
 from modelexport.errors import InputsError, UsageError
@@ -26,8 +27,9 @@ from modelexport.quiet import quiet
 from modelexport.read import load
 from modelexport.runtime import CPU, input_names, run, session
 from modelexport.transforms import ParameterPlan, parameter_plan, state_dict_of
+from modelexport.vectors import vectors_path, write_vectors
 from modelexport.verdicts import ParameterReport, VerifyReport
-from modelexport.verify_calls import sidecar_of, verify_calls
+from modelexport.verify_calls import border_values, sidecar_of, verify_calls
 
 
 def verify(
@@ -57,10 +59,11 @@ def verify(
     tagged = load(path)
     sidecar = sidecar or sidecar_of(tagged)
     _check_same_model(model, sidecar, path)
-    runs = session(path, provider=provider, optimized=True)
-    given = feeds(inputs, runs)
-    outputs = run(runs, given)
-    del runs
+    with runnable(path, tagged.carrier) as file:
+        runs = session(file, provider=provider, optimized=True)
+        given = feeds(inputs, runs)
+        outputs = run(runs, given)
+        del runs
     reference = _Run(model, inputs, sidecar)
     return VerifyReport(
         outputs=compare_all(list(outputs), reference.outputs, list(outputs.values())),
@@ -71,6 +74,52 @@ def verify(
         tolerances=TOLERANCES,
         parameters=verify_parameters(model, path),
     )
+
+
+def record_vectors(
+    model: nn.Module,
+    inputs: Mapping[str, Any] | Sequence[Any],
+    path: str | Path,
+    *,
+    modules: Sequence[str] = (),
+    sidecar: schema.Hierarchy | None = None,
+    announce: Callable[[int], None] = lambda size: None,
+) -> Path:
+    """Run a model and keep its inputs, its outputs and the border values of its calls beside its file.
+
+    Args:
+        path: A tagged file of the model; ``NAME.vectors.safetensors`` is written beside it.
+        modules: Addresses or tags of the calls whose values to keep, with those inside them; all if left out.
+        sidecar: ``NAME.hierarchy.json``; read from beside the file if left out.
+        announce: Told the size in bytes before anything is written.
+
+    Returns:
+        The file that was written.
+
+    Raises:
+        FileFormatError: The file has no tags, or no sidecar.
+        InputsError: The inputs are not those that the file takes, or the model does not repeat itself.
+        OutputError: There is no room for them.
+        UsageError: There is no such module.
+    """
+    tagged = load(path)
+    sidecar = sidecar or sidecar_of(tagged)
+    chosen = [tagged.find(name) for name in modules]
+    reference = _Run(model, inputs, sidecar)
+    kept = border_values(tagged, sidecar, reference.available, chosen)
+    names = [value.name or "" for value in tagged.model.graph.outputs]
+    names += [f"output {i}" for i in range(len(names), len(reference.outputs))]
+    target = vectors_path(tagged.path)
+    write_vectors(
+        target,
+        inputs=_under_names(inputs, [value.name or "" for value in tagged.model.graph.inputs]),
+        outputs=dict(zip(names, reference.outputs, strict=False)),
+        values={name: reference.available[name] for name in kept},
+        read=reference,
+        modules=chosen,
+        announce=announce,
+    )
+    return target
 
 
 def _check_same_model(model: nn.Module, sidecar: schema.Hierarchy, path: Path) -> None:
@@ -98,8 +147,9 @@ class _Run:
 
     Attributes:
         outputs: What the model returns.
-        available: The values that it computes as they were captured. It may run otherwise: an exporter replaces
-            implementations, and a module may be called for each group of tokens here and once there.
+        available: The values that it computes as they were captured, with their element types and shapes. It may run
+            otherwise: an exporter replaces implementations, and a module may be called for each group of tokens here
+            and once there.
     """
 
     def __init__(self, model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any], sidecar: schema.Hierarchy) -> None:
@@ -116,7 +166,7 @@ class _Run:
         counts = Counter(traced.call.path for traced in seen)
         captured = Counter(ModuleCall.parse(call.address).path for call in sidecar.calls if call.enter is not None)
         self.available = {
-            tensor.value
+            tensor.value: (spec.dtype, tuple(int(size) for size in spec.shape))
             for call in sidecar.calls
             if (key := ModuleCall.parse(call.address)) in seen and counts[key.path] == captured[key.path]
             for tensors, specs in ((call.inputs, seen[key].inputs), (call.outputs, seen[key].outputs))
@@ -198,8 +248,11 @@ def feeds(inputs: Mapping[str, Any] | Sequence[Any], runs: onnxruntime.Inference
     Raises:
         InputsError: Their number differs.
     """
+    return _under_names(inputs, input_names(runs))
+
+
+def _under_names(inputs: Mapping[str, Any] | Sequence[Any], wanted: Sequence[str]) -> dict[str, Any]:
     given = {_plain(name): as_array(tensor) for name, tensor in tensors_in(inputs)}
-    wanted = input_names(runs)
     if len(given) != len(wanted):
         raise InputsError(f"the file takes {len(wanted)} inputs ({', '.join(wanted)}) and {len(given)} were given")
     by_name = {name: given.get(_plain(name.removeprefix("input."))) for name in wanted}

@@ -27,7 +27,7 @@ from modelexport.core import ModuleCall
 from modelexport.errors import FileFormatError
 from modelexport.graph import all_nodes, initializers, owner_of
 from modelexport.read import TaggedModel
-from modelexport.segments import GIVEN, segmented
+from modelexport.segments import GIVEN, owners_between, segmented
 from modelexport.verdicts import CallVerdict
 
 BATCH_BYTES = 512 * 2**20
@@ -142,6 +142,20 @@ def verify_calls(
     return list(_verdicts(ports, shown, chained, isolated))
 
 
+def border_values(
+    tagged: TaggedModel, sidecar: schema.Hierarchy, available: Collection[str], modules: Collection[ModuleCall] = ()
+) -> list[str]:
+    """The values that :func:`verify_calls` asks its reference for, of those that it has, in the order of the file."""
+    ports = _Ports(tagged, sidecar, available)
+    if not modules:
+        return list(ports.sizes)
+    shown = [call for call in sidecar.calls if _inside(tagged, call.address, modules)]
+    wanted = _wanted(ports, shown, everything=False)
+    cut = segmented(tagged.model, ports.sizes, wanted)
+    needed = {*wanted, *(str(value.name).removesuffix(GIVEN) for value in cut.graph.inputs)}
+    return [name for name in ports.sizes if name in needed]
+
+
 def _inside(tagged: TaggedModel, address: str, modules: Collection[ModuleCall]) -> bool:
     call = ModuleCall.parse(address)
     return call in tagged.calls and not set(modules).isdisjoint(tagged.calls.stack(call))
@@ -223,18 +237,10 @@ def _status(
 def _makers(ports: _Ports, name: str, *, segment: bool) -> set[str]:
     """The calls whose nodes make a border value; with ``segment`` all that compute between the borders and it."""
     node = ports.made[name]
+    if segment:
+        return owners_between(node, ports.sizes)
     owner = owner_of(node)
-    found = {owner.call.address} if owner is not None else set()
-    pending, seen = [node], {node}
-    while segment and pending:
-        for value in pending.pop().inputs:
-            producer = value.producer() if value is not None and value.name not in ports.sizes else None
-            if producer is not None and producer not in seen:
-                seen.add(producer)
-                pending.append(producer)
-                owner = owner_of(producer)
-                found |= {owner.call.address} if owner is not None else set()
-    return found
+    return {owner.call.address} if owner is not None else set()
 
 
 def _strangers(ports: _Ports) -> dict[str, str]:

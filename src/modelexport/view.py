@@ -1,0 +1,116 @@
+"""One module call of a tagged file, seen as a module: what ``tagged["encoder.layer.0"]`` gives."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import onnx_ir as ir
+
+from modelexport.core import ModuleCall
+from modelexport.graph import owner_of
+from modelexport.transforms import parameter_plan
+
+if TYPE_CHECKING:
+    from modelexport.extract import Extracted
+    from modelexport.read import TaggedModel
+
+
+@dataclass(frozen=True, eq=False)
+class ModuleView:
+    """A call of a module: its nodes, its border, its parameters, the calls inside it."""
+
+    tagged: TaggedModel
+    call: ModuleCall
+
+    @property
+    def address(self) -> str:
+        """``path``, or ``path@1`` for a second call; ``.`` for the root."""
+        return str(self.call)
+
+    @property
+    def tag(self) -> str:
+        """The readable name: ``/BertModel/BertEncoder/BertLayer.0``."""
+        return self.tagged.tags[self.call]
+
+    @property
+    def class_name(self) -> str:
+        """The name of the module's class."""
+        return self.tagged.class_of(self.call)
+
+    @cached_property
+    def nodes(self) -> tuple[ir.Node, ...]:
+        """The nodes of the call and of the calls inside it."""
+        return tuple(self.tagged.nodes_of(self.call))
+
+    @property
+    def own_nodes(self) -> tuple[ir.Node, ...]:
+        """The nodes that the call itself owns."""
+        return tuple(node for node in self.nodes if (owner := owner_of(node)) and self.call in owner.calls)
+
+    @property
+    def inputs(self) -> tuple[ir.Value, ...]:
+        """The values that enter its nodes; initializers do not count."""
+        return tuple(self.tagged.borders[self.call].inputs)
+
+    @property
+    def outputs(self) -> tuple[ir.Value, ...]:
+        """The values that leave its nodes."""
+        return tuple(self.tagged.borders[self.call].outputs)
+
+    @property
+    def parameters(self) -> Mapping[str, ir.Value]:
+        """``state_dict`` keys to the initializers that its nodes use and that are, or are computed from, those."""
+        found = {}
+        for node in self.nodes:
+            for value in node.inputs:
+                plan = parameter_plan(value) if value is not None and value.is_initializer() else None
+                found.update(dict.fromkeys(plan.keys if plan is not None else (), value))
+        return {key: value for key, value in found.items() if value is not None}
+
+    @property
+    def children(self) -> tuple[ModuleView, ...]:
+        """The calls that ran directly inside it."""
+        return tuple(ModuleView(self.tagged, call) for call in self.tagged.calls.children[self.call])
+
+    @property
+    def calls(self) -> tuple[ModuleView, ...]:
+        """All calls of the same module, this one included."""
+        same = (traced.call for traced in self.tagged.calls if traced.call.path == self.call.path)
+        return tuple(ModuleView(self.tagged, call) for call in same)
+
+    def extract(self, output: str | Path) -> Extracted:
+        """Write it as a model of its own: see :func:`modelexport.extract.extract`."""
+        return self.tagged.extract(self.address, output)
+
+    def __str__(self) -> str:
+        return f"{self.class_name} {self.address}: {len(self.nodes)} nodes"
+
+    def __repr__(self) -> str:
+        return f"<ModuleView {self}>"
+
+    def _repr_html_(self) -> str:
+        return _details(self)
+
+
+def _details(view: ModuleView) -> str:
+    """The call and what is inside it, to unfold; closed below the first level."""
+    own = _operators(view.own_nodes)
+    label = f"<b>{html.escape(view.tag.rpartition('/')[2])}</b> <code>{html.escape(view.address)}</code> "
+    line = f"{label}{len(view.nodes)} nodes{f': {html.escape(own)}' if own else ''}"
+    inside = "".join(_details(child) for child in view.children if child.nodes)
+    if not inside:
+        return f"<div style='margin-left:1em'>{line}</div>"
+    opened = " open" if not view.call.path else ""
+    return f"<details style='margin-left:1em'{opened}><summary>{line}</summary>{inside}</details>"
+
+
+def _operators(nodes: Iterable[ir.Node]) -> str:
+    counts: dict[str, int] = {}
+    for node in nodes:
+        counts[node.op_type] = counts.get(node.op_type, 0) + 1
+    return ", ".join(f"{operator} {count}" if count > 1 else operator for operator, count in sorted(counts.items()))

@@ -1,0 +1,86 @@
+"""A tagged file as an object: calls by name, iteration, trees for terminals and notebooks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import modelexport
+from exports import Exporter
+from modelexport.errors import FileFormatError, UsageError
+
+
+@pytest.fixture(scope="module")
+def bert(exported: Exporter) -> modelexport.TaggedModel:
+    return modelexport.load(exported("bert").path)
+
+
+def test_a_call_is_found_by_address_and_by_tag(bert: modelexport.TaggedModel) -> None:
+    layer = bert["encoder.layer.0"]
+    assert layer.tag == "/BertModel/BertEncoder/BertLayer.0"
+    assert bert[layer.tag].call == layer.call
+    assert layer.class_name == "BertLayer"
+    assert "encoder.layer.0" in bert
+    assert "encoder.layer.7" not in bert
+
+
+def test_a_view_has_what_a_module_has(bert: modelexport.TaggedModel) -> None:
+    attention = bert["encoder.layer.0.attention.self"]
+    assert [child.address.rpartition(".")[2] for child in attention.children] == ["query", "key", "value"]
+    assert sorted(attention.parameters) == sorted(
+        f"encoder.layer.0.attention.self.{name}.{kind}"
+        for name in ("query", "key", "value")
+        for kind in ("weight", "bias")
+    )
+    assert "embeddings" not in {value.name for value in attention.outputs}
+    assert len(attention.outputs) == 1
+    assert len(attention.nodes) == len(attention.own_nodes) + sum(len(child.nodes) for child in attention.children)
+
+
+def test_the_root_has_the_inputs_and_outputs_of_the_graph(bert: modelexport.TaggedModel) -> None:
+    root = bert["."]
+    assert {value.name for value in root.inputs} <= {value.name for value in bert.model.graph.inputs}
+    assert {value.name for value in root.outputs} == {value.name for value in bert.model.graph.outputs}
+    assert len(root.nodes) == len(bert.nodes)
+
+
+def test_iteration_gives_every_call_callers_before_callees(bert: modelexport.TaggedModel) -> None:
+    addresses = [view.address for view in bert]
+    assert len(addresses) == len(bert) == len(set(addresses))
+    assert addresses[0] == "."
+    assert addresses.index("encoder.layer.1") < addresses.index("encoder.layer.1.output.dense")
+
+
+def test_a_view_knows_the_other_calls_of_its_module(exported: Exporter) -> None:
+    tagged = modelexport.load(exported("albert").path)
+    repeated = tagged["encoder.albert_layer_groups.0@2"]
+    assert [view.address.partition("@")[2] for view in repeated.calls] == ["", "1", "2", "3"]
+    assert {len(view.nodes) for view in repeated.calls} == {len(repeated.nodes)}
+
+
+def test_a_tree_is_text_in_a_terminal_and_unfolds_in_a_notebook(bert: modelexport.TaggedModel) -> None:
+    assert "    BertLayer.0" in str(bert)
+    assert repr(bert).startswith("<TaggedModel ")
+    page = bert._repr_html_()
+    assert page.count("<details") == page.count("</details>") > 10
+    assert "BertLayer.0" in page
+
+
+def test_a_view_is_cut_out(bert: modelexport.TaggedModel, tmp_path: Path) -> None:
+    bert["pooler"].extract(tmp_path / "pooler.onnx")
+    assert len(modelexport.load(tmp_path / "pooler.onnx").nodes) >= len(bert["pooler"].nodes)
+
+
+def test_names_that_are_not_there_are_told_the_nearest(bert: modelexport.TaggedModel) -> None:
+    with pytest.raises(UsageError, match=r"did you mean .*encoder\.layer\.0"):
+        bert["encoder.layr.0"]
+    with pytest.raises(UsageError, match="ambiguous"):
+        bert["dense"]
+
+
+def test_a_file_whose_tags_are_damaged_is_refused(bert: modelexport.TaggedModel, tmp_path: Path) -> None:
+    content = bert.path.read_bytes().replace(b'"call":"embeddings"', b'"lost":"embeddings"', 1)
+    (tmp_path / "x.onnx").write_bytes(content)
+    with pytest.raises(FileFormatError, match="damaged tags"):
+        modelexport.load(tmp_path / "x.onnx")
