@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from modelexport.against import verify_against as verify_against
     from modelexport.carriers import inline as inline
     from modelexport.carriers import strip as strip
     from modelexport.inputs import example_inputs as example_inputs
@@ -21,8 +22,12 @@ if TYPE_CHECKING:
     from modelexport.read import TaggedModel as TaggedModel
     from modelexport.read import load as load
     from modelexport.update_weights import update_weights as update_weights
+    from modelexport.vectors import verify_vectors as verify_vectors
+    from modelexport.verdicts import VerifyReport as VerifyReport
+    from modelexport.verify import verify as verify
 
 _PUBLIC = {
+    "VerifyReport": "modelexport.verdicts",
     "ExportResult": "modelexport.pipeline",
     "TaggedModel": "modelexport.read",
     "example_inputs": "modelexport.inputs",
@@ -31,6 +36,9 @@ _PUBLIC = {
     "load": "modelexport.read",
     "strip": "modelexport.carriers",
     "update_weights": "modelexport.update_weights",
+    "verify": "modelexport.verify",
+    "verify_against": "modelexport.against",
+    "verify_vectors": "modelexport.vectors",
 }
 __all__ = sorted(_PUBLIC)  # noqa: PLE0605 - the table above is the list
 

@@ -1,7 +1,7 @@
 """``verify A --against B``: what a descendant of a file (half precision, quantized, optimised) loses in which module.
 
-Both run on the same inputs, without PyTorch. What each call of the descendant loses is measured twice: *chained*, in one
-run of each file, and *isolated*, with the values of the first file fed to each stretch of the second.
+Both run on the same inputs, without PyTorch. What each call of the descendant loses is measured twice: *chained*, in
+one run of each file, and *isolated*, with the values of the first file fed to each stretch of the second.
 """
 
 from __future__ import annotations
@@ -218,11 +218,13 @@ def _pairs(one: TaggedModel, two: TaggedModel) -> dict[str, str]:
     ports = _ports(one)
     places = _ports(two) if one.hierarchy is not None and two.hierarchy is not None else {}
     found: dict[str, str] = {}
+    taken: set[str] = set()
     for port, name in ports.items():
         same = places.get(port)
         match = same if same in made else name if name in made else None
-        if name in known and match is not None and match not in found.values() and name not in found:
+        if name in known and match is not None and match not in taken and name not in found:
             found[name] = match
+            taken.add(match)
     return {name: found[name] for name in known if name in found}
 
 
@@ -288,7 +290,7 @@ def _calls(
         if side == "outputs" and name in chained:
             returned[address].append(chained[name])
     counts: dict[str, int] = defaultdict(int)
-    inside = set()
+    inside: set[str] = set()
     for node in two.nodes:
         owner = owner_of(node)
         if owner is not None:

@@ -105,6 +105,9 @@ def export(
         Path | None, typer.Option("--dag-dir", metavar="DIR", help="Also write each module call's DAG as a file here.")
     ] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Compare every output with PyTorch's.")] = False,
+    vectors: Annotated[
+        bool, typer.Option("--vectors", help="Keep the inputs and every call's values of the PyTorch run beside FILE.")
+    ] = False,
     weights: Annotated[
         WeightsChoice, typer.Option(help="copy: in FILE.onnx.data; auto: so above 1 GB.")
     ] = WeightsChoice.AUTO,
@@ -143,6 +146,7 @@ def export(
             dag_dir=dag_dir,
             carrier=carrier.value,
             verify=verify,
+            vectors=vectors,
             stages=stages,
         )
     if carrier is CarrierChoice.ATTRIBUTES:
@@ -307,6 +311,62 @@ def extract(
         _print_json(extracted)
     else:
         render.print_extracted(extracted)
+
+
+@app.command()
+def verify(
+    file: FileArgument,
+    model: Annotated[str | None, typer.Option("--model", metavar="MODEL", help="What FILE was exported from.")] = None,
+    against: Annotated[
+        Path | None, typer.Option("--against", metavar="OTHER.onnx", help="A tagged descendant of FILE.")
+    ] = None,
+    modules: Annotated[
+        list[str] | None, typer.Option("--module", metavar="ADDRESS", help="A call, with the calls inside it.")
+    ] = None,
+    provider: Annotated[
+        str, typer.Option(metavar="NAME", help="The execution provider of ONNX Runtime.")
+    ] = "CPUExecutionProvider",
+    inputs: InputsOption = None,
+    model_class: ModelClassOption = None,
+    trust_remote_code: RemoteCodeOption = False,
+    seed: SeedOption = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare FILE module by module: with MODEL, with OTHER, or with the vectors that `export --vectors` left."""
+    from modelexport import render
+    from modelexport.stages import Stages
+
+    if model is not None and against is not None:
+        raise UsageError("give --model or --against, not both")
+    if model is None and (inputs is not None or model_class is not None or trust_remote_code):
+        raise UsageError("--inputs, --model-class and --trust-remote-code go with --model")
+    with _progress() as progress:
+        stages = Stages(progress)
+        if against is not None:
+            from modelexport.against import verify_against
+
+            with stages("verify"):
+                losses = verify_against(file, against, modules=modules or (), provider=provider, seed=seed)
+            agrees, document, text = losses.agrees, render.against_document(losses), render.format_losses(losses)
+        else:
+            if model is None:
+                from modelexport.vectors import verify_vectors
+
+                with stages("verify"):
+                    report = verify_vectors(file, modules=modules or (), provider=provider)
+            else:
+                loaded, example = _load(model, inputs, model_class, trust_remote_code, seed, stages)
+                from modelexport.verify import verify as run
+
+                with stages("verify"):
+                    report = run(loaded.model, example, file, modules=modules or (), provider=provider)
+            agrees, document, text = report.agrees, render.verify_document(report), render.format_verify(report)
+    if as_json:
+        _print_json(document)
+    else:
+        print(text)
+    if not agrees:
+        raise typer.Exit(1)
 
 
 def _load(

@@ -53,7 +53,7 @@ class _Draw:
 
     def __call__(self, bounds: Mapping[str, int]) -> dict[str, Any]:
         """Inputs whose whole numbers are below ``bounds``, or all the lowest."""
-        return {name: array for name, array in self._arrays(bounds)}
+        return dict(self._arrays(bounds))
 
     def _arrays(self, bounds: Mapping[str, int]) -> Iterator[tuple[str, Any]]:
         for index, (name, dtype) in enumerate(self._types.items()):

@@ -122,11 +122,26 @@ class Computed:
         return name in self.names or name in self.recordable
 
     def may_fold(self, node: ir.Node) -> bool:
-        """Whether folding a node loses no parameter: it uses none, or its result's computation can be recorded."""
+        """Whether folding a node loses no parameter and makes no second copy of one.
+
+        It uses none, or its result's computation can be recorded and no other node needs the parameter as it stands: of
+        a tied embedding, the transposed copy that the head wants would be a parameter of its own.
+        """
         inputs = _read_inputs(node.op_identifier(), node.inputs)
         if not any(value is not None and self.depends(value.name) for value in inputs):
             return True
+        if any(value is not None and value.name in self.names and self._stays(value) for value in inputs):
+            return False
         return all(self.recordable.get(value.name or "", False) for value in node.outputs)
+
+    def _stays(self, parameter: ir.Value) -> bool:
+        """Whether some node that is not computed from weights and constants alone uses a parameter."""
+        return any(
+            value.name not in self.source.constant
+            for user, _ in parameter.uses()
+            for value in user.outputs
+            if value.name
+        )
 
     def _computes(self, node: SourceNode) -> bool:
         return any(self.depends(name) for name in _read_inputs(node.op, node.inputs)) and all(

@@ -76,6 +76,14 @@ def input_names(model: onnxruntime.InferenceSession) -> list[str]:
 
 
 def run(model: onnxruntime.InferenceSession, feeds: Mapping[str, Any]) -> dict[str, Any]:
-    """Output names to arrays."""
+    """Output names to arrays.
+
+    Raises:
+        UsageError: The inputs are not of the model's names, types or shapes, or a node fails.
+    """
     names = [output.name for output in model.get_outputs()]
-    return dict(zip(names, model.run(names, dict(feeds)), strict=True))
+    try:
+        arrays = model.run(names, dict(feeds))
+    except Exception as error:  # its exception types are not public
+        raise UsageError(f"ONNX Runtime does not run the model: {' '.join(str(error).split())[:300]}") from error
+    return dict(zip(names, arrays, strict=True))

@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import onnx.reference.ops
 import onnx_ir as ir
 
 from modelexport.errors import FileFormatError
@@ -122,6 +121,8 @@ def run_operator(
     domain: str, op_type: str, version: int, inputs: Sequence[Any], attributes: Mapping[str, Any]
 ) -> tuple[Any, ...]:
     """The outputs of one operator; raises whatever the reference implementation does when it cannot run it."""
+    import onnx.reference.ops  # slow to import, and readers of a file rarely need it
+
     with np.errstate(all="ignore"):
         results = onnx.reference.ops.load_op(domain, op_type, version).eval(*inputs, **attributes)
     return results if isinstance(results, tuple) else (results,)

@@ -62,8 +62,9 @@ class VerifyReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def diverging(self) -> CallVerdict | None:
-        """The first call that does not agree."""
-        return next((call for call in self.calls if call.status == "differ"), None)
+        """The first call whose own nodes are wrong, or else the first that does not return what it should."""
+        wrong = [call for call in self.calls if call.status == "differ"]
+        return next((call for call in wrong if call.isolated is not None), wrong[0] if wrong else None)
 
     @property
     def largest(self) -> float:

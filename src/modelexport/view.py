@@ -65,7 +65,7 @@ class ModuleView:
     @property
     def parameters(self) -> Mapping[str, ir.Value]:
         """``state_dict`` keys to the initializers that its nodes use and that are, or are computed from, those."""
-        found = {}
+        found: dict[str, ir.Value | None] = {}
         for node in self.nodes:
             for value in node.inputs:
                 plan = parameter_plan(value) if value is not None and value.is_initializer() else None

@@ -1,0 +1,79 @@
+"""Verify every module of BERT-sized models: what it takes above one run in PyTorch, one in ONNX Runtime, and loading.
+
+    OMP_NUM_THREADS=1 python benchmarks/verify.py
+
+Both parts of a ratio are measured in turns in the same process, and are medians. The baseline is what nobody can do
+without: one PyTorch run, one ONNX Runtime run with its session, and reading the tagged file.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from transformers import BertConfig, BertModel
+
+import modelexport
+from modelexport.runtime import run, session
+from modelexport.vectors import vectors_path, verify_vectors
+from modelexport.verify import feeds, run_module
+
+LAYERS = (2, 6, 12)
+RUNS = 3
+
+
+def seconds(work: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def measure(layers: int, folder: Path) -> None:
+    torch.manual_seed(0)
+    model = BertModel(BertConfig(num_hidden_layers=layers)).eval()
+    inputs = {"input_ids": torch.randint(0, 30000, (2, 64)), "attention_mask": torch.ones(2, 64, dtype=torch.long)}
+    path = folder / f"bert{layers}.onnx"
+    modelexport.export(model, inputs, path, vectors=True)
+
+    def in_onnx_runtime() -> None:
+        runs = session(path, optimized=True)
+        run(runs, feeds(inputs, runs))
+
+    def verified() -> None:
+        assert modelexport.verify(model, inputs, path).agrees
+
+    work: dict[str, Callable[[], object]] = {
+        "load": lambda: modelexport.load(path).hierarchy,
+        "PyTorch": lambda: run_module(model, inputs),
+        "ONNX Runtime": in_onnx_runtime,
+        "verify": verified,
+        "with vectors": lambda: verify_vectors(path),
+    }
+    taken: dict[str, list[float]] = {name: [] for name in work}
+    for _ in range(RUNS):
+        for name, one in work.items():
+            taken[name].append(seconds(one))
+    median = {name: statistics.median(times) for name, times in taken.items()}
+    base = median["load"] + median["PyTorch"] + median["ONNX Runtime"]
+    calls = len(modelexport.load(path).calls)
+    weights, kept = path.stat().st_size / 1e6, vectors_path(path).stat().st_size / 1e6
+    columns = "".join(f"{median[name]:14.2f}" for name in work)
+    ratios = f"{median['verify'] / base:9.1f} x{median['with vectors'] / base:9.1f} x"
+    print(f"{layers:6}{calls:7}{weights:9.0f}{kept:9.0f}{columns}{ratios}", flush=True)
+
+
+def main() -> None:
+    header = "".join(f"{name:>14}" for name in ("load", "PyTorch", "ONNX Runtime", "verify", "with vectors"))
+    print(f"{'layers':>6}{'calls':>7}{'file MB':>9}{'kept MB':>9}{header}{'verify/base':>11}{'vectors/base':>13}")
+    with tempfile.TemporaryDirectory() as folder:
+        for layers in [int(argument) for argument in sys.argv[1:]] or LAYERS:
+            measure(layers, Path(folder))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,489 @@
+"""Verification: true files agree call by call, and a fault is found in the call that has it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import onnx_ir as ir
+import pytest
+import torch
+from safetensors.numpy import load_file
+
+import models
+from modelexport import export, load, schema, update_weights, verify, verify_against, verify_vectors
+from modelexport.errors import FileFormatError, InputsError, UsageError
+from modelexport.graph import owner_of
+from modelexport.read import TaggedModel
+from modelexport.runtime import run, session, with_outputs
+from modelexport.vectors import open_vectors, vectors_path, write_vectors
+from modelexport.verdicts import VerifyReport
+
+AGREEING = (
+    "blocks",
+    "nested-structures",
+    "recurrent",
+    "tied-weights",
+    "unet",
+    "bert",
+    "gpt2",
+    "llama",
+    "t5",
+    "mixtral",
+    "vit",
+    "resnet",
+)
+FAULTY = ("blocks", "bert", "gpt2", "vit", "resnet")
+FAULTS_PER_MODEL = 6
+
+Proven = Callable[[str], Path]
+
+
+@pytest.fixture(scope="session")
+def proven(tmp_path_factory: pytest.TempPathFactory) -> Proven:
+    """``proven(name)``: the export of a case with vectors."""
+    folder = tmp_path_factory.mktemp("proven")
+
+    def get(name: str) -> Path:
+        path = folder / f"{name}.onnx"
+        if not path.exists():
+            case = models.case(name)
+            export(case.build(), case.inputs(), path, vectors=True)
+        return path
+
+    return get
+
+
+def copied(path: Path, folder: Path) -> Path:
+    """The same file elsewhere, to be changed."""
+    for suffix in (".onnx", ".hierarchy.json", ".vectors.safetensors"):
+        shutil.copyfile(path.with_suffix(suffix), folder / path.with_suffix(suffix).name)
+    return folder / path.name
+
+
+# --- files that are right -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", AGREEING)
+def test_every_call_with_nodes_is_comparable_and_agrees(name: str, proven: Proven) -> None:
+    report = verify_vectors(proven(name))
+    assert [call for call in report.calls if call.status not in ("agree", "no nodes")] == []
+    assert report.agrees
+    assert report.diverging is None
+    # The root's own nodes aside, whoever has nodes is compared on its own, too.
+    assert any(call.isolated is not None for call in report.calls)
+
+
+def test_only_calls_inside_a_branch_cannot_be_compared(proven: Proven) -> None:
+    report = verify_vectors(proven("condition"))
+    inside = [call for call in report.calls if call.status == "not comparable"]
+    assert inside
+    assert {call.reason for call in inside} == {"inside a branch, of which PyTorch shows no values"}
+    assert report.agrees
+
+
+@pytest.mark.parametrize("name", ["blocks", "bert", "nested-structures"])
+def test_vectors_give_the_verdicts_that_the_model_gives(name: str, proven: Proven) -> None:
+    case, path = models.case(name), proven(name)
+    with_model, without = verify(case.build(), case.inputs(), path), verify_vectors(path)
+    assert without.calls == with_model.calls
+    assert without.outputs == with_model.outputs
+    assert with_model.parameters is not None
+    assert without.parameters is None
+
+
+# --- planted faults -------------------------------------------------------------------------------------------------
+
+
+def changed_constant(node: ir.Node) -> bool:
+    """Give a node an initializer of its own with other numbers."""
+    for index, value in enumerate(node.inputs):
+        if value is not None and value.is_initializer() and value.dtype is ir.DataType.FLOAT and value.const_value:
+            array = value.const_value.numpy()
+            other = ir.Value(
+                name=f"{value.name}.faulty", const_value=ir.tensor(array * np.float32(0.5) + np.float32(0.25))
+            )
+            other.type, other.shape = value.type, value.shape
+            assert isinstance(node.graph, ir.Graph)
+            node.graph.initializers.add(other)
+            node.replace_input_with(index, other)
+            return True
+    return False
+
+
+def swapped_inputs(node: ir.Node) -> bool:
+    if node.op_type not in ("Sub", "Div", "Pow", "MatMul") or len(node.inputs) != 2:
+        return False
+    first, second = node.inputs
+    node.replace_input_with(0, second)
+    node.replace_input_with(1, first)
+    return True
+
+
+def wrong_axis(node: ir.Node) -> bool:
+    """Another axis where there is one, another permutation where there is one."""
+    if "perm" in node.attributes:
+        perm = list(node.attributes["perm"].as_ints())
+        node.attributes["perm"] = ir.AttrInt64s("perm", [*perm[:-2], perm[-1], perm[-2]])
+        return True
+    if node.op_type in ("Softmax", "LogSoftmax") and "axis" in node.attributes:
+        node.attributes["axis"] = ir.AttrInt64("axis", node.attributes["axis"].as_int() - 1)
+        return True
+    return False
+
+
+def computed(tagged: TaggedModel, position: int) -> Any:
+    """What the first output of a node is in a run of the whole file; ``None`` where ONNX Runtime refuses it."""
+    value = tagged.model.graph[position].outputs[0]
+    inputs = {k.removeprefix("inputs/"): a for k, a in load_file(vectors_path(tagged.path)).items() if "inputs/" in k}
+    try:
+        return run(session(with_outputs(tagged.model, [value]), folder=tagged.path.parent), inputs)[value.name or ""]
+    except UsageError:
+        return None
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A file with one wrong node, in memory."""
+
+    what: str
+    address: str
+    """Of the call that owns the node."""
+    tagged: TaggedModel
+
+
+def faults(path: Path) -> Iterator[Fault]:
+    """One fault at a time that changes what its node gives: each kind where the graph allows it."""
+    places: dict[Callable[[ir.Node], bool], list[int]] = {changed_constant: [], swapped_inputs: [], wrong_axis: []}
+    for position, node in enumerate(load(path).model.graph):
+        owner = owner_of(node)
+        kind = next((kind for kind in (wrong_axis, swapped_inputs, changed_constant) if kind(node)), None)
+        if owner is not None and len(owner.calls) == 1 and kind is not None:
+            places[kind].append(position)
+    original = load(path)
+    planted = 0
+    for kind, quota in ((wrong_axis, 2), (swapped_inputs, 4), (changed_constant, FAULTS_PER_MODEL)):
+        for position in places[kind][:: max(1, len(places[kind]) // FAULTS_PER_MODEL)]:
+            if planted >= quota:
+                break
+            tagged = load(path)
+            node = tagged.model.graph[position]
+            kind(node)
+            right, wrong = computed(original, position), computed(tagged, position)
+            if wrong is not None and right.shape == wrong.shape and abs(right - wrong).max() > 0.02 * abs(right).max():
+                planted += 1
+                owner = owner_of(node)
+                assert owner is not None
+                yield Fault(f"{kind.__name__} at {node.name}", owner.call.address, tagged)
+
+
+def wrong_of_their_own(report: VerifyReport) -> list[str]:
+    return [c.address for c in report.calls if c.status == "differ" and c.isolated and c.isolated.status == "differ"]
+
+
+@pytest.mark.parametrize("name", FAULTY)
+def test_a_wrong_node_is_found_in_the_call_that_owns_it_and_in_no_other(
+    name: str, proven: Proven, tmp_path: Path
+) -> None:
+    planted = list(faults(proven(name)))
+    assert len(planted) >= 4
+    for fault in planted:
+        path = copied(proven(name), tmp_path)
+        ir.save(fault.tagged.model, path)
+        report = verify_vectors(path)
+        assert wrong_of_their_own(report) == [fault.address], fault.what
+        assert report.diverging is not None
+        assert report.diverging.address == fault.address, fault.what
+        assert not report.agrees
+
+
+def test_at_least_twenty_faults_are_planted(proven: Proven) -> None:
+    assert sum(1 for name in FAULTY for _ in faults(proven(name))) >= 20
+
+
+@pytest.mark.parametrize("name", FAULTY)
+def test_a_tag_moved_to_another_call_is_found(name: str, proven: Proven, tmp_path: Path) -> None:
+    path = copied(proven(name), tmp_path)
+    tagged = load(path)
+    nodes = [(n, owner) for n in tagged.model.graph if (owner := owner_of(n)) is not None and len(owner.calls) == 1]
+    moved, owner = nodes[len(nodes) // 2]
+    target = next(other for _, other in reversed(nodes) if other.call != owner.call)
+    moved.metadata_props[schema.CALL] = target.call.address
+    moved.metadata_props[schema.SOURCE_MODULE] = next(
+        n.metadata_props[schema.SOURCE_MODULE] for n, other in nodes if other.call == target.call
+    )
+    ir.save(tagged.model, path)
+    sidecar = path.with_suffix(".hierarchy.json")
+    document = json.loads(sidecar.read_text())
+    for entry in document["nodes"]:
+        if entry["name"] == moved.name:
+            entry["call"] = moved.metadata_props[schema.CALL]
+            entry["source_module"] = moved.metadata_props[schema.SOURCE_MODULE]
+    sidecar.write_text(json.dumps(document))
+    report = verify_vectors(path)
+    wrong = {call.address for call in report.calls if "tags are wrong" in call.reason}
+    assert target.call.address in wrong
+    assert not report.agrees
+
+
+# --- vectors --------------------------------------------------------------------------------------------------------
+
+
+def test_vectors_hold_the_inputs_and_the_values_under_their_names_in_the_file(proven: Proven) -> None:
+    path = proven("bert")
+    kept, tagged = load_file(vectors_path(path)), load(path)
+    made = {value.name for node in tagged.model.graph for value in node.outputs}
+    inputs = models.case("bert").inputs()
+    assert {key for key in kept if key.startswith("inputs/")} == {f"inputs/{v.name}" for v in tagged.model.graph.inputs}
+    assert {key.removeprefix("values/") for key in kept if key.startswith("values/")} <= made
+    assert (kept["inputs/input_ids"] == inputs["input_ids"].numpy()).all()
+    assert tagged.hierarchy is not None
+    values = {t.value for call in tagged.hierarchy.calls for t in call.outputs if t.value in made}
+    assert {f"values/{value}" for value in values} <= set(kept)
+
+
+def test_the_same_run_gives_the_same_bytes(proven: Proven, tmp_path: Path) -> None:
+    case = models.case("blocks")
+    export(case.build(), case.inputs(), tmp_path / "blocks.onnx", vectors=True)
+    assert vectors_path(tmp_path / "blocks.onnx").read_bytes() == vectors_path(proven("blocks")).read_bytes()
+
+
+def test_vectors_of_chosen_modules_are_smaller_and_prove_those(proven: Proven, tmp_path: Path) -> None:
+    case = models.case("bert")
+    path = tmp_path / "bert.onnx"
+    export(case.build(), case.inputs(), path, vectors=["encoder.layer.1"])
+    assert vectors_path(path).stat().st_size < vectors_path(proven("bert")).stat().st_size
+    report = verify_vectors(path)
+    everything = {call.address: call for call in verify_vectors(proven("bert")).calls}
+    assert report.calls == [everything[call.address] for call in report.calls]
+    assert [call.address for call in report.calls if "." not in call.address.removeprefix("encoder.layer.1")]
+    assert all(call.address.startswith("encoder.layer.1") for call in report.calls)
+    with pytest.raises(UsageError, match=r"has no values of encoder.layer.0: it has those of encoder.layer.1"):
+        verify_vectors(path, modules=["encoder.layer.0"])
+
+
+def test_values_are_held_a_batch_at_a_time(tmp_path: Path) -> None:
+    asked = []
+    arrays = {f"v{i}": np.full((4, 4), i, dtype=np.float32) for i in range(6)}
+
+    def read(names: Any) -> dict[str, Any]:
+        asked.append(sorted(names))
+        return {name: arrays[name] for name in names}
+
+    write_vectors(
+        tmp_path / "x.safetensors",
+        inputs={},
+        outputs={},
+        values=dict.fromkeys(arrays, ("float32", (4, 4))),
+        read=read,
+        batch_bytes=128,
+    )
+    assert asked == [["v0", "v1"], ["v2", "v3"], ["v4", "v5"]]
+    kept = load_file(tmp_path / "x.safetensors")
+    assert {key: array.tolist() for key, array in kept.items()} == {
+        f"values/{n}": a.tolist() for n, a in arrays.items()
+    }
+
+
+def test_the_size_is_told_before_anything_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    told = []
+    write_vectors(
+        path,
+        inputs={"x": np.zeros((3, 5), dtype=np.int64), "flag": np.array([True])},
+        outputs={"y": np.zeros((2,), dtype=np.float32)},
+        values={},
+        read=dict.fromkeys,
+        announce=lambda size: told.append((size, path.exists())),
+    )
+    assert told == [(path.stat().st_size, False)]
+
+
+def test_bfloat16_values_are_kept(tmp_path: Path) -> None:
+    class Net(torch.nn.Sequential):
+        pass
+
+    model = Net(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)).to(torch.bfloat16).eval()
+    path = tmp_path / "net.onnx"
+    export(model, (torch.ones(2, 4, dtype=torch.bfloat16),), path, vectors=True)
+    with open_vectors(load(path)) as vectors:
+        assert {str(vectors.read(name).dtype) for name in vectors.available} == {"bfloat16"}
+        assert [array.dtype.name for array in vectors.inputs.values()] == ["bfloat16"]
+
+
+@pytest.mark.parametrize("arguments", [[], ["--against", "bert.onnx"]], ids=["vectors", "against"])
+def test_files_are_verified_without_torch(arguments: list[str], proven: Proven) -> None:
+    code = (
+        "import sys; from modelexport.cli import main\n"
+        "try: main()\n"
+        "finally: assert not {'torch', 'transformers'} & set(sys.modules)"
+    )
+    command = [sys.executable, "-c", code, "verify", "bert.onnx", *arguments, "--json"]
+    done = subprocess.run(command, cwd=proven("bert").parent, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["agrees"] is True
+
+
+# --- two files ------------------------------------------------------------------------------------------------------
+
+
+def perturbed(path: Path, output: Path, module: str) -> None:
+    """A copy of a file of ``bert`` with other weights in one module."""
+    model = models.case("bert").build()
+    with torch.no_grad():
+        model.get_submodule(module).weight.mul_(1.1)
+    update_weights(path, model.state_dict(), output)
+
+
+@pytest.mark.parametrize("module", ["embeddings.word_embeddings", "encoder.layer.1.attention.output.dense"])
+def test_the_module_with_other_weights_loses_most(module: str, proven: Proven, tmp_path: Path) -> None:
+    perturbed(proven("bert"), tmp_path / "other.onnx", module)
+    report = verify_against(proven("bert"), tmp_path / "other.onnx")
+    assert report.inputs == "vectors"
+    assert report.ranked[0].address == module
+    assert [c.address for c in report.calls if c.isolated and c.isolated.difference.status == "differ"] == [module]
+    assert report.ranked[0].isolated is not None
+    assert report.ranked[0].isolated.norm == pytest.approx(0.1, abs=0.05)
+    assert not report.agrees
+
+
+def test_a_file_loses_nothing_against_itself_with_inputs_that_are_made_up(proven: Proven, tmp_path: Path) -> None:
+    path = copied(proven("bert"), tmp_path)
+    vectors_path(path).unlink()
+    report = verify_against(path, path)
+    assert report.inputs == "made up"
+    assert report.agrees
+    assert {call.status for call in report.calls} == {"agree", "no nodes"}
+
+
+def half(path: Path, output: Path) -> None:
+    """A tagged file with its weights, its inputs and what it computes in half precision."""
+    model = ir.load(path)
+    for value in (
+        *model.graph.initializers.values(),
+        *model.graph.inputs,
+        *(v for n in model.graph for v in n.outputs),
+    ):
+        if value.dtype is ir.DataType.FLOAT:
+            value.dtype = ir.DataType.FLOAT16
+            if value.const_value is not None:
+                value.const_value = ir.tensor(value.const_value.numpy().astype(np.float16), name=value.name)
+    ir.save(model, output)
+    shutil.copyfile(path.with_suffix(".hierarchy.json"), output.with_suffix(".hierarchy.json"))
+
+
+def test_half_precision_is_compared_in_its_own_tolerance(proven: Proven, tmp_path: Path) -> None:
+    half(proven("blocks"), tmp_path / "half.onnx")
+    report = verify_against(proven("blocks"), tmp_path / "half.onnx")
+    assert report.agrees
+    losses = [call.isolated for call in report.ranked if call.isolated is not None]
+    assert {loss.difference.dtype for loss in losses} == {"float16"}
+    assert all(loss.norm is not None and 0 < loss.norm < 1e-2 for loss in losses[:3])
+    assert [loss.norm for loss in losses] == sorted((loss.norm for loss in losses), reverse=True)
+
+
+# --- what cannot be verified ----------------------------------------------------------------------------------------
+
+
+def command(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    run_it = [sys.executable, "-m", "modelexport", "verify", *arguments]
+    return subprocess.run(run_it, cwd=cwd, capture_output=True, text=True, check=False)
+
+
+def test_a_mismatch_ends_with_status_1_and_names_the_module_first(proven: Proven, tmp_path: Path) -> None:
+    path = copied(proven("bert"), tmp_path)
+    fault = next(faults(proven("bert")))
+    ir.save(fault.tagged.model, path)
+    done = command("bert.onnx", cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stdout.startswith(f"first diverging: {fault.address} ")
+    assert "calls with nodes agree; largest difference" in done.stdout.splitlines()[-1]
+    document = json.loads(command("bert.onnx", "--json", cwd=tmp_path).stdout)
+    assert document["agrees"] is False
+    assert document["diverging"]["address"] == fault.address
+    assert msgspec.convert(document, VerifyReport).diverging is not None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--provider", "NoSuchProvider"], "ONNX Runtime has no NoSuchProvider here: it has "),
+        (["--module", "encoder.layer.7"], "did you mean encoder.layer."),
+        (["--model", "bert-tiny", "--against", "bert.onnx"], "give --model or --against, not both"),
+        (["--inputs", "spec.json"], "go with --model"),
+        (["--against", "nowhere.onnx"], "there is no file nowhere.onnx"),
+    ],
+)
+def test_wrong_arguments_end_with_status_2_and_one_line(arguments: list[str], told: str, proven: Proven) -> None:
+    done = command("bert.onnx", *arguments, cwd=proven("bert").parent)
+    assert done.returncode == 2
+    assert told in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("suffix", "told"),
+    [
+        (".vectors.safetensors", "--model, another file with --against, or export with --vectors"),
+        (".hierarchy.json", "hierarchy.json is missing: it says which values"),
+    ],
+)
+def test_a_missing_document_is_named(suffix: str, told: str, proven: Proven, tmp_path: Path) -> None:
+    path = copied(proven("blocks"), tmp_path)
+    path.with_suffix(suffix).unlink()
+    with pytest.raises(FileFormatError, match=re.escape(told)):
+        verify_vectors(path)
+
+
+def test_vectors_of_another_file_are_refused(proven: Proven, tmp_path: Path) -> None:
+    path = copied(proven("blocks"), tmp_path)
+    shutil.copyfile(vectors_path(proven("bert")), vectors_path(path))
+    with pytest.raises(FileFormatError, match="is not of"):
+        verify_vectors(path)
+
+
+def test_damaged_vectors_are_refused(proven: Proven, tmp_path: Path) -> None:
+    path = copied(proven("blocks"), tmp_path)
+    vectors_path(path).write_bytes(vectors_path(path).read_bytes()[:-1])
+    with pytest.raises(FileFormatError, match="is damaged"):
+        verify_vectors(path)
+
+
+def test_a_model_that_is_not_the_exported_one_is_refused_before_anything_runs(proven: Proven) -> None:
+    other = models.case("blocks")
+    with pytest.raises(UsageError, match=r"this is not the model that .* was exported from"):
+        verify(other.build(), other.inputs(), proven("bert"))
+
+
+def test_inputs_that_do_not_fit_are_refused(proven: Proven) -> None:
+    case = models.case("bert")
+    with pytest.raises(InputsError, match="the file takes 2 inputs"):
+        verify(case.build(), {"input_ids": case.inputs()["input_ids"]}, proven("bert"))
+    wrong = {name: tensor[:, :5] for name, tensor in case.inputs().items()}
+    with pytest.raises(UsageError, match="ONNX Runtime"):
+        verify(case.build(), wrong, proven("bert"))
+
+
+def test_missing_external_data_is_named(tmp_path: Path) -> None:
+    case = models.case("bert")
+    path = tmp_path / "bert.onnx"
+    export(case.build(), case.inputs(), path, vectors=True, weights="copy")
+    assert verify_vectors(path).agrees
+    path.with_name("bert.onnx.data").unlink()
+    with pytest.raises(UsageError, match=r"bert\.onnx\.data"):
+        verify_vectors(path)
+
+
+def test_a_file_that_is_no_descendant_is_refused(proven: Proven) -> None:
+    with pytest.raises(UsageError, match="no descendant"):
+        verify_against(proven("bert"), proven("blocks"))
