@@ -12,6 +12,8 @@ import onnxruntime
 from modelexport.errors import UsageError
 
 CPU = "CPUExecutionProvider"
+_LARGE = 1024
+"""Bytes from which a weight is handed over and not written into a model."""
 _EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 
 
@@ -38,11 +40,48 @@ def session(
     options.log_severity_level = 3
     if folder is not None:
         options.add_session_config_entry(_EXTERNAL_FOLDER, str(folder.absolute()))
-    source = model if isinstance(model, Path) else ir.to_proto(model).SerializeToString()
+    weights: dict[str, ir.TensorProtocol] = {}
+    source = model if isinstance(model, Path) else _without_weights(model, weights)
+    arrays = {name: tensor.numpy() for name, tensor in weights.items()}
+    values = [onnxruntime.OrtValue.ortvalue_from_numpy(array) for array in arrays.values()]
+    options.add_external_initializers(list(arrays), values)
     try:
-        return onnxruntime.InferenceSession(source, options, providers=[provider])
+        runs = _Session(source, options, providers=[provider])
     except Exception as error:  # its exception types are not public
         raise UsageError(f"ONNX Runtime does not load the model: {' '.join(str(error).split())[:300]}") from error
+    runs.weights = [*arrays.values(), *values]
+    return runs
+
+
+class _Session(onnxruntime.InferenceSession):  # type: ignore[misc]
+    """Keeps the weights that it was handed: the runtime reads them where they are."""
+
+    weights: Sequence[object] = ()
+
+
+def _without_weights(model: ir.Model, weights: dict[str, ir.TensorProtocol]) -> bytes:
+    """A model in memory as bytes, without its large weights, which are put into ``weights``."""
+    left: list[ir.Value] = []
+    for value in model.graph.initializers.values():
+        tensor = value.const_value
+        if tensor is None or isinstance(tensor, ir.ExternalTensor) or tensor.nbytes < _LARGE:
+            continue
+        if not value.uses():  # the runtime does not know those that nothing uses
+            continue
+        if tensor.dtype.numpy().isbuiltin == 1:  # the runtime takes no others from NumPy
+            weights[value.name or ""] = tensor
+            left.append(value)
+    try:
+        for value in left:
+            tensor = weights[value.name or ""]
+            value.const_value = ir.ExternalTensor(
+                "weights", 0, tensor.nbytes, tensor.dtype, shape=ir.Shape(tensor.shape.numpy()), name=value.name or ""
+            )
+        source: bytes = ir.to_proto(model).SerializeToString()
+    finally:
+        for value in left:
+            value.const_value = weights[value.name or ""]
+    return source
 
 
 def with_outputs(model: ir.Model, values: Sequence[ir.Value]) -> ir.Model:

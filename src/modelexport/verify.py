@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from modelexport.runtime import CPU, input_names, run, session
 from modelexport.transforms import ParameterPlan, parameter_plan, state_dict_of
 from modelexport.vectors import vectors_path, write_vectors
 from modelexport.verdicts import ParameterReport, VerifyReport
-from modelexport.verify_calls import border_values, sidecar_of, verify_calls
+from modelexport.verify_calls import BATCH_BYTES, border_values, sidecar_of, verify_calls
 
 
 def verify(
@@ -72,7 +72,7 @@ def verify(
         ),
         provider=provider,
         tolerances=TOLERANCES,
-        parameters=verify_parameters(model, path),
+        parameters=_verify_parameters(model, tagged.model),
     )
 
 
@@ -153,14 +153,15 @@ class _Run:
     """
 
     def __init__(self, model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any], sidecar: schema.Hierarchy) -> None:
-        self._model, self._inputs = model, inputs
+        self._model, self._inputs, self._bytes = model, inputs, 0
         self._names = {
             (call.address, side, index): tensor.value
             for call in sidecar.calls
             for side, tensors in (("inputs", call.inputs), ("outputs", call.outputs))
             for index, tensor in enumerate(tensors)
         }
-        recorder = CallRecorder(model)
+        self._held: dict[str, Any] | None = {}
+        recorder = CallRecorder(model, watch=self._hold)
         self.outputs = self._run(recorder)
         seen = CallTree(tuple(recorder.seen))
         counts = Counter(traced.call.path for traced in seen)
@@ -180,17 +181,32 @@ class _Run:
             return [as_array(tensor) for _, tensor in tensors_in(self._model(*args, **kwargs))]
 
     def __call__(self, names: Collection[str]) -> dict[str, Any]:
+        if self._held is not None and self._held.keys() >= set(names):
+            return {name: self._held[name] for name in names}
         found: dict[str, Any] = {}
 
         def watch(call: ModuleCall, side: Side, tensors: NamedTensors) -> None:
-            for index, (_, tensor) in enumerate(tensors):
-                name = self._names.get((call.address, side, index))
-                if name is not None and name in names and name not in found:
+            for name, tensor in self._named(call, side, tensors):
+                if name in names and name not in found:
                     # A copy: a module further on may work in place.
                     found[name] = as_array(tensor.detach().clone())
 
         self._run(CallRecorder(self._model, watch=watch))
         return found
+
+    def _hold(self, call: ModuleCall, side: Side, tensors: NamedTensors) -> None:
+        """Keep the values of the first run, which is then the only one, unless they become too many."""
+        for name, tensor in self._named(call, side, tensors):
+            if self._held is not None and name not in self._held:
+                self._held[name] = as_array(tensor.detach().clone())
+                self._bytes += self._held[name].nbytes
+                self._held = self._held if self._bytes <= BATCH_BYTES else None
+
+    def _named(self, call: ModuleCall, side: Side, tensors: NamedTensors) -> Iterator[tuple[str, torch.Tensor]]:
+        for index, (_, tensor) in enumerate(tensors):
+            name = self._names.get((call.address, side, index))
+            if name is not None:
+                yield name, tensor
 
 
 def _is_like(tensor: schema.CallTensor, spec: TensorSpec) -> bool:
@@ -206,7 +222,10 @@ def verify_parameters(model: nn.Module, path: str | Path) -> ParameterReport:
     Raises:
         FileFormatError: It is not a tagged file.
     """
-    tagged = load(path).model
+    return _verify_parameters(model, load(path).model)
+
+
+def _verify_parameters(model: nn.Module, tagged: ir.Model) -> ParameterReport:
     tensors = model.state_dict()
     found: dict[str, bool] = {}
     differing = []
