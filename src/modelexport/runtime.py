@@ -48,7 +48,7 @@ def session(
     try:
         runs = _Session(source, options, providers=[provider])
     except Exception as error:  # its exception types are not public
-        raise UsageError(f"ONNX Runtime does not load the model: {' '.join(str(error).split())[:300]}") from error
+        raise UsageError(f"ONNX Runtime does not load the model: {' '.join(str(error).split())[:600]}") from error
     runs.weights = [*arrays.values(), *values]
     return runs
 
@@ -124,5 +124,5 @@ def run(model: onnxruntime.InferenceSession, feeds: Mapping[str, Any]) -> dict[s
     try:
         arrays = model.run(names, dict(feeds))
     except Exception as error:  # its exception types are not public
-        raise UsageError(f"ONNX Runtime does not run the model: {' '.join(str(error).split())[:300]}") from error
+        raise UsageError(f"ONNX Runtime does not run the model: {' '.join(str(error).split())[:600]}") from error
     return dict(zip(names, arrays, strict=True))

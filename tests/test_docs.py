@@ -1,0 +1,117 @@
+"""The documentation says what there is: links, commands, options, Python names and modules."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+import modelexport
+from modelexport.cli import app
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+COMMANDS: dict[str, Any] = typer.main.get_command(app).commands
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
+
+by_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as forges make them."""
+    headings = re.findall(r"^#+ (.*)$", BLOCK.sub("", page.read_text()), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def shown(text: str) -> Iterator[list[str]]:
+    """The arguments of every command line in a block, without brackets, alternatives and remarks."""
+    for _, block in BLOCK.findall(text):
+        for line in block.splitlines():
+            if match := re.match(r"(?:\$ )?modelexport (.*)", line):
+                yield arguments(re.split(r"\s{2,}|\s#", match[1])[0])
+
+
+def mentioned(text: str) -> Iterator[list[str]]:
+    """The arguments of every command in running text and tables."""
+    for code in re.findall(r"`([^`\n]+)`", BLOCK.sub("", text)):
+        words = arguments(code.replace("\\|", "|"))
+        if words[:1] == ["modelexport"]:
+            yield words[1:]
+        elif words and words[0] in COMMANDS and any(word.startswith("-") for word in words):
+            yield words
+
+
+def arguments(line: str) -> list[str]:
+    words = shlex.split(re.sub(r"[\[\]]", "", line).replace(" | ", " "))
+    return [word.split("|")[0] for word in words if word != "..."]
+
+
+def known_options(command: str) -> set[str]:
+    return {name for parameter in COMMANDS[command].params for name in parameter.opts} | {"--help"}
+
+
+@by_page
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", BLOCK.sub("", page.read_text())):
+        if re.match(r"https?:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        path = (page.parent / name).resolve() if name else page
+        assert path.exists(), f"{target} is not there"
+        assert path.is_relative_to(ROOT), f"{target} is outside of the project"
+        assert not anchor or anchor in anchors(path), f"{target}: there is no such heading"
+
+
+@by_page
+def test_every_command_line_shown_parses(page: Path) -> None:
+    for words in shown(page.read_text()):
+        assert words[0] in COMMANDS, f"there is no command {words[0]}"
+        COMMANDS[words[0]].make_context(words[0], words[1:])
+
+
+@by_page
+def test_every_command_mentioned_has_the_options_it_is_given(page: Path) -> None:
+    for words in mentioned(page.read_text()):
+        if words and not words[0].startswith("-"):
+            assert words[0] in COMMANDS, f"there is no command {words[0]}"
+            unknown = {word for word in words if word.startswith("-")} - known_options(words[0])
+            assert not unknown, f"{words[0]} has no {unknown}"
+
+
+@by_page
+def test_python_is_python_and_uses_public_names(page: Path) -> None:
+    for language, block in BLOCK.findall(page.read_text()):
+        if language == "python":
+            ast.parse(block)
+            assert set(re.findall(r"\bmodelexport\.(\w+)\(", block)) <= set(modelexport.__all__)
+
+
+def test_a_wrong_command_line_is_found() -> None:
+    line = next(shown("```\n$ modelexport tree FILE.onnx --deep 2    wrong\n```\n"))
+    with pytest.raises(typer.exceptions.TyperException, match="--deep"):
+        COMMANDS[line[0]].make_context(line[0], line[1:])
+
+
+def test_the_export_page_has_every_option_of_export() -> None:
+    page = (ROOT / "docs" / "export.md").read_text()
+    options = {name for name in known_options("export") if name.startswith("--")} - {"--help", "--output"}
+    assert {option for option in options if option not in page} == set()
+
+
+def test_the_architecture_page_has_every_module() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    package = ROOT / "src" / "modelexport"
+    modules = {str(path.relative_to(package)) for path in package.rglob("*.py") if path.name != "__init__.py"}
+    assert {module for module in modules if f"`{module}`" not in page} == set()
+
+
+def test_the_readme_links_every_page_and_begins_with_demo_and_test() -> None:
+    readme = (ROOT / "README.md").read_text()
+    assert [page.name for page in ROOT.glob("docs/*.md") if f"docs/{page.name}" not in readme] == []
+    assert re.findall(r"^make (\w+)", readme, re.M)[:2] == ["demo", "test"]
