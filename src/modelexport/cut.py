@@ -297,6 +297,7 @@ def _is_deterministic(operator: ir.OperatorIdentifier, version: int | None) -> b
         known = onnx.defs.get_schema(op_type, version or 1, domain)
     except onnx.defs.SchemaError:  # an operator that onnx does not know may do anything
         return False
+    # onnx has it, its type stubs do not.
     determinism = known.node_determinism  # type: ignore[attr-defined]
     return bool(determinism != onnx.defs.OpSchema.NodeDeterminism.NonDeterministic)
 

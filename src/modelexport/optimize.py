@@ -39,6 +39,7 @@ def optimize(
                 _FoldConstants(may_fold),
                 _Rewrite(is_parameter, keep),
                 passes.RemoveUnusedNodesPass(),
+                # Its constructor has no annotations.
                 passes.RemoveUnusedFunctionsPass(),  # type: ignore[no-untyped-call]
                 passes.RemoveUnusedOpsetsPass(),
             ],

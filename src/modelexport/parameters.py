@@ -309,6 +309,7 @@ def _since_version(node: SourceNode, opsets: Mapping[str, int]) -> int | None:
     if overload or not onnx.defs.has(op_type, domain):
         return None
     schema = onnx.defs.get_schema(op_type, opsets[domain], domain)
+    # onnx has it, its type stubs do not.
     if schema.node_determinism == onnx.defs.OpSchema.NodeDeterminism.NonDeterministic:  # type: ignore[attr-defined]
         return None
     return int(schema.since_version)

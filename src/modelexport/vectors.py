@@ -158,6 +158,7 @@ def open_vectors(tagged: TaggedModel) -> Iterator[Vectors]:
         )
     try:
         opened = safe_open(path, framework="numpy")
+        # safetensors has no annotations here.
         metadata = opened.metadata() or {}  # type: ignore[no-untyped-call]
         version = metadata.get(schema.FORMAT_VERSION_KEY)
         if version != schema.FORMAT_VERSION:
