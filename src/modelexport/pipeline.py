@@ -14,6 +14,7 @@ from modelexport import schema
 from modelexport.carriers import runnable
 from modelexport.coverage import check_coverage
 from modelexport.files import check_writable, written_together
+from modelexport.garbage import only_new_garbage
 from modelexport.graph import initializers
 from modelexport.hierarchy.compare import compare
 from modelexport.lineage import derive_owners, snapshot
@@ -85,6 +86,7 @@ class ExportResult:
         return document
 
 
+@only_new_garbage()
 def export(
     model: nn.Module,
     inputs: Mapping[str, Any] | Sequence[Any],
