@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import onnx
+import onnx_ir as ir
 import pytest
 
 import modelexport
 from exports import Exporter
+from modelexport.embedded import EmbeddedTensor
 from modelexport.errors import FileFormatError, UsageError
+from modelexport.read import load_onnx
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +47,39 @@ def test_the_root_has_the_inputs_and_outputs_of_the_graph(bert: modelexport.Tagg
     assert {value.name for value in root.inputs} <= {value.name for value in bert.model.graph.inputs}
     assert {value.name for value in root.outputs} == {value.name for value in bert.model.graph.outputs}
     assert len(root.nodes) == len(bert.nodes)
+
+
+def test_weights_are_read_from_where_they_lie_and_the_rest_is_the_file(bert: modelexport.TaggedModel) -> None:
+    data = bert.path.read_bytes()
+    for value in bert.model.graph.initializers.values():
+        tensor = value.const_value
+        assert isinstance(tensor, EmbeddedTensor)
+        assert data[tensor.place.start : tensor.place.stop] == tensor.tobytes()
+    expected = ir.serde.serialize_model(ir.load(bert.path))
+    assert ir.serde.serialize_model(modelexport.load(bert.path).model) == expected
+
+
+def test_what_was_read_stays_what_it_was_when_the_file_is_replaced(exported: Exporter, tmp_path: Path) -> None:
+    path = tmp_path / "blocks.onnx"
+    path.write_bytes(exported("blocks").path.read_bytes())
+    before = {name: value.const_value.tobytes() for name, value in ir.load(path).graph.initializers.items()}
+    tagged = modelexport.load(path)
+    (tmp_path / "other").write_bytes(b"")
+    (tmp_path / "other").replace(path)
+    assert {name: value.const_value.tobytes() for name, value in tagged.model.graph.initializers.items()} == before
+
+
+@pytest.mark.parametrize("bits", [4, 16])
+def test_weights_of_types_that_numpy_does_not_have_are_read(bits: int, tmp_path: Path) -> None:
+    dtype = {4: ir.DataType.INT4, 16: ir.DataType.BFLOAT16}[bits]
+    value = ir.val("weight", dtype, [3, 3], const_value=ir.tensor([[1, 2, 3], [-4, 5, -6], [7, 0, 1]], dtype=dtype))
+    graph = ir.Graph([], [value], nodes=[], initializers=[value], opset_imports={"": 21})
+    ir.save(ir.Model(graph, ir_version=10), tmp_path / "x.onnx")
+    read = load_onnx(tmp_path / "x.onnx").graph.initializers["weight"].const_value
+    assert isinstance(read, EmbeddedTensor)
+    assert read.numpy().astype(int).tolist() == [[1, 2, 3], [-4, 5, -6], [7, 0, 1]]
+    ir.save(load_onnx(tmp_path / "x.onnx"), tmp_path / "y.onnx")
+    assert onnx.load(tmp_path / "x.onnx") == onnx.load(tmp_path / "y.onnx")
 
 
 def test_iteration_gives_every_call_callers_before_callees(bert: modelexport.TaggedModel) -> None:

@@ -28,23 +28,31 @@ def boundaries(model: ir.Model, calls: CallTree) -> Mapping[ModuleCall, CallBoun
     owner that is nearest in the call tree: arithmetic that every layer shares leaves none of them. The nodes of nested
     graphs go wherever the node that holds the graphs goes.
     """
-    return _Boundaries(model, calls).found
+    found = _Boundaries(model, calls).found
+    return {traced.call: found[index] for index, traced in enumerate(calls)}
 
 
 class _Boundaries:
+    """Calls are numbers here, since most of the work is looking them up."""
+
     def __init__(self, model: ir.Model, calls: CallTree) -> None:
-        self.found = {traced.call: CallBoundary() for traced in calls}
-        self._parent = {traced.call: traced.parent for traced in calls}
-        self._owners: dict[ir.Node, tuple[ModuleCall, ...]] = {}
-        self._around: dict[tuple[ModuleCall, ...], frozenset[ModuleCall]] = {}
+        self.found = [CallBoundary() for _ in calls]
+        numbers = {traced.call: index for index, traced in enumerate(calls)}
+        self._stacks: list[tuple[int, ...]] = []
+        """Each call and those that it ran in, the root last."""
+        for index, traced in enumerate(calls):
+            above = () if traced.parent is None else self._stacks[numbers[traced.parent]]
+            self._stacks.append((index, *above))
+        self._owners: dict[ir.Node, tuple[int, ...]] = {}
+        self._around: dict[tuple[int, ...], frozenset[int]] = {}
         """Owners to the calls that they ran in, themselves included."""
         self._holders: dict[ir.Graph, ir.Node] = {}
-        self._left: set[tuple[ir.Value, ModuleCall | None]] = set()
+        self._left: set[tuple[ir.Value, int | None]] = set()
         for node in all_nodes(model):
             owner = owner_of(node)
-            owners = self._owners[node] = owner.calls if owner is not None else ()
+            owners = self._owners[node] = tuple(numbers[call] for call in owner.calls) if owner is not None else ()
             if owners not in self._around:
-                self._around[owners] = frozenset(call for owned in owners for call in self._stack(owned))
+                self._around[owners] = frozenset(call for owned in owners for call in self._stacks[owned])
             for graph in nested_graphs(node):
                 self._holders[graph] = node
         for node, owners in self._owners.items():
@@ -59,12 +67,6 @@ class _Boundaries:
                 if not value.is_initializer():
                     self._edge(value, self._holders.get(graph))
 
-    def _stack(self, call: ModuleCall | None) -> Iterator[ModuleCall]:
-        """A call and those that it ran in, the root last."""
-        while call is not None:
-            yield call
-            call = self._parent[call]
-
     def _with_holders(self, node: ir.Node | None) -> Iterator[ir.Node]:
         """A node, the node that holds the graph it is in, and so on outwards."""
         while node is not None:
@@ -77,7 +79,7 @@ class _Boundaries:
         makers = [self._around[self._owners[node]] for node in self._with_holders(producer)]
         for node in self._with_holders(user):
             for call in self._owners[node]:
-                for above in self._stack(call):
+                for above in self._stacks[call]:
                     if any(above in around for around in makers):
                         break
                     self.found[above].inputs[value] = None
@@ -86,15 +88,15 @@ class _Boundaries:
         if user is None:
             self._leave(value, producer, None)
         for call in self._owners[user] if user is not None else ():
-            self._leave(value, producer, next((c for c in self._stack(call) if c in makers[0]), None))
+            self._leave(value, producer, next((c for c in self._stacks[call] if c in makers[0]), None))
 
-    def _leave(self, value: ir.Value, producer: ir.Node, meeting: ModuleCall | None) -> None:
+    def _leave(self, value: ir.Value, producer: ir.Node, meeting: int | None) -> None:
         """A value leaves every call that its producer ran in, up to the one where it meets who uses it."""
         if (value, meeting) in self._left:
             return
         self._left.add((value, meeting))
         for owned in self._owners[producer]:
-            stack = list(self._stack(owned))
+            stack = self._stacks[owned]
             if meeting is None or meeting in stack:
                 for call in stack[: stack.index(meeting)] if meeting is not None else stack:
                     self.found[call].outputs[value] = None

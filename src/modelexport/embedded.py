@@ -1,7 +1,8 @@
-"""Where the weights lie inside an .onnx file, so that they need not be parsed to be replaced.
+"""Where the weights lie inside an .onnx file, so that they are read only where somebody asks for them.
 
 A protobuf library reads and writes a message as a whole: for a file with its weights inside, that is several copies of
-all of them, and most of the time of an update. The positions of the weights can be read off the lengths in the file.
+all of them, and most of the time that it takes to open one. The positions of the weights can be read off the lengths in
+the file.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import onnx
+import onnx_ir as ir
 
 _GRAPH = onnx.ModelProto.DESCRIPTOR.fields_by_name["graph"].number
 _INITIALIZER = onnx.GraphProto.DESCRIPTOR.fields_by_name["initializer"].number
@@ -20,22 +22,52 @@ _LENGTH = 2
 """Protobuf's wire type of a field that says how long it is; 0 is a number, 1 and 5 are eight and four bytes."""
 
 
-def without_weights(path: Path) -> tuple[bytes, dict[str, range]]:
-    """An ONNX file without the bytes of its initializers, and where in the file those are.
+class EmbeddedTensor(ir.LazyTensor):
+    """An initializer that is read from its file, which stays open, each time that it is asked for."""
 
-    Returns:
-        The serialized model, in which the main graph's initializers have no data, and the name of each to its bytes.
+    def __init__(self, data: mmap.mmap, place: range, tensor: ir.TensorProtocol) -> None:
+        def read() -> ir.TensorProtocol:
+            raw = data[place.start : place.stop]
+            proto = onnx.TensorProto(name=tensor.name or "", data_type=tensor.dtype, dims=shape.numpy(), raw_data=raw)
+            return ir.serde.deserialize_tensor(proto)
+
+        shape = ir.Shape(tensor.shape.numpy())
+        super().__init__(
+            read,
+            tensor.dtype,
+            shape,
+            name=tensor.name,
+            doc_string=tensor.doc_string,
+            metadata_props=dict(tensor.metadata_props),
+        )
+        self.place = place
+        """The bytes in the file."""
+
+
+def load_without_weights(path: Path) -> ir.Model:
+    """Read an ONNX file; initializers inside it become :class:`EmbeddedTensor`.
 
     Raises:
         ValueError: It is not a protobuf message.
+        google.protobuf.message.DecodeError: It is not a model.
     """
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        found: dict[str, range] = {}
-        try:
-            rest = b"".join(_copied(data, range(len(data)), (_GRAPH, _INITIALIZER), found))
-        except IndexError as error:
-            raise ValueError("the file ends in the middle of a message") from error
-    return rest, found
+    with path.open("rb") as file:
+        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    found: dict[str, range] = {}
+    try:
+        rest = b"".join(_copied(data, range(len(data)), (_GRAPH, _INITIALIZER), found))
+    except IndexError as error:
+        raise ValueError("the file ends in the middle of a message") from error
+    model = ir.serde.deserialize_model(onnx.ModelProto.FromString(rest))
+    if b"location" in rest:  # the key of every tensor in another file
+        ir.external_data.set_base_dir(model.graph, path.parent)
+    for value in model.graph.initializers.values():
+        place, tensor = found.get(value.name or ""), value.const_value
+        if place is not None and tensor is not None:
+            if len(place) != tensor.nbytes:
+                raise ValueError(f"{value.name} has {len(place)} bytes instead of {tensor.nbytes}")
+            value.const_value = EmbeddedTensor(data, place, tensor)
+    return model
 
 
 def _copied(data: mmap.mmap, message: range, below: tuple[int, ...], found: dict[str, range]) -> list[bytes]:

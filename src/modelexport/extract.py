@@ -19,6 +19,7 @@ from modelexport.core import ModuleCall
 from modelexport.cut import Cut, Cutter
 from modelexport.errors import FileFormatError, OutputError, UsageError
 from modelexport.files import check_writable, written_together
+from modelexport.garbage import only_new_garbage
 from modelexport.graph import initializers
 from modelexport.names import nearest
 
@@ -55,6 +56,7 @@ class Extracted(msgspec.Struct, frozen=True, kw_only=True):
     outputs: list[ExtractedValue]
 
 
+@only_new_garbage()
 def extract(tagged: TaggedModel, name: str, output: str | Path) -> Extracted:
     """Write one module call as a model of its own.
 
@@ -80,6 +82,7 @@ def extract(tagged: TaggedModel, name: str, output: str | Path) -> Extracted:
         return extractor.write(call, staging, output)
 
 
+@only_new_garbage()
 def extract_all(tagged: TaggedModel, names: Sequence[str], folder: str | Path) -> list[Extracted]:
     """Write several calls, each to ``folder/ADDRESS.onnx``; all of them or none.
 
@@ -89,6 +92,7 @@ def extract_all(tagged: TaggedModel, names: Sequence[str], folder: str | Path) -
     return _write_all(tagged, dict.fromkeys(tagged.find(name) for name in names), Path(folder))
 
 
+@only_new_garbage()
 def extract_each(tagged: TaggedModel, class_name: str, folder: str | Path) -> list[Extracted]:
     """Write every call of the modules of a class that has nodes, each to ``folder/ADDRESS.onnx``.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import onnx_ir as ir
 
@@ -21,20 +21,28 @@ def owner_of(node: ir.Node) -> Owner | None:
 
 def all_nodes(model: ir.Model) -> Iterator[ir.Node]:
     """Every node of a model: of the graph, of nested graphs (after the node that holds them) and of functions."""
-    yield from model.graph.all_nodes()
+    yield from _nodes(model.graph)
     for function in model.functions.values():
-        yield from function.all_nodes()
+        yield from _nodes(function)
 
 
-def nested_graphs(node: ir.Node) -> Iterator[ir.Graph]:
+def _nodes(graph: ir.Graph | ir.Function) -> Iterator[ir.Node]:
+    # onnx_ir has such an iterator, for any order and depth of graphs; it takes five times as long.
+    for node in graph:
+        yield node
+        for nested in nested_graphs(node):
+            yield from _nodes(nested)
+
+
+def nested_graphs(node: ir.Node) -> Sequence[ir.Graph]:
     """The graphs that a node holds: branches and loop bodies."""
+    graphs: list[ir.Graph] = []
     for attribute in node.attributes.values():
-        if attribute.is_ref():
-            continue
-        if attribute.type == ir.AttributeType.GRAPH:
-            yield attribute.as_graph()
-        elif attribute.type == ir.AttributeType.GRAPHS:
-            yield from attribute.as_graphs()
+        if attribute.type is ir.AttributeType.GRAPH and not attribute.is_ref():
+            graphs.append(attribute.as_graph())
+        elif attribute.type is ir.AttributeType.GRAPHS and not attribute.is_ref():
+            graphs.extend(attribute.as_graphs())
+    return graphs
 
 
 def initializers(model: ir.Model) -> Iterator[ir.Value]:

@@ -17,7 +17,9 @@ from modelexport import schema
 from modelexport.boundaries import CallBoundary, boundaries
 from modelexport.core import CallTree, Evidence, ModuleCall, Owner, TracedCall
 from modelexport.documents import check_same_calls, check_same_nodes, load_hierarchy, unknown_version
+from modelexport.embedded import load_without_weights
 from modelexport.errors import FileFormatError, UsageError
+from modelexport.garbage import only_new_garbage
 from modelexport.graph import OWNER, all_nodes, owner_of
 from modelexport.names import nearest
 from modelexport.repeats import unfold_repeats
@@ -192,8 +194,9 @@ class NodeRow(msgspec.Struct, frozen=True):
     """The other calls that own it."""
 
 
+@only_new_garbage()
 def load(path: str | Path) -> TaggedModel:
-    """Read a tagged ONNX file; weights in other files are not read.
+    """Read a tagged ONNX file. Weights are read when they are used, from the file as it was.
 
     Raises:
         FileFormatError: It is missing, not an ONNX file, has no tags, or has those of an unknown format version.
@@ -206,8 +209,9 @@ def load(path: str | Path) -> TaggedModel:
         entries = unfold_repeats(entries)
         calls, tags = _call_tree(entries), {ModuleCall.parse(entry.call): entry.tag for entry in entries}
         carrier = unpack(model, calls, tags)
+        owners: dict[tuple[str, str], Owner] = {}
         for node in all_nodes(model):
-            owner = _read_owner(node)
+            owner = _read_owner(node, owners)
             if owner is not None:
                 node.meta[OWNER] = owner
     except (LookupError, ValueError, TypeError) as error:
@@ -239,7 +243,7 @@ def load_onnx(path: Path) -> ir.Model:
     if path.stat().st_size == 0:
         raise FileFormatError(f"{path} is empty: it was not written completely; export it again")
     try:
-        model = ir.load(path)
+        model = load_without_weights(path)
     except Exception as error:  # protobuf's exception type is not public, and damage shows in many ways
         raise FileFormatError(f"{path} is not an ONNX file, or damaged ({type(error).__name__})") from error
     if not model.opset_imports and not len(model.graph):
@@ -247,12 +251,16 @@ def load_onnx(path: Path) -> ir.Model:
     return model
 
 
-def _read_owner(node: ir.Node) -> Owner | None:
+def _read_owner(node: ir.Node, known: dict[tuple[str, str], Owner]) -> Owner | None:
+    """What a node's metadata says; nodes of which it says the same share one object."""
     properties = node.metadata_props
     if schema.CALL not in properties:
         return None
-    calls = json.loads(properties[schema.CALLS]) if schema.CALLS in properties else [properties[schema.CALL]]
-    return Owner(tuple(ModuleCall.parse(call) for call in calls), Evidence(properties[schema.EVIDENCE]))
+    calls, evidence = properties.get(schema.CALLS) or json.dumps([properties[schema.CALL]]), properties[schema.EVIDENCE]
+    if (calls, evidence) not in known:
+        owner = Owner(tuple(ModuleCall.parse(call) for call in json.loads(calls)), Evidence(evidence))
+        known[calls, evidence] = owner
+    return known[calls, evidence]
 
 
 def _call_tree(entries: list[schema.CallTreeEntry]) -> CallTree:

@@ -11,11 +11,10 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import onnx
 import onnx_ir as ir
 
 from modelexport import schema
-from modelexport.embedded import without_weights
+from modelexport.embedded import EmbeddedTensor
 from modelexport.errors import FileFormatError, WeightsError
 from modelexport.files import check_writable, written_together
 from modelexport.graph import initializers
@@ -127,7 +126,8 @@ def _opened(path: Path) -> Iterator[_SafeTensors]:
 
 
 def _update(path: Path, weights: _InMemory | _SafeTensors, output: Path) -> UpdateResult:
-    model, places = _read(path)
+    model = load_onnx(path)
+    check_version(path, model)
     values = list(initializers(model))
     try:
         entries = state_dict_of(model)
@@ -144,9 +144,9 @@ def _update(path: Path, weights: _InMemory | _SafeTensors, output: Path) -> Upda
     sidecar = path.with_suffix(".hierarchy.json")
     with written_together(output.parent) as staging:
         target = staging / output.name
-        if places is not None:
-            found = ((places[value.name or ""], tensor) for value, tensor in tensors.items())
-            _overwrite(path, target, sorted(found, key=lambda pair: pair[0].start))
+        places = [value.const_value.place for value in tensors if isinstance(value.const_value, EmbeddedTensor)]
+        if len(places) == len(tensors):
+            _overwrite(path, target, sorted(zip(places, tensors.values(), strict=True), key=lambda pair: pair[0].start))
         else:
             _save(model, target, tensors)
         if sidecar.is_file():
@@ -179,22 +179,6 @@ def _new_tensor(path: Path, value: ir.Value, plan: ParameterPlan, read: Callable
         return ir.Tensor(np.asarray(array, order="C"), dtype=dtype)
 
     return ir.LazyTensor(compute, dtype=dtype, shape=ir.Shape(shape), name=value.name)
-
-
-def _read(path: Path) -> tuple[ir.Model, Mapping[str, range] | None]:
-    """A tagged model, and where in the file its parameters are; they are not read if all are there."""
-    try:
-        graph, places = without_weights(path)
-        model = ir.serde.deserialize_model(onnx.ModelProto.FromString(graph))
-    except Exception:  # whatever is wrong with the file, the reader of any file says it better
-        model, places = load_onnx(path), {}
-    check_version(path, model)
-    parameters = [value for value in initializers(model) if schema.PARAMETER in value.metadata_props]
-    for value in parameters:
-        place = places.get(value.name or "")
-        if place is None or value.const_value is None or place.stop - place.start != value.const_value.nbytes:
-            return load_onnx(path), None
-    return model, places
 
 
 def _overwrite(path: Path, target: Path, tensors: Sequence[tuple[range, ir.LazyTensor]]) -> None:
