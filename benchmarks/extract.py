@@ -25,7 +25,7 @@ MODELS = {
     "24 layers of 320, external": (24, 320, 1000, True),
     "  vocabulary of 500,000": (24, 320, 500_000, True),
     "48 layers of 320, external": (48, 320, 1000, True),
-    "24 layers of 640, external": (24, 640, 1000, True),
+    "24 layers of 1024, external": (24, 1024, 1000, True),
 }
 """Name to the number of layers, their width, the vocabulary, and whether the weights are in a file of their own."""
 

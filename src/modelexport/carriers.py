@@ -10,6 +10,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from modelexport import read
+from modelexport.embedded import save
 from modelexport.errors import UsageError
 from modelexport.files import check_writable, written_together
 from modelexport.graph import initializers
@@ -60,4 +61,4 @@ def _rewrite(path: Path, output: Path, carrier: str, otherwise: str) -> None:
     tensors = (value.const_value for value in initializers(tagged.model))
     external = any(isinstance(tensor, ir.ExternalTensor) for tensor in tensors)
     with written_together(output.parent) as staging:
-        ir.save(tagged.model, staging / output.name, external_data=f"{output.name}.data" if external else None)
+        save(tagged.model, staging / output.name, external=external)

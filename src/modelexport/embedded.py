@@ -1,25 +1,29 @@
-"""Where the weights lie inside an .onnx file, so that they are read only where somebody asks for them.
+"""Files with their weights inside: opened without reading these, and written one weight at a time.
 
 A protobuf library reads and writes a message as a whole: for a file with its weights inside, that is several copies of
-all of them, and most of the time that it takes to open one. The positions of the weights can be read off the lengths in
-the file.
+all of them, and most of the time that it takes. Where the weights lie can be read off the lengths in the file, and
+where they have to go follows from their sizes.
 """
 
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import BinaryIO
 
 import onnx
 import onnx_ir as ir
 
 _GRAPH = onnx.ModelProto.DESCRIPTOR.fields_by_name["graph"].number
 _INITIALIZER = onnx.GraphProto.DESCRIPTOR.fields_by_name["initializer"].number
+_INITIALIZERS = (_GRAPH, _INITIALIZER)
 _NAME = onnx.TensorProto.DESCRIPTOR.fields_by_name["name"].number
 _RAW_DATA = onnx.TensorProto.DESCRIPTOR.fields_by_name["raw_data"].number
 _LENGTH = 2
 """Protobuf's wire type of a field that says how long it is; 0 is a number, 1 and 5 are eight and four bytes."""
+_SMALL = 1024
+"""Bytes of an initializer that is not worth the trouble."""
 
 
 class EmbeddedTensor(ir.LazyTensor):
@@ -42,10 +46,15 @@ class EmbeddedTensor(ir.LazyTensor):
         )
         self.place = place
         """The bytes in the file."""
+        self._data = data
+
+    def tofile(self, file: BinaryIO) -> None:
+        with memoryview(self._data) as view:
+            file.write(view[self.place.start : self.place.stop])
 
 
 def load_without_weights(path: Path) -> ir.Model:
-    """Read an ONNX file; initializers inside it become :class:`EmbeddedTensor`.
+    """Read an ONNX file; large initializers inside it become :class:`EmbeddedTensor`.
 
     Raises:
         ValueError: It is not a protobuf message.
@@ -55,7 +64,7 @@ def load_without_weights(path: Path) -> ir.Model:
         data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     found: dict[str, range] = {}
     try:
-        rest = b"".join(_copied(data, range(len(data)), (_GRAPH, _INITIALIZER), found))
+        rest = b"".join(_copied(data, range(len(data)), _INITIALIZERS, found))
     except IndexError as error:
         raise ValueError("the file ends in the middle of a message") from error
     model = ir.serde.deserialize_model(onnx.ModelProto.FromString(rest))
@@ -70,11 +79,90 @@ def load_without_weights(path: Path) -> ir.Model:
     return model
 
 
+class _Hollow(ir.LazyTensor):
+    """Stands for a tensor where a model is serialized without its weights."""
+
+    def __init__(self, tensor: ir.TensorProtocol) -> None:
+        super().__init__(
+            lambda: tensor,
+            tensor.dtype,
+            ir.Shape(tensor.shape.numpy()),
+            name=tensor.name,
+            doc_string=tensor.doc_string,
+            metadata_props=dict(tensor.metadata_props),
+        )
+
+    def tobytes(self) -> bytes:
+        return b""
+
+
+def save(model: ir.Model, path: Path, *, external: bool) -> None:
+    """Write a model with its weights inside it, or in ``NAME.onnx.data`` beside it; one of them at a time is in memory.
+
+    The model stays as it is. The bytes are those that protobuf would write.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    if external:
+        ir.save(model, path, external_data=f"{path.name}.data")
+        return
+    values = [value for value in model.graph.initializers.values() if _is_large(value.const_value)]
+    tensors = {value.name or "": value.const_value for value in values if value.const_value is not None}
+    try:
+        for value in values:
+            value.const_value = _Hollow(tensors[value.name or ""])
+        rest = ir.serde.serialize_model(model).SerializeToString()
+    finally:
+        for value in values:
+            value.const_value = tensors[value.name or ""]
+    with path.open("wb") as file:
+        for part in _filled(rest, range(len(rest)), _INITIALIZERS, tensors):
+            if isinstance(part, bytes):
+                file.write(part)
+            elif hasattr(part, "tofile"):  # an optional part of the protocol
+                part.tofile(file)
+            else:
+                file.write(part.tobytes())
+
+
+def _is_large(tensor: ir.TensorProtocol | None) -> bool:
+    return tensor is not None and tensor.dtype != ir.DataType.STRING and tensor.nbytes >= _SMALL
+
+
+def _filled(
+    data: bytes, message: range, below: tuple[int, ...], tensors: Mapping[str, ir.TensorProtocol]
+) -> list[bytes | ir.TensorProtocol]:
+    """The parts of a message, the fields ``below`` with their weights."""
+    parts: list[bytes | ir.TensorProtocol] = []
+    for number, start, value in _fields(data, message):
+        if number == below[0]:
+            inner = _filled(data, value, below[1:], tensors) if len(below) > 1 else _with_data(data, value, tensors)
+            length = sum(len(part) if isinstance(part, bytes) else part.nbytes for part in inner)
+            parts += [_varint(number << 3 | _LENGTH) + _varint(length), *inner]
+        else:
+            parts.append(data[start : value.stop])
+    return parts
+
+
+def _with_data(
+    data: bytes, message: range, tensors: Mapping[str, ir.TensorProtocol]
+) -> list[bytes | ir.TensorProtocol]:
+    fields = list(_fields(data, message))
+    name = next((data[value.start : value.stop].decode() for number, _, value in fields if number == _NAME), "")
+    tensor = tensors.get(name)
+    if tensor is None:
+        return [data[message.start : message.stop]]
+    before = b"".join(data[start : value.stop] for number, start, value in fields if number < _RAW_DATA)
+    behind = b"".join(data[start : value.stop] for number, start, value in fields if number > _RAW_DATA)
+    return [before + _varint(_RAW_DATA << 3 | _LENGTH) + _varint(tensor.nbytes), tensor, behind]
+
+
 def _copied(data: mmap.mmap, message: range, below: tuple[int, ...], found: dict[str, range]) -> list[bytes]:
     """The parts of a message, the fields ``below`` without their weights."""
     parts: list[bytes] = []
     for number, start, value in _fields(data, message):
-        if below and number == below[0]:
+        if number == below[0] and len(value) >= _SMALL:
             inner = _copied(data, value, below[1:], found) if len(below) > 1 else _without_data(data, value, found)
             length = sum(map(len, inner))
             parts += [_varint(number << 3 | _LENGTH), _varint(length), *inner]
@@ -98,7 +186,7 @@ def _without_data(data: mmap.mmap, tensor: range, found: dict[str, range]) -> li
     return parts
 
 
-def _fields(data: mmap.mmap, message: range) -> Iterator[tuple[int, int, range]]:
+def _fields(data: mmap.mmap | bytes, message: range) -> Iterator[tuple[int, int, range]]:
     """Each field of a message: its number, where it begins, and where its value is."""
     position = message.start
     while position < message.stop:
@@ -122,7 +210,7 @@ def _fields(data: mmap.mmap, message: range) -> Iterator[tuple[int, int, range]]
         position = end
 
 
-def _read_varint(data: mmap.mmap, position: int) -> tuple[int, int]:
+def _read_varint(data: mmap.mmap | bytes, position: int) -> tuple[int, int]:
     """A number of seven bits a byte, the low ones first, and the position behind it."""
     result = shift = 0
     while True:

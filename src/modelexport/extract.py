@@ -17,6 +17,7 @@ from modelexport import schema
 from modelexport.boundaries import match_values
 from modelexport.core import ModuleCall
 from modelexport.cut import Cut, Cutter
+from modelexport.embedded import save
 from modelexport.errors import FileFormatError, OutputError, UsageError
 from modelexport.files import check_writable, written_together
 from modelexport.garbage import only_new_garbage
@@ -162,9 +163,7 @@ class _Extractor:
         cut = self.cutter.cut(call)
         self._name_inputs(call, cut)
         size = _size_of_weights(cut.model, self.tagged.path)
-        if size <= EMBED_LIMIT:
-            ir.external_data.load_to_model(cut.model)
-        ir.save(cut.model, staging / output.name, external_data=f"{output.name}.data" if size > EMBED_LIMIT else None)
+        save(cut.model, staging / output.name, external=size > EMBED_LIMIT)
         return Extracted(
             path=str(output),
             call=str(call),

@@ -13,6 +13,7 @@ import onnx_ir as ir
 from modelexport import schema
 from modelexport.carriers import runnable
 from modelexport.coverage import check_coverage
+from modelexport.embedded import save
 from modelexport.files import check_writable, written_together
 from modelexport.garbage import only_new_garbage
 from modelexport.graph import initializers
@@ -249,4 +250,4 @@ def _save(model: ir.Model, path: Path, *, external: bool | None) -> None:
     if external is None:
         tensors = (value.const_value for value in initializers(model))
         external = sum(tensor.nbytes for tensor in tensors if tensor is not None) > EXTERNAL_DATA_THRESHOLD
-    ir.save(model, path, external_data=f"{path.name}.data" if external else None)
+    save(model, path, external=external)

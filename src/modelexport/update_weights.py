@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from modelexport import schema
-from modelexport.embedded import EmbeddedTensor
+from modelexport.embedded import save
 from modelexport.errors import FileFormatError, WeightsError
 from modelexport.files import check_writable, written_together
 from modelexport.graph import initializers
@@ -144,11 +143,7 @@ def _update(path: Path, weights: _InMemory | _SafeTensors, output: Path) -> Upda
     sidecar = path.with_suffix(".hierarchy.json")
     with written_together(output.parent) as staging:
         target = staging / output.name
-        places = [value.const_value.place for value in tensors if isinstance(value.const_value, EmbeddedTensor)]
-        if len(places) == len(tensors):
-            _overwrite(path, target, sorted(zip(places, tensors.values(), strict=True), key=lambda pair: pair[0].start))
-        else:
-            _save(model, target, tensors)
+        _save(model, target, tensors)
         if sidecar.is_file():
             shutil.copyfile(sidecar, target.with_suffix(".hierarchy.json"))
         files = [str(output.parent / file.name) for file in sorted(staging.iterdir())]
@@ -181,27 +176,12 @@ def _new_tensor(path: Path, value: ir.Value, plan: ParameterPlan, read: Callable
     return ir.LazyTensor(compute, dtype=dtype, shape=ir.Shape(shape), name=value.name)
 
 
-def _overwrite(path: Path, target: Path, tensors: Sequence[tuple[range, ir.LazyTensor]]) -> None:
-    """Copy a file with other bytes in some places, which are in order."""
-    with (
-        path.open("rb") as source,
-        mmap.mmap(source.fileno(), 0, access=mmap.ACCESS_READ) as data,
-        target.open("wb") as file,
-    ):
-        position = 0
-        for place, tensor in tensors:
-            file.write(data[position : place.start])
-            tensor.tofile(file)
-            position = place.stop
-        file.write(data[position:])
-
-
 def _save(model: ir.Model, target: Path, tensors: Mapping[ir.Value, ir.LazyTensor]) -> None:
     """Write a model with other tensors, beside it what was beside it."""
     external = any(isinstance(value.const_value, ir.ExternalTensor) for value in initializers(model))
     for value, tensor in tensors.items():
         value.const_value = tensor
-    ir.save(model, target, external_data=f"{target.name}.data" if external else None)
+    save(model, target, external=external)
 
 
 def _check(
