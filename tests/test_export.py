@@ -40,6 +40,10 @@ def test_the_file_computes_what_pytorch_computes(name: str, exported: Exporter) 
     verified = exported(name).document["verify"]
     assert verified["agrees"], verified
     assert verified["outputs"]
+    calls = verified["calls"]
+    assert calls["agree"] > 0
+    # PyTorch shows no values inside a branch of torch.cond.
+    assert ("not comparable" in calls) == (name == "condition")
 
 
 @pytest.mark.parametrize("name", TABLE)

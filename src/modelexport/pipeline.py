@@ -82,6 +82,7 @@ class ExportResult:
                 "agrees": self.verified.agrees,
                 "largest_difference": self.verified.largest,
                 "outputs": self.verified.outputs,
+                "calls": self.verified.counts,
                 "parameters": self.verified.parameters,
             }
         return document

@@ -84,7 +84,10 @@ class TaggedModel:
         return ModuleView(self, self.find(name))
 
     def __contains__(self, name: object) -> bool:
-        return name in self.tags.values() or any(str(call) == name for call in self.tags)
+        try:
+            return isinstance(name, str) and self.find(name) is not None
+        except UsageError:
+            return False
 
     def __iter__(self) -> Iterator[ModuleView]:
         return (ModuleView(self, traced.call) for traced in self.calls)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import msgspec
 import numpy as np
 
@@ -65,6 +67,11 @@ class VerifyReport(msgspec.Struct, frozen=True, kw_only=True):
         """The first call whose own nodes are wrong, or else the first that does not return what it should."""
         wrong = [call for call in self.calls if call.status == "differ"]
         return next((call for call in wrong if call.isolated is not None), wrong[0] if wrong else None)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many calls there are of each status."""
+        return dict(Counter(call.status for call in self.calls))
 
     @property
     def largest(self) -> float:
