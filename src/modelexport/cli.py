@@ -317,6 +317,24 @@ def extract(
 
 
 @app.command()
+def compare(
+    first: Annotated[Path, typer.Argument(metavar="A.onnx", help="A tagged ONNX file.")],
+    second: Annotated[Path, typer.Argument(metavar="B.onnx", help="Another one.")],
+    values: Annotated[bool, typer.Option("--values", help="Compare the elements of parameters: reads all.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show how two tagged files differ, module by module; status 0 also where they do."""
+    from modelexport.compare import compare as run
+    from modelexport.render_compare import print_comparison
+
+    comparison = run(first, second, values=values)
+    if as_json:
+        _print_json(comparison)
+    else:
+        print_comparison(comparison)
+
+
+@app.command()
 def verify(
     file: FileArgument,
     model: Annotated[str | None, typer.Option("--model", metavar="MODEL", help="What FILE was exported from.")] = None,
