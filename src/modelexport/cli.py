@@ -390,6 +390,32 @@ def verify(
         raise typer.Exit(1)
 
 
+@app.command()
+def internals(
+    model: ModelArgument = "bert-tiny",
+    inputs: InputsOption = None,
+    model_class: ModelClassOption = None,
+    trust_remote_code: RemoteCodeOption = False,
+    seed: SeedOption = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what PyTorch's own exporters record of MODEL's modules; nothing is written."""
+    from modelexport.render_internals import print_internals
+    from modelexport.stages import Stages
+
+    with _progress() as progress:
+        stages = Stages(progress)
+        loaded, example = _load(model, inputs, model_class, trust_remote_code, seed, stages)
+        from modelexport.internals.study import study
+
+        with stages("export"):
+            found = study(loaded.model, example, loaded.name)
+    if as_json:
+        _print_json(found)
+    else:
+        print_internals(found)
+
+
 def _load(
     model: str,
     inputs: Path | None,
