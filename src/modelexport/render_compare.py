@@ -64,7 +64,7 @@ def _files(one: FileFacts, other: FileFacts) -> str:
     return _align(rows)
 
 
-_LINES = ("size", "opset", "carrier", "modelexport", "calls", "nodes", "evidence", "parameters", "constants")
+_LINES = ("size", "opset", "carrier", "version", "calls", "nodes", "evidence", "parameters", "constants")
 
 
 def _fact_cells(facts: FileFacts) -> Sequence[str]:
@@ -193,12 +193,14 @@ def _ranges(numbers: Iterable[int]) -> str:
 def _summary(comparison: FileComparison) -> str:
     both = comparison.same + len(comparison.changed)
     values = comparison.values
-    if values is None:
-        told = "elements of parameters: not compared (--values does)"
-    elif values.different:
-        differ = f"{len(values.different):,} of {_plural(values.equal + len(values.different), 'parameter')}"
-        told = f"{differ} held alike have other elements: {_shortened(', '.join(values.different), 100)}"
-    else:
-        told = f"{_plural(values.equal, 'parameter')} held alike, all with equal elements"
+    told = "elements of parameters: not compared (--values does)"
+    if values is not None:
+        alike = values.equal + len(values.different)
+        parameters = sum(held.initializers for held in comparison.first.parameters.values())
+        listed = f": {_shortened(', '.join(values.different), 100)}" if values.different else ""
+        told = (
+            f"{alike:,} of {_plural(parameters, 'parameter')} are held alike by both files; "
+            f"{len(values.different):,} of these have other elements{listed}"
+        )
     same = f"{comparison.same:,} of {_plural(both, 'call')} in both files are the same"
     return f"{same} in class, tags, and their own nodes' operators, attributes and parameters\n{told}"
