@@ -182,20 +182,24 @@ def test_pytorch_has_the_private_names_that_show_its_stages() -> None:
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     (folder / "net.py").write_text(
         "import torch\n"
-        "def good(): return torch.nn.Linear(3, 2), {'input': torch.ones(2, 3)}\n"
+        "def bilinear(): return torch.nn.Bilinear(3, 3, 2), {'input1': torch.ones(2, 3), 'input2': torch.ones(2, 3)}\n"
         "def misfit(): return torch.nn.Linear(3, 2), {'input': torch.ones(2, 5)}\n"
     )
     command = [sys.executable, "-m", "modelexport", "internals", *arguments]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 
-def test_the_command_prints_one_json_document_with_what_the_study_finds(tmp_path: Path) -> None:
-    done = run(tmp_path, "net.py:good", "--json")
+def test_the_command_prints_one_json_document_and_nothing_of_what_the_exporter_says(tmp_path: Path) -> None:
+    done = run(tmp_path, "net.py:bilinear", "--json")
     assert (done.returncode, done.stderr) == (0, "")
     shown = msgspec.convert(json.loads(done.stdout), Internals)
-    found = study(torch.nn.Linear(3, 2), {"input": torch.ones(2, 3)}, "good")
+    found = study(torch.nn.Bilinear(3, 3, 2), {"input1": torch.ones(2, 3), "input2": torch.ones(2, 3)}, "bilinear")
     assert (shown.calls, shown.module_map, shown.map_quality) == (found.calls, found.module_map, found.map_quality)
-    assert [stage.nodes for stage in stages(shown).values()] == [stage.nodes for stage in stages(found).values()]
+    assert {key: stage.nodes for key, stage in stages(shown).items()} == {
+        key: stage.nodes for key, stage in stages(found).items()
+    }
+    assert "aten::bilinear" in (by_name(shown)["torchscript"].error or "")
+    assert [stage.name for stage in by_name(shown)["torchscript"].stages] == ["captured"]
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["net.py"]
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from modelexport.render import _align, _indent, _plural
 
 if TYPE_CHECKING:
-    from modelexport.internals.facts import Internals, KeyFacts, Quality
+    from modelexport.internals.facts import Internals, Quality
 
 
 def format_internals(internals: Internals) -> str:
@@ -40,7 +40,7 @@ def format_internals(internals: Internals) -> str:
     parts.append(_align(table, right={3, 4, 5, 6}))
     records = [("EXPORTER", "STAGE", "RECORD", "NODES", "BYTES")]
     records += [
-        (front_end.name, stage.name, key, f"{facts.nodes:,}", _bytes(facts))
+        (front_end.name, stage.name, key, f"{facts.nodes:,}", f"{facts.bytes:,}")
         for front_end in internals.front_ends
         for stage in front_end.stages
         for key, facts in stage.keys.items()
@@ -61,7 +61,3 @@ def print_internals(internals: Internals) -> None:
 def _quality_cells(name: str, quality: Quality) -> tuple[str, ...]:
     counts = (quality.plain, quality.class_scopes, quality.full_hierarchies, quality.none, quality.different)
     return (name, *(f"{count:,}" for count in counts))
-
-
-def _bytes(facts: KeyFacts) -> str:
-    return f"{facts.bytes:,}"

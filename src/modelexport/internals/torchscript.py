@@ -48,6 +48,8 @@ def look(model: nn.Module, inputs: Any, stages: list[Stage], scopes: Scopes) -> 
     """
 
     def before(module: nn.Module, args: Any) -> None:
+        # By now the exporter has turned its log on, which writes the whole graph to stdout, past sys.stdout.
+        torch._C._jit_set_onnx_log_enabled(False)
         names = torch.jit._trace._trace_module_map
         if names is not None:
             scopes.by_path = {path: names.get(module) for path, module in model.named_modules()}
@@ -61,6 +63,7 @@ def look(model: nn.Module, inputs: Any, stages: list[Stage], scopes: Scopes) -> 
 
     tensors = _by_position(model, *run_arguments(copy.deepcopy(inputs)))
     handles = (model.register_forward_pre_hook(before), model.register_forward_hook(after))
+    logged = torch._C._jit_is_onnx_log_enabled()
     file = io.BytesIO()
     try:
         with (
@@ -71,6 +74,7 @@ def look(model: nn.Module, inputs: Any, stages: list[Stage], scopes: Scopes) -> 
     finally:
         for handle in handles:
             handle.remove()
+        torch._C._jit_set_onnx_log_enabled(logged)
     stages.append(_written(ir.from_proto(onnx.load_from_string(file.getvalue()))))
 
 
