@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import onnx
 import pytest
 import torch
 from torch import nn
@@ -200,6 +201,16 @@ def test_what_differs_in_a_call_is_named(
     assert del_tags == expected
     if "parameters" in expected:
         assert {one.key: list(one.entry) for one in comparison.entries} == expected["parameters"]
+
+
+def test_a_default_that_is_written_and_one_that_is_left_out_are_the_same(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.onnx", Two(nn.Softmax(-1)).eval())
+    model = onnx.load(path)
+    (softmax,) = (node for node in model.graph.node if node.op_type == "Softmax")
+    assert [(attribute.name, attribute.i) for attribute in softmax.attribute] == [("axis", -1)]
+    del softmax.attribute[:]
+    onnx.save(model, tmp_path / "b.onnx")
+    assert not compare(path, tmp_path / "b.onnx").differs
 
 
 def test_other_elements_are_found_when_asked_for(tmp_path: Path) -> None:

@@ -7,12 +7,14 @@ compute: that is ``verify --against``.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import msgspec
+import onnx
 import onnx_ir as ir
 
 from modelexport import schema
@@ -184,7 +186,7 @@ class _Side:
                 continue
             own, operator = self.calls[owner.call], _operator(node)
             own.operators[operator] += 1
-            own.attributes[operator][_attributes(node)] += 1
+            own.attributes[operator][_attributes(node, tagged.model.opset_imports.get(node.domain, 1))] += 1
             own.source_module = node.metadata_props.get(schema.SOURCE_MODULE)
             for value in node.inputs:
                 if value in self.held:
@@ -312,8 +314,24 @@ def _operator(node: ir.Node) -> str:
     return f"{node.domain}::{node.op_type}" if node.domain else node.op_type
 
 
-def _attributes(node: ir.Node) -> str:
-    return "; ".join(f"{name}={_attribute(attribute)}" for name, attribute in sorted(node.attributes.items()))
+def _attributes(node: ir.Node, version: int) -> str:
+    """The attributes of a node as text, without those that have the operator's default: exporters write them or not."""
+    defaults = _defaults(node.domain, node.op_type, version)
+    texts = {name: _attribute(attribute) for name, attribute in sorted(node.attributes.items())}
+    return "; ".join(f"{name}={text}" for name, text in texts.items() if text != defaults.get(name))
+
+
+@functools.cache
+def _defaults(domain: str, op_type: str, version: int) -> Mapping[str, str]:
+    try:
+        schema_of_operator = onnx.defs.get_schema(op_type, version, domain)
+    except onnx.defs.SchemaError:  # an operator of a runtime
+        return {}
+    return {
+        name: _attribute(ir.serde.deserialize_attribute(attribute.default_value))
+        for name, attribute in schema_of_operator.attributes.items()
+        if attribute.default_value.type != onnx.AttributeProto.UNDEFINED
+    }
 
 
 def _attribute(attribute: ir.Attr) -> str:
