@@ -64,7 +64,7 @@ class FileFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OnlyInOne(msgspec.Struct, frozen=True):
-    """A call that only one of the files has, though both have the call that it ran in, or one of two roots."""
+    """A call that only one of the files has; those inside it are counted with it and not listed."""
 
     address: str
     tag: str
