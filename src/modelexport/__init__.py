@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from modelexport.against import verify_against as verify_against
     from modelexport.carriers import inline as inline
     from modelexport.carriers import strip as strip
+    from modelexport.compare import FileComparison as FileComparison
+    from modelexport.compare import compare as compare
     from modelexport.inputs import example_inputs as example_inputs
     from modelexport.pipeline import ExportResult as ExportResult
     from modelexport.pipeline import export as export
@@ -29,7 +31,9 @@ if TYPE_CHECKING:
 _PUBLIC = {
     "VerifyReport": "modelexport.verdicts",
     "ExportResult": "modelexport.pipeline",
+    "FileComparison": "modelexport.compare",
     "TaggedModel": "modelexport.read",
+    "compare": "modelexport.compare",
     "example_inputs": "modelexport.inputs",
     "export": "modelexport.pipeline",
     "inline": "modelexport.carriers",

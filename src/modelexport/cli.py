@@ -318,6 +318,24 @@ def extract(
 
 
 @app.command()
+def compare(
+    first: Annotated[Path, typer.Argument(metavar="A.onnx", help="A tagged ONNX file.")],
+    second: Annotated[Path, typer.Argument(metavar="B.onnx", help="Another one.")],
+    values: Annotated[bool, typer.Option("--values", help="Compare the elements of parameters: reads all.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show how two tagged files differ, module by module; status 0 also where they do."""
+    from modelexport.compare import compare as run
+    from modelexport.render_compare import print_comparison
+
+    comparison = run(first, second, values=values)
+    if as_json:
+        _print_json(comparison)
+    else:
+        print_comparison(comparison)
+
+
+@app.command()
 def verify(
     file: FileArgument,
     model: Annotated[str | None, typer.Option("--model", metavar="MODEL", help="What FILE was exported from.")] = None,
@@ -371,6 +389,32 @@ def verify(
         print(text)
     if not agrees:
         raise typer.Exit(1)
+
+
+@app.command()
+def internals(
+    model: ModelArgument = "bert-tiny",
+    inputs: InputsOption = None,
+    model_class: ModelClassOption = None,
+    trust_remote_code: RemoteCodeOption = False,
+    seed: SeedOption = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what PyTorch's own exporters record of MODEL's modules; nothing is written."""
+    from modelexport.render_internals import print_internals
+    from modelexport.stages import Stages
+
+    with _progress() as progress:
+        stages = Stages(progress)
+        loaded, example = _load(model, inputs, model_class, trust_remote_code, seed, stages)
+        from modelexport.internals.study import study
+
+        with stages("export"):
+            found = study(loaded.model, example, loaded.name)
+    if as_json:
+        _print_json(found)
+    else:
+        print_internals(found)
 
 
 def _load(

@@ -1,0 +1,210 @@
+"""What PyTorch's exporters record, counted for models whose modules and calls are known; canaries of private names."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+import models
+from modelexport.inputs import example_inputs
+from modelexport.internals.facts import FrontEnd, Internals, Quality, Stage, quality
+from modelexport.internals.study import study
+from modelexport.load import load
+from modelexport.render_internals import format_internals
+
+STAGES = {
+    "dynamo": ["captured", "decomposed", "translated", "optimised"],
+    "torchscript": ["captured", "translated", "optimised", "written"],
+}
+
+
+def by_name(found: Internals) -> dict[str, FrontEnd]:
+    return {front_end.name: front_end for front_end in found.front_ends}
+
+
+def stages(found: Internals) -> dict[tuple[str, str], Stage]:
+    return {(one.name, stage.name): stage for one in found.front_ends for stage in one.stages}
+
+
+def studied(name: str) -> Internals:
+    case = models.case(name)
+    return study(case.build(), case.inputs(), name)
+
+
+@pytest.fixture(scope="module")
+def bert_tiny() -> Internals:
+    model = load("bert-tiny").model
+    return study(model, example_inputs(model), "bert-tiny")
+
+
+def test_every_module_of_bert_tiny_is_in_the_map_by_class_and_own_name(bert_tiny: Internals) -> None:
+    modules = dict(load("bert-tiny").model.named_modules())
+    assert [entry.path for entry in bert_tiny.module_map] == list(modules)
+    for entry in bert_tiny.module_map:
+        # PyTorch looks past numbers for a name: `layer.0`, not `0`.
+        parts = entry.path.split(".")
+        start = max(index for index, part in enumerate(parts) if not part.isdecimal())
+        assert entry.scope == f"{torch.typename(modules[entry.path])}::{'.'.join(parts[start:])}"
+    different = len({entry.scope for entry in bert_tiny.module_map})
+    assert bert_tiny.map_quality == Quality(0, 0, 47, 1, different)
+    assert different < len(modules)
+
+
+def test_scopes_on_captured_nodes_are_whole_hierarchies(bert_tiny: Internals) -> None:
+    assert bert_tiny.scope_quality.full_hierarchies == bert_tiny.scope_quality.different > 0
+    assert (bert_tiny.scope_quality.plain, bert_tiny.scope_quality.class_scopes) == (0, 0)
+
+
+def test_both_exporters_come_through_all_stages_of_bert_tiny(bert_tiny: Internals) -> None:
+    assert (bert_tiny.calls, bert_tiny.modules_called, bert_tiny.modules) == (45, 45, 48)
+    assert {one.name: [stage.name for stage in one.stages] for one in bert_tiny.front_ends} == STAGES
+    assert all(one.error is None for one in bert_tiny.front_ends)
+    found = stages(bert_tiny)
+    captured = found["dynamo", "captured"]
+    assert captured.nodes == captured.located == captured.keys["nn_module_stack"].nodes
+    assert captured.calls == found["torchscript", "captured"].calls == 45
+    # Only a strict capture, which is not the default, records where a function was called from.
+    assert captured.keys["source_fn_stack"].nodes == 0
+    translated = found["dynamo", "translated"]
+    assert translated.keys["pkg.torch.onnx.name_scopes"].nodes == translated.nodes > captured.nodes
+    assert translated.bytes == sum(key.bytes or 0 for key in translated.keys.values()) > captured.bytes
+    written = found["torchscript", "written"]
+    assert (written.keys["metadata_props"].nodes, written.keys["doc_string"].nodes) == (0, 0)
+    assert written.located < written.nodes
+
+
+def test_translation_loses_the_number_of_a_call_and_capture_has_it() -> None:
+    case = models.case("blocks")
+    found = studied("blocks")
+    repeated = {path for path, times in case.expected.repeated.items() if times == 2}
+    assert repeated == {"shared"}
+    # The second call of the block, of its linear layer and of its norm.
+    assert found.calls == found.modules_called + 3
+    counts = {key: stage.calls - found.modules_called for key, stage in stages(found).items()}
+    assert counts == {
+        ("dynamo", "captured"): 3,
+        ("dynamo", "decomposed"): 3,
+        ("dynamo", "translated"): 0,
+        ("dynamo", "optimised"): 0,
+        ("torchscript", "captured"): 3,
+        ("torchscript", "translated"): 0,
+        ("torchscript", "optimised"): 0,
+        ("torchscript", "written"): 3,
+    }
+
+
+def test_a_model_that_torchscript_cannot_export_is_one_line_and_the_rest_is_there() -> None:
+    found = studied("condition")
+    front_ends = by_name(found)
+    assert front_ends["dynamo"].error is None
+    assert [stage.name for stage in front_ends["dynamo"].stages] == STAGES["dynamo"]
+    error = front_ends["torchscript"].error
+    assert error is not None
+    assert "torch.jit.trace a dynamo-optimized function" in error
+    assert front_ends["torchscript"].stages == []
+    # The map is made before the model runs.
+    assert [entry.path for entry in found.module_map] == [
+        path for path, _ in models.case("condition").build().named_modules()
+    ]
+    text = format_internals(found)
+    assert f"torchscript gave up: {error}" in text.splitlines()
+    # Nothing is recorded of the modules in the branches.
+    captured = stages(found)["dynamo", "captured"]
+    assert 0 < captured.located < captured.nodes
+
+
+def test_a_model_that_dynamo_cannot_export_is_one_line_and_the_rest_is_there() -> None:
+    front_ends = by_name(studied("data-dependent"))
+    assert "data-dependent" in (front_ends["dynamo"].error or "")
+    assert front_ends["dynamo"].stages == []
+    assert [stage.name for stage in front_ends["torchscript"].stages] == STAGES["torchscript"]
+
+
+def test_nested_inputs_and_outputs_reach_both_exporters() -> None:
+    found = studied("nested-structures")
+    assert [one.error for one in found.front_ends] == [None, None]
+    assert {stage.calls for stage in stages(found).values()} == {found.calls}
+
+
+def test_the_model_is_as_before() -> None:
+    case = models.case("blocks")
+    model = case.build().train()
+    weights = {key: tensor.clone() for key, tensor in model.state_dict().items()}
+    inputs = case.inputs()
+    given = {name: tensor.clone() for name, tensor in inputs.items()}
+    study(model, inputs)
+    assert "forward" not in vars(model)
+    assert all(module.training for module in model.modules())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    assert all(torch.equal(tensor, weights[key]) for key, tensor in model.state_dict().items())
+    assert all(torch.equal(tensor, given[name]) for name, tensor in inputs.items())
+    assert torch.jit._trace._trace_module_map is None
+
+
+def test_quality_tells_plain_names_classes_and_hierarchies_apart() -> None:
+    root = "models.Net::"
+    names = [
+        "__module.block",
+        "models.Block::block",
+        root,
+        f"{root}/models.Block::block",
+        "",
+        None,
+        "models.Block::block",
+    ]
+    assert quality(names, root) == Quality(none=2, plain=1, class_scopes=2, full_hierarchies=2, different=4)
+    assert quality([], "") == Quality(0, 0, 0, 0, 0)
+
+
+def test_pytorch_has_the_private_names_that_show_its_stages() -> None:
+    """A canary: ``internals/torchscript.py`` is to be adapted when this fails."""
+    from torch.onnx._internal.torchscript_exporter import utils
+
+    assert torch.jit._trace._trace_module_map is None
+    assert torch._C._get_tracing_state() is None
+    graphs = stages(studied("sequential"))
+    assert callable(utils._optimize_graph)
+    assert callable(utils._model_to_graph)
+    assert {name: graphs["torchscript", name].graph for name in STAGES["torchscript"]} == {
+        "captured": "TorchScript",
+        "translated": "TorchScript",
+        "optimised": "TorchScript",
+        "written": "ONNX",
+    }
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    (folder / "net.py").write_text(
+        "import torch\n"
+        "def bilinear(): return torch.nn.Bilinear(3, 3, 2), {'input1': torch.ones(2, 3), 'input2': torch.ones(2, 3)}\n"
+        "def misfit(): return torch.nn.Linear(3, 2), {'input': torch.ones(2, 5)}\n"
+    )
+    command = [sys.executable, "-m", "modelexport", "internals", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+def test_the_command_prints_one_json_document_and_nothing_of_what_the_exporter_says(tmp_path: Path) -> None:
+    done = run(tmp_path, "net.py:bilinear", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    shown = msgspec.convert(json.loads(done.stdout), Internals)
+    found = study(torch.nn.Bilinear(3, 3, 2), {"input1": torch.ones(2, 3), "input2": torch.ones(2, 3)}, "bilinear")
+    assert (shown.calls, shown.module_map, shown.map_quality) == (found.calls, found.module_map, found.map_quality)
+    assert {key: stage.nodes for key, stage in stages(shown).items()} == {
+        key: stage.nodes for key, stage in stages(found).items()
+    }
+    assert "aten::bilinear" in (by_name(shown)["torchscript"].error or "")
+    assert [stage.name for stage in by_name(shown)["torchscript"].stages] == ["captured"]
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["net.py"]
+
+
+def test_inputs_that_do_not_fit_are_one_line_and_status_2(tmp_path: Path) -> None:
+    done = run(tmp_path, "net.py:misfit")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("modelexport: the model raised RuntimeError while running . (Linear): ")
+    assert done.stderr.count("\n") == 1
