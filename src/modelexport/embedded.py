@@ -107,7 +107,7 @@ def save(model: ir.Model, path: Path, *, external: bool) -> None:
     if external:
         ir.save(model, path, external_data=f"{path.name}.data")
         return
-    values = [value for value in model.graph.initializers.values() if _is_large(value.const_value)]
+    values = [value for value in model.graph.initializers.values() if _is_streamed(value.const_value)]
     tensors = {value.name or "": value.const_value for value in values if value.const_value is not None}
     try:
         for value in values:
@@ -126,8 +126,11 @@ def save(model: ir.Model, path: Path, *, external: bool) -> None:
                 file.write(part.tobytes())
 
 
-def _is_large(tensor: ir.TensorProtocol | None) -> bool:
-    return tensor is not None and tensor.dtype != ir.DataType.STRING and tensor.nbytes >= _SMALL
+def _is_streamed(tensor: ir.TensorProtocol | None) -> bool:
+    if tensor is None or tensor.dtype == ir.DataType.STRING:
+        return False
+    # onnx_ir wraps what goes wrong while a lazy tensor is computed in exceptions of its own.
+    return tensor.nbytes >= _SMALL or isinstance(tensor, ir.LazyTensor)
 
 
 def _filled(
