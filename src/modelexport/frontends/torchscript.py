@@ -1,0 +1,349 @@
+"""The `torchscript` front end: ``torch.jit`` tracing, then the TorchScript exporter, with nothing folded or merged.
+
+PyTorch keeps a map from modules to scope names (``torch.jit._trace._trace_module_map``). While it traces, each call of a
+module looks its name up there, and every node that is recorded inside the call carries the chain of names. A hook before
+each call puts a name of that very call into the map, so that the second call of a module is told from the first, and
+the chain comes out in the name of the ONNX node: ``/c0/c7/c12/MatMul`` was computed in the 12th call.
+
+What a call gets and returns leaves the trace as further outputs of the graph. So no pass of the exporter can lose these
+values, and which value is which follows from the order of the outputs. They are no outputs of the result.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import io
+import re
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import onnx
+import onnx_ir as ir
+import onnx_ir.passes.common as passes
+import torch
+import torch.jit._trace
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from modelexport.core import ROOT, CallTree, Evidence, ModuleCall, Owner, Port, Side, TracedCall
+from modelexport.errors import CaptureError, UsageError
+from modelexport.frontends import Exported
+from modelexport.frontends.arguments import by_name, state_dict_names
+from modelexport.graph import OWNER, all_nodes, owner_of
+from modelexport.hierarchy.recorder import CallRecorder
+from modelexport.hierarchy.traced import trace, untouched
+from modelexport.hierarchy.tracing import in_trace
+from modelexport.hierarchy.values import NamedTensors, input_tensors, output_tensors, run_arguments
+from modelexport.lineage import place_unowned
+from modelexport.quiet import quiet
+
+OPSETS = range(9, 21)
+"""What the TorchScript exporter writes."""
+
+_INPUT = "modelexport.input."
+_SCOPE = re.compile(r"(?:^|/)c(\d+)/[^/]*$")
+
+
+def export(
+    model: nn.Module,
+    inputs: Mapping[str, Any] | Sequence[Any],
+    *,
+    dynamic: bool = False,
+    opset: int | None = None,
+) -> Exported:
+    """Trace and translate a model. It is as before afterwards, also when this fails.
+
+    Args:
+        inputs: Keyword or positional arguments of ``model.forward``; not changed.
+        dynamic: Leave every axis of every input open. A trace cannot tell which of them the model fixes.
+        opset: The opset of the ONNX standard domain, from :data:`OPSETS`; ``None`` for the exporter's default.
+
+    Raises:
+        CaptureError: The exporter gave up, or the model decides by values in Python. Names the module call and the line.
+        InputsError: The inputs do not fit, or the model has lazy parameters.
+        UsageError: The exporter does not write this opset.
+    """
+    if opset is not None and opset not in OPSETS:
+        raise UsageError(
+            f"the TorchScript exporter writes opsets {OPSETS[0]} to {OPSETS[-1]}, not {opset}: "
+            f"choose one of these, or the front end dynamo"
+        )
+    args, kwargs = by_name(model, *run_arguments(copy.deepcopy(inputs)))
+    with quiet():
+        run = trace(model, *copy.deepcopy((args, kwargs)))
+    traced = _Traced(model, run, args, kwargs)
+    names = [f"{_INPUT}{position}" for position in range(len(traced.given))]
+    axes = {
+        name: {axis: re.sub(r"\W", "_", f"{argument}_{axis}") for axis in range(tensor.dim())}
+        for name, (argument, tensor) in zip(names, traced.given, strict=True)
+    }
+    file = io.BytesIO()
+    failure: CaptureError | None = None
+    with untouched(model), traced.recorder.attached(), quiet(), _nothing_merged():
+        try:
+            torch.onnx.export(
+                traced,
+                tuple(tensor for _, tensor in traced.given),
+                # It takes one, and is annotated to take a path.
+                file,  # type: ignore[arg-type]
+                input_names=names,
+                dynamic_axes=axes if dynamic else None,
+                opset_version=opset,
+                dynamo=False,
+                export_params=False,
+                # Otherwise equal parameters become one.
+                keep_initializers_as_inputs=True,
+                do_constant_folding=False,
+            )
+        except Exception as error:
+            failure, cause = _explained(error, traced.recorder), error
+    if failure is not None:
+        raise failure from cause
+    # Without weights, so that this is quick: the exporter leaves most values without a type.
+    typed = onnx.shape_inference.infer_shapes(onnx.load_model_from_string(file.getvalue()))
+    return traced.result(ir.from_proto(typed), len(names))
+
+
+@contextmanager
+def _nothing_merged() -> Iterator[None]:
+    """Equal nodes stay apart, so that each is known by its call: our own optimiser merges them, and names all owners.
+
+    Nor does the exporter print its graph, which it does on standard output, past Python, when it fails.
+    """
+    with (
+        mock.patch.object(torch._C, "_jit_pass_cse", lambda graph: False),
+        mock.patch.object(torch._C, "_jit_onnx_log", lambda *lines: None),
+    ):
+        yield
+
+
+class _Recorder(CallRecorder):
+    """Outside of the trace: there, sizes are tensors, and looking at one makes a node."""
+
+    def _enter(self, *arguments: Any) -> None:
+        with in_trace(None) as self.trace:
+            super()._enter(*arguments)
+
+    def _leave(self, *arguments: Any) -> None:
+        with in_trace(None) as self.trace:
+            super()._leave(*arguments)
+
+
+class _Traced(nn.Module):
+    """What is traced: takes the tensors in the arguments of a model one by one and hands them to it by keyword.
+
+    It returns the tensors in the model's result, then those that calls get and return.
+
+    Args:
+        run: The calls of a run outside of the trace, where a size is a number and no tensor.
+    """
+
+    def __init__(self, model: nn.Module, run: CallTree, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        super().__init__()
+        self.model = model
+        self.given = input_tensors(model, args, kwargs)
+        self.recorder = _Recorder(model, self._scoped, self._keep)
+        self._run = run
+        self._arguments = args, kwargs
+        self._by_path = dict(model.named_modules())
+        self._ports: list[Port] = []
+        self._copies: dict[tuple[int, int], tuple[torch.Tensor, Any]] = {}
+        self._kept: list[tuple[torch.Tensor, Any]] = []
+        """For each port a tensor of the same type and shape without memory, and the value in the graph of the trace."""
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        traced = {id(tensor): new for (_, tensor), new in zip(self.given, tensors, strict=True)}
+        args, kwargs = copy.deepcopy(self._arguments, traced)
+        with _NoDecisions():
+            output = self.model(*args, **kwargs)
+        names = self._names(ROOT, "outputs")
+        self._returned = [tensor for name, tensor in output_tensors(output) if name in names]
+        for stand_in, value in self._kept:
+            torch._C._set_value_trace(stand_in, value)  # type: ignore[attr-defined]
+        return (*self._returned, *(stand_in for stand_in, _ in self._kept))
+
+    def _names(self, call: ModuleCall, side: Side) -> list[str]:
+        if call not in self._run:
+            return []
+        traced = self._run[call]
+        return [spec.name for spec in (traced.inputs if side == "inputs" else traced.outputs)]
+
+    @contextmanager
+    def _scoped(self, call: ModuleCall) -> Iterator[None]:
+        scopes = torch.jit._trace._trace_module_map
+        if scopes is not None:
+            scopes[self._by_path[call.path]] = f"call::c{len(self.recorder.seen) - 1}"
+        yield
+
+    def _keep(self, call: ModuleCall, side: Side, tensors: NamedTensors) -> None:
+        names = self._names(call, side)
+        for name, tensor in tensors:
+            if name in names and self.recorder.trace is not None:
+                self._ports.append(Port(call, side, names.index(name)))
+                self._kept.append(self._as_it_is_now(tensor))
+
+    def _as_it_is_now(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        """A copy, because what runs later may write into the tensor; the exporter makes no node of it."""
+        with in_trace(self.recorder.trace):
+            key = torch._C._get_value_trace(tensor).unique(), tensor._version  # type: ignore[attr-defined]
+            if key not in self._copies:
+                value = torch._C._get_value_trace(tensor.clone())  # type: ignore[attr-defined]
+                with in_trace(None):
+                    stand_in = torch.empty((), dtype=tensor.dtype).expand(tensor.shape)
+                self._copies[key] = stand_in, value
+        return self._copies[key]
+
+    def result(self, model: ir.Model, given: int) -> Exported:
+        """The translated graph with owners, parameters and names; every output is read and only the model's kept."""
+        seen = self.recorder.seen
+        graph = model.graph
+        outputs = list(graph.outputs)
+        graph.outputs.clear()
+        graph.outputs.extend(outputs[: len(self._returned)])
+        passes.RemoveUnusedNodesPass()(model)
+        _assign_owners(model, [traced.call for traced in seen])
+        self._insert_parameters(graph, given)
+        _rename(model)
+        for value, (argument, _) in zip(graph.inputs, self.given, strict=True):
+            value.name = argument
+        values = {
+            port: value.name or ""
+            for port, value in zip(self._ports, outputs[len(self._returned) :], strict=True)
+            if value.producer() is not None or value.is_graph_input()
+        }
+        calls = CallTree(tuple(map(self._with_tensors_of_the_run, seen)))
+        output_names = tuple(self._names(ROOT, "outputs"))
+        return Exported(model, calls, state_dict_names(self.model), values, output_names)
+
+    def _with_tensors_of_the_run(self, traced: TracedCall) -> TracedCall:
+        if traced.call not in self._run:
+            return traced
+        same = self._run[traced.call]
+        return dataclasses.replace(traced, inputs=same.inputs, outputs=same.outputs)
+
+    def _insert_parameters(self, graph: ir.Graph, given: int) -> None:
+        """The exporter leaves parameters and buffers as inputs behind those that are given."""
+        tensors = self.model.state_dict(keep_vars=True)
+        inputs = list(graph.inputs)
+        graph.inputs.clear()
+        graph.inputs.extend(inputs[:given])
+        for value in inputs[given:]:
+            key = (value.name or "").removeprefix("model.")
+            value.name = key
+            value.const_value = ir.tensor_adapters.TorchTensor(tensors[key], name=key)
+            graph.register_initializer(value)
+
+
+def _assign_owners(model: ir.Model, calls: Sequence[ModuleCall]) -> None:
+    """Of each node by the scope in its name. One without, which a pass of the exporter made, by those around it."""
+    for node in all_nodes(model):
+        scope = _SCOPE.search(node.name or "")
+        if scope is not None:
+            node.meta[OWNER] = Owner((calls[int(scope[1])],), Evidence.EXACT)
+    place_unowned(model)
+    for node in all_nodes(model):
+        # Between an input and an output of the graph, around the model.
+        node.meta.setdefault(OWNER, Owner((ROOT,), Evidence.DERIVED))
+
+
+def _rename(model: ir.Model) -> None:
+    """Nodes and values are called after their owner, not by the numbers of scopes: ``/encoder.layer.0/Add_1``."""
+    counts: Counter[str] = Counter()
+    for node in all_nodes(model):
+        owner = owner_of(node)
+        base = f"/{owner.call.address}/{node.op_type}" if owner and owner.call != ROOT else f"/{node.op_type}"
+        node.name = f"{base}_{counts[base]}" if counts[base] else base
+        counts[base] += 1
+        for position, value in enumerate(node.outputs):
+            value.name = f"{node.name}_output_{position}"
+
+
+class _NoDecisions(TorchFunctionMode):
+    """Refuses what a trace cannot follow: Python that reads a number which depends on inputs or parameters.
+
+    The trace would keep what was decided for the example inputs, for all others too. Numbers that depend on sizes alone
+    are read freely.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._depends: dict[int, bool] = {}
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func in _READING and torch._C._get_tracing_state() is not None:
+            for tensor in args:
+                if isinstance(tensor, torch.Tensor) and self._on_values(torch._C._get_value_trace(tensor)):  # type: ignore[attr-defined]
+                    raise _DecisionError(
+                        f"data-dependent: {func.__name__}() of a tensor, which is traced as what it is for these inputs"
+                    )
+        return func(*args, **(kwargs or {}))
+
+    def _on_values(self, value: Any) -> bool:
+        """Whether a value of the trace depends on elements of inputs or parameters, not only on their sizes."""
+        pending = [value]
+        while pending:
+            current = pending[-1]
+            node, number = current.node(), current.unique()
+            if number in self._depends:
+                pending.pop()
+            elif node.kind() == "prim::Param":
+                self._depends[number] = True
+            elif node.kind() in _SIZES:
+                self._depends[number] = False
+            else:
+                inputs = list(node.inputs())
+                unknown = [one for one in inputs if one.unique() not in self._depends]
+                if unknown:
+                    pending.extend(unknown)
+                else:
+                    self._depends[number] = any(self._depends[one.unique()] for one in inputs)
+        return self._depends[value.unique()]
+
+
+_READING = {
+    torch.Tensor.__bool__,
+    torch.Tensor.__int__,
+    torch.Tensor.__float__,
+    torch.Tensor.__complex__,
+    torch.Tensor.__index__,
+    torch.Tensor.item,
+    torch.Tensor.tolist,
+    torch.Tensor.numpy,
+    torch.Tensor.equal,
+    torch.equal,
+    torch.Tensor.allclose,
+    torch.allclose,
+}
+"""What gives Python numbers of the elements of tensors."""
+
+_SIZES = {"aten::size", "aten::numel", "aten::dim", "aten::len"}
+
+
+class _DecisionError(RuntimeError):
+    pass
+
+
+def _explained(error: Exception, recorder: CallRecorder) -> CaptureError:
+    """What failed and where, in one line: the call, the model's own line of code, the first line of the reason."""
+    call = recorder.raised_in(error)
+    reason = next((line.strip() for line in str(error).splitlines() if line.strip()), "no reason given")[:300]
+    where = f" in {call}" if call is not None else ""
+    message = f"the model cannot be exported: {type(error).__name__}{where}{_line(error)}: {reason}"
+    return CaptureError(message, address=None if call is None else call.address, reason=reason)
+
+
+def _line(error: BaseException) -> str:
+    frames = [
+        f" ({Path(frame.filename).name}:{frame.lineno})"
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not Path(frame.filename).is_relative_to(Path(torch.__file__).parent) and frame.filename != __file__
+    ]
+    return frames[-1] if frames else ""
