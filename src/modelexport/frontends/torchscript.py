@@ -112,15 +112,40 @@ def export(
 
 @contextmanager
 def _nothing_merged() -> Iterator[None]:
-    """Equal nodes stay apart, so that each is known by its call: our own optimiser merges them, and names all owners.
+    """The exporter's passes keep the nodes of different calls apart.
 
-    Nor does the exporter print its graph, which it does on standard output, past Python, when it fails.
+    - Equal nodes are not merged. Our own optimiser does that, and names all owners.
+    - Nodes before and behind a value that a call gets or returns are not made one: not two transpositions of which one
+      is in the call and one is not.
+    - When it fails, it does not print its graph, which it does past Python's standard output.
     """
+    peephole = torch._C._jit_pass_onnx_peephole  # type: ignore[attr-defined]
+
+    def between_borders(graph: Any, *options: Any) -> None:
+        borders = [_border(graph, value) for value in {value.unique(): value for value in graph.outputs()}.values()]
+        peephole(graph, *options)
+        for border in borders:
+            border.output().replaceAllUsesWith(border.input())
+            border.destroy()
+
     with (
         mock.patch.object(torch._C, "_jit_pass_cse", lambda graph: False),
+        mock.patch.object(torch._C, "_jit_pass_onnx_peephole", between_borders),
         mock.patch.object(torch._C, "_jit_onnx_log", lambda *lines: None),
     ):
         yield
+
+
+def _border(graph: Any, value: Any) -> Any:
+    """A node that no pass knows, between a value and all that use it."""
+    border = graph.create("modelexport::border", [value], 1)
+    if value.node().kind() == "prim::Param":
+        graph.prependNode(border)
+    else:
+        border.insertAfter(value.node())
+    border.output().setType(value.type())
+    value.replaceAllUsesAfterNodeWith(border, border.output())
+    return border
 
 
 class _Recorder(CallRecorder):
