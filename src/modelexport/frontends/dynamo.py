@@ -76,7 +76,7 @@ def export(
     if len(output_names) != len(translated.graph.outputs):
         output_names = tuple(value.name or "" for value in translated.graph.outputs)
     values = {**watcher.graph_inputs(translated), **owners.values}
-    return Exported(translated, calls, state_dict_names(model), values, output_names)
+    return Exported(translated, calls, state_dict_names(model), values, output_names, "dynamo")
 
 
 class _TensorWatcher:

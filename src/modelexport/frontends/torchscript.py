@@ -1,9 +1,10 @@
 """The `torchscript` front end: ``torch.jit`` tracing, then the TorchScript exporter, with nothing folded or merged.
 
-PyTorch keeps a map from modules to scope names (``torch.jit._trace._trace_module_map``). While it traces, each call of a
-module looks its name up there, and every node that is recorded inside the call carries the chain of names. A hook before
-each call puts a name of that very call into the map, so that the second call of a module is told from the first, and
-the chain comes out in the name of the ONNX node: ``/c0/c7/c12/MatMul`` was computed in the 12th call.
+PyTorch keeps a map from modules to scope names (``torch.jit._trace._trace_module_map``). While it traces, each call of
+a module looks its name up there, and every node that is recorded inside the call carries the chain of names. A hook
+before each call puts a name of that very call into the map, so that the second call of a module is told from the first,
+and the chain comes out in the name of the ONNX node: ``/c0/c7/c12/MatMul`` was computed in the call that began as the
+thirteenth.
 
 What a call gets and returns leaves the trace as further outputs of the graph. So no pass of the exporter can lose these
 values, and which value is which follows from the order of the outputs. They are no outputs of the result.
@@ -17,7 +18,7 @@ import io
 import re
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,12 +30,12 @@ import onnx_ir.passes.common as passes
 import torch
 import torch.jit._trace
 from torch import nn
-from torch.overrides import TorchFunctionMode
 
 from modelexport.core import ROOT, CallTree, Evidence, ModuleCall, Owner, Port, Side, TracedCall
 from modelexport.errors import CaptureError, UsageError
 from modelexport.frontends import Exported
 from modelexport.frontends.arguments import by_name, state_dict_names
+from modelexport.frontends.decisions import NoDecisions
 from modelexport.graph import OWNER, all_nodes, owner_of
 from modelexport.hierarchy.recorder import CallRecorder
 from modelexport.hierarchy.traced import trace, untouched
@@ -65,7 +66,7 @@ def export(
         opset: The opset of the ONNX standard domain, from :data:`OPSETS`; ``None`` for the exporter's default.
 
     Raises:
-        CaptureError: The exporter gave up, or the model decides by values in Python. Names the module call and the line.
+        CaptureError: The exporter gave up, or the model decides by values in Python. Names the call and the line.
         InputsError: The inputs do not fit, or the model has lazy parameters.
         UsageError: The exporter does not write this opset.
     """
@@ -90,8 +91,7 @@ def export(
             torch.onnx.export(
                 traced,
                 tuple(tensor for _, tensor in traced.given),
-                # It takes one, and is annotated to take a path.
-                file,  # type: ignore[arg-type]
+                file,
                 input_names=names,
                 dynamic_axes=axes if dynamic else None,
                 opset_version=opset,
@@ -119,7 +119,7 @@ def _nothing_merged() -> Iterator[None]:
       is in the call and one is not.
     - When it fails, it does not print its graph, which it does past Python's standard output.
     """
-    peephole = torch._C._jit_pass_onnx_peephole  # type: ignore[attr-defined]
+    peephole = torch._C._jit_pass_onnx_peephole
 
     def between_borders(graph: Any, *options: Any) -> None:
         borders = [_border(graph, value) for value in {value.unique(): value for value in graph.outputs()}.values()]
@@ -160,7 +160,8 @@ class _Recorder(CallRecorder):
             super()._leave(*arguments)
 
 
-class _Traced(nn.Module):
+# torch is not followed by mypy.
+class _Traced(nn.Module):  # type: ignore[misc]
     """What is traced: takes the tensors in the arguments of a model one by one and hands them to it by keyword.
 
     It returns the tensors in the model's result, then those that calls get and return.
@@ -185,12 +186,12 @@ class _Traced(nn.Module):
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         traced = {id(tensor): new for (_, tensor), new in zip(self.given, tensors, strict=True)}
         args, kwargs = copy.deepcopy(self._arguments, traced)
-        with _NoDecisions():
+        with NoDecisions():
             output = self.model(*args, **kwargs)
         names = self._names(ROOT, "outputs")
         self._returned = [tensor for name, tensor in output_tensors(output) if name in names]
         for stand_in, value in self._kept:
-            torch._C._set_value_trace(stand_in, value)  # type: ignore[attr-defined]
+            torch._C._set_value_trace(stand_in, value)
         return (*self._returned, *(stand_in for stand_in, _ in self._kept))
 
     def _names(self, call: ModuleCall, side: Side) -> list[str]:
@@ -216,9 +217,9 @@ class _Traced(nn.Module):
     def _as_it_is_now(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
         """A copy, because what runs later may write into the tensor; the exporter makes no node of it."""
         with in_trace(self.recorder.trace):
-            key = torch._C._get_value_trace(tensor).unique(), tensor._version  # type: ignore[attr-defined]
+            key = torch._C._get_value_trace(tensor).unique(), tensor._version
             if key not in self._copies:
-                value = torch._C._get_value_trace(tensor.clone())  # type: ignore[attr-defined]
+                value = torch._C._get_value_trace(tensor.clone())
                 with in_trace(None):
                     stand_in = torch.empty((), dtype=tensor.dtype).expand(tensor.shape)
                 self._copies[key] = stand_in, value
@@ -244,7 +245,7 @@ class _Traced(nn.Module):
         }
         calls = CallTree(tuple(map(self._with_tensors_of_the_run, seen)))
         output_names = tuple(self._names(ROOT, "outputs"))
-        return Exported(model, calls, state_dict_names(self.model), values, output_names)
+        return Exported(model, calls, state_dict_names(self.model), values, output_names, "torchscript")
 
     def _with_tensors_of_the_run(self, traced: TracedCall) -> TracedCall:
         if traced.call not in self._run:
@@ -289,80 +290,23 @@ def _rename(model: ir.Model) -> None:
             value.name = f"{node.name}_output_{position}"
 
 
-class _NoDecisions(TorchFunctionMode):
-    """Refuses what a trace cannot follow: Python that reads a number which depends on inputs or parameters.
-
-    The trace would keep what was decided for the example inputs, for all others too. Numbers that depend on sizes alone
-    are read freely.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._depends: dict[int, bool] = {}
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        if func in _READING and torch._C._get_tracing_state() is not None:
-            for tensor in args:
-                if isinstance(tensor, torch.Tensor) and self._on_values(torch._C._get_value_trace(tensor)):  # type: ignore[attr-defined]
-                    raise _DecisionError(
-                        f"data-dependent: {func.__name__}() of a tensor, which is traced as what it is for these inputs"
-                    )
-        return func(*args, **(kwargs or {}))
-
-    def _on_values(self, value: Any) -> bool:
-        """Whether a value of the trace depends on elements of inputs or parameters, not only on their sizes."""
-        pending = [value]
-        while pending:
-            current = pending[-1]
-            node, number = current.node(), current.unique()
-            if number in self._depends:
-                pending.pop()
-            elif node.kind() == "prim::Param":
-                self._depends[number] = True
-            elif node.kind() in _SIZES:
-                self._depends[number] = False
-            else:
-                inputs = list(node.inputs())
-                unknown = [one for one in inputs if one.unique() not in self._depends]
-                if unknown:
-                    pending.extend(unknown)
-                else:
-                    self._depends[number] = any(self._depends[one.unique()] for one in inputs)
-        return self._depends[value.unique()]
-
-
-_READING = {
-    torch.Tensor.__bool__,
-    torch.Tensor.__int__,
-    torch.Tensor.__float__,
-    torch.Tensor.__complex__,
-    torch.Tensor.__index__,
-    torch.Tensor.item,
-    torch.Tensor.tolist,
-    torch.Tensor.numpy,
-    torch.Tensor.equal,
-    torch.equal,
-    torch.Tensor.allclose,
-    torch.allclose,
-}
-"""What gives Python numbers of the elements of tensors."""
-
-_SIZES = {"aten::size", "aten::numel", "aten::dim", "aten::len"}
-
-
-class _DecisionError(RuntimeError):
-    pass
-
-
 def _explained(error: Exception, recorder: CallRecorder) -> CaptureError:
     """What failed and where, in one line: the call, the model's own line of code, the first line of the reason."""
-    call = recorder.raised_in(error)
+    call = recorder.raised_in(error) or _translated_in(error, recorder)
     reason = next((line.strip() for line in str(error).splitlines() if line.strip()), "no reason given")[:300]
     where = f" in {call}" if call is not None else ""
     message = f"the model cannot be exported: {type(error).__name__}{where}{_line(error)}: {reason}"
     return CaptureError(message, address=None if call is None else call.address, reason=reason)
+
+
+def _translated_in(error: Exception, recorder: CallRecorder) -> ModuleCall | None:
+    """The call whose node was being translated: the exporter's own frame has that node."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        node = frame.f_locals.get("node")
+        scope = re.search(r"::c(\d+)$", node.scopeName()) if isinstance(node, torch._C.Node) else None
+        if scope is not None:
+            return recorder.seen[int(scope[1])].call
+    return None
 
 
 def _line(error: BaseException) -> str:

@@ -13,9 +13,8 @@ import torch
 def in_trace(state: Any) -> Iterator[Any]:
     """Inside, what runs is recorded in this trace, or, with ``None``, in none. Gives the trace that was running."""
     before = torch._C._get_tracing_state()
-    # torch's stubs leave it out.
-    torch._C._set_tracing_state(state)  # type: ignore[attr-defined]
+    torch._C._set_tracing_state(state)
     try:
         yield before
     finally:
-        torch._C._set_tracing_state(before)  # type: ignore[attr-defined]
+        torch._C._set_tracing_state(before)
