@@ -313,6 +313,9 @@ def _line(error: BaseException) -> str:
     frames = [
         f" ({Path(frame.filename).name}:{frame.lineno})"
         for frame in traceback.extract_tb(error.__traceback__)
-        if not Path(frame.filename).is_relative_to(Path(torch.__file__).parent) and frame.filename != __file__
+        if not any(map(Path(frame.filename).is_relative_to, _NOT_THE_MODEL))
     ]
     return frames[-1] if frames else ""
+
+
+_NOT_THE_MODEL = (Path(torch.__file__).parent, Path(__file__).parent.parent)
