@@ -31,7 +31,7 @@ import torch
 import torch.jit._trace
 from torch import nn
 
-from modelexport.core import ROOT, CallTree, Evidence, ModuleCall, Owner, Port, Side, TracedCall
+from modelexport.core import ROOT, CallTree, Evidence, ModuleCall, Owner, Port, Side, TensorSpec, TracedCall
 from modelexport.errors import CaptureError, UsageError
 from modelexport.frontends import Exported
 from modelexport.frontends.arguments import by_name, state_dict_names
@@ -78,10 +78,10 @@ def export(
     args, kwargs = by_name(model, *run_arguments(copy.deepcopy(inputs)))
     with quiet():
         run = trace(model, *copy.deepcopy((args, kwargs)))
-    traced = _Traced(model, run, args, kwargs)
+    traced = _Traced(model, run, args, kwargs, dynamic)
     names = [f"{_INPUT}{position}" for position in range(len(traced.given))]
     axes = {
-        name: {axis: re.sub(r"\W", "_", f"{argument}_{axis}") for axis in range(tensor.dim())}
+        name: {axis: _plain(f"{argument}_{axis}") for axis in range(tensor.dim())}
         for name, (argument, tensor) in zip(names, traced.given, strict=True)
     }
     file = io.BytesIO()
@@ -148,6 +148,20 @@ def _border(graph: Any, value: Any) -> Any:
     return border
 
 
+def _forget_made_up_sizes(model: ir.Model) -> None:
+    """Keep the names of open sizes that are sizes of inputs: inference makes up others, alike for different sizes.
+
+    ONNX Runtime puts values of one size into one buffer.
+    """
+    known = {str(size) for value in model.graph.inputs for size in value.shape or ()}
+    for node in all_nodes(model):
+        for value in node.outputs:
+            if value.shape is not None:
+                value.shape = ir.Shape(
+                    size if isinstance(size, int) or str(size) in known else None for size in value.shape
+                )
+
+
 class _Recorder(CallRecorder):
     """Outside of the trace: there, sizes are tensors, and looking at one makes a node."""
 
@@ -168,14 +182,18 @@ class _Traced(nn.Module):  # type: ignore[misc]
 
     Args:
         run: The calls of a run outside of the trace, where a size is a number and no tensor.
+        dynamic: The sizes of the inputs are open.
     """
 
-    def __init__(self, model: nn.Module, run: CallTree, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __init__(
+        self, model: nn.Module, run: CallTree, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic: bool
+    ) -> None:
         super().__init__()
         self.model = model
         self.given = input_tensors(model, args, kwargs)
         self.recorder = _Recorder(model, self._scoped, self._keep)
         self._run = run
+        self._open = dynamic
         self._arguments = args, kwargs
         self._by_path = dict(model.named_modules())
         self._ports: list[Port] = []
@@ -235,23 +253,54 @@ class _Traced(nn.Module):  # type: ignore[misc]
         passes.RemoveUnusedNodesPass()(model)
         _assign_owners(model, [traced.call for traced in seen])
         self._insert_parameters(graph, given)
+        _forget_made_up_sizes(model)
         _rename(model)
-        for value, (argument, _) in zip(graph.inputs, self.given, strict=True):
-            value.name = argument
-        values = {
-            port: value.name or ""
-            for port, value in zip(self._ports, outputs[len(self._returned) :], strict=True)
-            if value.producer() is not None or value.is_graph_input()
-        }
-        calls = CallTree(tuple(map(self._with_tensors_of_the_run, seen)))
         output_names = tuple(self._names(ROOT, "outputs"))
-        return Exported(model, calls, state_dict_names(self.model), values, output_names, "torchscript")
+        for value, name in zip(graph.inputs, self._input_names(output_names), strict=True):
+            value.name = name
+        values = {
+            port: value
+            for port, value in zip(self._ports, outputs[len(self._returned) :], strict=True)
+            if value.is_graph_input() or ((node := value.producer()) is not None and node.graph is graph)
+        }
+        calls = CallTree(tuple(self._with_tensors_of_the_run(traced, values) for traced in seen))
+        names = {port: value.name or "" for port, value in values.items()}
+        return Exported(model, calls, state_dict_names(self.model), names, output_names, "torchscript")
 
-    def _with_tensors_of_the_run(self, traced: TracedCall) -> TracedCall:
+    def _input_names(self, output_names: Sequence[str]) -> list[str]:
+        """As `dynamo` has them: its exporter for transformers keeps the dots in ``past.0`` and tells ``input.x``."""
+        from transformers import PreTrainedModel
+
+        if isinstance(self.model, PreTrainedModel):
+            return [f"input.{name}" if name in output_names else name for name, _ in self.given]
+        return [_plain(name) for name, _ in self.given]
+
+    def _with_tensors_of_the_run(self, traced: TracedCall, values: Mapping[Port, ir.Value]) -> TracedCall:
         if traced.call not in self._run:
             return traced
         same = self._run[traced.call]
-        return dataclasses.replace(traced, inputs=same.inputs, outputs=same.outputs)
+        return dataclasses.replace(
+            traced,
+            inputs=self._with_open_sizes(traced.call, "inputs", same.inputs, values),
+            outputs=self._with_open_sizes(traced.call, "outputs", same.outputs, values),
+        )
+
+    def _with_open_sizes(
+        self, call: ModuleCall, side: Side, specs: Sequence[TensorSpec], values: Mapping[Port, ir.Value]
+    ) -> tuple[TensorSpec, ...]:
+        """Sizes are numbers in the run; which of them are open the values of the graph know."""
+        if not self._open:
+            return tuple(specs)
+        changed = []
+        for position, spec in enumerate(specs):
+            value = values.get(Port(call, side, position))
+            known = value.shape if value is not None and value.shape is not None else [None] * len(spec.shape)
+            sizes = (
+                size if isinstance(size, int) else str(size) if _is_named(size) else _plain(f"{spec.name}_{axis}")
+                for axis, size in enumerate(known)
+            )
+            changed.append(dataclasses.replace(spec, shape=tuple(sizes)))
+        return tuple(changed)
 
     def _insert_parameters(self, graph: ir.Graph, given: int) -> None:
         """The exporter leaves parameters and buffers as inputs behind those that are given."""
@@ -264,6 +313,14 @@ class _Traced(nn.Module):  # type: ignore[misc]
             value.name = key
             value.const_value = ir.tensor_adapters.TorchTensor(tensors[key], name=key)
             graph.register_initializer(value)
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"\W", "_", name)
+
+
+def _is_named(size: object) -> bool:
+    return isinstance(size, ir.SymbolicDim) and size.value is not None
 
 
 def _assign_owners(model: ir.Model, calls: Sequence[ModuleCall]) -> None:
