@@ -196,7 +196,8 @@ class _Traced(nn.Module):  # type: ignore[misc]
         self._open = dynamic
         self._arguments = args, kwargs
         self._by_path = dict(model.named_modules())
-        self._ports: list[Port] = []
+        self._ports: dict[Port, str] = {}
+        """What calls get and return, to its name."""
         self._copies: dict[tuple[int, int], tuple[torch.Tensor, Any]] = {}
         self._kept: list[tuple[torch.Tensor, Any]] = []
         """For each port a tensor of the same type and shape without memory, and the value in the graph of the trace."""
@@ -206,17 +207,10 @@ class _Traced(nn.Module):  # type: ignore[misc]
         args, kwargs = copy.deepcopy(self._arguments, traced)
         with NoDecisions():
             output = self.model(*args, **kwargs)
-        names = self._names(ROOT, "outputs")
-        self._returned = [tensor for name, tensor in output_tensors(output) if name in names]
+        self._returned = self._without_sizes(ROOT, "outputs", output_tensors(output))
         for stand_in, value in self._kept:
             torch._C._set_value_trace(stand_in, value)
-        return (*self._returned, *(stand_in for stand_in, _ in self._kept))
-
-    def _names(self, call: ModuleCall, side: Side) -> list[str]:
-        if call not in self._run:
-            return []
-        traced = self._run[call]
-        return [spec.name for spec in (traced.inputs if side == "inputs" else traced.outputs)]
+        return (*(tensor for _, tensor in self._returned), *(stand_in for stand_in, _ in self._kept))
 
     @contextmanager
     def _scoped(self, call: ModuleCall) -> Iterator[None]:
@@ -226,11 +220,20 @@ class _Traced(nn.Module):  # type: ignore[misc]
         yield
 
     def _keep(self, call: ModuleCall, side: Side, tensors: NamedTensors) -> None:
-        names = self._names(call, side)
-        for name, tensor in tensors:
-            if name in names and self.recorder.trace is not None:
-                self._ports.append(Port(call, side, names.index(name)))
-                self._kept.append(self._as_it_is_now(tensor))
+        if self.recorder.trace is None:
+            return
+        tensors = self._without_sizes(call, side, tensors)
+        for position, (name, tensor) in enumerate(tensors):
+            self._ports[Port(call, side, position)] = name
+            self._kept.append(self._as_it_is_now(tensor))
+
+    def _without_sizes(self, call: ModuleCall, side: Side, tensors: NamedTensors) -> NamedTensors:
+        """In a trace a size is a tensor without axes; in a run, a number."""
+        run = self._run.by_call.get(call)
+        names = {spec.name for spec in ((run.inputs if side == "inputs" else run.outputs) if run else ())}
+        return [
+            (name, tensor) for name, tensor in tensors if name in names or tensor.dim() or tensor.is_floating_point()
+        ]
 
     def _as_it_is_now(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
         """A copy, because what runs later may write into the tensor; the exporter makes no node of it."""
@@ -255,7 +258,7 @@ class _Traced(nn.Module):  # type: ignore[misc]
         self._insert_parameters(graph, given)
         _forget_made_up_sizes(model)
         _rename(model)
-        output_names = tuple(self._names(ROOT, "outputs"))
+        output_names = tuple(name for name, _ in self._returned)
         for value, name in zip(graph.inputs, self._input_names(output_names), strict=True):
             value.name = name
         values = {
@@ -263,7 +266,7 @@ class _Traced(nn.Module):  # type: ignore[misc]
             for port, value in zip(self._ports, outputs[len(self._returned) :], strict=True)
             if value.is_graph_input() or ((node := value.producer()) is not None and node.graph is graph)
         }
-        calls = CallTree(tuple(self._with_tensors_of_the_run(traced, values) for traced in seen))
+        calls = CallTree(tuple(self._with_known_sizes(traced, values) for traced in seen))
         names = {port: value.name or "" for port, value in values.items()}
         return Exported(model, calls, state_dict_names(self.model), names, output_names, "torchscript")
 
@@ -275,32 +278,30 @@ class _Traced(nn.Module):  # type: ignore[misc]
             return [f"input.{name}" if name in output_names else name for name, _ in self.given]
         return [_plain(name) for name, _ in self.given]
 
-    def _with_tensors_of_the_run(self, traced: TracedCall, values: Mapping[Port, ir.Value]) -> TracedCall:
-        if traced.call not in self._run:
-            return traced
-        same = self._run[traced.call]
+    def _with_known_sizes(self, traced: TracedCall, values: Mapping[Port, ir.Value]) -> TracedCall:
         return dataclasses.replace(
             traced,
-            inputs=self._with_open_sizes(traced.call, "inputs", same.inputs, values),
-            outputs=self._with_open_sizes(traced.call, "outputs", same.outputs, values),
+            inputs=tuple(self._specs(traced.call, "inputs", traced.inputs, values)),
+            outputs=tuple(self._specs(traced.call, "outputs", traced.outputs, values)),
         )
 
-    def _with_open_sizes(
+    def _specs(
         self, call: ModuleCall, side: Side, specs: Sequence[TensorSpec], values: Mapping[Port, ir.Value]
-    ) -> tuple[TensorSpec, ...]:
-        """Sizes are numbers in the run; which of them are open the values of the graph know."""
-        if not self._open:
-            return tuple(specs)
-        changed = []
-        for position, spec in enumerate(specs):
-            value = values.get(Port(call, side, position))
+    ) -> Iterator[TensorSpec]:
+        """The tensors that are no sizes. Their own sizes are those of the trace; which are open the graph knows."""
+        position = 0
+        for spec in specs:
+            port = Port(call, side, position)
+            if self._ports.get(port) != spec.name:
+                continue
+            position += 1
+            value = values.get(port)
             known = value.shape if value is not None and value.shape is not None else [None] * len(spec.shape)
             sizes = (
                 size if isinstance(size, int) else str(size) if _is_named(size) else _plain(f"{spec.name}_{axis}")
                 for axis, size in enumerate(known)
             )
-            changed.append(dataclasses.replace(spec, shape=tuple(sizes)))
-        return tuple(changed)
+            yield dataclasses.replace(spec, shape=tuple(sizes)) if self._open else spec
 
     def _insert_parameters(self, graph: ir.Graph, given: int) -> None:
         """The exporter leaves parameters and buffers as inputs behind those that are given."""
