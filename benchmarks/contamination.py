@@ -10,8 +10,8 @@ The truth knows none of them. In a run of PyTorch, hooks keep what each layer ge
 every value is computed; a value of the file that has the numbers of a layer's input or output is that border. A node
 without which a layer's output cannot be computed from what the layer got is that layer's, if that is so of one layer
 only; one that no layer's output needs behind its borders is outside. What several layers need (a mask that a model
-makes only while it is captured) is not judged. Layers are the outermost calls of modules with a number for a name whose class
-is not torch's.
+makes only while it is captured) is not judged. Layers are the outermost calls of modules with a number for a name
+whose class is not torch's.
 
 `--write` puts the tables into docs/frontends.md. Beyond the dependencies of the project it needs what tests/models.py
 does.
