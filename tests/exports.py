@@ -14,6 +14,7 @@ from filelock import FileLock
 
 import models
 from modelexport import export, schema
+from modelexport.frontends.choose import FrontEnd
 
 
 @dataclass(frozen=True)
@@ -35,20 +36,20 @@ Exporter = Callable[..., ExportedCase]
 
 @pytest.fixture(scope="session")
 def exported(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Exporter:
-    """``exported(name, dynamic=False)``: the verified export of a case, shared by the workers of one run."""
+    """``exported(name, dynamic=False, frontend="dynamo")``: the verified export of a case, shared by all workers."""
     folder = tmp_path_factory.getbasetemp()
     shared = (folder if worker_id == "master" else folder.parent) / "exports"
     shared.mkdir(exist_ok=True)
 
-    def get(name: str, *, dynamic: bool = False) -> ExportedCase:
+    def get(name: str, *, dynamic: bool = False, frontend: FrontEnd = "dynamo") -> ExportedCase:
         case = models.case(name)
         if case.missing:
             pytest.skip(f"needs {', '.join(case.missing)}: `make test` installs them")
-        path = shared / f"{name}{'-dynamic' if dynamic else ''}.onnx"
+        path = shared / f"{name}{'-dynamic' if dynamic else ''}{'' if frontend == 'dynamo' else f'-{frontend}'}.onnx"
         document = path.with_suffix(".export.json")
         with FileLock(path.with_suffix(".lock")):
             if not document.exists():
-                result = export(case.build(), case.inputs(), path, dynamic=dynamic, verify=True)
+                result = export(case.build(), case.inputs(), path, frontend=frontend, dynamic=dynamic, verify=True)
                 document.write_text(json.dumps(msgspec.to_builtins(result.document())))
         return ExportedCase(case, path, json.loads(document.read_text()))
 

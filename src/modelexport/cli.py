@@ -59,6 +59,12 @@ class GranularityChoice(StrEnum):
     ALL = "all"
 
 
+class FrontEndChoice(StrEnum):
+    AUTO = "auto"
+    DYNAMO = "dynamo"
+    TORCHSCRIPT = "torchscript"
+
+
 class WeightsChoice(StrEnum):
     AUTO = "auto"
     COPY = "copy"
@@ -95,6 +101,9 @@ def options(
 def export(
     output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE.onnx", help="The file to write.")],
     model: ModelArgument = "bert-tiny",
+    frontend: Annotated[
+        FrontEndChoice, typer.Option(help="What captures MODEL; auto: torchscript where dynamo fails.")
+    ] = FrontEndChoice.AUTO,
     dynamic: Annotated[bool, typer.Option("--dynamic", help="Leave every axis open that the model does.")] = False,
     opset: Annotated[int | None, typer.Option(metavar="N", help="The opset of the file.")] = None,
     inputs: InputsOption = None,
@@ -139,6 +148,7 @@ def export(
             example,
             output,
             name=loaded.name,
+            frontend=frontend.value,
             dynamic=dynamic,
             opset=opset,
             granularity=granularity.value,
@@ -153,6 +163,9 @@ def export(
             vectors=vectors,
             stages=stages,
         )
+    if failure := result.hierarchy.settings.dynamo_failure:
+        reason = failure.splitlines()[0]
+        print(f"modelexport: warning: exported with the front end torchscript: {reason}", file=sys.stderr)
     if carrier is CarrierChoice.ATTRIBUTES:
         print(
             f"modelexport: warning: onnx.checker and ONNX Runtime refuse tags as attributes; "

@@ -16,7 +16,7 @@ call that all its neighbours agree on, which is ``inferred``. Cost is linear in 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import onnx_ir as ir
@@ -110,8 +110,7 @@ class _Derivation:
 
     def run(self) -> None:
         nodes = list(all_nodes(self.changed))
-        for node in nodes:
-            self.holders.update((graph, node) for graph in nested_graphs(node))
+        self.holders = _holders(nodes)
         self.values.update((value.name or "", value) for value in self.changed.graph.inputs)
         self.values.update((value.name or "", value) for value in initializers(self.changed))
         for node in nodes:
@@ -128,7 +127,7 @@ class _Derivation:
             node.meta.pop(_INDEX, None)
             if owner is not None:
                 node.meta[OWNER] = owner
-        self._place_new(nodes)
+        _place([node for node in nodes if node not in self.matches], self.holders)
         self._infer(nodes)
 
     def _match(self, node: ir.Node) -> int | None:
@@ -207,33 +206,13 @@ class _Derivation:
     def _is_boundary(self, name: str) -> bool:
         return name in self.values or name in self.source.constant or name not in self.source.producer
 
-    def _place_new(self, nodes: list[ir.Node]) -> None:
-        """A new node belongs to the matched nodes that it leads to, or else to those that it comes from."""
-        leads: dict[ir.Node, tuple[ModuleCall, ...]] = {}
-        for node in reversed(nodes):
-            if node not in self.matches:
-                leads[node] = _calls_of(self._consumers(node), leads)
-        for node in nodes:
-            if node not in self.matches:
-                leads[node] = leads[node] or _calls_of(_producers(node), leads)
-                if leads[node]:
-                    node.meta[OWNER] = Owner(leads[node], Evidence.DERIVED)
-
     def _infer(self, nodes: list[ir.Node]) -> None:
         """A node of which the source itself knew nothing belongs to the call that everything around it belongs to."""
         for node in nodes:
             if OWNER not in node.meta:
-                around = _calls_of([*_producers(node), *self._consumers(node)], {})
+                around = _calls_of([*_producers(node), *_consumers(node, self.holders)], {})
                 if len(around) == 1:
                     node.meta[OWNER] = Owner(around, Evidence.INFERRED)
-
-    def _consumers(self, node: ir.Node) -> Iterator[ir.Node]:
-        """The nodes that use a node's outputs; a nested graph's outputs are used by the node that holds it."""
-        for value in node.outputs:
-            for user, _ in value.uses():
-                yield user
-            if value.is_graph_output() and isinstance(value.graph, ir.Graph) and value.graph in self.holders:
-                yield self.holders[value.graph]
 
 
 def _same_attributes(one: Mapping[str, ir.Attr], other: Mapping[str, ir.Attr]) -> bool:
@@ -244,6 +223,23 @@ def _same_attributes(one: Mapping[str, ir.Attr], other: Mapping[str, ir.Attr]) -
 
 
 _BY_IDENTITY = (ir.AttributeType.TENSOR, ir.AttributeType.GRAPH, ir.AttributeType.TENSORS, ir.AttributeType.GRAPHS)
+
+
+def place_unowned(model: ir.Model) -> None:
+    """Give each node that has no owner the owners of the nodes that it leads to, or else of those it comes from."""
+    nodes = list(all_nodes(model))
+    _place([node for node in nodes if OWNER not in node.meta], _holders(nodes))
+
+
+def _place(new: Sequence[ir.Node], holders: Mapping[ir.Graph, ir.Node]) -> None:
+    """A new node belongs to the nodes that it leads to, or else to those that it comes from."""
+    leads: dict[ir.Node, tuple[ModuleCall, ...]] = {}
+    for node in reversed(new):
+        leads[node] = _calls_of(_consumers(node, holders), leads)
+    for node in new:
+        leads[node] = leads[node] or _calls_of(_producers(node), leads)
+        if leads[node]:
+            node.meta[OWNER] = Owner(leads[node], Evidence.DERIVED)
 
 
 def _calls_of(nodes: Iterable[ir.Node], placed: Mapping[ir.Node, tuple[ModuleCall, ...]]) -> tuple[ModuleCall, ...]:
@@ -259,3 +255,17 @@ def _producers(node: ir.Node) -> Iterator[ir.Node]:
     for value in node.inputs:
         if value is not None and (producer := value.producer()) is not None:
             yield producer
+
+
+def _consumers(node: ir.Node, holders: Mapping[ir.Graph, ir.Node]) -> Iterator[ir.Node]:
+    """The nodes that use a node's outputs; a nested graph's outputs are used by the node that holds it."""
+    for value in node.outputs:
+        for user, _ in value.uses():
+            yield user
+        if value.is_graph_output() and isinstance(value.graph, ir.Graph) and value.graph in holders:
+            yield holders[value.graph]
+
+
+def _holders(nodes: Iterable[ir.Node]) -> dict[ir.Graph, ir.Node]:
+    """Nested graph to the node that holds it."""
+    return {graph: node for node in nodes for graph in nested_graphs(node)}

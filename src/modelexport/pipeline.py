@@ -37,6 +37,7 @@ from modelexport.writers.tables import encode_table
 if TYPE_CHECKING:
     from torch import nn
 
+    from modelexport.frontends.choose import FrontEnd
     from modelexport.verdicts import VerifyReport
 
 EXTERNAL_DATA_THRESHOLD = 10**9
@@ -73,6 +74,7 @@ class ExportResult:
             "path": str(self.path),
             "files": [str(file) for file in self.files],
             "model": self.hierarchy.model,
+            "frontend": self.hierarchy.settings.frontend,
             "coverage": self.coverage,
             "seconds": self.seconds,
             "tree": self.tree,
@@ -95,6 +97,7 @@ def export(
     path: str | Path,
     *,
     name: str | None = None,
+    frontend: FrontEnd = "auto",
     dynamic: bool = False,
     opset: int | None = None,
     granularity: Granularity = "auto",
@@ -119,6 +122,7 @@ def export(
         path: ``DIR/NAME.onnx``. ``NAME.hierarchy.json``, ``NAME.dag.json``, ``NAME.operations.json`` and
             ``NAME.report.md`` are written beside it.
         name: What the documents call the model; its class if left out.
+        frontend: ``dynamo``, ``torchscript``, or ``auto``: `torchscript` where `dynamo` fails.
         dynamic: Leave every axis of every input that the model does not fix open.
         opset: The opset of the standard domain; the exporter's default if left out.
         granularity: Which modules get a segment in the tags (see :class:`~modelexport.tags.Tags`).
@@ -138,11 +142,12 @@ def export(
 
     Raises:
         CaptureError: The model cannot be exported.
+        UsageError: The front end does not write this opset.
         InputsError: The inputs do not fit.
         OutputError: The files cannot be written. What was there before is still there.
         UntaggedNodeError: A node has no owner. Nothing is written.
     """
-    from modelexport.frontends import dynamo
+    from modelexport.frontends.choose import capture
     from modelexport.hierarchy.static import containers, module_tree
 
     path = Path(path)
@@ -152,7 +157,7 @@ def export(
     stages = stages or Stages()
     with stages("capture"):
         tree = module_tree(model)
-        exported = dynamo.export(model, inputs, dynamic=dynamic, opset=opset)
+        exported = capture(model, inputs, frontend, dynamic=dynamic, opset=opset)
         graph = exported.model
     with stages("optimize"):
         parameters = with_unique_names(graph, exported.parameters)
@@ -188,7 +193,8 @@ def export(
             origins=found,
             coverage=coverage,
             settings=schema.Settings(
-                frontend="dynamo",
+                frontend=exported.frontend,
+                dynamo_failure=exported.dynamo_failure,
                 granularity=granularity,
                 include=sorted(include),
                 exclude=sorted(exclude),

@@ -39,6 +39,7 @@ def format_report(
         f"`{model.class_name}`, {model.parameters:,} parameters, {len(hierarchy.nodes):,} nodes, "
         f"{len(hierarchy.initializers):,} initializers, opset {model.opset}, "
         f"front end `{hierarchy.settings.frontend}`.",
+        *_failure(hierarchy.settings.dynamo_failure),
         "## Coverage",
         _table(
             ("evidence", "nodes"),
@@ -77,6 +78,12 @@ def format_report(
         _table(("package", "version"), [*hierarchy.environment.items()]),
     ]
     return "\n\n".join(sections) + "\n"
+
+
+def _failure(reason: str) -> list[str]:
+    if not reason:
+        return []
+    return ["The front end `dynamo`, tried first, gave up:", f"```\n{reason}\n```"]
 
 
 def _verification(verified: VerifyReport | None) -> list[str]:

@@ -77,6 +77,7 @@ class _Dispatch:
             replacement = rule.try_rewrite(model, graph, node, **options)
             if replacement is not None and not self._removes_kept(replacement.match):
                 self._applied = rule
+                _name_apart(replacement.new_initializers, graph)
                 return replacement
         return None
 
@@ -106,3 +107,13 @@ class _Dispatch:
     @property
     def as_function(self) -> bool:
         return bool(self._applied.as_function)
+
+
+def _name_apart(new: Sequence[ir.Value], graph: ir.Graph | ir.Function) -> None:
+    """Rules call what they add after a value, two of them alike, and the second would take the first's place."""
+    taken = graph.initializers if isinstance(graph, ir.Graph) else {}
+    for value in new:
+        base, count = value.name, 0
+        while value.name in taken:
+            count += 1
+            value.name = f"{base}_{count}"

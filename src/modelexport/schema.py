@@ -231,7 +231,7 @@ class ModelEntry(msgspec.Struct, frozen=True):
     opset: int
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
+class Settings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the file was exported with."""
 
     frontend: str
@@ -240,6 +240,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     exclude: list[str]
     dynamic: bool
     optimize: bool
+    dynamo_failure: str = ""
+    """Why the front end `dynamo`, which ``auto`` tries first, gave up; absent where it did not."""
 
 
 class Hierarchy(msgspec.Struct, frozen=True, kw_only=True):

@@ -155,10 +155,10 @@ class _Run:
     def __init__(self, model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any], sidecar: schema.Hierarchy) -> None:
         self._model, self._inputs, self._bytes = model, inputs, 0
         self._names = {
-            (call.address, side, index): tensor.value
+            (call.address, side, tensor.name): tensor.value
             for call in sidecar.calls
             for side, tensors in (("inputs", call.inputs), ("outputs", call.outputs))
-            for index, tensor in enumerate(tensors)
+            for tensor in tensors
         }
         self._held: dict[str, Any] | None = {}
         recorder = CallRecorder(model, watch=self._hold)
@@ -171,7 +171,8 @@ class _Run:
             for call in sidecar.calls
             if (key := ModuleCall.parse(call.address)) in seen and counts[key.path] == captured[key.path]
             for tensors, specs in ((call.inputs, seen[key].inputs), (call.outputs, seen[key].outputs))
-            for tensor, spec in zip(tensors, specs, strict=False)
+            # By name: a model may hand its modules a mask only while it is captured.
+            for tensor, spec in _of_one_name(tensors, specs)
             if tensor.value is not None and _is_like(tensor, spec)
         }
 
@@ -203,10 +204,17 @@ class _Run:
                 self._held = self._held if self._bytes <= BATCH_BYTES else None
 
     def _named(self, call: ModuleCall, side: Side, tensors: NamedTensors) -> Iterator[tuple[str, torch.Tensor]]:
-        for index, (_, tensor) in enumerate(tensors):
-            name = self._names.get((call.address, side, index))
+        for argument, tensor in tensors:
+            name = self._names.get((call.address, side, argument))
             if name is not None:
                 yield name, tensor
+
+
+def _of_one_name(
+    tensors: Sequence[schema.CallTensor], specs: Sequence[TensorSpec]
+) -> Iterator[tuple[schema.CallTensor, TensorSpec]]:
+    by_name = {spec.name: spec for spec in specs}
+    return ((tensor, by_name[tensor.name]) for tensor in tensors if tensor.name in by_name)
 
 
 def _is_like(tensor: schema.CallTensor, spec: TensorSpec) -> bool:

@@ -24,3 +24,7 @@ class Exported:
     """Which value of the graph is which tensor of PyTorch: what each call gets and returns, where that is known."""
     output_names: tuple[str, ...]
     """A name for each graph output: the field of what the model returns, or ``output``, ``output.0``, ..."""
+    frontend: str
+    """The front end that made it."""
+    dynamo_failure: str = ""
+    """Why the front end that was tried first, `dynamo`, did not."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import ast
 import contextlib
 import copy
-import inspect
 import operator
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,6 +26,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 from modelexport.core import ROOT, CallTree, Evidence, ModuleCall, Owner, Port, Side, TracedCall
 from modelexport.errors import CaptureError
 from modelexport.frontends import Exported
+from modelexport.frontends.arguments import by_name, state_dict_names
 from modelexport.graph import OWNER
 from modelexport.hierarchy.recorder import CallRecorder
 from modelexport.hierarchy.traced import untouched
@@ -58,7 +58,7 @@ def export(
     """
     watcher = _TensorWatcher()
     recorder = CallRecorder(model, _annotated, watcher.watch)
-    args, kwargs = _by_name(model, *run_arguments(copy.deepcopy(inputs)))
+    args, kwargs = by_name(model, *run_arguments(copy.deepcopy(inputs)))
     with untouched(model, runs=False), recorder.attached(), quiet():
         failure: CaptureError | None = None
         try:
@@ -76,7 +76,7 @@ def export(
     if len(output_names) != len(translated.graph.outputs):
         output_names = tuple(value.name or "" for value in translated.graph.outputs)
     values = {**watcher.graph_inputs(translated), **owners.values}
-    return Exported(translated, calls, state_dict_names(model), values, output_names)
+    return Exported(translated, calls, state_dict_names(model), values, output_names, "dynamo")
 
 
 class _TensorWatcher:
@@ -144,24 +144,6 @@ def _annotated(call: ModuleCall) -> Iterator[None]:
         yield
 
 
-def _by_name(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The same arguments by name, so that the inputs of the graph have those names; as they are if that cannot be."""
-    try:
-        bound = inspect.signature(model.forward).bind(*args, **kwargs)
-    except (TypeError, ValueError):  # the model will say it better
-        return args, kwargs
-    named: dict[str, Any] = {}
-    for name, value in bound.arguments.items():
-        match bound.signature.parameters[name].kind:
-            case inspect.Parameter.VAR_POSITIONAL | inspect.Parameter.POSITIONAL_ONLY:
-                return args, kwargs
-            case inspect.Parameter.VAR_KEYWORD:
-                named.update(value)
-            case _:
-                named[name] = value
-    return (), named
-
-
 def _explained(error: Exception, recorder: CallRecorder) -> CaptureError:
     """What failed and where, and the exporter's own reason: the exception at the bottom of the chain."""
     cause: BaseException = error
@@ -177,16 +159,6 @@ def _explained(error: Exception, recorder: CallRecorder) -> CaptureError:
 
 _REASON_LINES = 12
 """What fits a screen; the rest is in the chained exception."""
-
-
-def state_dict_names(model: nn.Module) -> dict[str, tuple[str, ...]]:
-    """Every ``state_dict`` key to all keys of the same tensor, itself included: tied parameters have several."""
-    tensors = model.state_dict(keep_vars=True)
-    names: dict[int, list[str]] = {}
-    for key, tensor in tensors.items():
-        if torch.is_tensor(tensor):
-            names.setdefault(id(tensor), []).append(key)
-    return {key: tuple(keys) for keys in names.values() for key in keys}
 
 
 def _translate(

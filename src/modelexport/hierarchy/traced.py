@@ -14,6 +14,7 @@ from torch.nn.parameter import is_lazy
 from modelexport.core import ROOT, CallTree
 from modelexport.errors import InputsError
 from modelexport.hierarchy.recorder import CallRecorder
+from modelexport.hierarchy.tracing import in_trace
 
 
 def trace(model: nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> CallTree:
@@ -85,12 +86,14 @@ class _OwnParameters:
         if torch.compiler.is_dynamo_compiling():  # inside a branch, which torch.cond compiles and forbids side effects
             return
         own = module.parameters(recurse=False)
-        self._copies.append({parameter: parameter.clone() for parameter in own if _has_values(parameter)})
+        with in_trace(None):
+            self._copies.append({parameter: parameter.clone() for parameter in own if _has_values(parameter)})
 
     def after(self, module: nn.Module, args: tuple[Any, ...], output: object) -> None:
         for parameter, copy in (self._copies.pop() if self._copies else {}).items():
-            if not torch.equal(parameter, copy):
-                self._changed.setdefault(parameter, copy)
+            with in_trace(None):
+                if not torch.equal(parameter, copy):
+                    self._changed.setdefault(parameter, copy)
 
 
 @contextmanager

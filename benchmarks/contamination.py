@@ -1,0 +1,297 @@
+"""How many operations carry the tag of another layer than the one that computed them, for three ways of tagging.
+
+    python benchmarks/contamination.py [--write] [NAME ...]
+
+- `projected`, the older way: hooks record the order of the modules in a run, and the record is laid over the nodes of
+  a finished graph in order, each module on as many nodes as any other;
+- `torchscript` and `dynamo`, the front ends.
+
+The truth knows none of them. In a run of PyTorch, hooks keep what each layer gets and returns; in a run of the file
+every value is computed; a value of the file that has the numbers of a layer's input or output is that border. A node
+without which a layer's output cannot be computed from what the layer got is that layer's, if that is so of one layer
+only; one that no layer's output needs behind its borders is outside. What several layers need (a mask that a model
+makes only while it is captured) is not judged. Layers are the outermost calls of modules with a number for a name
+whose class is not torch's.
+
+`--write` puts the tables into docs/frontends.md. Beyond the dependencies of the project it needs what tests/models.py
+does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import torch
+from torch import nn
+
+REPOSITORY = Path(__file__).parent.parent
+sys.path.insert(0, str(REPOSITORY / "tests"))
+
+import modelexport  # noqa: E402
+import models  # noqa: E402
+from modelexport.core import ModuleCall, ModuleTree  # noqa: E402
+from modelexport.graph import owner_of  # noqa: E402
+from modelexport.hierarchy.recorder import CallRecorder  # noqa: E402
+from modelexport.hierarchy.static import module_tree  # noqa: E402
+from modelexport.hierarchy.traced import untouched  # noqa: E402
+from modelexport.load import load  # noqa: E402
+from modelexport.read import TaggedModel  # noqa: E402
+from modelexport.runtime import run, session, with_outputs  # noqa: E402
+from modelexport.verify import as_array, feeds  # noqa: E402
+
+PAGE = REPOSITORY / "docs" / "frontends.md"
+BEGIN, END = "<!-- contamination -->", "<!-- end of contamination -->"
+WAYS = ("projected", "torchscript", "dynamo")
+Built = tuple[nn.Module, dict[str, Any]]
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer, self.norm = nn.Linear(16, 32), nn.Linear(32, 16), nn.LayerNorm(16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(x + self.outer(torch.tanh(self.inner(x))))
+
+
+class TwoLayers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Layer(), Layer()])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.value, self.dense = (nn.Linear(16, 16) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        query, key, value = (
+            part(x).unflatten(-1, (2, 8)).transpose(1, 2) for part in (self.query, self.key, self.value)
+        )
+        weights = torch.softmax(query @ key.transpose(-1, -2) / 8**0.5, -1)
+        return self.dense((weights @ value).transpose(1, 2).flatten(2))
+
+
+class BertLikeLayer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention, self.middle = Attention(), Layer()
+        self.norm = nn.LayerNorm(16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.middle(self.norm(x + self.attention(x)))
+
+
+class BertLike(nn.Module):
+    """Embeddings, two layers of attention, a pooler."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.positions, self.norm = nn.Embedding(32, 16), nn.Embedding(8, 16), nn.LayerNorm(16)
+        self.layer = nn.ModuleList([BertLikeLayer(), BertLikeLayer()])
+        self.pooler = nn.Linear(16, 16)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.norm(self.words(ids) + self.positions(torch.arange(ids.shape[1])))
+        for layer in self.layer:
+            x = layer(x)
+        return torch.tanh(self.pooler(x[:, 0]))
+
+
+def bert(layers: int) -> Built:
+    from transformers import BertConfig, BertModel
+
+    config = BertConfig(hidden_size=64, num_hidden_layers=layers, num_attention_heads=2, intermediate_size=128)
+    return BertModel(config).eval(), tokens()
+
+
+def tokens() -> dict[str, Any]:
+    mask = torch.ones(2, 16, dtype=torch.long)
+    mask[1, -3:] = 0
+    return {"input_ids": torch.randint(0, 1000, (2, 16)), "attention_mask": mask}
+
+
+def of_the_table(name: str) -> Callable[[], Built]:
+    return lambda: (models.case(name).build(), models.case(name).inputs())
+
+
+MODELS: dict[str, Callable[[], Built]] = {
+    "two layers": lambda: (TwoLayers().eval(), {"x": torch.randn(2, 4, 16)}),
+    "BERT-like": lambda: (BertLike().eval(), {"ids": torch.randint(0, 32, (2, 8))}),
+    "bert-tiny": lambda: (load("bert-tiny").model, tokens()),
+    "BERT, 12 layers": lambda: bert(12),
+    **{name: of_the_table(name) for name in ("albert", "gpt2", "llama", "t5", "vit")},
+}
+
+
+@dataclass(frozen=True)
+class Measured:
+    nodes: int
+    """Tagged operations, without constants."""
+    judged: int
+    trace: int
+    """Module calls of the run."""
+    pairs: Counter[str]
+    """``2 as 1``: computed in layer 2, tagged as layer 1."""
+    operators: Counter[str]
+    seconds: float
+
+
+def layers_of(tree: ModuleTree, stack: Sequence[ModuleCall]) -> ModuleCall | None:
+    """The layer that a call ran in, if any: the outermost of those with a number for a name."""
+    return next((c for c in stack if tree[c.path].name.isdigit() and not tree[c.path].is_torch_nn), None)
+
+
+def measure(way: str, model: nn.Module, inputs: dict[str, Any], folder: Path) -> Measured:
+    path = folder / f"{way}.onnx"
+    began = time.process_time()
+    modelexport.export(model, inputs, path, frontend="dynamo" if way == "dynamo" else "torchscript")
+    seconds = time.process_time() - began
+    tagged = modelexport.load(path)
+    tree = module_tree(model)
+    nodes = [node for node in tagged.model.graph if node.op_type != "Constant"]
+    record = recorded(model, inputs)
+    if way == "projected":
+        began = time.process_time()
+        order = [call for call, _, _ in record.values()]
+        claims = [{layers_of(tree, tagged.calls.stack(order[i * len(order) // len(nodes)]))} for i in range(len(nodes))]
+        seconds += time.process_time() - began
+    else:
+        claims = [{layers_of(tree, tagged.calls.stack(c)) for c in owner_of(node).calls} for node in nodes]
+    truth = computed_in(tagged, tree, record, inputs)
+    judged = [(node, claim) for node, claim in zip(nodes, claims, strict=True) if node in truth]
+    wrong = [(node, claim) for node, claim in judged if truth[node] not in claim]
+    return Measured(
+        nodes=len(nodes),
+        judged=len(judged),
+        trace=len(record),
+        pairs=Counter(f"{short(truth[node])} as {short(min(claim, key=str))}" for node, claim in wrong),
+        operators=Counter(node.op_type for node, _ in wrong),
+        seconds=seconds,
+    )
+
+
+def short(layer: ModuleCall | None) -> str:
+    return "outside" if layer is None else str(layer).replace("encoder.", "e.").replace("decoder.", "d.")
+
+
+Record = dict[ModuleCall, tuple[ModuleCall, list[Any], list[Any]]]
+
+
+def recorded(model: nn.Module, inputs: dict[str, Any]) -> Record:
+    """Each call of a run, in order, with the arrays that it gets and returns."""
+    found: Record = {}
+
+    def watch(call: ModuleCall, side: str, tensors: Any) -> None:
+        kept = found.setdefault(call, (call, [], []))[1 if side == "inputs" else 2]
+        kept.extend(as_array(tensor.detach().clone()) for _, tensor in tensors)
+
+    recorder = CallRecorder(model, watch=watch)
+    with untouched(model), recorder.attached():
+        model(**inputs)
+    return found
+
+
+def computed_in(
+    tagged: TaggedModel, tree: ModuleTree, record: Record, inputs: dict[str, Any]
+) -> dict[ir.Node, ModuleCall | None]:
+    """Which layer's call computed each node (``None``: outside of all); only those of which this is certain."""
+    values = [value for node in tagged.model.graph for value in node.outputs if value.name]
+    every = session(with_outputs(tagged.model, values))
+    arrays = run(every, feeds(inputs, every))
+    inside: dict[ModuleCall, set[ir.Node]] = {}
+    before: dict[ModuleCall, set[ir.Node]] = {}
+    for call, got, returned in record.values():
+        if layers_of(tree, tagged.calls.stack(call)) != call:
+            continue
+        borders = {v for v in values for array in got if same(arrays[v.name], array)}
+        ends = {v for v in values for array in returned if same(arrays[v.name], array)}
+        if not ends:
+            raise SystemExit(f"no value of the file is what {call} returns")
+        inside[call] = set(behind(ends, borders))
+        before[call] = set(behind(borders, set()))
+    claimed = Counter(node for nodes in inside.values() for node in nodes)
+    found: dict[ir.Node, ModuleCall | None] = {
+        node: call for call, nodes in inside.items() for node in nodes - before[call] if claimed[node] == 1
+    }
+    found.update((node, None) for node in tagged.model.graph if node.op_type != "Constant" and not claimed[node])
+    return found
+
+
+def same(one: Any, other: Any) -> bool:
+    return one.shape == other.shape and one.dtype == other.dtype and bool(np.allclose(one, other, 1e-3, 1e-4))
+
+
+def behind(values: set[ir.Value], borders: set[ir.Value]) -> Iterator[ir.Node]:
+    """The nodes that compute values, from borders on."""
+    pending = list(values)
+    seen: set[ir.Node] = set()
+    while pending:
+        node = pending.pop().producer()
+        if node is not None and node not in seen and node.op_type != "Constant":
+            seen.add(node)
+            yield node
+            pending.extend(value for value in node.inputs if value is not None and value not in borders)
+
+
+def tables(results: dict[tuple[str, str], Measured]) -> str:
+    lines = ["| model | trace | way | operations | judged | contaminated | CPU s |", "|---|---|---|---|---|---|---|"]
+    details = ["| model | contaminated, by layers (computed in, tagged as) | by operator |", "|---|---|---|"]
+    for (name, way), m in results.items():
+        bad = m.pairs.total()
+        lines.append(f"| {name} | {m.trace} | {way} | {m.nodes} | {m.judged} | {bad} | {m.seconds:.1f} |")
+        if bad:
+            details.append(f"| {name}, {way} | {listed(m.pairs)} | {listed(m.operators)} |")
+    return "\n".join([*lines, "", *details])
+
+
+def listed(counts: Counter[str]) -> str:
+    shown = ", ".join(f"{name} {count}" for name, count in counts.most_common(6))
+    return shown + (f" and {len(counts) - 6} more" if len(counts) > 6 else "")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="put the tables into docs/frontends.md")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(MODELS))
+    arguments = parser.parse_args()
+    warnings.simplefilter("ignore")
+    results: dict[tuple[str, str], Measured] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for front in ("torchscript", "dynamo"):  # the first export of each kind imports what it needs
+            modelexport.export(*MODELS["two layers"](), Path(folder) / "warm.onnx", frontend=front)
+        for name in arguments.names or MODELS:
+            torch.manual_seed(0)
+            model, inputs = MODELS[name]()
+            for way in WAYS:
+                results[name, way] = measure(way, model, inputs, Path(folder))
+                print(f"{name}, {way}: {results[name, way].pairs.total()} contaminated", file=sys.stderr)
+    text = tables(results)
+    print(text)
+    if arguments.write:
+        page = PAGE.read_text()
+        before, after = page.partition(BEGIN)[0], page.partition(END)[2]
+        PAGE.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}")
+    if any(m.pairs for (_, way), m in results.items() if way != "projected"):
+        raise SystemExit("a front end gave an operation another layer's tag")
+
+
+if __name__ == "__main__":
+    main()

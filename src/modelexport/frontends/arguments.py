@@ -1,0 +1,37 @@
+"""What both front ends read off a module: its arguments by name, its parameters by all their names."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import nn
+
+
+def by_name(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The same arguments by name, so that the inputs of the graph have those names; as they are if that cannot be."""
+    try:
+        bound = inspect.signature(model.forward).bind(*args, **kwargs)
+    except (TypeError, ValueError):  # the model will say it better
+        return args, kwargs
+    named: dict[str, Any] = {}
+    for name, value in bound.arguments.items():
+        match bound.signature.parameters[name].kind:
+            case inspect.Parameter.VAR_POSITIONAL | inspect.Parameter.POSITIONAL_ONLY:
+                return args, kwargs
+            case inspect.Parameter.VAR_KEYWORD:
+                named.update(value)
+            case _:
+                named[name] = value
+    return (), named
+
+
+def state_dict_names(model: nn.Module) -> dict[str, tuple[str, ...]]:
+    """Every ``state_dict`` key to all keys of the same tensor, itself included: tied parameters have several."""
+    tensors = model.state_dict(keep_vars=True)
+    names: dict[int, list[str]] = {}
+    for key, tensor in tensors.items():
+        if torch.is_tensor(tensor):
+            names.setdefault(id(tensor), []).append(key)
+    return {key: tuple(keys) for keys in names.values() for key in keys}

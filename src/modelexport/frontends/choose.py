@@ -1,0 +1,45 @@
+"""The front end that a caller asks for, or, with ``auto``, the first one that can."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+from torch import nn
+
+from modelexport.errors import CaptureError, UsageError
+from modelexport.frontends import Exported, dynamo, torchscript
+
+FrontEnd = Literal["auto", "dynamo", "torchscript"]
+
+FRONT_ENDS: Mapping[str, Callable[..., Exported]] = {"dynamo": dynamo.export, "torchscript": torchscript.export}
+
+
+def capture(
+    model: nn.Module,
+    inputs: Mapping[str, Any] | Sequence[Any],
+    frontend: FrontEnd,
+    *,
+    dynamic: bool = False,
+    opset: int | None = None,
+) -> Exported:
+    """Capture and translate a model with a front end; ``auto`` is ``dynamo``, and ``torchscript`` where that fails.
+
+    Raises:
+        CaptureError: The front end gave up; with ``auto``, both did.
+        InputsError: The inputs do not fit.
+        UsageError: The front end does not write this opset.
+    """
+    if frontend != "auto":
+        return FRONT_ENDS[frontend](model, inputs, dynamic=dynamic, opset=opset)
+    try:
+        return dynamo.export(model, inputs, dynamic=dynamic, opset=opset)
+    except CaptureError as error:
+        first = error
+    try:
+        exported = torchscript.export(model, inputs, dynamic=dynamic, opset=opset)
+    except UsageError as second:
+        message = f"{first}\nneither with the front end torchscript: {second}"
+        raise CaptureError(message, address=first.address, reason=first.reason) from first
+    return dataclasses.replace(exported, dynamo_failure=str(first))

@@ -1,0 +1,136 @@
+"""Refuses, while a model is traced, Python that decides by the values of tensors: a trace cannot follow it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+
+class DecisionError(RuntimeError):
+    """The model reads a number that depends on the values of its inputs or parameters."""
+
+
+# torch is not followed by mypy.
+class NoDecisions(TorchFunctionMode):  # type: ignore[misc]
+    """Refuses what a trace cannot follow: Python that reads a number which depends on inputs or parameters.
+
+    The trace would keep what was decided for the example inputs, for all others too. Numbers that depend on sizes alone
+    are read freely, unless the sizes depend on values: how many elements are not zero. A tensor that was written into
+    counts as dependent, since the trace does not say of its views what was written into them.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._by_values: dict[int, bool] = {}
+        self._sized_by_values: dict[int, bool] = {}
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if torch._C._get_tracing_state() is not None and (func in _READS_VALUES or func in _READS_SIZES):
+            for tensor in _tensors(args):
+                value = torch._C._get_value_trace(tensor)
+                if self._is_sized_by_values(value) or (func in _READS_VALUES and self._is_by_values(tensor, value)):
+                    name = func.__name__.strip("_")
+                    raise DecisionError(
+                        f"data-dependent: Python reads a tensor ({name}), and a trace would keep what it was this time"
+                    )
+        return func(*args, **(kwargs or {}))
+
+    def _is_by_values(self, tensor: torch.Tensor, value: Any) -> bool:
+        """Whether a value of the trace depends on elements of inputs or parameters, not only on their sizes."""
+
+        def known(node: Any) -> bool | None:
+            if node.kind() == "prim::Param":
+                return True
+            return any(map(self._is_sized_by_values, node.inputs())) if node.kind() in _SIZES else None
+
+        return bool(tensor._version) or _follow(value, self._by_values, known)
+
+    def _is_sized_by_values(self, value: Any) -> bool:
+        """Whether the size of a value of the trace depends on elements of inputs or parameters."""
+
+        def known(node: Any) -> bool | None:
+            if node.kind() in _SIZED_BY_VALUES:
+                return True
+            if node.kind() == "aten::index":
+                indices = list(node.inputs())[1].node().inputs()
+                return True if any(map(_is_mask, indices)) else None
+            return None
+
+        return _follow(value, self._sized_by_values, known)
+
+
+def _follow(value: Any, found: dict[int, bool], known: Callable[[Any], bool | None]) -> bool:
+    """Whether a fact is known of the node that makes a value, or of any that it is computed from."""
+    pending = [value]
+    while pending:
+        current = pending[-1]
+        number = current.unique()
+        if number not in found:
+            told = known(current.node())
+            inputs = list(current.node().inputs()) if told is None else []
+            unseen = [one for one in inputs if one.unique() not in found]
+            if unseen:
+                pending.extend(unseen)
+                continue
+            found[number] = any(found[one.unique()] for one in inputs) if told is None else told
+        pending.pop()
+    return found[value.unique()]
+
+
+def _is_mask(value: Any) -> bool:
+    kind = value.type()
+    return isinstance(kind, torch._C.TensorType) and kind.scalarType() in ("Bool", "Byte")
+
+
+def _tensors(value: object) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            yield from _tensors(part)
+
+
+_READS_VALUES = {
+    torch.Tensor.__bool__,
+    torch.Tensor.__int__,
+    torch.Tensor.__float__,
+    torch.Tensor.__complex__,
+    torch.Tensor.__index__,
+    torch.Tensor.__contains__,
+    torch.Tensor.__array__,
+    torch.Tensor.item,
+    torch.Tensor.tolist,
+    torch.Tensor.numpy,
+    torch.Tensor.data.__get__,
+    torch.Tensor.new_tensor,
+    torch.tensor,
+    torch.Tensor.equal,
+    torch.equal,
+    torch.Tensor.allclose,
+    torch.allclose,
+    torch.is_nonzero,
+}
+"""What gives Python numbers of the elements of tensors, or tensors that the trace takes for constants."""
+
+_READS_SIZES = {torch.Tensor.__len__, torch.Tensor.unbind, torch.unbind}
+
+_SIZES = {"aten::size", "aten::numel", "aten::dim", "aten::len"}
+
+_SIZED_BY_VALUES = {
+    "aten::nonzero",
+    "aten::nonzero_numpy",
+    "aten::masked_select",
+    "aten::unique",
+    "aten::_unique",
+    "aten::_unique2",
+    "aten::unique_dim",
+    "aten::unique_consecutive",
+    "aten::unique_dim_consecutive",
+    "aten::bincount",
+    "aten::repeat_interleave",
+}

@@ -1,0 +1,388 @@
+"""Both front ends: the same modules, addresses and tags for the same calls, and what each of them refuses."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, get_args
+
+import onnx
+import pytest
+import torch
+from torch import nn
+
+import models
+from exports import Exporter
+from modelexport import export, verify
+from modelexport.errors import CaptureError, InputsError, UsageError
+from modelexport.frontends import Exported
+from modelexport.frontends.choose import FRONT_ENDS, FrontEnd, capture
+from modelexport.graph import all_nodes, initializers, owner_of
+from modelexport.schema import Hierarchy
+from modelexport.verdicts import VerifyReport
+from test_dynamo import assert_same, state
+
+BOTH = tuple(FRONT_ENDS)
+
+COMPARED = (
+    "blocks", "recurrent", "sliced-sequential", "tied-weights", "nested-structures", "equal-values", "buffers",
+    "two-parents", "residual-network", "unet", "bert", "mpnet", "gpt2", "llama", "t5", "bart", "mamba", "vit", "resnet",
+    "pvt-v2", "yolos", "segformer", "wav2vec2", "clip", "torchvision-resnet18",
+)  # fmt: skip
+
+KEPT_BY_TORCHSCRIPT = {
+    # `dynamo` looks up rows of these tables by constants, which is folded; here the rows are computed from sizes.
+    "bert": {"embeddings.token_type_embeddings"},
+    "bart": {"encoder.embed_positions"},
+    # The relative positions, which `dynamo` computes while it captures.
+    "mpnet": {"encoder"},
+}
+"""Calls that own nodes of the optimised graph with this front end only: the other one's were folded."""
+
+STOPPED = {
+    "module-dict": "UnsupportedOperatorError in mix: Exporting the operator 'aten::bilinear'",
+    "mixtral": r"UnsupportedOperatorError in model.layers.0.mlp.experts: Exporting the operator 'aten::histc'",
+    "whisper": r"UnsupportedOperatorError in decoder: Exporting the operator 'aten::diff'",
+    "condition": r"RuntimeError in \. \(models.py:\d+\): Detected that you are using FX to torch.jit.trace",
+    "data-dependent": r"DecisionError in \. \(models.py:\d+\): data-dependent: Python reads a tensor \(bool\)",
+}
+"""What `torchscript` cannot export, and the operator or line that stops it."""
+
+frontends = pytest.mark.parametrize("frontend", BOTH)
+
+
+def captured(frontend: str, name: str) -> Exported:
+    case = models.case(name)
+    return FRONT_ENDS[frontend](case.build(), case.inputs())
+
+
+def owning(hierarchy: Hierarchy) -> set[str]:
+    return {call for node in hierarchy.nodes for call in node.calls or [node.call]}
+
+
+# --- one against the other ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", COMPARED)
+def test_calls_have_the_same_addresses_callers_steps_and_tags(name: str, exported: Exporter) -> None:
+    one, other = (exported(name, frontend=frontend).hierarchy for frontend in BOTH)
+    assert [(c.address, c.parent, c.enter, c.exit, c.tag) for c in one.calls] == [
+        (c.address, c.parent, c.enter, c.exit, c.tag) for c in other.calls
+    ]
+    assert [(m.path, m.tag, m.calls) for m in one.modules] == [(m.path, m.tag, m.calls) for m in other.modules]
+
+
+@pytest.mark.parametrize("name", COMPARED)
+def test_inputs_outputs_and_parameters_have_the_same_names(name: str, exported: Exporter) -> None:
+    one, other = (exported(name, frontend=frontend).hierarchy for frontend in BOTH)
+    assert one.inputs == other.inputs
+    assert one.outputs == other.outputs
+    assert {key for i in one.initializers for key in i.parameter or ()} == {
+        key for i in other.initializers for key in i.parameter or ()
+    }
+
+
+@pytest.mark.parametrize("name", COMPARED)
+def test_the_calls_that_own_nodes_differ_only_where_one_folded_them(name: str, exported: Exporter) -> None:
+    dynamo, torchscript = (owning(exported(name, frontend=frontend).hierarchy) for frontend in BOTH)
+    assert dynamo - torchscript == set()
+    assert torchscript - dynamo == KEPT_BY_TORCHSCRIPT.get(name, set())
+
+
+# --- what torchscript writes ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", COMPARED)
+def test_a_traced_model_is_owned_valid_and_right(name: str, exported: Exporter) -> None:
+    export = exported(name, frontend="torchscript")
+    coverage = export.document["coverage"]
+    assert coverage["exact"] > 0
+    assert (coverage["inferred"], coverage["untagged"]) == (0, 0)
+    assert export.document["verify"]["agrees"], export.document["verify"]
+    onnx.checker.check_model(str(export.path), full_check=True)
+    assert export.hierarchy.settings.frontend == "torchscript"
+
+
+@pytest.mark.parametrize("name", COMPARED)
+def test_every_call_of_a_traced_model_with_nodes_agrees_with_pytorch(name: str, exported: Exporter) -> None:
+    report = verified(exported(name, frontend="torchscript"))
+    assert [call for call in report.calls if call.status not in ("agree", "no nodes")] == []
+    assert any(call.isolated is not None for call in report.calls)
+    assert report.agrees
+
+
+def verified(export: Any) -> VerifyReport:
+    return verify(export.case.build(), export.case.inputs(), export.path)
+
+
+def test_these_are_models_of_many_families() -> None:
+    assert len({models.case(name).family for name in COMPARED}) >= 12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", [case.name for case in (*models.CASES, *models.TRAINED) if case.name not in (*COMPARED, *STOPPED)]
+)
+def test_every_call_of_every_other_traced_model_agrees(name: str, exported: Exporter) -> None:
+    if name in ("qwen3-moe", "mask2former"):
+        pytest.skip("aten::histc; ONNX Runtime has no GridSample of the types that this exporter gives it")
+    report = verified(exported(name, frontend="torchscript"))
+    assert [call for call in report.calls if call.status not in ("agree", "no nodes")] == []
+    assert report.agrees
+
+
+@pytest.mark.parametrize("name", ["unet", "bert", "gpt2", "marian", "resnet", "clip"])
+def test_a_traced_model_with_open_sizes_takes_other_sizes(name: str, exported: Exporter) -> None:
+    export = exported(name, dynamic=True, frontend="torchscript")
+    assert export.document["verify"]["agrees"]
+    assert export.case.dynamic is not None
+    report = verify(export.case.build(), export.case.dynamic(), export.path)
+    assert report.agrees, [call for call in report.calls if call.status == "differ"]
+    assert any(call.isolated is not None for call in report.calls)
+
+
+# --- both alike -----------------------------------------------------------------------------------------------------
+
+
+@frontends
+def test_the_calls_of_a_shared_module_and_its_aliases_are_numbered_apart(frontend: str) -> None:
+    made = captured(frontend, "blocks")
+    assert [str(traced.call) for traced in made.calls][:8] == [
+        ".", "stem", "stem.linear", "stem.norm", "shared", "shared.linear", "shared.norm", "down.0",
+    ]  # fmt: skip
+    relus = [str(owner_of(node).call) for node in all_nodes(made.model) if node.op_type == "Relu"]
+    assert relus == ["stem", "shared", "down.0", "down.1", "shared@1", "up.0", "up.1"]
+
+
+@frontends
+def test_parameters_of_equal_value_are_not_merged(frontend: str) -> None:
+    names = {value.name for value in initializers(captured(frontend, "equal-values").model)}
+    assert names >= {f"layers.{i}.bias" for i in range(3)} | {"shift", "offset"}
+
+
+class Mixed(nn.Module):
+    """Takes the same tensor by position and by keyword, and one that it does not use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, *, unused: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        return self.block(x) * scale
+
+
+@frontends
+def test_inputs_are_named_as_arguments_whatever_the_signature(frontend: str) -> None:
+    made = FRONT_ENDS[frontend](Mixed().eval(), {"unused": torch.ones(1), "x": torch.ones(2, 4), "scale": 2.0})
+    assert sorted(value.name for value in made.model.graph.inputs) == ["unused", "x"]
+    positional = FRONT_ENDS[frontend](nn.Linear(4, 4).eval(), (torch.ones(2, 4),))
+    assert [value.name for value in positional.model.graph.inputs] == ["input"]
+
+
+@frontends
+def test_nested_outputs_are_flattened_and_named(frontend: str) -> None:
+    assert captured(frontend, "nested-structures").output_names == ("parts.0", "parts.1", "more.sum", "more.same.0")
+    names = captured(frontend, "gpt2-cache").output_names
+    assert names[:3] == ("logits", "past_key_values.layers.0.keys", "past_key_values.layers.0.values")
+
+
+@frontends
+@pytest.mark.parametrize("name", ["blocks", "residual-network", "bert"])
+def test_the_model_is_as_before(frontend: str, name: str) -> None:
+    case = models.case(name)
+    model, inputs = case.build().train(), case.inputs()
+    before, given = state(model), copy.deepcopy(inputs)
+    FRONT_ENDS[frontend](model, inputs)
+    assert_same(before, state(model))
+    assert all(torch.equal(inputs[key], given[key]) for key in given)
+    assert torch._C._get_tracing_state() is None
+
+
+@frontends
+def test_a_model_that_cannot_be_exported_is_as_before(frontend: str) -> None:
+    case = models.case("data-dependent")
+    model = case.build().train()
+    before = state(model)
+    with pytest.raises(CaptureError, match="data-dependent") as raised:
+        FRONT_ENDS[frontend](model, case.inputs())
+    assert raised.value.__cause__ is not None
+    assert_same(before, state(model))
+
+
+@frontends
+def test_inputs_that_do_not_fit_are_the_inputs_fault(frontend: str) -> None:
+    with pytest.raises(InputsError):
+        FRONT_ENDS[frontend](nn.Linear(4, 4), {"input": torch.ones(2, 5)})
+
+
+# --- torchscript alone ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", STOPPED)
+def test_a_model_that_cannot_be_traced_names_operator_or_line_in_one_line(name: str) -> None:
+    with pytest.raises(CaptureError, match=STOPPED[name]) as raised:
+        captured("torchscript", name)
+    assert "\n" not in str(raised.value)
+
+
+class Borders(nn.Module):
+    """Two transpositions with a border between them, and one that is equal in two calls."""
+
+    class Turn(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x + 1).transpose(0, 1)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = self.Turn(), self.Turn()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.one(x).transpose(0, 1) * self.two(x).transpose(0, 1)
+
+
+def test_the_exporters_passes_merge_nothing_across_borders() -> None:
+    made = FRONT_ENDS["torchscript"](Borders().eval(), {"x": torch.ones(2, 3)})
+    owners = [(str(owner_of(n).call), n.op_type) for n in all_nodes(made.model) if n.op_type != "Constant"]
+    assert owners == [
+        ("one", "Add"), ("one", "Transpose"), (".", "Transpose"), ("two", "Add"), ("two", "Transpose"),
+        (".", "Transpose"), (".", "Mul"),
+    ]  # fmt: skip
+    assert set(made.values.values()) == {"x", "/one/Transpose_output_0", "/two/Transpose_output_0", "/Mul_output_0"}
+
+
+class InPlace(nn.Module):
+    """What a module returned is written into afterwards, as ``ReLU(inplace=True)`` does, and through a view."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.relu = nn.ReLU(inplace=True)
+        self.last = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.relu(self.linear(x))
+        x = self.last(x)
+        x[0] *= 2
+        return x
+
+
+@pytest.mark.parametrize("frontend", get_args(FrontEnd))
+def test_what_a_call_returns_is_what_it_was_then(frontend: FrontEnd, tmp_path: Path) -> None:
+    model, inputs = InPlace().eval(), {"x": torch.randn(3, 4)}
+    export(model, inputs, tmp_path / "x.onnx", frontend=frontend)
+    report = verify(model, inputs, tmp_path / "x.onnx")
+    assert report.agrees
+    assert {str(c.address): c.status for c in report.calls if c.address} == dict.fromkeys(
+        ["linear", "relu", "last"], "agree"
+    )
+
+
+Forward = Callable[[torch.Tensor], torch.Tensor]
+
+
+class Reading(nn.Module):
+    def __init__(self, forward: Forward) -> None:
+        super().__init__()
+        self.forward_of_x = forward
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.forward_of_x(x)
+
+
+def written_into(x: torch.Tensor) -> torch.Tensor:
+    made = torch.zeros(4)
+    made[0] = x[0, 0]
+    return x * made.tolist()[0]
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda x: x if x.sum() > 0 else -x,
+        lambda x: x * x.max().item(),
+        lambda x: x * float(x.detach()[0, 0]),
+        lambda x: x * torch.tensor([x[0, 0], 1.0, 1.0, 1.0]),
+        lambda x: x * x.data,
+        lambda x: x if torch.equal(x, x) else -x,
+        lambda x: x if 1.0 in x else -x,
+        lambda x: x * len(x[x > 0]),
+        lambda x: x[:, : int(x.nonzero().shape[0])],
+        lambda x: sum(row for row in x[x[:, 0] > 0]) + x,
+        written_into,
+    ],
+)  # fmt: skip
+def test_what_python_reads_of_values_is_not_frozen(forward: Forward) -> None:
+    with pytest.raises(CaptureError, match="data-dependent"):
+        FRONT_ENDS["torchscript"](Reading(forward), {"x": torch.ones(3, 4)})
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda x: x if x.shape[0] > 1 else -x,
+        lambda x: x.reshape(int(x.shape[0]) * 2, -1),
+        lambda x: sum(row for row in x),
+        lambda x: x[x > 0],
+        lambda x: x * float(torch.arange(4)[1]),
+    ],
+)  # fmt: skip
+def test_what_python_reads_of_sizes_is_no_decision(forward: Forward) -> None:
+    assert FRONT_ENDS["torchscript"](Reading(forward), {"x": torch.ones(3, 4)}).frontend == "torchscript"
+
+
+def test_an_opset_that_the_exporter_does_not_write_is_refused() -> None:
+    with pytest.raises(UsageError, match="writes opsets 9 to 20, not 23"):
+        capture(nn.Linear(4, 4), (torch.ones(2, 4),), "torchscript", opset=23)
+
+
+def test_torch_still_has_what_the_front_end_relies_on() -> None:
+    from torch.onnx import _constants
+
+    from modelexport.frontends import torchscript
+
+    assert torchscript.OPSETS[-1] == _constants.ONNX_TORCHSCRIPT_EXPORTER_MAX_OPSET
+    for name in ("_jit_pass_cse", "_jit_pass_onnx_peephole", "_jit_onnx_log", "_get_value_trace", "_set_value_trace"):
+        assert hasattr(torch._C, name), f"torch._C.{name} is gone"
+    made = captured("torchscript", "blocks")
+    assert {owner_of(node).evidence for node in all_nodes(made.model)} == {"exact"}, "scopes no longer reach node names"
+    for side in ("inputs", "outputs"):
+        ports = {port.call for port in made.values if port.side == side}
+        assert ports == {traced.call for traced in made.calls}, "border values no longer leave the trace as outputs"
+
+
+# --- auto -----------------------------------------------------------------------------------------------------------
+
+
+class OnlyTraced(nn.Module):
+    """`torch.export` does not know the length of a list that depends on what Python counted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if torch.compiler.is_compiling() or torch.compiler.is_exporting():
+            raise NotImplementedError("not for compilers")
+        return self.linear(x)
+
+
+def test_auto_is_dynamo_where_that_works() -> None:
+    made = capture(nn.Linear(4, 4), (torch.ones(2, 4),), "auto")
+    assert (made.frontend, made.dynamo_failure) == ("dynamo", "")
+
+
+def test_auto_takes_torchscript_where_dynamo_fails_and_the_report_has_the_reason(tmp_path: Path) -> None:
+    result = export(OnlyTraced(), {"x": torch.ones(2, 4)}, tmp_path / "x.onnx", verify=True)
+    settings = result.hierarchy.settings
+    assert settings.frontend == "torchscript"
+    assert "not for compilers" in settings.dynamo_failure
+    assert "not for compilers" in (tmp_path / "x.report.md").read_text()
+    assert result.verified is not None
+    assert result.verified.agrees
+
+
+def test_auto_tells_both_reasons_where_both_fail() -> None:
+    case = models.case("data-dependent")
+    with pytest.raises(CaptureError, match=r"(?s)GuardOnData.*neither with the front end torchscript:.*DecisionError"):
+        capture(case.build(), case.inputs(), "auto")
