@@ -1,0 +1,103 @@
+"""The stack of modules of a node, from the names that the TorchScript exporter gives to nodes and values.
+
+A node is called ``/encoder/layer.0/attention/MatMul_1`` and its value ``/encoder/layer.0/attention/MatMul_1_output_0``:
+the names of the attributes from the root down, then the operator. Classes are not told. The second call of a module
+that has operations of its own is told by a number behind the last attribute (``/encoder/shared_1/MatMul``); the numbers
+of the calls around it are not, and an attribute may be called ``shared_1`` as well. The source of these names is
+``torch/csrc/jit/passes/onnx/naming.cpp``, as of torch 2.13.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+
+import onnx_ir as ir
+
+from modelexport.core import Evidence
+from modelexport.graph import all_nodes, initializers
+from modelexport.scopes import Found, Scope, Source
+
+_NUMBERED = re.compile(r"(.+)_(\d+)")
+_VALUE = re.compile(r"(/.*)?/[^/]+_output_\d+")
+
+_Parts = tuple[str, ...]
+"""Names of attributes, from the root down."""
+
+
+def read_scoped_names(model: ir.Model) -> dict[ir.Node, Found]:
+    """The stacks of the nodes that have such a name, or whose value has one.
+
+    Where all calls have number 0 the evidence is ``derived``. Where a module was called more than once it is
+    ``inferred``: the calls around are numbered as though each had made equally many calls.
+    """
+    parts = {node: names for node in all_nodes(model) if (names := _parts(node)) is not None}
+    calls = _Calls(set(parts.values()), {value.name or "" for value in initializers(model)})
+    return {node: calls.found(names) for node, names in parts.items()}
+
+
+def _parts(node: ir.Node) -> _Parts | None:
+    name = node.name or ""
+    if name.startswith("/") and re.fullmatch(rf"{re.escape(node.op_type)}(_\d+)?", name.rpartition("/")[2]):
+        return tuple(name.split("/")[1:-1])
+    for value in node.outputs:
+        if match := _VALUE.fullmatch(value.name or ""):
+            return tuple((match[1] or "").split("/")[1:])
+    return None
+
+
+class _Calls:
+    """Tells numbers of calls from names, and which call ran in which."""
+
+    def __init__(self, scopes: set[_Parts], initializers: Iterable[str]) -> None:
+        self.scopes = scopes
+        # Only the last attribute of a name is ever numbered, so that these are names as they are.
+        self.certain = {scope[:end] for scope in scopes for end in range(len(scope))}
+        self.holders = {name[:dot] for name in initializers for dot, letter in enumerate(name) if letter == "."}
+        self.resolved = {scope: self._resolve(scope) for scope in scopes}
+        self.counts = self._count()
+
+    def _resolve(self, scope: _Parts) -> tuple[_Parts, int]:
+        """The module and the number of its call."""
+        match = _NUMBERED.fullmatch(scope[-1]) if scope else None
+        if match is None or scope in self.certain or ".".join(scope) in self.holders:
+            return scope, 0
+        base, number = (*scope[:-1], match[1]), int(match[2])
+        before = [base, *((*scope[:-1], f"{match[1]}_{i}") for i in range(1, number))]
+        if number and all(other in self.scopes or other in self.certain for other in before):
+            return base, number
+        return scope, 0
+
+    def _count(self) -> Mapping[_Parts, int]:
+        """How often each module was called.
+
+        A module with operations of its own has a number for each call; one without was called as often as divides the
+        counts of all modules below it.
+        """
+        counts: defaultdict[_Parts, int] = defaultdict(int)
+        for module, number in self.resolved.values():
+            counts[module] = max(counts[module], number + 1)
+        below: defaultdict[_Parts, list[int]] = defaultdict(list)
+        modules = {module[:end] for module in counts for end in range(len(module) + 1)}
+        for module in sorted(modules, key=len, reverse=True):
+            if module not in counts:
+                counts[module] = math.gcd(*below[module])
+            if module:
+                below[module[:-1]].append(counts[module])
+        counts[()] = 1
+        return counts
+
+    def found(self, scope: _Parts) -> Found:
+        module, index = self.resolved[scope]
+        stack: list[Scope] = []
+        for end in range(len(module), -1, -1):
+            path = module[:end]
+            if end < len(module):
+                each, rest = divmod(self.counts[module[: end + 1]], self.counts[path])
+                index = index // each if each and not rest else 0
+            stack.append(Scope(".".join(path), index=index))
+        repeated = any(self.counts[module[:end]] > 1 for end in range(1, len(module) + 1))
+        evidence = Evidence.INFERRED if repeated else Evidence.DERIVED
+        return Found(tuple(reversed(stack)), evidence, Source.NODE_NAMES)
