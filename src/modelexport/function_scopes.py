@@ -49,6 +49,7 @@ def inline_functions(model: ir.Model) -> dict[ir.Node, Found]:
     makers = {value.producer() for value in model.graph.outputs}
     root = next((call for call in calls if {call.node} == makers), None)  # everything is in one function
     passes.InlinePass()(model)
+    model.functions.clear()
     stacks = {None: (Scope(""),)} | _stacks(calls, root)
     found = {}
     for node in all_nodes(model):
@@ -79,10 +80,7 @@ def _separate(
         function = model.functions.get(node.op_identifier())
         if function is None:
             continue
-        given = [
-            None if value is None else value.name if value.is_initializer() else names.get(value)
-            for value in node.inputs
-        ]
+        given = [_initializer_name(value) or names.get(value) if value is not None else None for value in node.inputs]
         call = _Call(node, node.op_identifier(), holder, frozenset(name for name in given if name and "." in name))
         calls.append(call)
         if holder is not None:
@@ -93,6 +91,13 @@ def _separate(
         model.functions[copy.identifier()] = copy
         inner = {value: name for value, name in zip(copy.inputs, given, strict=False) if name}
         _separate(model, copy, inner, call, calls)
+
+
+def _initializer_name(value: ir.Value) -> str | None:
+    """The name of an initializer, or of one that the exporter replaced with an equal one."""
+    producer = value.producer()
+    given = producer.inputs[0] if producer is not None and producer.op_type == "Identity" else value
+    return value.name if given is not None and given.is_initializer() else None
 
 
 def _find_paths(calls: list[_Call]) -> None:

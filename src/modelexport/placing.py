@@ -45,7 +45,19 @@ def place(model: ir.Model, found: Mapping[ir.Node, Found]) -> Placing:
             above = call
         node.meta[OWNER] = Owner((above,), known.evidence)
         sources[known.source] += 1
-    return Placing(_module_tree(scopes), CallTree(tuple(calls.values())), sources)
+    return Placing(_module_tree(scopes), _callers_first(calls), sources)
+
+
+def _callers_first(calls: Mapping[ModuleCall, TracedCall]) -> CallTree:
+    """The calls in the order of a run, each followed by those inside it: nodes may lie in another."""
+    unordered = CallTree(tuple(calls.values()))
+    ordered: list[TracedCall] = []
+    pending = [ROOT]
+    while pending:
+        call = pending.pop()
+        ordered.append(unordered[call])
+        pending.extend(reversed(unordered.children[call]))
+    return CallTree(tuple(ordered))
 
 
 @dataclass
@@ -112,47 +124,47 @@ def _stand_in(path: str) -> str:
 
 
 def infer(model: ir.Model) -> int:
-    """Give a node without an owner the call that all nodes around it belong to; returns how many got one.
+    """Place regions without owners that lie inside one call; returns how many nodes that are.
 
-    Nodes without inputs, constants, have no say. Not only some but all of the others must have an owner, so that
-    nothing spreads into regions of which nothing is known.
+    A region is a set of connected nodes without owners. It gets the call that all nodes around it belong to, unless it
+    reaches the end of a graph, behind which nothing is known. Constants (nodes without inputs) connect nothing and have
+    no say: one without an owner gets the call that all who use it belong to.
     """
-    waiting: Counter[ir.Node] = Counter()
-    heard: dict[ir.Node, set[ModuleCall]] = {node: set() for node in all_nodes(model) if owner_of(node) is None}
-    for node, calls in heard.items():
-        for other in _voters(node):
-            owner = owner_of(other)
-            waiting[node] += owner is None
-            calls.update(() if owner is None else (owner.call,))
-    ready = [node for node in heard if not waiting[node]]
+    unknown = {node: None for node in all_nodes(model) if owner_of(node) is None and node.inputs}
+    seen: set[ir.Node] = set()
     placed = 0
-    while ready:
-        node = ready.pop()
-        if len(heard[node]) != 1:
+    for start in unknown:
+        if start in seen:
             continue
-        (call,) = heard[node]
-        node.meta[OWNER] = Owner((call,), Evidence.INFERRED)
-        placed += 1
-        for other in _listeners(node):
-            if other in heard:
-                heard[other].add(call)
-                waiting[other] -= 1
-                if not waiting[other]:
-                    ready.append(other)
+        seen.add(start)
+        region, ends = [start], False
+        around: set[ModuleCall | None] = set()
+        for node in region:  # which grows
+            ends = ends or any(value.is_graph_output() for value in node.outputs)
+            for other in (*_producers(node), *_users(node)):
+                if other not in unknown:
+                    around.update(_owners(other) if other.inputs else ())
+                elif other not in seen:
+                    seen.add(other)
+                    region.append(other)
+        placed += 0 if ends else _give(region, around)
+    for node in all_nodes(model):
+        if owner_of(node) is None and not node.inputs:
+            placed += _give([node], {call for user in _users(node) for call in _owners(user)})
     return placed
 
 
-def _voters(node: ir.Node) -> Iterator[ir.Node]:
-    """The nodes that say where a node belongs: once for each edge."""
-    yield from (producer for producer in _producers(node) if producer.inputs)
-    yield from _users(node)
+def _give(nodes: list[ir.Node], calls: set[ModuleCall | None]) -> int:
+    if len(calls) != 1 or (call := calls.pop()) is None:
+        return 0
+    for node in nodes:
+        node.meta[OWNER] = Owner((call,), Evidence.INFERRED)
+    return len(nodes)
 
 
-def _listeners(node: ir.Node) -> Iterator[ir.Node]:
-    """The nodes that a node is a voter of, once for each edge."""
-    yield from _producers(node)
-    if node.inputs:
-        yield from _users(node)
+def _owners(node: ir.Node) -> tuple[ModuleCall | None, ...]:
+    owner = owner_of(node)
+    return (None,) if owner is None else owner.calls
 
 
 def _producers(node: ir.Node) -> Iterator[ir.Node]:
