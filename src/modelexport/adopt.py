@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 import modelexport
 from modelexport import schema
-from modelexport.core import Evidence
+from modelexport.core import Evidence, ModuleCall
 from modelexport.errors import FileFormatError, UsageError
 from modelexport.files import check_writable, written_together
 from modelexport.function_scopes import inline_functions
@@ -80,7 +80,7 @@ def adopt(program: Any, output: str | Path, *, keep_torch_metadata: bool = False
     Raises:
         FileFormatError: The file is missing, not ONNX, or has tags that are damaged or of an unknown version.
         OutputError: ``output`` cannot be written. What was there before is still there.
-        UsageError: ``program`` is neither a file nor one of these.
+        UsageError: ``program`` is neither a file nor one of these, or nothing in it says anything of modules.
     """
     output = Path(output)
     check_writable(output)
@@ -89,11 +89,16 @@ def adopt(program: Any, output: str | Path, *, keep_torch_metadata: bool = False
         model = load_onnx(path)
         if schema.FORMAT_VERSION_KEY in model.metadata_props:
             return _adopt_tagged(path, output, keep_torch_metadata)
+        name = str(path)
     else:
-        model = _model_of(program).clone()
-    found = inline_functions(model)
-    in_functions = dict(found)
+        model, name = _model_of(program).clone(), "the program"
+    in_functions = inline_functions(model)
     found = read_scoped_names(model) | in_functions | read_metadata(model) | read_fx_nodes(model)
+    if not found:
+        raise UsageError(
+            f"nothing in {name} says which module a node came from: no metadata of torch.onnx, no namespaces, no local "
+            "functions, no scoped names of nodes; export the model again, with modelexport or torch.onnx.export"
+        )
     placing = place(model, found)
     placing.sources[Source.NEIGHBOURS] += infer(model)
     tags = Tags(placing.tree, placing.calls)
@@ -135,24 +140,31 @@ def _model_of(program: Any) -> ir.Model:
 def _adopt_tagged(path: Path, output: Path, keep_torch_metadata: bool) -> Adopted:
     """A file that has our tags keeps them; nodes that a tool put in since get an owner where everything agrees."""
     tagged = load(path)
-    sources = Counter({Source.TAGS: sum(owner_of(node) is not None for node in tagged.nodes)})
-    known = {
-        owner.call: node.metadata_props for node in tagged.nodes if (owner := owner_of(node)) and len(owner.calls) == 1
-    }
+    earlier: dict[str, int] = json.loads(tagged.model.metadata_props.get(schema.ADOPTED, "{}"))
+    sources = Counter({Source(source): count for source, count in earlier.items()})
+    if not earlier:
+        sources[Source.TAGS] = sum(owner_of(node) is not None for node in tagged.nodes)
+    source_tags: dict[ModuleCall, str] = {}
+    for node in tagged.nodes:
+        if (owner := owner_of(node)) is not None:
+            properties = node.metadata_props
+            several = properties.get(schema.HIERARCHY_TAGS)
+            source_tags.update(
+                zip(owner.calls, json.loads(several) if several else [properties[schema.SOURCE_MODULE]], strict=True)
+            )
     sources[Source.NEIGHBOURS] += infer(tagged.model)
     if not keep_torch_metadata:
         drop_torch_metadata(tagged.model)
     for node in tagged.nodes:
-        owner = owner_of(node)
-        if owner is not None and schema.CALL not in node.metadata_props:
-            for key in (schema.SOURCE_MODULE, schema.CALL):
-                node.metadata_props[key] = known[owner.call][key]
-            node.metadata_props[schema.EVIDENCE] = owner.evidence.value
-        if owner is not None:
-            node.metadata_props[schema.NAMESPACE] = tagged.tags[owner.call].removeprefix("/")
-    return _write(
-        tagged.model, output, tree_rows(tagged.model, tagged.calls, tagged.tags.__getitem__), sources, repeated=[]
-    )
+        if (owner := owner_of(node)) is not None:
+            properties = node.metadata_props
+            properties[schema.NAMESPACE] = tagged.tags[owner.call].removeprefix("/")
+            if schema.CALL not in properties:
+                properties[schema.CALL] = owner.call.address
+                properties[schema.SOURCE_MODULE] = source_tags[owner.call]
+                properties[schema.EVIDENCE] = owner.evidence.value
+    tree = tree_rows(tagged.model, tagged.calls, tagged.tags.__getitem__)
+    return _write(tagged.model, output, tree, sources, repeated=[])
 
 
 def _write(

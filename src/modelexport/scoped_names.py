@@ -34,7 +34,10 @@ def read_scoped_names(model: ir.Model) -> dict[ir.Node, Found]:
     ``inferred``: the calls around are numbered as though each had made equally many calls.
     """
     parts = {node: names for node in all_nodes(model) if (names := _parts(node)) is not None}
-    calls = _Calls(set(parts.values()), {value.name or "" for value in initializers(model)})
+    # What replaces an initializer of equal value has its name, and is computed.
+    computed = (value.name or "" for node in all_nodes(model) for value in node.outputs)
+    named = {value.name or "" for value in initializers(model)}.union(name for name in computed if name[:1] != "/")
+    calls = _Calls(set(parts.values()), named)
     return {node: calls.found(names) for node, names in parts.items()}
 
 
@@ -51,11 +54,12 @@ def _parts(node: ir.Node) -> _Parts | None:
 class _Calls:
     """Tells numbers of calls from names, and which call ran in which."""
 
-    def __init__(self, scopes: set[_Parts], initializers: Iterable[str]) -> None:
+    def __init__(self, scopes: set[_Parts], names: Iterable[str]) -> None:
         self.scopes = scopes
         # Only the last attribute of a name is ever numbered, so that these are names as they are.
         self.certain = {scope[:end] for scope in scopes for end in range(len(scope))}
-        self.holders = {name[:dot] for name in initializers for dot, letter in enumerate(name) if letter == "."}
+        self.holders = {name[:dot] for name in names for dot, letter in enumerate(name) if letter == "."}
+        self.repeats: dict[_Parts, int] = {}
         self.resolved = {scope: self._resolve(scope) for scope in scopes}
         self.counts = self._count()
 
@@ -65,10 +69,17 @@ class _Calls:
         if match is None or scope in self.certain or ".".join(scope) in self.holders:
             return scope, 0
         base, number = (*scope[:-1], match[1]), int(match[2])
-        before = [base, *((*scope[:-1], f"{match[1]}_{i}") for i in range(1, number))]
-        if number and all(other in self.scopes or other in self.certain for other in before):
-            return base, number
-        return scope, 0
+        return (base, number) if 0 < number <= self._repeats(base) else (scope, 0)
+
+    def _repeats(self, base: _Parts) -> int:
+        """How many scopes have the name of a module and 1, 2, ... behind it; 0 if the module itself is not there."""
+        if base not in self.repeats:
+            count = 0
+            if base in self.scopes or base in self.certain:
+                while (*base[:-1], f"{base[-1]}_{count + 1}") in self.scopes:
+                    count += 1
+            self.repeats[base] = count
+        return self.repeats[base]
 
     def _count(self) -> Mapping[_Parts, int]:
         """How often each module was called.

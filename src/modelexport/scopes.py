@@ -112,8 +112,8 @@ def read_fx_nodes(model: ir.Model) -> dict[ir.Node, Found]:
 def _fx_stack(recorded: Mapping[str, tuple[str, Any]]) -> Stack:
     scopes = []
     for key, (path, module_class) in recorded.items():
-        # The key of a first call has no number, but a path may end like one.
-        number = None if path and key.endswith(path) else _CALL_NUMBER.search(key)
+        # A key of a ModuleDict may look like the number of a call.
+        number = None if "@" in path and key.endswith(path) else _CALL_NUMBER.search(key)
         name = module_class if isinstance(module_class, str) else f"{module_class.__module__}.{module_class.__name__}"
         scopes.append(_scope(path, name, index=int(number[1]) if number else 0))
     return tuple(scopes)
