@@ -17,6 +17,7 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 import torch
+from torch import nn
 
 import modelexport
 import models
@@ -53,8 +54,12 @@ def by_onnx_exporter(name: str, *, optimize: bool = False) -> Any:
 
 def by_torchscript(name: str, path: Path, **options: Any) -> Path:
     case = models.case(name)
+    return traced(case.build(), tuple(case.inputs().values()), path, **options)
+
+
+def traced(model: nn.Module, inputs: tuple[torch.Tensor, ...], path: Path, **options: Any) -> Path:
     with silent():
-        torch.onnx.export(case.build(), tuple(case.inputs().values()), path, dynamo=False, opset_version=17, **options)
+        torch.onnx.export(model, inputs, path, dynamo=False, opset_version=17, **options)
     return path
 
 
@@ -247,6 +252,35 @@ def test_scoped_names_of_torchscript_tell_paths_and_calls(tmp_path: Path) -> Non
     assert set(tagged["down.0"].parameters) >= {"down.0.linear.weight", "down.0.linear.bias"}
 
 
+class Containers(nn.Module):
+    """Modules in containers that are called and in others that are not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), nn.Linear(4, 4))
+        self.lists = nn.ModuleList([nn.ModuleList([nn.Linear(4, 4)])])
+        self.keys = nn.ModuleDict({"one": nn.ModuleDict({"two": nn.Linear(4, 4)}), "7": nn.Linear(4, 4)})
+        self.lists_of_their_own = nn.ModuleDict({"inner": nn.ModuleList([nn.Linear(4, 4)])})
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.keys["7"](self.keys["one"]["two"](self.lists[0][0](self.net(x))))
+        return self.net[1](self.lists_of_their_own["inner"][0](x))
+
+
+def test_paths_are_whole_though_scoped_names_leave_containers_out(tmp_path: Path) -> None:
+    path = traced(Containers().eval(), (torch.ones(2, 4),), tmp_path / "x.onnx")
+    modelexport.adopt(path, tmp_path / "y.onnx")
+    nodes = [node for node in modelexport.load(tmp_path / "y.onnx").nodes if node.op_type in ("Gemm", "Relu")]
+    found = [str(owner_of(node).call) for node in nodes]
+    assert found == [
+        *("net.0.0", "net.0.1", "net.1"),
+        *("lists.0.0", "keys.one.two", "keys.7", "lists_of_their_own.inner.0"),
+        "net.1@1",
+    ]
+    weights = [value.name.rpartition(".")[0] for node in nodes for value in node.inputs[1:2]]
+    assert weights == [call.partition("@")[0] for call in found if call != "net.0.1"]
+
+
 def test_a_number_behind_a_name_is_a_call_only_if_the_name_is_not_that_of_a_module() -> None:
     def named(name: str, *inputs: ir.Value) -> ir.Node:
         return ir.node(name.rpartition("/")[2], inputs, name=name)
@@ -420,7 +454,7 @@ def test_new_weights_are_refused_where_the_parameters_are_not_all_known(blocks_f
 
 def test_what_is_no_program_and_no_onnx_file_is_refused(tmp_path: Path, blocks_file: Path) -> None:
     with pytest.raises(UsageError, match="cannot adopt a Linear"):
-        modelexport.adopt(torch.nn.Linear(1, 1), tmp_path / "y.onnx")
+        modelexport.adopt(nn.Linear(1, 1), tmp_path / "y.onnx")
     with pytest.raises(FileFormatError, match="there is no file"):
         modelexport.adopt(tmp_path / "none.onnx", tmp_path / "y.onnx")
     (tmp_path / "x.onnx").write_bytes(blocks_file.read_bytes()[:500])

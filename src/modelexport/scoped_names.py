@@ -1,17 +1,22 @@
 """The stack of modules of a node, from the names that the TorchScript exporter gives to nodes and values.
 
 A node is called ``/encoder/layer.0/attention/MatMul_1`` and its value ``/encoder/layer.0/attention/MatMul_1_output_0``:
-the names of the attributes from the root down, then the operator. Classes are not told. The second call of a module
-that has operations of its own is told by a number behind the last attribute (``/encoder/shared_1/MatMul``); the numbers
-of the calls around it are not, and an attribute may be called ``shared_1`` as well. The source of these names is
-``torch/csrc/jit/passes/onnx/naming.cpp``, as of torch 2.13.
+a part for each module that was running, then the operator. Classes are not told, and three more things have to be
+found out. The source of these names is ``torch/csrc/jit/passes/onnx/naming.cpp``, as of torch 2.13.
+
+- A part is the last name in the module's path with the numbers behind it: ``layer.0``, whether it was called by
+  ``encoder`` or by ``encoder.layer``, and ``query``, whatever ``ModuleDict`` it lies in. The names of parameters, which
+  are whole, decide; where there are none, the numbers of a part that begins like the part above are taken for its own.
+- The second call of a module that has operations of its own is told by a number behind the last part
+  (``/encoder/shared_1/MatMul``), but an attribute may be called ``shared_1`` as well.
+- The numbers of the calls around it are not told.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 
 import onnx_ir as ir
@@ -24,7 +29,7 @@ _NUMBERED = re.compile(r"(.+)_(\d+)")
 _VALUE = re.compile(r"(/.*)?/[^/]+_output_\d+")
 
 _Parts = tuple[str, ...]
-"""Names of attributes, from the root down."""
+"""What a name says of the modules that were running, from the root down."""
 
 
 def read_scoped_names(model: ir.Model) -> dict[ir.Node, Found]:
@@ -52,21 +57,38 @@ def _parts(node: ir.Node) -> _Parts | None:
 
 
 class _Calls:
-    """Tells numbers of calls from names, and which call ran in which."""
+    """Tells modules and numbers of calls from names, and which call ran in which."""
 
     def __init__(self, scopes: set[_Parts], names: Iterable[str]) -> None:
         self.scopes = scopes
-        # Only the last attribute of a name is ever numbered, so that these are names as they are.
+        # Only the last part of a name is ever numbered, so that these are as they are.
         self.certain = {scope[:end] for scope in scopes for end in range(len(scope))}
-        self.holders = {name[:dot] for name in names for dot, letter in enumerate(name) if letter == "."}
+        self.modules = {name[:dot] for name in names for dot, letter in enumerate(name) if letter == "."}
+        self.below: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+        for module in self.modules:
+            for above in ["", *(module[:dot] for dot, letter in enumerate(module) if letter == ".")]:
+                self.below[above, _tail(module)].append(module)
+        self.paths: dict[_Parts, str] = {(): ""}
         self.repeats: dict[_Parts, int] = {}
         self.resolved = {scope: self._resolve(scope) for scope in scopes}
         self.counts = self._count()
+        self.shared = Counter(self._path(module) for module in self.counts)
+
+    def _path(self, parts: _Parts) -> str:
+        """The path of the module that was running last."""
+        if parts not in self.paths:
+            above, part = self._path(parts[:-1]), parts[-1]
+            head, _, number = part.rpartition(".")
+            own = f"{above}.{number}" if number.isdecimal() and head == _tail(above) != "" else None
+            plain = f"{above}.{part}" if above else part
+            told = [path for path in (own, plain) if path in self.modules] or self.below.get((above, part), [])
+            self.paths[parts] = told[0] if len(told) == 1 and told[0] else own or plain
+        return self.paths[parts]
 
     def _resolve(self, scope: _Parts) -> tuple[_Parts, int]:
         """The module and the number of its call."""
         match = _NUMBERED.fullmatch(scope[-1]) if scope else None
-        if match is None or scope in self.certain or ".".join(scope) in self.holders:
+        if match is None or scope in self.certain or self._path(scope) in self.modules:
             return scope, 0
         base, number = (*scope[:-1], match[1]), int(match[2])
         return (base, number) if 0 < number <= self._repeats(base) else (scope, 0)
@@ -87,9 +109,9 @@ class _Calls:
         A module with operations of its own has a number for each call; one without was called as often as divides the
         counts of all modules below it.
         """
-        counts: defaultdict[_Parts, int] = defaultdict(int)
+        counts: dict[_Parts, int] = {}
         for module, number in self.resolved.values():
-            counts[module] = max(counts[module], number + 1)
+            counts[module] = max(counts.get(module, 0), number + 1)
         below: defaultdict[_Parts, list[int]] = defaultdict(list)
         modules = {module[:end] for module in counts for end in range(len(module) + 1)}
         for module in sorted(modules, key=len, reverse=True):
@@ -97,18 +119,27 @@ class _Calls:
                 counts[module] = math.gcd(*below[module])
             if module:
                 below[module[:-1]].append(counts[module])
-        counts[()] = 1
-        return counts
+        return counts | {(): 1}
 
     def found(self, scope: _Parts) -> Found:
         module, index = self.resolved[scope]
         stack: list[Scope] = []
         for end in range(len(module), -1, -1):
-            path = module[:end]
+            parts = module[:end]
             if end < len(module):
-                each, rest = divmod(self.counts[module[: end + 1]], self.counts[path])
+                each, rest = divmod(self.counts[module[: end + 1]], self.counts[parts])
                 index = index // each if each and not rest else 0
-            stack.append(Scope(".".join(path), index=index))
+            path = self._path(parts)
+            # A module that was called by several others is numbered by each of them.
+            told = index if self.shared[path] == 1 else None
+            stack.append(Scope(path, index=told, identity=(parts, index)))
         repeated = any(self.counts[module[:end]] > 1 for end in range(1, len(module) + 1))
         evidence = Evidence.INFERRED if repeated else Evidence.DERIVED
         return Found(tuple(reversed(stack)), evidence, Source.NODE_NAMES)
+
+
+def _tail(path: str) -> str:
+    """The last name in a path with the numbers behind it, or all of it if there are only numbers."""
+    parts = path.split(".")
+    start = next((i for i in range(len(parts) - 1, -1, -1) if not parts[i].isdecimal()), 0)
+    return ".".join(parts[start:])
