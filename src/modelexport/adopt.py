@@ -92,6 +92,8 @@ def adopt(program: Any, output: str | Path, *, keep_torch_metadata: bool = False
         name = str(path)
     else:
         model, name = _model_of(program).clone(), "the program"
+        if schema.FORMAT_VERSION_KEY in model.metadata_props:
+            raise UsageError("the program has tags of modelexport already: save it, there is nothing to adopt")
     in_functions = inline_functions(model)
     found = read_scoped_names(model) | in_functions | read_metadata(model) | read_fx_nodes(model)
     if not found:
@@ -111,6 +113,8 @@ def adopt(program: Any, output: str | Path, *, keep_torch_metadata: bool = False
         owner = owner_of(node)
         if owner is not None:
             write_owner(node, owner, tags)
+        else:
+            node.metadata_props.pop(schema.NAMESPACE, None)
     for value in initializers(model):
         value.metadata_props[schema.HIERARCHY_TAGS] = json.dumps(initializer_tags(value, tags))
         if value in parameters:
@@ -140,8 +144,11 @@ def _model_of(program: Any) -> ir.Model:
 def _adopt_tagged(path: Path, output: Path, keep_torch_metadata: bool) -> Adopted:
     """A file that has our tags keeps them; nodes that a tool put in since get an owner where everything agrees."""
     tagged = load(path)
-    earlier: dict[str, int] = json.loads(tagged.model.metadata_props.get(schema.ADOPTED, "{}"))
-    sources = Counter({Source(source): count for source, count in earlier.items()})
+    try:
+        earlier = msgspec.json.decode(tagged.model.metadata_props.get(schema.ADOPTED, "{}"), type=dict[Source, int])
+    except msgspec.DecodeError as error:
+        raise FileFormatError(f"{path} has damaged tags ({error}): adopt the original again") from error
+    sources = Counter(earlier)
     if not earlier:
         sources[Source.TAGS] = sum(owner_of(node) is not None for node in tagged.nodes)
     source_tags: dict[ModuleCall, str] = {}
