@@ -42,7 +42,7 @@ SMALL = {
     "max_position_embeddings": 32,
 }
 GPT2 = {"vocab_size": 32, "n_positions": 32, "n_embd": 16, "n_layer": 2, "n_head": 2, "use_cache": False}
-SIZES = (1_000, 10_000)
+SIZES = (5_000, 10_000, 20_000)
 
 
 def pretrained(class_name: str, **options: Any) -> nn.Module:

@@ -411,6 +411,22 @@ def test_tags_that_are_there_stay_and_new_nodes_inside_a_call_get_its_tag(tmp_pa
     assert again.sources == adopted.sources
 
 
+def test_tags_that_are_damaged_or_in_memory_are_refused(blocks_file: Path, tmp_path: Path) -> None:
+    modelexport.adopt(blocks_file, tmp_path / "x.onnx")
+    model = ir.load(tmp_path / "x.onnx")
+    with pytest.raises(UsageError, match="has tags of modelexport already"):
+        modelexport.adopt(model, tmp_path / "y.onnx")
+    model.metadata_props[schema.ADOPTED] = '{"a guess": 1}'
+    ir.save(model, tmp_path / "y.onnx")
+    with pytest.raises(FileFormatError, match="damaged tags"):
+        modelexport.adopt(tmp_path / "y.onnx", tmp_path / "z.onnx")
+    model.metadata_props[schema.FORMAT_VERSION_KEY] = "1999-01-01"
+    ir.save(model, tmp_path / "y.onnx")
+    with pytest.raises(FileFormatError, match="1999-01-01"):
+        modelexport.adopt(tmp_path / "y.onnx", tmp_path / "z.onnx")
+    assert not (tmp_path / "z.onnx").exists()
+
+
 # --- the file --------------------------------------------------------------------------------------------------------
 
 
