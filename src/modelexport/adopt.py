@@ -50,7 +50,7 @@ class Adopted:
     untagged: Sequence[str]
     """The names of these nodes."""
     repeated: Sequence[str]
-    """Paths of modules whose parameters are used more than once in one call: several calls that look like one."""
+    """Paths of modules whose parameters are used more than once in what looks like one call: it may be several."""
 
     def document(self) -> dict[str, Any]:
         """As JSON values: what ``modelexport adopt --json`` prints."""
@@ -104,7 +104,7 @@ def adopt(program: Any, output: str | Path, *, keep_torch_metadata: bool = False
     placing = place(model, found)
     placing.sources[Source.NEIGHBOURS] += infer(model)
     tags = Tags(placing.tree, placing.calls)
-    repeated = _repeated(model)
+    repeated = _repeated(model, {node for node, known in found.items() if known.stack[-1].index is None})
     parameters = _parameters(model, {module.path for module in placing.tree})
     if not keep_torch_metadata:
         drop_torch_metadata(model)
@@ -203,13 +203,20 @@ def _write(
     )
 
 
-def _repeated(model: ir.Model) -> list[str]:
-    """The modules of which a parameter is used more than once, by the same operator, in what looks like one call."""
+def _repeated(model: ir.Model, unnumbered: set[ir.Node]) -> list[str]:
+    """The modules of which a parameter is used more than once, by the same operator, in what looks like one call.
+
+    Args:
+        unnumbered: The nodes of which it is not known which call of their module they belong to.
+    """
     found: dict[str, None] = {}
     for value in initializers(model):
         holder = (value.name or "").rpartition(".")[0]
-        uses = Counter((owner.call, node.op_type) for node, _ in value.uses() if (owner := owner_of(node)) is not None)
-        if holder and any(count > 1 and call.path == holder for (call, _), count in uses.items()):
+        uses: Counter[tuple[ModuleCall, str]] = Counter()
+        for node, _ in value.uses():
+            if node in unnumbered and (owner := owner_of(node)) is not None and owner.call.path == holder != "":
+                uses[owner.call, node.op_type] += 1
+        if any(count > 1 for count in uses.values()):
             found[holder] = None
     return list(found)
 

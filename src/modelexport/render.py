@@ -255,7 +255,7 @@ def format_adopted(adopted: Adopted) -> str:
     if adopted.repeated:
         some = ", ".join(path or "." for path in adopted.repeated[:5])
         more = f" and {len(adopted.repeated) - 5} more" if len(adopted.repeated) > 5 else ""
-        lines.append(f"calls that cannot be told apart, counted as one: {some}{more}")
+        lines.append(f"perhaps several calls that look like one: {some}{more}")
     return "\n".join([*lines, f"wrote {', '.join(adopted.files)}"])
 
 
