@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from modelexport.adopt import adopt as adopt
     from modelexport.against import verify_against as verify_against
     from modelexport.carriers import inline as inline
     from modelexport.carriers import strip as strip
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from modelexport.verify import verify as verify
 
 _PUBLIC = {
+    "adopt": "modelexport.adopt",
     "VerifyReport": "modelexport.verdicts",
     "ExportResult": "modelexport.pipeline",
     "FileComparison": "modelexport.compare",

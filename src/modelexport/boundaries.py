@@ -85,7 +85,7 @@ class _Boundaries:
                     self.found[above].inputs[value] = None
         if producer is None:
             return
-        if user is None:
+        if user is None or not self._owners[user]:  # whoever uses it is outside of every call
             self._leave(value, producer, None)
         for call in self._owners[user] if user is not None else ():
             self._leave(value, producer, next((c for c in self._stacks[call] if c in makers[0]), None))

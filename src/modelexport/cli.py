@@ -227,15 +227,16 @@ def tree(
 ) -> None:
     """Show the module tree in FILE, with the nodes of each call."""
     from modelexport import read, render
-    from modelexport.tree import tree_rows
+    from modelexport.tree import tree_rows, untagged_operators
 
     tagged = read.load(file)
+    untagged = untagged_operators(tagged.model)
     rows = tree_rows(tagged.model, tagged.calls, tagged.tags.__getitem__)
     shown = [row for row in rows if depth is None or row.depth <= depth]
     if as_json:
-        _print_json({"path": str(file), "coverage": tagged.coverage, "tree": shown})
+        _print_json({"path": str(file), "coverage": tagged.coverage, "tree": shown, "untagged": untagged})
     else:
-        render.print_tree(shown, tagged.coverage)
+        render.print_tree(shown, tagged.coverage, untagged)
 
 
 @app.command()
@@ -277,6 +278,26 @@ def inline(
 
     run(file, output)
     print(output)
+
+
+@app.command()
+def adopt(
+    file: Annotated[Path, typer.Argument(metavar="FILE.onnx", help="An ONNX file of another exporter.")],
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="OUT.onnx", help="The file to write.")],
+    keep_torch_metadata: Annotated[
+        bool, typer.Option("--keep-torch-metadata", help="Keep pkg.torch.* keys, with paths of the exporting machine.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Make a tagged file of one that another exporter wrote, from what that left in it."""
+    from modelexport import render
+    from modelexport.adopt import adopt as run
+
+    adopted = run(file, output, keep_torch_metadata=keep_torch_metadata)
+    if as_json:
+        _print_json(adopted.document())
+    else:
+        render.print_adopted(adopted)
 
 
 @app.command("update-weights")

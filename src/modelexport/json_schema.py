@@ -16,6 +16,7 @@ DOCUMENTS: dict[str, tuple[str, Any]] = {
     "dag": ("NAME.dag.json: the tag of each module call to its operations.", dict[str, schema.Dag]),
     "operations": ("NAME.operations.json: operations and initializers by name.", dict[str, schema.Operation]),
     "call_tree": (f"The model property {schema.CALL_TREE}.", list[schema.CallTreeEntry]),
+    "adopted": (f"The model property {schema.ADOPTED}.", dict[str, int]),
     "state_dict": (f"The model property {schema.STATE_DICT}.", dict[str, schema.StateDictEntry]),
     "transform": (f"The property {schema.TRANSFORM} of an initializer.", list[schema.TransformStep]),
 }

@@ -23,7 +23,7 @@ from modelexport.garbage import only_new_garbage
 from modelexport.graph import OWNER, all_nodes, owner_of
 from modelexport.names import nearest
 from modelexport.repeats import unfold_repeats
-from modelexport.tree import tree_rows
+from modelexport.tree import tree_rows, untagged_operators
 from modelexport.unpack import unpack
 from modelexport.view import ModuleView
 
@@ -98,7 +98,8 @@ class TaggedModel:
     def __str__(self) -> str:
         from modelexport.render import format_tree
 
-        return format_tree(tree_rows(self.model, self.calls, self.tags.__getitem__), self.coverage)
+        rows = tree_rows(self.model, self.calls, self.tags.__getitem__)
+        return format_tree(rows, self.coverage, untagged_operators(self.model))
 
     def __repr__(self) -> str:
         return f"<TaggedModel {self.path}: {len(self.calls)} calls, {len(self.nodes)} nodes>"
@@ -230,7 +231,10 @@ def check_version(path: Path, model: ir.Model) -> None:
     """
     version = model.metadata_props.get(schema.FORMAT_VERSION_KEY)
     if version is None:
-        raise FileFormatError(f"{path} has no tags of modelexport: export it with `modelexport export`")
+        raise FileFormatError(
+            f"{path} has no tags of modelexport: export it with `modelexport export`, or make some of what another "
+            f"exporter left with `modelexport adopt {path} -o OUT.onnx`"
+        )
     if version != schema.FORMAT_VERSION:
         raise unknown_version(path, version)
 

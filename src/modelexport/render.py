@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
@@ -14,6 +14,7 @@ from modelexport.core import CallTree, ModuleCall, ModuleTree, TensorSpec, Trace
 from modelexport.tags import Tags
 
 if TYPE_CHECKING:
+    from modelexport.adopt import Adopted
     from modelexport.against import AgainstReport, CallLoss, Loss
     from modelexport.comparison import Difference
     from modelexport.extract import Extracted
@@ -187,22 +188,28 @@ def _align(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> str:
     )
 
 
-def format_tree(rows: Sequence[TreeRow], coverage: Coverage) -> str:
-    """The calls that have nodes, with how many, and what their own are."""
+def format_tree(rows: Sequence[TreeRow], coverage: Coverage, untagged: Mapping[str, int] | None = None) -> str:
+    """The calls that have nodes, with how many, and what their own are; last, the nodes that belong to no call."""
     table = [("MODULE", "CALL", "NODES", "OWN OPERATORS")]
     for row in rows:
         if row.nodes:
-            own = ", ".join(f"{operator} {count}" if count > 1 else operator for operator, count in row.own.items())
             segment = row.tag.rpartition("/")[2]
-            table.append((_indent(row.depth, segment), row.address or ".", f"{row.nodes:,}", _shortened(own, 60)))
+            table.append((_indent(row.depth, segment), row.address or ".", f"{row.nodes:,}", _operators(row.own)))
+    if untagged:
+        table.append(("(no module known)", "", f"{sum(untagged.values()):,}", _operators(untagged)))
     empty = sum(not row.nodes for row in rows)
     without = f"; {_plural(empty, 'call')} without nodes not shown" if empty else ""
     return f"{_align(table, right={2})}\n\n{format_coverage(coverage)}{without}"
 
 
-def print_tree(rows: Sequence[TreeRow], coverage: Coverage) -> None:
+def print_tree(rows: Sequence[TreeRow], coverage: Coverage, untagged: Mapping[str, int] | None = None) -> None:
     """Write :func:`format_tree` to standard output."""
-    print(format_tree(rows, coverage))
+    print(format_tree(rows, coverage, untagged))
+
+
+def _operators(counts: Mapping[str, int]) -> str:
+    listed = ", ".join(f"{operator} {count}" if count > 1 else operator for operator, count in counts.items())
+    return _shortened(listed, 60)
 
 
 def format_coverage(coverage: Coverage) -> str:
@@ -239,6 +246,22 @@ def format_extracted(extracted: Sequence[Extracted]) -> str:
 def print_extracted(extracted: Sequence[Extracted]) -> None:
     """Write :func:`format_extracted` to standard output."""
     print(format_extracted(extracted))
+
+
+def format_adopted(adopted: Adopted) -> str:
+    """What a file was found to be: tree, coverage, sources, and what could not be told."""
+    sources = ", ".join(f"{source} {count:,}" for source, count in adopted.sources.items())
+    lines = [format_tree(adopted.tree, adopted.coverage, adopted.operators), f"sources: {sources or 'none'}"]
+    if adopted.repeated:
+        some = ", ".join(path or "." for path in adopted.repeated[:5])
+        more = f" and {len(adopted.repeated) - 5} more" if len(adopted.repeated) > 5 else ""
+        lines.append(f"perhaps several calls that look like one: {some}{more}")
+    return "\n".join([*lines, f"wrote {', '.join(adopted.files)}"])
+
+
+def print_adopted(adopted: Adopted) -> None:
+    """Write :func:`format_adopted` to standard output."""
+    print(format_adopted(adopted))
 
 
 def format_export(result: ExportResult) -> str:

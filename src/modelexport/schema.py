@@ -49,6 +49,8 @@ STATE_DICT = "modelexport.state_dict"
 """A JSON object: key to :class:`StateDictEntry`, for every entry of the module, in its order."""
 CARRIER = "modelexport.carrier"
 """``attributes`` or ``functions``; left out where it is ``metadata``."""
+ADOPTED = "modelexport.adopted"
+"""In a file that another exporter wrote: a JSON object, source of the tags to how many nodes have them from it."""
 CALL_TREE = "modelexport.call_tree"
 """A JSON array of :class:`CallTreeEntry`: which call ran in which cannot be told from tags and addresses alone."""
 

@@ -47,3 +47,8 @@ def tree_rows(model: ir.Model, calls: CallTree, tag: Callable[[ModuleCall], str]
         )
         for traced in calls
     ]
+
+
+def untagged_operators(model: ir.Model) -> dict[str, int]:
+    """The nodes without an owner, which an adopted file may have: operator to how many."""
+    return dict(sorted(Counter(node.op_type for node in all_nodes(model) if owner_of(node) is None).items()))

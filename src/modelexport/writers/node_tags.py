@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 import modelexport
 from modelexport import schema
+from modelexport.core import Owner
 from modelexport.graph import all_nodes, initializers, owner_of
 from modelexport.parameters import Origin
 from modelexport.tags import Tags
@@ -27,18 +28,11 @@ def write_metadata(
 ) -> None:
     """Write every node's owner and every initializer's origin and users into the model, in place."""
     if not keep_torch_metadata:
-        _drop_torch_metadata(model)
+        drop_torch_metadata(model)
     for node in all_nodes(model):
         owner = owner_of(node)
         assert owner is not None, "coverage is checked before anything is written"
-        properties = node.metadata_props
-        properties[schema.SOURCE_MODULE] = tags.source_tag(owner.call)
-        properties[schema.CALL] = owner.call.address
-        properties[schema.EVIDENCE] = owner.evidence.value
-        properties[schema.NAMESPACE] = tags.namespace(owner.call)
-        if len(owner.calls) > 1:
-            properties[schema.HIERARCHY_TAGS] = json.dumps([tags.source_tag(call) for call in owner.calls])
-            properties[schema.CALLS] = json.dumps([call.address for call in owner.calls])
+        write_owner(node, owner, tags)
     for value in initializers(model):
         value.metadata_props[schema.HIERARCHY_TAGS] = json.dumps(initializer_tags(value, tags))
         origin = origins.get(value.name or "")
@@ -50,6 +44,18 @@ def write_metadata(
     model.metadata_props[schema.STATE_DICT] = msgspec.json.encode(entries).decode()
     model.metadata_props[schema.CALL_TREE] = msgspec.json.encode(call_tree_entries(tags)).decode()
     model.metadata_props[schema.VERSION_KEY] = modelexport.__version__
+
+
+def write_owner(node: ir.Node, owner: Owner, tags: Tags) -> None:
+    """Write a node's owner into its metadata."""
+    properties = node.metadata_props
+    properties[schema.SOURCE_MODULE] = tags.source_tag(owner.call)
+    properties[schema.CALL] = owner.call.address
+    properties[schema.EVIDENCE] = owner.evidence.value
+    properties[schema.NAMESPACE] = tags.namespace(owner.call)
+    if len(owner.calls) > 1:
+        properties[schema.HIERARCHY_TAGS] = json.dumps([tags.source_tag(call) for call in owner.calls])
+        properties[schema.CALLS] = json.dumps([call.address for call in owner.calls])
 
 
 def call_tree_entries(tags: Tags) -> list[schema.CallTreeEntry]:
@@ -72,7 +78,7 @@ def initializer_tags(value: ir.Value, tags: Tags) -> list[str]:
     return list(users)
 
 
-def _drop_torch_metadata(model: ir.Model) -> None:
+def drop_torch_metadata(model: ir.Model) -> None:
     """Remove the exporter's own keys: most of the graph file, and paths of the machine that exported."""
     stores = [model.metadata_props]
     for graph in model.graphs():

@@ -1,0 +1,221 @@
+"""Adopt what other exporters write, and compare the owners with those of our own export of the same model.
+
+    OMP_NUM_THREADS=1 python benchmarks/adopt.py [MODEL ...]
+
+Two exports of a model have no names in common. So what is compared is how many nodes of each operator each call has,
+for the operators of which both files have equally many: `compared` is their share of the nodes. Of these, `call` is the
+share that the same call has in both, and `module` that the same module has, whatever the number of the call. Constants
+and Identity are left out. A node of several owners counts for the first. At the end, what adopting costs: a chain of
+many modules, against reading and writing the same file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import sys
+import tempfile
+import time
+import warnings
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import torch
+import transformers
+from torch import nn
+from transformers.exporters.exporter_onnx import OnnxConfig, OnnxExporter
+
+import modelexport
+from modelexport.core import ModuleCall
+from modelexport.graph import owner_of
+
+SMALL = {
+    "vocab_size": 32,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 2,
+    "max_position_embeddings": 32,
+}
+GPT2 = {"vocab_size": 32, "n_positions": 32, "n_embd": 16, "n_layer": 2, "n_head": 2, "use_cache": False}
+SIZES = (5_000, 10_000, 20_000)
+
+
+def pretrained(class_name: str, **options: Any) -> nn.Module:
+    model_class = getattr(transformers, class_name)
+    return model_class(model_class.config_class(**options)).eval()
+
+
+TOKENS = {"input_ids": torch.arange(16).reshape(2, 8), "attention_mask": torch.ones(2, 8, dtype=torch.long)}
+IMAGE = {"pixel_values": torch.linspace(-1, 1, 2 * 3 * 32 * 32).reshape(2, 3, 32, 32)}
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], dict[str, torch.Tensor]]] = {
+    "bert": (lambda: pretrained("BertModel", **SMALL), TOKENS),
+    "albert": (lambda: pretrained("AlbertModel", **SMALL | {"num_hidden_layers": 4}, embedding_size=8), TOKENS),
+    "gpt2": (lambda: pretrained("GPT2LMHeadModel", **GPT2), TOKENS),
+    "llama": (
+        lambda: pretrained("LlamaForCausalLM", **SMALL, num_key_value_heads=1, head_dim=8, use_cache=False),
+        TOKENS,
+    ),
+    "t5-encoder": (
+        lambda: pretrained("T5EncoderModel", vocab_size=32, d_model=16, d_kv=8, d_ff=24, num_layers=2, num_heads=2),
+        TOKENS,
+    ),
+    "vit": (lambda: pretrained("ViTModel", **SMALL, image_size=32, patch_size=8), IMAGE),
+    "resnet": (
+        lambda: pretrained("ResNetModel", embedding_size=8, hidden_sizes=[8, 16], depths=[1, 2], layer_type="basic"),
+        IMAGE,
+    ),
+}
+
+
+class ByPosition(nn.Module):
+    """TorchScript passes inputs by position; what it makes has the model below a module of its own."""
+
+    def __init__(self, model: nn.Module, names: list[str]) -> None:
+        super().__init__()
+        self.model = model
+        self.names = names
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        output = self.model(**dict(zip(self.names, tensors, strict=True)))
+        return tuple(value for value in output.values() if isinstance(value, torch.Tensor))
+
+
+def in_memory(model: nn.Module, inputs: dict[str, torch.Tensor], optimize: bool) -> Any:
+    return OnnxExporter().export(model, inputs, OnnxConfig(dynamic=False, optimize=optimize))
+
+
+def by_torch(model: nn.Module, inputs: dict[str, torch.Tensor], optimize: bool) -> Any:
+    return torch.onnx.export(model, (), kwargs=inputs, dynamo=True, optimize=optimize, verbose=False)
+
+
+def by_torchscript(model: nn.Module, inputs: dict[str, torch.Tensor], path: Path) -> Path:
+    torch.onnx.export(ByPosition(model, list(inputs)), tuple(inputs.values()), path, dynamo=False, opset_version=18)
+    return path
+
+
+def saved(program: Any, path: Path) -> Path:
+    ir.save(getattr(program, "program", None) or program.model, path)
+    return path
+
+
+def programs(
+    model: nn.Module, inputs: dict[str, torch.Tensor], folder: Path
+) -> Iterator[tuple[str, bool, Callable[[], Any]]]:
+    """Name of what is adopted, whether it is optimised, and how to make it."""
+    for optimize in (False, True):
+        how = ", optimised" if optimize else ""
+        yield f"OnnxExporter in memory{how}", optimize, lambda o=optimize: in_memory(model, inputs, o)
+        yield (
+            f"OnnxExporter file{how}",
+            optimize,
+            lambda o=optimize: saved(in_memory(model, inputs, o), folder / "o.onnx"),
+        )
+        yield f"torch.onnx file{how}", optimize, lambda o=optimize: saved(by_torch(model, inputs, o), folder / "t.onnx")
+    yield "TorchScript file", True, lambda: by_torchscript(model, inputs, folder / "s.onnx")
+
+
+def owners(path: Path, wrapper: str = "") -> dict[str, Counter[ModuleCall | None]]:
+    """Operator to how many of its nodes each call has; addresses below ``wrapper`` are those of the model in it."""
+    found: defaultdict[str, Counter[ModuleCall | None]] = defaultdict(Counter)
+    for node in modelexport.load(path).nodes:
+        if node.op_type not in ("Constant", "Identity"):
+            owner = owner_of(node)
+            call = None if owner is None else owner.call
+            if call is not None and wrapper:
+                call = ModuleCall(call.path.removeprefix(wrapper).removeprefix("."), call.index)
+            found[node.op_type][call] += 1
+    return found
+
+
+def compare(adopted: Path, own: Path, wrapper: str) -> tuple[int, int, int, int]:
+    """Nodes, compared, of the same call, of the same module."""
+    theirs, ours = owners(adopted, wrapper), owners(own)
+    counts: Counter[str] = Counter()
+    for operator, calls in theirs.items():
+        counts["nodes"] += calls.total()
+        if calls.total() == ours[operator].total():
+            counts["compared"] += calls.total()
+            counts["call"] += (calls & ours[operator]).total()
+            counts["module"] += (modules(calls) & modules(ours[operator])).total()
+    return counts["nodes"], counts["compared"], counts["call"], counts["module"]
+
+
+def modules(calls: Counter[ModuleCall | None]) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for call, count in calls.items():
+        found["no module" if call is None else call.path] += count
+    return found
+
+
+def quiet(work: Callable[[], Any]) -> Any:
+    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return work()
+
+
+def main() -> None:
+    logging.disable(logging.WARNING)
+    transformers.logging.set_verbosity_error()
+    print("| model | adopted | exact | derived | inferred | untagged | compared | call | module |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    for name in sys.argv[1:] or MODELS:
+        build, inputs = MODELS[name]
+        torch.manual_seed(0)
+        model = build()
+        with tempfile.TemporaryDirectory() as directory:
+            folder = Path(directory)
+            for optimized in (False, True):
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    modelexport.export(model, inputs, folder / f"own-{optimized}.onnx", optimized=optimized)
+            for what, optimized, make in programs(model, inputs, folder):
+                try:
+                    program = quiet(make)
+                except Exception as error:  # what an exporter cannot export is a result
+                    print(f"| {name} | {what} | not exported: {type(error).__name__} | | | | | | |", flush=True)
+                    continue
+                coverage = modelexport.adopt(program, folder / "adopted.onnx").coverage
+                own = folder / f"own-{optimized}.onnx"
+                wrapper = "model" if what == "TorchScript file" else ""
+                nodes, compared, call, module = compare(folder / "adopted.onnx", own, wrapper)
+                shares = f"{compared / nodes:.1%} | {call / compared:.1%} | {module / compared:.1%}"
+                counts = f"{coverage.exact} | {coverage.derived} | {coverage.inferred} | {coverage.untagged}"
+                print(f"| {name} | {what} | {counts} | {shares} |", flush=True)
+    if not sys.argv[1:]:
+        cost()
+
+
+def cost() -> None:
+    print("\n| nodes | load and save | adopt | ratio |\n|---|---|---|---|")
+    with tempfile.TemporaryDirectory() as directory:
+        path, output = Path(directory, "chain.onnx"), Path(directory, "out.onnx")
+        for size in SIZES:
+            ir.save(chain(size), path)
+            start = time.process_time()
+            ir.save(ir.load(path), output)
+            base = time.process_time() - start
+            start = time.process_time()
+            modelexport.adopt(path, output)
+            taken = time.process_time() - start
+            print(f"| {size:,} | {base:.2f} s | {taken:.2f} s | {taken / base:.1f} |", flush=True)
+
+
+def chain(nodes: int) -> ir.Model:
+    """Layers of ten nodes, named as TorchScript names them, the last node of each without a name."""
+    value = ir.val("x", ir.DataType.FLOAT, [4])
+    inputs, made = [value], []
+    for i in range(nodes):
+        made.append(ir.node("Relu", [value], name=f"/layer.{i // 10}/act.{i % 10}/Relu" if i % 10 < 9 else f"n{i}"))
+        value = made[-1].outputs[0]
+        value.name, value.dtype, value.shape = f"v{i}", ir.DataType.FLOAT, ir.Shape([4])
+    return ir.Model(ir.Graph(inputs, [value], nodes=made, opset_imports={"": 18}, name="chain"), ir_version=10)
+
+
+if __name__ == "__main__":
+    main()
