@@ -30,6 +30,8 @@ from modelexport.core import Evidence, ModuleCall, Owner
 from modelexport.graph import initializers, owner_of
 from modelexport.lineage import Derivation, Source, SourceNode, same_attributes
 
+_MOVES = frozenset({"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
+"""Operators of ONNX that compute nothing: tools drop them, or move them."""
 _SEPARATOR = re.compile(r"[^A-Za-z0-9]+")
 _NEAR = 24
 """Source nodes between a value and what a node may take to make a form of it."""
@@ -105,6 +107,8 @@ class _Descent(Derivation):
     resembling: set[ir.Node] = field(default_factory=set)
     """Nodes that make a form of a value and not the value itself."""
     merged: dict[ir.Value, list[str]] = field(default_factory=lambda: defaultdict(list))
+    anchors: dict[ir.Node, list[int]] = field(default_factory=lambda: defaultdict(list))
+    """Nodes to the source nodes whose parameters they take."""
     placed: dict[ir.Node, str] = field(default_factory=dict)
 
     def run(self) -> None:
@@ -118,6 +122,9 @@ class _Descent(Derivation):
         for node in nodes:
             if node not in self.matches:
                 self._resemble(node)
+            self._by_parameters(node)
+            if node in self.resembling:
+                self._by_activation(node)
         for node in reversed(nodes):
             for index in list(self.matches.get(node, ())):
                 self._look_behind(node, index)
@@ -186,6 +193,62 @@ class _Descent(Derivation):
                 return True
         return False
 
+    def _by_parameters(self, node: ir.Node) -> None:
+        """A node that takes a parameter which one source node took, and no other node here, holds that node."""
+        if node in self.matches and node not in self.resembling and self._is_same_operator(node):
+            return
+        if all(value is None or self._is_constant(value) for value in node.inputs):
+            return
+        found = self.matches.get(node, [])
+        for value in node.inputs:
+            name = self.names.get(value) if value is not None and value.is_initializer() else None
+            users = self._users.get(name, []) if name in self.source.initializers and name is not None else []
+            if value is not None and len(users) == 1 == len(value.uses()) and users[0] not in found:
+                self.anchors[node].append(users[0])
+        if not self.anchors.get(node):
+            return
+        if not found and len(self.anchors[node]) >= 1:
+            first = max(self.anchors[node])
+            before = self.source.nodes[first]
+            if self._is_same(node, before) and self._shares_input(node, before) and set(self.anchors[node]) == {first}:
+                self.matches[node] = [first]
+                self._is_made_by(node, first)
+                return
+            self.resembling.add(node)
+            self._is_form(node.outputs[0], before.outputs[0])
+        elif node.outputs[0] not in self.names:
+            self._is_form(node.outputs[0], self.source.nodes[max(self.anchors[node])].outputs[0])
+        self.matches[node] = sorted({*found, *self.anchors[node]}, reverse=True)
+
+    def _by_activation(self, node: ir.Node) -> None:
+        """A form of a value may go on to an operator that one of the node's attributes names: ``activation: Relu``."""
+        named = {a.as_string() for a in node.attributes.values() if a.type == ir.AttributeType.STRING}
+        index = self.matches[node][0]
+        if not named & self._operators or any(
+            self.source.nodes[i].op[1] in named for i in self._region(self.matches[node], _NEAR)
+        ):
+            return
+        for _ in range(_CHAIN):
+            users = {user for output in self.source.nodes[index].outputs for user in self._users.get(output, ())}
+            outputs = {output for user in users for output in self.source.nodes[user].outputs}
+            if len(users) != 1 or any(output in self.forms for output in outputs):
+                return
+            index = users.pop()
+            if self.source.nodes[index].op[1] in named:
+                self.matches[node].insert(0, index)
+                self._is_form(node.outputs[0], self.source.nodes[index].outputs[0])
+                return
+
+    @cached_property
+    def _operators(self) -> frozenset[str]:
+        return frozenset(node.op[1] for node in self.source.nodes)
+
+    def _is_same_operator(self, node: ir.Node) -> bool:
+        return node.op_identifier() == self.source.nodes[self.matches[node][0]].op
+
+    def _is_constant(self, value: ir.Value) -> bool:
+        return value.is_initializer() or self.names.get(value) in self.source.constant
+
     def _look_behind(self, node: ir.Node, index: int) -> None:
         """What a node takes in the place of a source value is that value."""
         before = self.source.nodes[index]
@@ -205,9 +268,12 @@ class _Descent(Derivation):
                 continue
             index = self.source.producer.get(name)
             producer = value.producer()
-            if index is None or producer is None or name in self.values:
+            if index is None or name in self.values:
                 continue
-            if value not in self.names or producer in self.resembling:
+            if producer is None:
+                if len(differing) == 1 and self._shape_of(value) == self.source.types.get(name, (None, None))[1]:
+                    self.values[name] = value
+            elif value not in self.names or producer in self.resembling:
                 self._makes(producer, value, index, name)
             elif name not in self.forms:
                 self._has_two_names(value, producer, index, name, alone=len(differing) == 1)
@@ -237,6 +303,11 @@ class _Descent(Derivation):
         """A value of one name stands where the source has another: equal nodes became one, or a node did nothing."""
         twins = self.matches.get(producer, [])
         other, one = self.source.nodes[index], self.source.nodes[twins[0]] if twins else None
+        if one is not None and self._takes_others(producer, one):
+            # The name is the one that the value had before something was folded into the node.
+            self.values.pop(self.names[value], None)
+            self._makes(producer, value, index, name)
+            return
         if one is not None and one.op == other.op == producer.op_identifier():
             if same_attributes(one.attributes, other.attributes) or _compatible(producer.attributes, other.attributes):
                 if index not in twins:
@@ -244,6 +315,15 @@ class _Descent(Derivation):
                 self.values[name] = value
         elif alone and self.source.types.get(name, (None, None))[1] == self._shape_of(value):
             self.values[name] = value
+
+    def _takes_others(self, node: ir.Node, before: SourceNode) -> bool:
+        """Whether a node takes parameters of which the source knows nothing."""
+        return any(
+            value.is_initializer() and value not in self.names and (i >= len(before.inputs) or before.inputs[i] is None
+            or before.inputs[i] in self.source.initializers)
+            for i, value in enumerate(node.inputs)
+            if value is not None
+        )
 
     def _shape_of(self, value: ir.Value) -> ir.Shape | None:
         return value.shape if value.shape is not None else self.source.types.get(self.names[value], (None, None))[1]
@@ -253,22 +333,46 @@ class _Descent(Derivation):
         unknown = [(i, v) for i, v in enumerate(node.inputs) if v is not None and self._is_open(v)]
         if not unknown:
             return
-        before = self.source.nodes[index]
-        for core in self._region([index], _REGION):
-            inside = self.source.nodes[core]
-            if not _holds(node, inside):
-                continue
-            taken = [name for name in inside.inputs if name is not None and name not in self.source.constant]
-            given = [v for v in node.inputs if v is not None and not v.is_initializer()]
-            for position, value in unknown:
-                alone = len(taken) == len(given) == 1
-                name = taken[0] if alone else inside.inputs[position] if position < len(inside.inputs) else None
-                made_by, made_at = value.producer(), self.source.producer.get(name or "")
-                if made_by is not None and made_at is not None and name is not None and name not in self.values:
-                    self._makes(made_by, value, made_at, name)
+        given = [v for v in node.inputs if v is not None and not v.is_initializer()]
+        core = self._core(node, index, len(given))
+        if core is None:
+            if len(unknown) == 1 and unknown[0][1] not in self.names:
+                self._look_through(unknown[0][1], self.source.nodes[index], index)
             return
-        if len(unknown) == 1 and unknown[0][1] not in self.names:
-            self._look_through(unknown[0][1], before, index)
+        taken = self._computed(core)
+        for position, value in unknown:
+            places = self.source.nodes[core].inputs
+            name = taken[0] if len(taken) == 1 else places[position] if position < len(places) else None
+            made_by = value.producer()
+            if made_by is None or name not in self.source.producer or core in self.matches.get(made_by, ()):
+                continue
+            made_at, name = self._behind_movement(made_by, name)
+            if name not in self.values:
+                self._makes(made_by, value, made_at, name)
+
+    def _core(self, node: ir.Node, index: int, inputs: int) -> int | None:
+        """The source node whose inputs are those of a fused node: of its operator, or else whose parameters it takes."""
+        region = [core for core in self._region([index], _REGION) if len(self._computed(core)) == inputs]
+        held = (core for core in region if _holds(node, self.source.nodes[core]))
+        anchored = (core for core in region if inputs == 1 and core in self.anchors.get(node, ()))
+        return next(held, next(anchored, None))
+
+    def _computed(self, index: int) -> list[str]:
+        """What a source node takes that is no constant."""
+        return [name for name in self.source.nodes[index].inputs if name and name not in self.source.constant]
+
+    def _behind_movement(self, node: ir.Node, name: str) -> tuple[int, str]:
+        """The source value that a node makes, given one that may be that in another shape, layout or type."""
+        made_at = self.source.producer[name]
+        for _ in range(_CHAIN):
+            before = self.source.nodes[made_at]
+            moved = before.inputs[0] if before.inputs else None
+            if before.op[1] not in _MOVES or before.op == node.op_identifier() or moved not in self.source.producer:
+                break
+            if moved in self.values or moved is None:
+                break
+            made_at, name = self.source.producer[moved], moved
+        return made_at, name
 
     def _look_through(self, value: ir.Value, before: SourceNode, index: int) -> None:
         """Behind a chain of nodes that pass a value on may be the node that made it."""
@@ -371,10 +475,10 @@ class _Descent(Derivation):
         same = node not in self.resembling and node.op_identifier() == matched[0].op
         swallowed: dict[ModuleCall, None] = {}
         for before in matched:
+            if self._passes_on(node, before):
+                continue
             for name in before.inputs:
                 swallowed.update(dict.fromkeys(self.calls_behind(name)))
-        if not same:
-            swallowed.update(dict.fromkeys(self._by_parameters(node)))
         first = matched[0].owner
         if same and len(matched) == 1 and not swallowed:
             return first
@@ -384,14 +488,9 @@ class _Descent(Derivation):
             self.placed[node] = "equal operations of these calls became one" if merged else "fused out of these calls"
         return Owner(tuple(calls), Evidence.DERIVED) if calls else None
 
-    def _by_parameters(self, node: ir.Node) -> Iterator[ModuleCall]:
-        """The owners of the source nodes that alone used a parameter which a node takes, and are gone."""
-        for value in node.inputs:
-            name = self.names.get(value) if value is not None and value.is_initializer() else None
-            users = self._users.get(name, []) if name is not None else []
-            if len(users) == 1 and (user := self.source.nodes[users[0]]).owner is not None:
-                if not any(output in self.values or output in self.forms for output in user.outputs):
-                    yield from user.owner.calls
+    def _passes_on(self, node: ir.Node, before: SourceNode) -> bool:
+        """Whether a node takes the value of which it makes a form, or a form of the value that it makes."""
+        return any(self.names.get(value) in before.outputs for value in node.inputs if value is not None)
 
     # --- what is told of it
 
