@@ -22,8 +22,9 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 
+import onnx
 import onnx_ir as ir
 
 from modelexport.core import Evidence, ModuleCall, Owner
@@ -122,7 +123,9 @@ class _Descent(Derivation):
         for node in nodes:
             if node not in self.matches:
                 self._resemble(node)
+        for node in reversed(nodes):
             self._by_parameters(node)
+        for node in nodes:
             if node in self.resembling:
                 self._by_activation(node)
         for node in reversed(nodes):
@@ -188,37 +191,70 @@ class _Descent(Derivation):
         region = self._region([self.source.producer[original]], _NEAR, through=True)
         near.update(name for index in region for name in self.source.nodes[index].inputs if name is not None)
         for value in node.inputs:
-            name = self.names.get(value) if value is not None else None
+            name = self._passed_on(value)
             if name in near and (name not in self.source.constant or len(self._users.get(name or "", ())) == 1):
                 return True
         return False
 
+    def _passed_on(self, value: ir.Value | None) -> str | None:
+        """The name of a value, or of what new nodes with one input each made it of."""
+        for _ in range(_CHAIN):
+            producer = value.producer() if value is not None else None
+            if value is None or value in self.names or producer is None or producer in self.matches:
+                break
+            given = [used for used in producer.inputs if used is not None and not used.is_initializer()]
+            value = given[0] if len(given) == 1 else None
+        return self.names.get(value) if value is not None else None
+
     def _by_parameters(self, node: ir.Node) -> None:
-        """A node that takes a parameter which one source node took, and no other node here, holds that node."""
+        """A node that takes the parameter of a source node which is lost around it holds that node."""
         if node in self.matches and node not in self.resembling and self._is_same_operator(node):
             return
         if all(value is None or self._is_constant(value) for value in node.inputs):
             return
         found = self.matches.get(node, [])
+        around: set[int] | None = None
         for value in node.inputs:
             name = self.names.get(value) if value is not None and value.is_initializer() else None
-            users = self._users.get(name, []) if name in self.source.initializers and name is not None else []
-            if value is not None and len(users) == 1 == len(value.uses()) and users[0] not in found:
+            if value is None or name is None or name not in self.source.initializers:
+                continue
+            users = self._users.get(name, [])
+            if len(users) != 1 or len(value.uses()) != 1:
+                around = self._around(node) if around is None else around
+                users = [user for user in users if user in around]
+            if len(users) == 1 and users[0] not in found:
                 self.anchors[node].append(users[0])
         if not self.anchors.get(node):
             return
-        if not found and len(self.anchors[node]) >= 1:
-            first = max(self.anchors[node])
-            before = self.source.nodes[first]
+        first = max(self.anchors[node])
+        before = self.source.nodes[first]
+        if not found:
             if self._is_same(node, before) and self._shares_input(node, before) and set(self.anchors[node]) == {first}:
                 self.matches[node] = [first]
                 self._is_made_by(node, first)
                 return
             self.resembling.add(node)
+        if node.outputs[0] not in self.names:
             self._is_form(node.outputs[0], before.outputs[0])
-        elif node.outputs[0] not in self.names:
-            self._is_form(node.outputs[0], self.source.nodes[max(self.anchors[node])].outputs[0])
         self.matches[node] = sorted({*found, *self.anchors[node]}, reverse=True)
+
+    def _around(self, node: ir.Node) -> set[int]:
+        """The source nodes that are lost where a node stands: behind itself, or the next nodes that are known."""
+        known = list(self.matches.get(node, ()))
+        pending, seen = [node], {node}
+        while pending and not known and len(seen) <= _NEAR:
+            for user in self._consumers(pending.pop()):
+                known.extend(self.matches.get(user, ()))
+                if user not in self.matches and user not in seen:
+                    seen.add(user)
+                    pending.append(user)
+        return set(self._region(known, _REGION))
+
+    def _is_same_operator(self, node: ir.Node) -> bool:
+        return node.op_identifier() == self.source.nodes[self.matches[node][0]].op
+
+    def _is_constant(self, value: ir.Value) -> bool:
+        return value.is_initializer() or self.names.get(value) in self.source.constant
 
     def _by_activation(self, node: ir.Node) -> None:
         """A form of a value may go on to an operator that one of the node's attributes names: ``activation: Relu``."""
@@ -242,12 +278,6 @@ class _Descent(Derivation):
     @cached_property
     def _operators(self) -> frozenset[str]:
         return frozenset(node.op[1] for node in self.source.nodes)
-
-    def _is_same_operator(self, node: ir.Node) -> bool:
-        return node.op_identifier() == self.source.nodes[self.matches[node][0]].op
-
-    def _is_constant(self, value: ir.Value) -> bool:
-        return value.is_initializer() or self.names.get(value) in self.source.constant
 
     def _look_behind(self, node: ir.Node, index: int) -> None:
         """What a node takes in the place of a source value is that value."""
@@ -319,8 +349,9 @@ class _Descent(Derivation):
     def _takes_others(self, node: ir.Node, before: SourceNode) -> bool:
         """Whether a node takes parameters of which the source knows nothing."""
         return any(
-            value.is_initializer() and value not in self.names and (i >= len(before.inputs) or before.inputs[i] is None
-            or before.inputs[i] in self.source.initializers)
+            value.is_initializer()
+            and value not in self.names
+            and (i >= len(before.inputs) or before.inputs[i] is None or before.inputs[i] in self.source.initializers)
             for i, value in enumerate(node.inputs)
             if value is not None
         )
@@ -490,7 +521,8 @@ class _Descent(Derivation):
 
     def _passes_on(self, node: ir.Node, before: SourceNode) -> bool:
         """Whether a node takes the value of which it makes a form, or a form of the value that it makes."""
-        return any(self.names.get(value) in before.outputs for value in node.inputs if value is not None)
+        given = (value for value in node.inputs if value is not None and not value.is_initializer())
+        return any(self.names.get(value) in before.outputs for value in given)
 
     # --- what is told of it
 
@@ -500,13 +532,15 @@ class _Descent(Derivation):
         there.update(name for names in self.merged.values() for name in names)
         found: dict[ir.Value, list[str]] = {}
         for value in initializers(self.changed):
-            if value in self.names:
+            if self.names.get(value) in self.source.constant:
                 continue
             lost: dict[str, None] = {}
             for node, _ in value.uses():
                 region = self._region(self.matches.get(node, ()), _REGION)
                 used = (name for index in region for name in self.source.nodes[index].inputs)
-                lost.update((n, None) for n in used if n in self.source.initializers and n not in there)
+                lost.update(
+                    (n, None) for n in used if n is not None and n in self.source.initializers and n not in there
+                )
             found[value] = list(lost)
         return found
 
@@ -527,8 +561,7 @@ class _Descent(Derivation):
         if shape is None or value.shape is None or value.name != name:
             return True
         return len(shape) == len(value.shape) and all(
-            a == b or not isinstance(a, int) or not isinstance(b, int)
-            for a, b in zip(shape, value.shape, strict=True)
+            a == b or not isinstance(a, int) or not isinstance(b, int) for a, b in zip(shape, value.shape, strict=True)
         )
 
     def several(self) -> Iterator[tuple[ir.Node, str]]:
@@ -543,8 +576,16 @@ class _Descent(Derivation):
 
 
 def _holds(node: ir.Node, inside: SourceNode) -> bool:
-    """Whether a node's operator is named after a source node's: ``QLinearConv`` after ``Conv``."""
-    return inside.op[1] in node.op_type
+    """Whether a node's operator is named after a source node's: ``QLinearConv`` after ``Conv``, not after ``Con``."""
+    return inside.op[1] in _operators_in(node.op_type)
+
+
+@cache
+def _operators_in(op_type: str) -> frozenset[str]:
+    """The standard operators in the name of another: of ``FusedMatMul`` it is ``MatMul``, and not ``Mul``."""
+    standard = {schema.name for schema in onnx.defs.get_all_schemas()}
+    inside = {name for name in standard if name in op_type and not re.match("QLinear|.*Integer", name)}
+    return frozenset(name for name in inside if not any(name in other for other in inside - {name}))
 
 
 def _compatible(one: Mapping[str, ir.Attr], other: Mapping[str, ir.Attr]) -> bool:

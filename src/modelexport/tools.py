@@ -1,4 +1,4 @@
-"""``optimize``: another package's tool on a tagged file, and the tags back afterwards. Adding a tool is adding a row."""
+"""``optimize``: another package's tool on a tagged file, and the tags back. Adding a tool is adding a row."""
 
 from __future__ import annotations
 

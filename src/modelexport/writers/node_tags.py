@@ -12,14 +12,14 @@ import modelexport
 from modelexport import schema
 from modelexport.graph import all_nodes, initializers, owner_of
 from modelexport.parameters import Origin
-from modelexport.tags import Tags
+from modelexport.tags import CallTags
 
 _TORCH_KEYS = ("pkg.torch.", "pkg.onnxscript.")
 
 
 def write_metadata(
     model: ir.Model,
-    tags: Tags,
+    tags: CallTags,
     origins: Mapping[str, Origin],
     entries: Mapping[str, schema.StateDictEntry],
     *,
@@ -52,7 +52,7 @@ def write_metadata(
     model.metadata_props[schema.VERSION_KEY] = modelexport.__version__
 
 
-def call_tree_entries(tags: Tags) -> list[schema.CallTreeEntry]:
+def call_tree_entries(tags: CallTags) -> list[schema.CallTreeEntry]:
     """Every call with its tag and the call it ran in."""
     return [
         schema.CallTreeEntry(
@@ -62,7 +62,7 @@ def call_tree_entries(tags: Tags) -> list[schema.CallTreeEntry]:
     ]
 
 
-def initializer_tags(value: ir.Value, tags: Tags) -> list[str]:
+def initializer_tags(value: ir.Value, tags: CallTags) -> list[str]:
     """The tags of every call that uses an initializer, in the order of the nodes."""
     users: dict[str, None] = {}
     for node, _ in value.uses():
