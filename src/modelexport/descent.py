@@ -4,16 +4,16 @@ The rules are those of :mod:`modelexport.lineage`. Of a file from outside less i
 in memory, so that a node is matched by what is left:
 
 - by the name of a value that it makes, as there;
-- by a name *made after* one: ``linear_3_quantized``, ``node_MatMul_46/MatMulAddFusion``. Such a node makes a form of the
-  value. The name counts only where the node takes what the value is computed from: names alone would do harm where two
-  tools number their values in the same way;
+- by a name *made after* one: ``linear_3_quantized``, ``node_MatMul_46/MatMulAddFusion``. Such a node makes a form of
+  the value. The name counts only where the node takes what the value is computed from: names alone would do harm
+  where two tools number their values in the same way;
 - by where it stands: what a node with the same operator takes in the place of a value is that value, and a node with
   the operator and the inputs of one source node makes what that makes;
 - by what a fusion must hold: the nearest source node whose operator is in the name of the fused one (``Conv`` in
   ``QLinearConv``) takes what the fused node takes.
 
-A node with the operator that the source had is ``exact`` where nothing between its inputs and its output was lost. A form
-of a value never is.
+A node with the operator that the source had is ``exact`` where nothing between its inputs and its output was lost. A
+form of a value never is.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import onnx
 import onnx_ir as ir
 
 from modelexport.core import Evidence, ModuleCall, Owner
-from modelexport.graph import initializers, owner_of
+from modelexport.graph import initializers, may_be, owner_of
 from modelexport.lineage import Derivation, Source, SourceNode, same_attributes
 
 _MOVES = frozenset({"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
@@ -52,8 +52,8 @@ class Descent:
     """Values of the changed graph to the source value that they are, or are a form of."""
     merged: Mapping[ir.Value, Sequence[str]]
     """Initializers of the changed graph to others of the source that they stand for too."""
-    behind: Mapping[ir.Value, Sequence[str]]
-    """Initializers that no name tells of, to those of the source that they can be computed from."""
+    lost: Mapping[ir.Value, Sequence[str]]
+    """Initializers to those of the source that were used where they are used, and are not there any more."""
     common: int
     """Values of the changed graph, initializers included, that are or are forms of a source value."""
     total: int
@@ -66,10 +66,10 @@ def trace(source: Source, changed: ir.Model) -> Descent:
     descent = _Descent(source, changed)
     descent.run()
     return Descent(
-        descent.values,
+        descent.present(),
         descent.names,
         descent.merged,
-        descent.unnamed(),
+        descent.lost(),
         *descent.shared(),
         dict(descent.several()),
     )
@@ -357,7 +357,11 @@ class _Descent(Derivation):
         )
 
     def _shape_of(self, value: ir.Value) -> ir.Shape | None:
-        return value.shape if value.shape is not None else self.source.types.get(self.names[value], (None, None))[1]
+        return (
+            value.shape
+            if value.shape is not None
+            else self.source.types.get(self.names.get(value, ""), (None, None))[1]
+        )
 
     def _look_into(self, node: ir.Node, index: int) -> None:
         """Find what a fused node, or one that passes a value on, takes, where names do not tell."""
@@ -382,7 +386,7 @@ class _Descent(Derivation):
                 self._makes(made_by, value, made_at, name)
 
     def _core(self, node: ir.Node, index: int, inputs: int) -> int | None:
-        """The source node whose inputs are those of a fused node: of its operator, or else whose parameters it takes."""
+        """The source node that takes what a fused node takes: of its operator, or else of its parameters."""
         region = [core for core in self._region([index], _REGION) if len(self._computed(core)) == inputs]
         held = (core for core in region if _holds(node, self.source.nodes[core]))
         anchored = (core for core in region if inputs == 1 and core in self.anchors.get(node, ()))
@@ -526,23 +530,33 @@ class _Descent(Derivation):
 
     # --- what is told of it
 
-    def unnamed(self) -> dict[ir.Value, list[str]]:
-        """Initializers without a telling name, to the initializers that are lost where their users stand."""
+    def lost(self) -> dict[ir.Value, list[str]]:
+        """Initializers to those of the source that were used where they are used, and are not here under any name."""
         there = {self.names[value] for value in initializers(self.changed) if value in self.names}
         there.update(name for names in self.merged.values() for name in names)
         found: dict[ir.Value, list[str]] = {}
         for value in initializers(self.changed):
-            if self.names.get(value) in self.source.constant:
-                continue
-            lost: dict[str, None] = {}
+            names: dict[str, None] = {}
             for node, _ in value.uses():
                 region = self._region(self.matches.get(node, ()), _REGION)
                 used = (name for index in region for name in self.source.nodes[index].inputs)
-                lost.update(
-                    (n, None) for n in used if n is not None and n in self.source.initializers and n not in there
-                )
-            found[value] = list(lost)
+                names.update((n, None) for n in used if n in self.source.initializers and n not in there and n)
+            found[value] = list(names)
         return found
+
+    def _is_kept(self, value: ir.Value) -> bool:
+        """Whether a value is made as the source makes it."""
+        producer = value.producer()
+        return producer is not None and producer in self.matches and self._is_same_operator(producer)
+
+    def present(self) -> dict[str, ir.Value]:
+        """Source values to what they are here: under the same name, or with the same shape."""
+        return {
+            name: value
+            for name, value in self.values.items()
+            if may_be(value.shape, shape := self.source.types.get(name, (None, None))[1])
+            and (value.name == name or value.shape == shape or self._is_kept(value))
+        }
 
     def shared(self) -> tuple[int, int]:
         """Values of the changed graph that come from one of the source, and all."""
@@ -557,12 +571,7 @@ class _Descent(Derivation):
         tensor = self.source.initializers.get(name)
         if value.is_initializer() and tensor is not None and value.name == name and value.const_value is not None:
             return bool(tensor.size == value.const_value.size)
-        shape = self.source.types.get(name, (None, None))[1]
-        if shape is None or value.shape is None or value.name != name:
-            return True
-        return len(shape) == len(value.shape) and all(
-            a == b or not isinstance(a, int) or not isinstance(b, int) for a, b in zip(shape, value.shape, strict=True)
-        )
+        return value.name != name or may_be(self.source.types.get(name, (None, None))[1], value.shape)
 
     def several(self) -> Iterator[tuple[ir.Node, str]]:
         """The nodes with several owners, and why they have."""

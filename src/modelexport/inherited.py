@@ -58,27 +58,32 @@ class _Inheritance:
         origins: dict[str, Origin] = {}
         unclear: dict[str, list[str]] = {}
         for value in initializers(self.changed):
-            name = self.descent.names.get(value)
-            if value in self.descent.behind:
-                plans = [self.plans[n] for n in self.descent.behind[value] if n in self.plans]
-                if plans and value.dtype not in (ir.DataType.INT64, ir.DataType.BOOL):
-                    origins[value.name or ""] = _unrecorded(plans)
-                    if len(_groups(plans)) > 1:
-                        unclear[value.name or ""] = [keys[0] for keys in _groups(plans)]
-            elif name is not None:
-                origin = self._origin(value, name)
-                if origin is not None:
-                    origins[value.name or ""] = origin
+            origin = self._origin(value)
+            if origin is not None:
+                origins[value.name or ""] = origin
+                step = origin.transform[-1] if origin.transform else None
+                named = self.descent.names.get(value)
+                if (
+                    step is not None
+                    and step.op_type == UNRECORDED
+                    and (named not in self.plans or len(step.inputs) > 1)
+                ):
+                    unclear[value.name or ""] = step.inputs
         return Inheritance(origins, unclear)
 
-    def _origin(self, value: ir.Value, name: str) -> Origin | None:
-        if name not in self.plans:
+    def _origin(self, value: ir.Value) -> Origin | None:
+        name = self.descent.names.get(value, "")
+        lost = [self.plans[n] for n in self.descent.lost.get(value, ()) if n in self.plans]
+        if name in self.plans:
+            plans = [self.plans[n] for n in (name, *self.descent.merged.get(value, ())) if n in self.plans]
+            steps = self._recorded(value, name)
+            if steps is not None and all(_done(plan) == _done(plans[0]) for plan in plans):
+                return Origin(tuple(dict.fromkeys(key for plan in plans for key in plan.keys)), tuple(steps))
+            return _unrecorded([*plans, *lost])
+        if name in self.source.constant:
             return self._folded(value, name)
-        plans = [self.plans[n] for n in (name, *self.descent.merged.get(value, ())) if n in self.plans]
-        steps = self._recorded(value, name)
-        if steps is None or any(_done(plan) != _done(plans[0]) for plan in plans):
-            return _unrecorded(plans)
-        return Origin(tuple(dict.fromkeys(key for plan in plans for key in plan.keys)), tuple(steps))
+        # Shapes, axes and flags are no parameters, whatever was lost beside them.
+        return _unrecorded(lost) if lost and value.dtype not in (ir.DataType.INT64, ir.DataType.BOOL) else None
 
     def _recorded(self, value: ir.Value, name: str) -> list[TransformStep] | None:
         """The steps from the entries to an initializer, if it is that of the tagged file, moved or cast."""

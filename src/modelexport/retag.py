@@ -188,6 +188,10 @@ def _flat(path: Path, tagged: TaggedModel) -> tuple[ir.Model, bool]:
         passes.InlinePass()(model)
         passes.RemoveUnusedFunctionsPass()(model)  # type: ignore[no-untyped-call]
         passes.RemoveUnusedOpsetsPass()(model)
+    try:
+        model.graph.sort()  # some tools put new nodes at the end
+    except ValueError as error:
+        raise FileFormatError(f"{path} is damaged: its nodes depend on each other in a circle") from error
     stores = [node.metadata_props for node in all_nodes(model)]
     stores += [value.metadata_props for value in initializers(model)]
     for store in (model.metadata_props, *stores):

@@ -79,12 +79,8 @@ def descended_document(
     """
 
     def tensors(listed: Iterable[schema.CallTensor]) -> list[schema.CallTensor]:
-        return [
-            msgspec.structs.replace(
-                tensor, value=values[tensor.value].name if tensor.value is not None and tensor.value in values else None
-            )
-            for tensor in listed
-        ]
+        present = ((tensor, values.get(tensor.value or "")) for tensor in listed)
+        return [msgspec.structs.replace(tensor, value=value.name if value else None) for tensor, value in present]
 
     borders = boundaries(model, tags.calls)
     own = Counter(owner.call.address for owner in _owners(model))
