@@ -97,6 +97,10 @@ def retag(changed: str | Path, *, source: str | Path, output: str | Path) -> Ret
     changed, output = Path(changed), Path(output)
     check_writable(output)
     tagged = load(source)
+    if tagged.coverage.untagged == len(tagged.nodes):
+        raise FileFormatError(
+            f"no node of {source} has tags: another tool has dropped them; give the file as it was exported, or retag it"
+        )
     _check_weights(tagged.path, tagged.model)
     model, inlined = _flat(changed, tagged)
     _check_weights(changed, model)
