@@ -99,7 +99,7 @@ def retag(changed: str | Path, *, source: str | Path, output: str | Path) -> Ret
     tagged = load(source)
     if tagged.coverage.untagged == len(tagged.nodes):
         raise FileFormatError(
-            f"no node of {source} has tags: another tool has dropped them; give the file as it was exported, or retag it"
+            f"no node of {source} has tags: another tool has dropped them; give the file as it was exported"
         )
     _check_weights(tagged.path, tagged.model)
     model, inlined = _flat(changed, tagged)
@@ -189,6 +189,7 @@ def _flat(path: Path, tagged: TaggedModel) -> tuple[ir.Model, bool]:
         except (LookupError, ValueError, TypeError):
             model = load_onnx(path)
     if model.functions:
+        _forget_names(model)
         passes.InlinePass()(model)
         passes.RemoveUnusedFunctionsPass()(model)  # type: ignore[no-untyped-call]
         passes.RemoveUnusedOpsetsPass()(model)
@@ -206,6 +207,20 @@ def _flat(path: Path, tagged: TaggedModel) -> tuple[ir.Model, bool]:
             node.attributes.pop(schema.SOURCE_MODULE_ATTRIBUTE, None)
             node.attributes.pop(schema.HIERARCHY_TAGS_ATTRIBUTE, None)
     return model, inlined
+
+
+def _forget_names(model: ir.Model) -> None:
+    """Give what is in the bodies of functions names that mean nothing, in place.
+
+    What one body calls ``linear`` is another value for each call, and one of the flat graph's is called so.
+    """
+    number = 0
+    for function in model.functions.values():
+        for node in function.all_nodes():
+            node.name = None
+            for value in node.outputs:
+                value.name = f"inlined_{number}"
+                number += 1
 
 
 def _check_weights(path: Path, model: ir.Model) -> None:
