@@ -462,7 +462,7 @@ def test_weights_above_the_limit_go_to_a_file_of_their_own(
     external: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = load(external).extract("pooler", tmp_path / "embedded.onnx")
-    monkeypatch.setattr(extraction, "EMBED_LIMIT", 100)
+    monkeypatch.setattr(extraction, "LARGEST_INSIDE", 100)
     extracted = load(external).extract("pooler", tmp_path / "pooler.onnx")
     assert extracted.bytes == expected.bytes
     tensors = [value.const_value for value in initializers(ir.load(tmp_path / "pooler.onnx"))]

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from modelexport.pipeline import export as export
     from modelexport.read import TaggedModel as TaggedModel
     from modelexport.read import load as load
+    from modelexport.retag import retag as retag
     from modelexport.update_weights import update_weights as update_weights
     from modelexport.vectors import verify_vectors as verify_vectors
     from modelexport.verdicts import VerifyReport as VerifyReport
@@ -40,6 +41,7 @@ _PUBLIC = {
     "export": "modelexport.pipeline",
     "inline": "modelexport.carriers",
     "load": "modelexport.read",
+    "retag": "modelexport.retag",
     "strip": "modelexport.carriers",
     "update_weights": "modelexport.update_weights",
     "verify": "modelexport.verify",

@@ -29,9 +29,6 @@ from modelexport.tree import TreeRow, tree_rows, untagged_operators
 from modelexport.writers.node_tags import call_tree_entries, drop_torch_metadata, initializer_tags, write_owner
 from modelexport.writers.operations import name_nodes_apart
 
-EXTERNAL_DATA_THRESHOLD = 10**9
-"""Bytes of initializers of a program in memory above which they go to a file of their own."""
-
 _SPECIFICATION = "pkg.torch.export.graph_signature.InputSpec."
 """What ``torch.onnx`` says of an initializer: its ``kind``, and of a buffer whether it is ``persistent``."""
 
@@ -187,10 +184,8 @@ def _write(
     for tensor in elsewhere:
         if not Path(tensor.path).is_file():
             raise FileFormatError(f"{tensor.path}, which holds weights of the model, is missing: put it back")
-    external = bool(elsewhere)
-    external = external or sum(tensor.nbytes for tensor in tensors if tensor is not None) > EXTERNAL_DATA_THRESHOLD
     with written_together(output.parent) as staging:
-        save(model, staging / output.name, external=external)
+        save(model, staging / output.name)
         files = [str(output.parent / file.name) for file in sorted(staging.iterdir())]
     return Adopted(
         path=output,

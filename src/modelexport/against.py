@@ -21,7 +21,7 @@ from modelexport.carriers import runnable
 from modelexport.comparison import TOLERANCES, Difference, compare
 from modelexport.core import ModuleCall
 from modelexport.errors import InputsError, UsageError
-from modelexport.graph import owner_of
+from modelexport.graph import may_be, owner_of
 from modelexport.made_up import made_up_inputs
 from modelexport.read import TaggedModel, load
 from modelexport.runtime import CPU, batches, run, session, with_outputs
@@ -217,11 +217,15 @@ def _pairs(one: TaggedModel, two: TaggedModel) -> dict[str, str]:
     known, made = _made(one.model), _made(two.model)
     ports = _ports(one)
     places = _ports(two) if one.hierarchy is not None and two.hierarchy is not None else {}
+    # What another tool folded into a node may leave the old name on a new value, and the sidecar says so.
+    renamed = {name for port, name in places.items() if ports.get(port, name) != name}
     found: dict[str, str] = {}
     taken: set[str] = set()
     for port, name in ports.items():
         same = places.get(port)
-        match = same if same in made else name if name in made else None
+        match = same if same in made else name if name in made and name not in renamed else None
+        if match is not None and name in known and not may_be(known[name].shape, made[match].shape):
+            continue  # a tool may move a reshape, and leave the name where it was
         if name in known and match is not None and match not in taken and name not in found:
             found[name] = match
             taken.add(match)

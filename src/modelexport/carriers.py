@@ -7,13 +7,10 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import onnx_ir as ir
-
 from modelexport import read
 from modelexport.embedded import save
 from modelexport.errors import UsageError
 from modelexport.files import check_writable, written_together
-from modelexport.graph import initializers
 
 
 def strip(path: str | Path, output: str | Path) -> None:
@@ -58,7 +55,5 @@ def _rewrite(path: Path, output: Path, carrier: str, otherwise: str) -> None:
     tagged = read.load(path)
     if tagged.carrier != carrier:
         raise UsageError(f"{path} has the carrier '{tagged.carrier}', not '{carrier}': there is {otherwise}")
-    tensors = (value.const_value for value in initializers(tagged.model))
-    external = any(isinstance(tensor, ir.ExternalTensor) for tensor in tensors)
     with written_together(output.parent) as staging:
-        save(tagged.model, staging / output.name, external=external)
+        save(tagged.model, staging / output.name)

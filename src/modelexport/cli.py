@@ -451,6 +451,44 @@ def internals(
         print_internals(found)
 
 
+@app.command()
+def retag(
+    changed: Annotated[Path, typer.Argument(metavar="CHANGED.onnx", help="What another tool made of TAGGED.")],
+    source: Annotated[Path, typer.Option("--from", metavar="TAGGED.onnx", help="The tagged file that the tool read.")],
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="OUT.onnx", help="The file to write.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Give a file that another tool made of a tagged one its tags back."""
+    from modelexport import render
+    from modelexport.retag import retag as run
+
+    report = run(changed, source=source, output=output)
+    if as_json:
+        _print_json(report)
+    else:
+        print(render.format_retag(report))
+
+
+@app.command()
+def optimize(
+    file: FileArgument,
+    tool: Annotated[str, typer.Option("--with", metavar="TOOL", help="ort-extended, onnxslim, float16, ...")],
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="OUT.onnx", help="The file to write.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Run another package's optimiser, quantizer or converter on FILE, and give the result its tags back."""
+    from modelexport import render
+    from modelexport.stages import Stages
+    from modelexport.tools import optimize as run
+
+    with _progress() as progress, Stages(progress)(tool):
+        report = run(file, tool, output)
+    if as_json:
+        _print_json(report)
+    else:
+        print(render.format_retag(report))
+
+
 def _load(
     model: str,
     inputs: Path | None,

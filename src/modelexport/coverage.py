@@ -18,6 +18,14 @@ def check_coverage(model: ir.Model) -> Coverage:
     Raises:
         UntaggedNodeError: A node has no owner. Lists every one of them.
     """
+    coverage, untagged = count_coverage(model)
+    if untagged:
+        raise UntaggedNodeError(untagged)
+    return coverage
+
+
+def count_coverage(model: ir.Model) -> tuple[Coverage, list[str]]:
+    """The nodes of a model by the evidence for their owner, and a line for each that has none."""
     counts: Counter[Evidence] = Counter()
     untagged: list[str] = []
     for node in all_nodes(model):
@@ -27,6 +35,5 @@ def check_coverage(model: ir.Model) -> Coverage:
             untagged.append(f"{node.name} ({node.op_type}) in {graph or 'a nested graph'}")
         else:
             counts[owner.evidence] += 1
-    if untagged:
-        raise UntaggedNodeError(untagged)
-    return Coverage(counts[Evidence.EXACT], counts[Evidence.DERIVED], counts[Evidence.INFERRED])
+    kinds = (counts[Evidence.EXACT], counts[Evidence.DERIVED], counts[Evidence.INFERRED])
+    return Coverage(*kinds, len(untagged)), untagged

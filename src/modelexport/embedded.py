@@ -15,6 +15,8 @@ from typing import BinaryIO
 import onnx
 import onnx_ir as ir
 
+from modelexport.graph import initializers
+
 _GRAPH = onnx.ModelProto.DESCRIPTOR.fields_by_name["graph"].number
 _INITIALIZER = onnx.GraphProto.DESCRIPTOR.fields_by_name["initializer"].number
 _INITIALIZERS = (_GRAPH, _INITIALIZER)
@@ -22,6 +24,8 @@ _NAME = onnx.TensorProto.DESCRIPTOR.fields_by_name["name"].number
 _RAW_DATA = onnx.TensorProto.DESCRIPTOR.fields_by_name["raw_data"].number
 _LENGTH = 2
 """Protobuf's wire type of a field that says how long it is; 0 is a number, 1 and 5 are eight and four bytes."""
+LARGEST_INSIDE = 10**9
+"""Bytes of weights above which they go to a file of their own."""
 _SMALL = 1024
 """Bytes of an initializer that is not worth the trouble."""
 
@@ -96,14 +100,21 @@ class _Hollow(ir.LazyTensor):
         return b""
 
 
-def save(model: ir.Model, path: Path, *, external: bool) -> None:
+def save(model: ir.Model, path: Path, *, external: bool | None = None) -> None:
     """Write a model with its weights inside it, or in ``NAME.onnx.data`` beside it; one of them at a time is in memory.
 
     The model stays as it is. The bytes are those that protobuf would write.
 
+    Args:
+        external: Beside it; if left out, where some of them are in files of their own now, or all exceed 1 GB.
+
     Raises:
         OSError: The file cannot be written.
     """
+    if external is None:
+        now = [value.const_value for value in initializers(model) if value.const_value is not None]
+        apart = any(isinstance(tensor, ir.ExternalTensor) for tensor in now)
+        external = apart or sum(tensor.nbytes for tensor in now) > LARGEST_INSIDE
     if external:
         ir.save(model, path, external_data=f"{path.name}.data")
         return

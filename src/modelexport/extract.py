@@ -17,7 +17,7 @@ from modelexport import schema
 from modelexport.boundaries import match_values
 from modelexport.core import ModuleCall
 from modelexport.cut import Cut, Cutter
-from modelexport.embedded import save
+from modelexport.embedded import LARGEST_INSIDE, save
 from modelexport.errors import FileFormatError, OutputError, UsageError
 from modelexport.files import check_writable, written_together
 from modelexport.garbage import only_new_garbage
@@ -26,9 +26,6 @@ from modelexport.names import nearest
 
 if TYPE_CHECKING:
     from modelexport.read import TaggedModel
-
-EMBED_LIMIT = 10**9
-"""Bytes of weights above which they go to a file of their own."""
 
 
 class ExtractedValue(msgspec.Struct, frozen=True):
@@ -163,7 +160,7 @@ class _Extractor:
         cut = self.cutter.cut(call)
         self._name_inputs(call, cut)
         size = _size_of_weights(cut.model, self.tagged.path)
-        save(cut.model, staging / output.name, external=size > EMBED_LIMIT)
+        save(cut.model, staging / output.name, external=size > LARGEST_INSIDE)
         return Extracted(
             path=str(output),
             call=str(call),

@@ -49,3 +49,12 @@ def initializers(model: ir.Model) -> Iterator[ir.Value]:
     """The initializers of the graph and of nested graphs."""
     for graph in model.graphs():
         yield from graph.initializers.values()
+
+
+def may_be(one: ir.Shape | None, other: ir.Shape | None) -> bool:
+    """Whether two values may have one shape: sizes that are dynamic or unknown may be any."""
+    if one is None or other is None:
+        return True
+    return len(one) == len(other) and all(
+        a == b or not isinstance(a, int) or not isinstance(b, int) for a, b in zip(one, other, strict=True)
+    )

@@ -12,6 +12,11 @@ which value stands for which. From that follow, in one walk from the outputs to 
 
 The first keeps the evidence it had, the others are ``derived``. A node of which the source itself knew nothing gets the
 call that all its neighbours agree on, which is ``inferred``. Cost is linear in nodes and edges.
+
+:func:`derive_owners` is for a graph that was changed in place, in memory; :mod:`modelexport.descent` is the same
+for a file that another tool wrote, of which less is known, so that it has a few rules more.
+
+Names in the body of a local function are told from those of the graph and of other functions.
 """
 
 from __future__ import annotations
@@ -38,6 +43,7 @@ class SourceNode:
     outputs: tuple[str, ...]
     owner: Owner | None
     attributes: Mapping[str, ir.Attr]
+    name: str = ""
 
 
 @dataclass(frozen=True)
@@ -51,6 +57,8 @@ class Source:
     constant: frozenset[str]
     """Values that depend on initializers and constants alone."""
     types: dict[str, tuple[ir.DataType | None, ir.Shape | None]]
+    inputs: tuple[str, ...] = ()
+    """Of the graph."""
 
 
 def snapshot(model: ir.Model) -> Source:
@@ -60,29 +68,32 @@ def snapshot(model: ir.Model) -> Source:
     tensors = {value.name or "": value.const_value for value in initializers(model)}
     constant = set(tensors)
     types: dict[str, tuple[ir.DataType | None, ir.Shape | None]] = {}
-    for index, node in enumerate(all_nodes(model)):
+    for index, (scope, node) in enumerate(scoped_nodes(model)):
         record = SourceNode(
             node.op_identifier(),
-            _names(node.inputs),
-            _output_names(node),
-            node.meta.get(OWNER),
+            tuple(None if value is None else f"{scope}{value.name}" for value in node.inputs),
+            tuple(f"{scope}{value.name}" for value in node.outputs if value.name),
+            owner_of(node),
             dict(node.attributes),
+            node.name or "",
         )
         nodes.append(record)
         node.meta[_INDEX] = index
         producer.update(dict.fromkeys(record.outputs, index))
-        types.update((value.name, (value.dtype, value.shape)) for value in node.outputs if value.name)
+        types.update((f"{scope}{value.name}", (value.dtype, value.shape)) for value in node.outputs if value.name)
         if not any(nested_graphs(node)) and all(name is None or name in constant for name in record.inputs):
             constant.update(record.outputs)
-    return Source(tuple(nodes), producer, tensors, frozenset(constant), types)
+    inputs = tuple(value.name or "" for value in model.graph.inputs)
+    return Source(tuple(nodes), producer, tensors, frozenset(constant), types, inputs)
 
 
-def _names(values: Iterable[ir.Value | None]) -> tuple[str | None, ...]:
-    return tuple(None if value is None else value.name for value in values)
-
-
-def _output_names(node: ir.Node) -> tuple[str, ...]:
-    return tuple(value.name for value in node.outputs if value.name)
+def scoped_nodes(model: ir.Model) -> Iterator[tuple[str, ir.Node]]:
+    """Every node, and what the names in the body of its function begin with so that they are nobody else's."""
+    for node in model.graph.all_nodes():
+        yield "", node
+    for function in model.functions.values():
+        for node in function.all_nodes():
+            yield "::".join((*function.identifier(), "")), node
 
 
 def derive_owners(source: Source, changed: ir.Model) -> dict[str, ir.Value]:
@@ -91,13 +102,13 @@ def derive_owners(source: Source, changed: ir.Model) -> dict[str, ir.Value]:
     Returns:
         The name of each value of the source to the value that it is in the changed graph, where there is one.
     """
-    derivation = _Derivation(source, changed)
+    derivation = Derivation(source, changed)
     derivation.run()
     return derivation.values
 
 
 @dataclass
-class _Derivation:
+class Derivation:
     source: Source
     changed: ir.Model
     matches: dict[ir.Node, list[int]] = field(default_factory=dict)
@@ -107,10 +118,11 @@ class _Derivation:
     behind: dict[str, tuple[ModuleCall, ...]] = field(default_factory=dict)
     holders: dict[ir.Graph, ir.Node] = field(default_factory=dict)
     """Nested graph to the node that holds it."""
+    scopes: dict[ir.Node, str] = field(default_factory=dict)
+    """Node in the body of a function to what its names begin with."""
 
     def run(self) -> None:
-        nodes = list(all_nodes(self.changed))
-        self.holders = _holders(nodes)
+        nodes = list(self.nodes())
         self.values.update((value.name or "", value) for value in self.changed.graph.inputs)
         self.values.update((value.name or "", value) for value in initializers(self.changed))
         for node in nodes:
@@ -121,8 +133,20 @@ class _Derivation:
         for node in reversed(nodes):
             for index in self.matches.get(node, ()):
                 self._align(node, self.source.nodes[index])
+        self.place(nodes)
+
+    def nodes(self) -> Iterator[ir.Node]:
+        """Every node, noting where it is."""
+        for scope, node in scoped_nodes(self.changed):
+            if scope:
+                self.scopes[node] = scope
+            self.holders.update((graph, node) for graph in nested_graphs(node))
+            yield node
+
+    def place(self, nodes: list[ir.Node]) -> None:
+        """Give the nodes their owners, given which source nodes they are matched with."""
         for node in nodes:
-            owner = self._owner(node) if node in self.matches else None
+            owner = self.owner(node) if node in self.matches else None
             node.meta.pop(OWNER, None)
             node.meta.pop(_INDEX, None)
             if owner is not None:
@@ -135,19 +159,24 @@ class _Derivation:
         if index is not None:
             assert isinstance(index, int)
             return index
-        for name in _output_names(node):
-            if name in self.source.producer:
+        for value in node.outputs:
+            if (name := self.label(value)) in self.source.producer:
                 return self.source.producer[name]
         return None
+
+    def label(self, value: ir.Value) -> str:
+        """The name of a value as the source would have it."""
+        producer = value.producer()
+        return f"{self.scopes.get(producer, '') if producer is not None else ''}{value.name}"
 
     def _align(self, node: ir.Node, before: SourceNode) -> None:
         """What stands where the same operator had another value is that value."""
         if node.op_identifier() != before.op or len(node.inputs) != len(before.inputs):
             return
-        if not _same_attributes(node.attributes, before.attributes):
+        if not same_attributes(node.attributes, before.attributes):
             return
         for value, name in zip(node.inputs, before.inputs, strict=True):
-            if value is None or name is None or value.name == name or name in self.values:
+            if value is None or name is None or self.label(value) == name or name in self.values:
                 continue
             index = self.source.producer.get(name)
             producer = value.producer()
@@ -166,9 +195,10 @@ class _Derivation:
         """The outputs of a matched node are those of the source node, and whatever has a name of the source is that."""
         if before.op == node.op_identifier() and len(before.outputs) == len(node.outputs):
             self.values.update(zip(before.outputs, node.outputs, strict=True))
-        self.values.update((value.name, value) for value in node.outputs if value.name in self.source.producer)
+        self.values.update((name, v) for v in node.outputs if (name := self.label(v)) in self.source.producer)
 
-    def _owner(self, node: ir.Node) -> Owner | None:
+    def owner(self, node: ir.Node) -> Owner | None:
+        """The owner of a matched node."""
         matched = [self.source.nodes[index] for index in self.matches[node]]
         calls: dict[ModuleCall, None] = {}
         same = node.op_identifier() == matched[0].op
@@ -177,19 +207,19 @@ class _Derivation:
                 calls.update(dict.fromkeys(before.owner.calls))
             if not same:
                 for name in before.inputs:
-                    calls.update(dict.fromkeys(self._calls_behind(name)))
+                    calls.update(dict.fromkeys(self.calls_behind(name)))
         first = matched[0].owner
         if same and len(matched) == 1 and first is not None:
             return first
         return Owner(tuple(calls), Evidence.DERIVED) if calls else None
 
-    def _calls_behind(self, name: str | None) -> tuple[ModuleCall, ...]:
+    def calls_behind(self, name: str | None) -> tuple[ModuleCall, ...]:
         """The owners of what the source computes between the values that both graphs have and this one."""
         order: list[str] = []
         pending = [name] if name is not None else []
         while pending:
             current = pending.pop()
-            if self._is_boundary(current) or current in self.behind:
+            if self.is_boundary(current) or current in self.behind:
                 continue
             order.append(current)
             self.behind[current] = ()
@@ -203,19 +233,21 @@ class _Derivation:
             self.behind[current] = tuple(calls)
         return self.behind.get(name, ()) if name is not None else ()
 
-    def _is_boundary(self, name: str) -> bool:
+    def is_boundary(self, name: str) -> bool:
+        """Whether a walk back through the source ends at a value."""
         return name in self.values or name in self.source.constant or name not in self.source.producer
 
     def _infer(self, nodes: list[ir.Node]) -> None:
         """A node of which the source itself knew nothing belongs to the call that everything around it belongs to."""
         for node in nodes:
             if OWNER not in node.meta:
-                around = _calls_of([*_producers(node), *_consumers(node, self.holders)], {})
+                around = _calls_of([*_producers(node), *consumers(node, self.holders)], {})
                 if len(around) == 1:
                     node.meta[OWNER] = Owner(around, Evidence.INFERRED)
 
 
-def _same_attributes(one: Mapping[str, ir.Attr], other: Mapping[str, ir.Attr]) -> bool:
+def same_attributes(one: Mapping[str, ir.Attr], other: Mapping[str, ir.Attr]) -> bool:
+    """Whether attributes are known to be equal; tensors and graphs are where they are the same object."""
     return one.keys() == other.keys() and all(
         attribute is other[name] or (attribute.type not in _BY_IDENTITY and attribute.value == other[name].value)
         for name, attribute in one.items()
@@ -235,7 +267,7 @@ def _place(new: Sequence[ir.Node], holders: Mapping[ir.Graph, ir.Node]) -> None:
     """A new node belongs to the nodes that it leads to, or else to those that it comes from."""
     leads: dict[ir.Node, tuple[ModuleCall, ...]] = {}
     for node in reversed(new):
-        leads[node] = _calls_of(_consumers(node, holders), leads)
+        leads[node] = _calls_of(consumers(node, holders), leads)
     for node in new:
         leads[node] = leads[node] or _calls_of(_producers(node), leads)
         if leads[node]:
@@ -257,7 +289,7 @@ def _producers(node: ir.Node) -> Iterator[ir.Node]:
             yield producer
 
 
-def _consumers(node: ir.Node, holders: Mapping[ir.Graph, ir.Node]) -> Iterator[ir.Node]:
+def consumers(node: ir.Node, holders: Mapping[ir.Graph, ir.Node]) -> Iterator[ir.Node]:
     """The nodes that use a node's outputs; a nested graph's outputs are used by the node that holds it."""
     for value in node.outputs:
         for user, _ in value.uses():

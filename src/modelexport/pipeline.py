@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
-import onnx_ir as ir
 
 from modelexport import schema
 from modelexport.carriers import runnable
@@ -16,7 +15,6 @@ from modelexport.coverage import check_coverage
 from modelexport.embedded import save
 from modelexport.files import check_writable, written_together
 from modelexport.garbage import only_new_garbage
-from modelexport.graph import initializers
 from modelexport.hierarchy.compare import compare
 from modelexport.lineage import derive_owners, snapshot
 from modelexport.optimize import finish, optimize
@@ -39,9 +37,6 @@ if TYPE_CHECKING:
 
     from modelexport.frontends.choose import FrontEnd
     from modelexport.verdicts import VerifyReport
-
-EXTERNAL_DATA_THRESHOLD = 10**9
-"""Bytes of initializers above which they go to a file of their own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,7 +212,7 @@ def export(
     verified = None
     with written_together(path.parent) as staging:
         with stages("write"):
-            _save(functions.model if functions else graph, staging / path.name, external=weights == "copy" or None)
+            save(functions.model if functions else graph, staging / path.name, external=weights == "copy" or None)
             for suffix, document in documents.items():
                 (staging / path.name).with_suffix(suffix).write_bytes(document)
         if verify:
@@ -251,10 +246,3 @@ def export(
         files=files,
         functions=functions,
     )
-
-
-def _save(model: ir.Model, path: Path, *, external: bool | None) -> None:
-    if external is None:
-        tensors = (value.const_value for value in initializers(model))
-        external = sum(tensor.nbytes for tensor in tensors if tensor is not None) > EXTERNAL_DATA_THRESHOLD
-    save(model, path, external=external)

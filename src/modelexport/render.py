@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from modelexport.hierarchy.compare import Comparison
     from modelexport.pipeline import ExportResult
     from modelexport.read import NodeRow
+    from modelexport.retag import RetagReport
     from modelexport.schema import Coverage
     from modelexport.tree import TreeRow
     from modelexport.verdicts import CallVerdict, VerifyReport
@@ -320,6 +321,43 @@ def format_verify(report: VerifyReport) -> str:
 def verify_document(report: VerifyReport) -> dict[str, Any]:
     """What ``modelexport verify --json`` prints."""
     return {"agrees": report.agrees, "diverging": report.diverging, **msgspec.structs.asdict(report)}
+
+
+def format_retag(report: RetagReport, most: int = 20) -> str:
+    """What is known of a retagged file, and what is not."""
+    common = f"{report.common:,} of {_plural(report.values, 'value')} come from the tagged file"
+    lines = [f"{format_coverage(report.coverage)}; {common}"]
+    for title, nodes in (("hold operations of several", report.fused), ("are between several", report.unclear)):
+        if nodes:
+            lines += ["", f"{_plural(len(nodes), 'node')} that {title} calls:"]
+            rows = [(f"  {n.op_type}", n.name, ", ".join(_shortest(n.calls))) for n in nodes[:most]]
+            lines += [_align(rows), *_left_out(nodes, most)]
+    if report.initializers:
+        count = _plural(len(report.initializers), "initializer")
+        lines += ["", f"{count} that may come from any of these parameters:"]
+        lines += [f"  {one.name}: {', '.join(one.parameter)}" for one in report.initializers[:most]]
+        lines += _left_out(report.initializers, most)
+    lines.append("")
+    if report.unrecorded:
+        count = _plural(report.unrecorded, "initializer")
+        lines.append(f"{count} changed in a way that is not recorded: update-weights refuses them")
+    if report.lost:
+        lines.append(f"folded away for good: {_shortened(', '.join(report.lost), 200)}")
+    if report.gone:
+        lines.append(
+            f"{_plural(len(report.gone), 'call')} without nodes now: {_shortened(', '.join(report.gone), 200)}"
+        )
+    if report.inlined:
+        lines.append("local functions were replaced by their bodies")
+    return "\n".join([*lines, f"wrote {', '.join(report.files)}"])
+
+
+def _shortest(calls: Sequence[str], most: int = 4) -> list[str]:
+    return [*calls[:most], *([f"and {len(calls) - most} more"] if len(calls) > most else [])]
+
+
+def _left_out(listed: Sequence[object], most: int) -> list[str]:
+    return [f"  and {len(listed) - most} more; --json lists all"] if len(listed) > most else []
 
 
 def format_losses(report: AgainstReport, most: int = 20) -> str:

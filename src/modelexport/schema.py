@@ -42,6 +42,9 @@ FUNCTIONS_DOMAIN = "modelexport"
 PARAMETER = "modelexport.parameter"
 TRANSFORM = "modelexport.transform"
 
+UNRECORDED, UNRECORDED_DOMAIN = "Unrecorded", "modelexport"
+"""A step that another tool did and of which only the entries are known: quantizing, packing, fusing."""
+
 # metadata_props of models
 FORMAT_VERSION_KEY = "modelexport.format_version"
 VERSION_KEY = "modelexport.version"

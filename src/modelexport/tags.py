@@ -7,12 +7,25 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Literal, Protocol
 
 from modelexport.core import CallTree, Module, ModuleCall, ModuleTree
 from modelexport.errors import UsageError
 
 Granularity = Literal["auto", "model", "all"]
+
+
+class CallTags(Protocol):
+    """The tags of calls, whether they are made from a module tree or read from a file."""
+
+    @property
+    def calls(self) -> CallTree: ...
+
+    def tag(self, call: ModuleCall) -> str: ...
+
+    def source_tag(self, call: ModuleCall) -> str: ...
+
+    def namespace(self, call: ModuleCall) -> str: ...
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,7 +13,16 @@ import numpy as np
 import onnx_ir as ir
 
 from modelexport.errors import FileFormatError
-from modelexport.schema import PARAMETER, STATE_DICT, TRANSFORM, StateDictEntry, TransformStep, dtype_name
+from modelexport.schema import (
+    PARAMETER,
+    STATE_DICT,
+    TRANSFORM,
+    UNRECORDED,
+    UNRECORDED_DOMAIN,
+    StateDictEntry,
+    TransformStep,
+    dtype_name,
+)
 
 _DTYPES = {dtype_name(dtype): dtype for dtype in ir.DataType}
 
@@ -25,6 +34,11 @@ class ParameterPlan(msgspec.Struct, frozen=True):
     """The names of a tied parameter follow one another."""
     steps: list[TransformStep]
     """Empty when it is the entry as it stands."""
+
+    @property
+    def recorded(self) -> bool:
+        """Whether the steps can be run: what another tool did to the entries is not known."""
+        return not any((step.domain, step.op_type) == (UNRECORDED_DOMAIN, UNRECORDED) for step in self.steps)
 
     def inputs(self) -> list[str]:
         """The keys that the steps name: the first name of each parameter."""

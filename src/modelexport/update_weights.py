@@ -133,6 +133,7 @@ def _update(path: Path, weights: _InMemory | _SafeTensors, output: Path) -> Upda
         plans = {value: plan for value in values if (plan := parameter_plan(value)) is not None}
     except FileFormatError as error:
         raise FileFormatError(f"{path}: {error}") from error
+    _check_recorded(path, entries, plans)
     tied = {key: names for plan in plans.values() for names in plan.groups() for key in names}
     _check(path, entries, dict.fromkeys(tied.values()).keys(), weights)
 
@@ -156,6 +157,31 @@ def _update(path: Path, weights: _InMemory | _SafeTensors, output: Path) -> Upda
         used=len(tied),
         unused=len(weights.types.keys() - tied.keys()),
     )
+
+
+def _check_recorded(
+    path: Path, entries: Mapping[str, schema.StateDictEntry], plans: Mapping[ir.Value, ParameterPlan]
+) -> None:
+    """Refuse a file in which another tool has quantized, packed or folded parameters.
+
+    Raises:
+        WeightsError: An initializer, or a lost entry, cannot be computed. Lists them all.
+    """
+    changed = [value.name or "" for value, plan in plans.items() if not plan.recorded]
+    there = {key for plan in plans.values() for key in plan.keys}
+    lost = [key for key, entry in entries.items() if entry.used and key not in there]
+    if changed or lost:
+        lists = {"changed": changed, "lost": lost}
+        told = " and ".join(f"{word} {_some(names)}" for word, names in lists.items() if names)
+        raise WeightsError(
+            f"another tool has {told} in {path}: put the weights into the file that it was made from, with "
+            "`modelexport update-weights`, and run the tool on that again",
+            missing=[*changed, *lost],
+        )
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def _new_tensor(path: Path, value: ir.Value, plan: ParameterPlan, read: Callable[[str], np.ndarray]) -> ir.LazyTensor:

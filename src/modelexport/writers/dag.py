@@ -15,7 +15,7 @@ from modelexport.core import CallTree, ModuleCall
 from modelexport.errors import OutputError
 from modelexport.files import check_writable, written_together
 from modelexport.graph import all_nodes, nested_graphs, owner_of
-from modelexport.tags import Tags
+from modelexport.tags import CallTags
 
 Scope = ir.Graph | ir.Function | None
 """What holds nodes."""
@@ -25,7 +25,7 @@ _LONGEST_NAME = 120
 """Characters of a tag in a file name: with the rest below the 143 that encrypted file systems allow."""
 
 
-def dag_document(model: ir.Model, tags: Tags) -> dict[str, schema.Dag]:
+def dag_document(model: ir.Model, tags: CallTags) -> dict[str, schema.Dag]:
     """The tag of every call to its operations, those of the calls inside it included.
 
     Neither graph inputs and outputs nor initializers nor ``Constant`` nodes appear. A node that holds graphs (``If``,

@@ -11,13 +11,13 @@ import onnx_ir as ir
 
 import modelexport
 from modelexport import schema
-from modelexport.boundaries import boundaries, match_values
+from modelexport.boundaries import CallBoundary, boundaries, match_values
 from modelexport.core import CallTree, ModuleTree, Owner, Port, Side, TracedCall
 from modelexport.graph import all_nodes, initializers, owner_of
 from modelexport.hierarchy.compare import Comparison
 from modelexport.lineage import Source
 from modelexport.parameters import Origin
-from modelexport.tags import Tags
+from modelexport.tags import CallTags, Tags
 from modelexport.writers.node_tags import initializer_tags
 
 _PACKAGES = ("torch", "transformers", "onnx", "onnx-ir", "onnxscript", "onnxruntime")
@@ -61,6 +61,68 @@ def hierarchy_document(
     )
 
 
+def descended_document(
+    before: schema.Hierarchy,
+    *,
+    model: ir.Model,
+    values: Mapping[str, ir.Value],
+    tags: CallTags,
+    origins: Mapping[str, Origin],
+    coverage: schema.Coverage,
+) -> schema.Hierarchy:
+    """Describe what another tool made of an exported model, from what was said of that.
+
+    Args:
+        before: The sidecar of the file that the tool changed.
+        model: What it made; its nodes carry their owners.
+        values: Names of values of that file to what they are in the model, where they are there.
+    """
+
+    def tensors(listed: Iterable[schema.CallTensor]) -> list[schema.CallTensor]:
+        present = ((tensor, values.get(tensor.value or "")) for tensor in listed)
+        return [msgspec.structs.replace(tensor, value=value.name if value else None) for tensor, value in present]
+
+    borders = boundaries(model, tags.calls)
+    own = Counter(owner.call.address for owner in _owners(model))
+    by_address = {traced.call.address: traced.call for traced in tags.calls}
+    with_nodes = _paths_with(tags.calls, _owners(model))
+    return msgspec.structs.replace(
+        before,
+        modelexport_version=modelexport.__version__,
+        model=msgspec.structs.replace(before.model, opset=model.opset_imports[""]),
+        inputs=[_graph_value(value) for value in model.graph.inputs],
+        outputs=[_graph_value(value) for value in model.graph.outputs],
+        coverage=coverage,
+        modules=[
+            msgspec.structs.replace(module, reason=_VANISHED)
+            if module.calls and not module.reason and module.path not in with_nodes
+            else module
+            for module in before.modules
+        ],
+        calls=[
+            msgspec.structs.replace(
+                call,
+                inputs=tensors(call.inputs),
+                outputs=tensors(call.outputs),
+                boundary=_boundary(borders[by_address[call.address]]),
+                nodes=own[call.address],
+            )
+            for call in before.calls
+        ],
+        nodes=[_node(node, tags) for node in all_nodes(model) if owner_of(node) is not None],
+        initializers=[_initializer(value, tags, origins.get(value.name or "")) for value in initializers(model)],
+    )
+
+
+_VANISHED = "its operations were folded away or merged into others"
+
+
+def _boundary(border: CallBoundary) -> schema.Boundary:
+    return schema.Boundary(
+        [value.name or "" for value in border.inputs], [value.name or "" for value in border.outputs]
+    )
+
+
 def _modules(
     model: ir.Model, source: Source, tree: ModuleTree, calls: CallTree, tags: Tags, comparison: Comparison
 ) -> list[schema.ModuleEntry]:
@@ -75,7 +137,7 @@ def _modules(
         elif module.path in with_nodes:
             reason = ""
         elif module.path in with_operations:
-            reason = "its operations were folded away or merged into others"
+            reason = _VANISHED
         else:
             reason = "it has no operations: it returns its input"
         entries.append(
@@ -119,10 +181,7 @@ def _calls(model: ir.Model, calls: CallTree, tags: Tags, values: Mapping[Port, i
             exit=traced.exit,
             inputs=_tensors(traced, "inputs", values, borders[traced.call].inputs),
             outputs=_tensors(traced, "outputs", values, borders[traced.call].outputs),
-            boundary=schema.Boundary(
-                [value.name or "" for value in borders[traced.call].inputs],
-                [value.name or "" for value in borders[traced.call].outputs],
-            ),
+            boundary=_boundary(borders[traced.call]),
             nodes=own[traced.call],
         )
         for traced in calls
@@ -133,7 +192,7 @@ def _owners(model: ir.Model) -> Iterator[Owner]:
     return (owner for node in all_nodes(model) if (owner := owner_of(node)) is not None)
 
 
-def _node(node: ir.Node, tags: Tags) -> schema.NodeEntry:
+def _node(node: ir.Node, tags: CallTags) -> schema.NodeEntry:
     owner = owner_of(node)
     assert owner is not None, "coverage is checked before anything is written"
     several = owner.calls if len(owner.calls) > 1 else ()
@@ -149,7 +208,7 @@ def _node(node: ir.Node, tags: Tags) -> schema.NodeEntry:
     )
 
 
-def _initializer(value: ir.Value, tags: Tags, origin: Origin | None) -> schema.InitializerEntry:
+def _initializer(value: ir.Value, tags: CallTags, origin: Origin | None) -> schema.InitializerEntry:
     assert value.dtype is not None
     return schema.InitializerEntry(
         name=value.name or "",

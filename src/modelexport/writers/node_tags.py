@@ -13,14 +13,14 @@ from modelexport import schema
 from modelexport.core import Owner
 from modelexport.graph import all_nodes, initializers, owner_of
 from modelexport.parameters import Origin
-from modelexport.tags import Tags
+from modelexport.tags import CallTags
 
 _TORCH_KEYS = ("pkg.torch.", "pkg.onnxscript.")
 
 
 def write_metadata(
     model: ir.Model,
-    tags: Tags,
+    tags: CallTags,
     origins: Mapping[str, Origin],
     entries: Mapping[str, schema.StateDictEntry],
     *,
@@ -31,8 +31,8 @@ def write_metadata(
         drop_torch_metadata(model)
     for node in all_nodes(model):
         owner = owner_of(node)
-        assert owner is not None, "coverage is checked before anything is written"
-        write_owner(node, owner, tags)
+        if owner is not None:  # what was made of another exporter's file may have none; export checks for them
+            write_owner(node, owner, tags)
     for value in initializers(model):
         value.metadata_props[schema.HIERARCHY_TAGS] = json.dumps(initializer_tags(value, tags))
         origin = origins.get(value.name or "")
@@ -46,7 +46,7 @@ def write_metadata(
     model.metadata_props[schema.VERSION_KEY] = modelexport.__version__
 
 
-def write_owner(node: ir.Node, owner: Owner, tags: Tags) -> None:
+def write_owner(node: ir.Node, owner: Owner, tags: CallTags) -> None:
     """Write a node's owner into its metadata."""
     properties = node.metadata_props
     properties[schema.SOURCE_MODULE] = tags.source_tag(owner.call)
@@ -58,7 +58,7 @@ def write_owner(node: ir.Node, owner: Owner, tags: Tags) -> None:
         properties[schema.CALLS] = json.dumps([call.address for call in owner.calls])
 
 
-def call_tree_entries(tags: Tags) -> list[schema.CallTreeEntry]:
+def call_tree_entries(tags: CallTags) -> list[schema.CallTreeEntry]:
     """Every call with its tag and the call it ran in."""
     return [
         schema.CallTreeEntry(
@@ -68,7 +68,7 @@ def call_tree_entries(tags: Tags) -> list[schema.CallTreeEntry]:
     ]
 
 
-def initializer_tags(value: ir.Value, tags: Tags) -> list[str]:
+def initializer_tags(value: ir.Value, tags: CallTags) -> list[str]:
     """The tags of every call that uses an initializer, in the order of the nodes."""
     users: dict[str, None] = {}
     for node, _ in value.uses():

@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from modelexport import schema
 from modelexport.graph import all_nodes, initializers, owner_of
-from modelexport.tags import Tags
+from modelexport.tags import CallTags
 from modelexport.writers.node_tags import initializer_tags
 
 
@@ -29,7 +29,7 @@ def name_nodes_apart(model: ir.Model) -> None:
         node.name = name
 
 
-def operations_document(model: ir.Model, tags: Tags) -> dict[str, schema.Operation]:
+def operations_document(model: ir.Model, tags: CallTags) -> dict[str, schema.Operation]:
     """The operations, nested ones after the node that holds them, and then the initializers.
 
     Args:

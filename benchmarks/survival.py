@@ -1,0 +1,295 @@
+"""Tags after other packages' tools: what is known of every node, whether it is true, and what it costs.
+
+    OMP_NUM_THREADS=1 python benchmarks/survival.py [MODEL ...]     the table of tools by models
+    OMP_NUM_THREADS=1 python benchmarks/survival.py --cost          time by nodes, against onnx.load and onnx.save
+
+A node is *contaminated* when one of its owners is contradicted by the values: the tagged file and the changed one are
+both run, and only names whose values agree in the two runs are believed. An owner has to own something that the tagged
+file computes between the believed values before and behind the node, or, for a node that makes no believed value
+itself, what makes the ones before it. Tools that do not change numbers also have to agree in ``verify --against``.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+
+import modelexport
+import models
+from modelexport import schema
+from modelexport.core import ModuleCall
+from modelexport.graph import owner_of
+from modelexport.runtime import run, session, with_outputs
+from modelexport.tools import TOOLS, optimize
+from modelexport.vectors import open_vectors
+
+LOSSY = {"quantize-dynamic": 0.3, "quantize-qdq": 0.5, "quantize-qoperator": 0.5, "quantize-4bit": 0.5, "float16": 0.03}
+"""How far two values may be apart, as the norm of the difference over the norm."""
+LOSSLESS = 1e-3
+SIZES = (1_000, 10_000, 20_000)
+
+Build = Callable[[], tuple[Any, Any]]
+
+
+def of_case(name: str) -> Build:
+    return lambda: (models.case(name).build(), models.case(name).inputs())
+
+
+def bert_tiny() -> tuple[Any, Any]:
+    from modelexport.load import load
+
+    model = load("bert-tiny").model
+    return model, modelexport.example_inputs(model)
+
+
+def t5_encoder() -> tuple[Any, Any]:
+    sizes = {"vocab_size": 32, "d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 2, "num_heads": 2}
+    return models.pretrained("T5EncoderModel", **sizes)(), models.TOKENS()
+
+
+def whisper_encoder() -> tuple[Any, Any]:
+    model, inputs = of_case("whisper")()
+    return model.encoder, {"input_features": inputs["input_features"]}
+
+
+MODELS: Mapping[str, Build] = {
+    "bert-tiny": bert_tiny,
+    "minilm": of_case("minilm"),
+    "gpt2": of_case("gpt2"),
+    "llama": of_case("llama"),
+    "vit": of_case("vit"),
+    "resnet": of_case("resnet"),
+    "t5-encoder": t5_encoder,
+    "whisper-encoder": whisper_encoder,
+}
+
+
+def values_of(tagged: modelexport.TaggedModel, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Every value that the nodes of the main graph make, in one run."""
+    given = {value.name: inputs[value.name] for value in tagged.model.graph.inputs if value.name in inputs}
+    made = [value for node in tagged.model.graph for value in node.outputs if value.name]
+    return run(session(with_outputs(tagged.model, made), folder=tagged.path.parent), given)
+
+
+def agree(one: np.ndarray, other: np.ndarray, limit: float) -> bool:
+    if one.shape != other.shape:
+        return False
+    if one.dtype.kind != "f" or other.dtype.kind != "f":
+        return bool(one.dtype == other.dtype and np.array_equal(one, other))
+    a, b = one.astype(np.float64), other.astype(np.float64)
+    finite = (np.abs(a) < 1e30) & (np.abs(b) < 1e30)
+    return bool(np.linalg.norm((a - b)[finite]) <= limit * max(float(np.linalg.norm(a[finite])), 1e-6))
+
+
+class Truth:
+    """The owners that the values allow for the nodes of a changed file."""
+
+    def __init__(self, before: modelexport.TaggedModel, after: modelexport.TaggedModel, limit: float) -> None:
+        with open_vectors(before) as vectors:
+            inputs = dict(vectors.inputs)
+        a, b = values_of(before, inputs), values_of(after, inputs)
+        self.believed = {name for name in b if name in a and agree(a[name], b[name], limit)}
+        self.believed.update(str(value.name) for value in before.model.graph.inputs)
+        self.producer = {value.name: node for node in before.model.graph for value in node.outputs}
+        equal: dict[tuple[Any, ...], list[str]] = defaultdict(list)
+        for name, array in a.items():
+            equal[array.shape, str(array.dtype), array.tobytes()].append(name)
+        self.twins = {name: names for names in equal.values() for name in names}
+        self.after = after
+
+    def allowed(self, node: ir.Node) -> set[ModuleCall]:
+        behind = set(self._believed_behind(node))
+        makes = any(value.name in self.believed for value in node.outputs)
+        before = set() if makes else set(self._believed_before(node))
+        found = self._owners(behind, through=True)
+        return found | self._owners(before, through=False)
+
+    def _believed_behind(self, node: ir.Node) -> Iterable[str]:
+        pending, seen = [node], {node}
+        while pending:
+            current = pending.pop()
+            for value in current.outputs:
+                if value.name in self.believed:
+                    yield str(value.name)
+                    continue
+                for user, _ in value.uses():
+                    if user not in seen:
+                        seen.add(user)
+                        pending.append(user)
+
+    def _believed_before(self, node: ir.Node) -> Iterable[str]:
+        pending, seen = [node], {node}
+        while pending:
+            for value in pending.pop().inputs:
+                if value is None or value.is_initializer():
+                    continue
+                if value.name in self.believed:
+                    yield str(value.name)
+                elif (producer := value.producer()) is not None and producer not in seen:
+                    seen.add(producer)
+                    pending.append(producer)
+
+    def _owners(self, names: set[str], *, through: bool) -> set[ModuleCall]:
+        pending = [twin for name in names for twin in self.twins.get(name, [name])]
+        seen, found = set(pending), set()
+        while pending:
+            node = self.producer.get(pending.pop())
+            if node is None:
+                continue
+            owner = owner_of(node)
+            found.update(owner.calls if owner is not None else ())
+            for value in node.inputs if through else ():
+                name = str(value.name) if value is not None else ""
+                if name and name not in self.believed and name not in seen:
+                    seen.add(name)
+                    pending.append(name)
+        return found
+
+
+def contaminated(truth: Truth) -> list[str]:
+    """Nodes with an owner that the values contradict."""
+    return [
+        f"{node.op_type} {node.name}: {', '.join(map(str, wrong))}"
+        for node in truth.after.model.graph
+        if (wrong := set(owner.calls if (owner := owner_of(node)) else ()) - truth.allowed(node))
+    ]
+
+
+def survival(names: list[str], folder: Path) -> None:
+    header = ("nodes", "exact", "derived", "inferred", "untagged", "contaminated", "differ", "over 4")
+    print(f"{'model':<17}{'tool':<20}" + "".join(f"{title:>13}" for title in header))
+    totals: dict[str, int] = defaultdict(int)
+    many: list[str] = []
+    for name in names:
+        source = folder / f"{name}.onnx"
+        model, inputs = MODELS[name]()
+        modelexport.export(model, inputs, source, vectors=True)
+        before = modelexport.load(source)
+        for tool in TOOLS:
+            output = folder / f"{name}.{tool}.onnx"
+            report = optimize(source, tool, output)
+            after = modelexport.load(output)
+            wrong = contaminated(Truth(before, after, LOSSY.get(tool, LOSSLESS)))
+            compared = modelexport.verify_against(source, output)
+            differ = 0 if tool in LOSSY else sum(call.status == "differ" for call in compared.calls)
+            fused = [node for node in (*report.fused, *report.unclear) if len(node.calls) > 4]
+            coverage = report.coverage
+            figures = {
+                "nodes": len(after.nodes),
+                "exact": coverage.exact,
+                "derived": coverage.derived,
+                "inferred": coverage.inferred,
+                "untagged": coverage.untagged,
+                "contaminated": len(wrong),
+                "differ": differ,
+                "over 4": len(fused),
+            }
+            for title, figure in figures.items():
+                totals[title] += figure
+            print(f"{name:<17}{tool:<20}" + "".join(f"{figures[title]:>13}" for title in header), flush=True)
+            many += [f"{name}, {tool}: {f.op_type} {f.name}: {len(f.calls)} owners, {f.reason}" for f in fused]
+            for line in wrong:
+                print(f"    {line}")
+    print(f"{'all':<37}" + "".join(f"{totals[title]:>13}" for title in header))
+    print(f"exact or derived: {(totals['exact'] + totals['derived']) / totals['nodes']:.2%}")
+    print("\nnew or fused nodes with more than four owners:", *many, sep="\n  ")
+
+
+def tagged_chain(nodes: int, path: Path) -> None:
+    """A tagged file of that many nodes: blocks of a linear layer, an activation and a skip connection."""
+    random = np.random.default_rng(0)
+    blocks = nodes // 4
+    x = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([2, 8]))
+    value, made, initializers = x, [], []
+    calls = [{"call": "", "tag": "/Model"}]
+    for block in range(blocks):
+        calls.append({"call": f"blocks.{block}", "tag": f"/Model/Block.{block}", "parent": ""})
+        weights = []
+        for name, shape in (("weight", (8, 8)), ("bias", (8,))):
+            array = random.standard_normal(shape).astype(np.float32) / 8
+            weights.append(ir.Value(name=f"blocks.{block}.{name}", const_value=ir.tensor(array)))
+        before = value
+        for operator, inputs in (("MatMul", weights[:1]), ("Add", weights[1:]), ("Tanh", []), ("Add", [before])):
+            node = ir.node(operator, [value, *inputs], name=f"node_{len(made)}")
+            value = node.outputs[0]
+            value.name, value.type, value.shape = f"val_{len(made)}", x.type, x.shape
+            node.metadata_props.update(
+                {
+                    schema.SOURCE_MODULE: f"/Model/Block.{block}",
+                    schema.CALL: f"blocks.{block}",
+                    schema.EVIDENCE: "exact",
+                    schema.NAMESPACE: f"Model/Block.{block}",
+                }
+            )
+            made.append(node)
+        for weight in weights:
+            weight.type, weight.shape = ir.TensorType(ir.DataType.FLOAT), weight.const_value.shape
+            weight.metadata_props[schema.PARAMETER] = f'["{weight.name}"]'
+        initializers += weights
+    graph = ir.Graph([x], [value], nodes=made, initializers=initializers, opset_imports={"": 20}, name="main_graph")
+    model = ir.Model(graph, ir_version=10)
+    entries = {weight.name: ["float32", list(weight.const_value.shape.numpy()), True] for weight in initializers}
+    model.metadata_props.update(
+        {
+            schema.FORMAT_VERSION_KEY: schema.FORMAT_VERSION,
+            schema.CALL_TREE: onnx_json(calls),
+            schema.STATE_DICT: onnx_json(entries),
+        }
+    )
+    ir.save(model, path)
+
+
+def onnx_json(document: Any) -> str:
+    import json
+
+    return json.dumps(document)
+
+
+def seconds(work: Callable[[], object]) -> tuple[float, float]:
+    """Wall and processor time."""
+    wall, processor = time.perf_counter(), time.process_time()
+    work()
+    return time.perf_counter() - wall, time.process_time() - processor
+
+
+def cost(folder: Path) -> None:
+    print(f"{'nodes':>7}  {'tool':<18}{'changed':>8}{'load+save, s':>14}{'retag, s':>10}{'CPU, s':>8}{'ratio':>8}")
+    for nodes in SIZES:
+        source = folder / f"{nodes}.onnx"
+        tagged_chain(nodes, source)
+        for tool in ("ort-extended", "quantize-dynamic"):
+            changed = folder / f"{nodes}.{tool}.onnx"
+            TOOLS[tool].run(source, changed, dict)
+            both = seconds(lambda c=changed: onnx.save(onnx.load(c), folder / "copy.onnx"))
+            # The tagged file is read too: the same work is that for both files.
+            both = tuple(a + b for a, b in zip(both, seconds(lambda s=source: onnx.load(s)), strict=True))
+            work = seconds(lambda c=changed, s=source: modelexport.retag(c, source=s, output=folder / "out.onnx"))
+            count = len(onnx.load(changed).graph.node)
+            print(
+                f"{nodes:>7}  {tool:<18}{count:>8}{both[0]:>14.2f}{work[0]:>10.2f}{work[1]:>8.2f}"
+                f"{work[1] / both[1]:>8.1f}",
+                flush=True,
+            )
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        if "--cost" in sys.argv:
+            cost(Path(folder))
+        else:
+            survival(sys.argv[1:] or list(MODELS), Path(folder))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,482 @@
+"""Tags after other packages' tools: every tool from its real package, on real models. Adding a tool is adding a row."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
+import pytest
+from onnx import inliner
+from safetensors.numpy import save_file
+
+import modelexport
+import models
+from exports import Exporter
+from modelexport import cli, retag, schema, verify_against
+from modelexport.errors import FileFormatError, OutputError, UsageError, WeightsError
+from modelexport.graph import initializers, owner_of
+from modelexport.retag import RetagReport
+from modelexport.tools import TOOLS, Tool, optimize
+from modelexport.transforms import parameter_plan
+
+
+@dataclass(frozen=True)
+class ToolCase:
+    """A tool, and what it does to the numbers."""
+
+    tool: str
+    lossless: bool = True
+    """Whether every module computes what it did."""
+    models: tuple[str, ...] = ("bert", "resnet")
+
+
+CASES = (
+    ToolCase("ort-basic", models=("bert", "resnet", "condition")),
+    ToolCase("ort-extended", models=("bert", "resnet", "condition")),
+    ToolCase("ort-all", models=("bert", "resnet", "albert")),
+    ToolCase("ort-bert"),
+    ToolCase("ort-gpt2", models=("gpt2", "albert")),
+    ToolCase("quantize-dynamic", lossless=False, models=("bert", "resnet", "condition")),
+    ToolCase("quantize-qdq", lossless=False),
+    ToolCase("quantize-qoperator", lossless=False),
+    ToolCase("quantize-4bit", lossless=False),
+    ToolCase("float16", lossless=False, models=("bert", "resnet", "condition")),
+    ToolCase("onnxslim"),
+    ToolCase("onnxsim"),
+    ToolCase("version-converter", models=("bert", "resnet", "condition")),
+    ToolCase("onnxscript"),
+    ToolCase("inliner"),
+)
+
+Optimized = Callable[[str, str], tuple[Path, Path, RetagReport]]
+
+
+@pytest.fixture(scope="module")
+def optimized(exported: Exporter, tmp_path_factory: pytest.TempPathFactory) -> Optimized:
+    """``optimized(model, tool)``: the export, what the tool made of it with its tags back, and the report."""
+    made: dict[tuple[str, str], tuple[Path, Path, RetagReport]] = {}
+
+    def get(model: str, tool: str) -> tuple[Path, Path, RetagReport]:
+        if importlib.util.find_spec(TOOLS[tool].module) is None:
+            pytest.skip(f"needs {TOOLS[tool].package}: `make test` installs it")
+        if (model, tool) not in made:
+            output = tmp_path_factory.mktemp(model) / f"{tool}.onnx"
+            source = exported(model).path
+            made[model, tool] = source, output, optimize(source, tool, output)
+        return made[model, tool]
+
+    return get
+
+
+def owners(path: Path) -> dict[str, list[str]]:
+    """The name of each node to the addresses of its owners."""
+    return {
+        node.name or "": [call.address for call in owner.calls]
+        for node in modelexport.load(path).nodes
+        if (owner := owner_of(node)) is not None
+    }
+
+
+def test_every_tool_has_a_row() -> None:
+    assert [case.tool for case in CASES] == list(TOOLS)
+
+
+@pytest.mark.parametrize(("case", "model"), [(case, model) for case in CASES for model in case.models],
+                         ids=lambda value: value.tool if isinstance(value, ToolCase) else value)  # fmt: skip
+def test_what_a_tool_makes_is_a_tagged_file(case: ToolCase, model: str, optimized: Optimized) -> None:
+    source, output, report = optimized(model, case.tool)
+    tagged = modelexport.load(output)
+    assert report.coverage == tagged.coverage
+    assert (tagged.coverage.inferred, tagged.coverage.untagged) == (0, 0)
+    assert tagged.hierarchy is not None, "the sidecar is there, and is of this file"
+    assert [call.address for call in tagged.hierarchy.calls] == [t.call.address for t in tagged.calls]
+    assert set(json.loads(output.with_suffix(".operations.json").read_text())) == {
+        *(node.name for node in tagged.nodes), *(value.name for value in initializers(tagged.model)),
+    }  # fmt: skip
+    compared = verify_against(source, output)
+    assert any(call.isolated is not None for call in compared.calls)
+    if case.lossless:
+        assert compared.agrees, [call for call in compared.calls if call.status == "differ"]
+
+
+def facts(path: Path) -> dict[tuple[object, ...], ir.Node]:
+    """Nodes by operator and by the names of what they make and take."""
+    return {
+        (node.op_identifier(), node.outputs[0].name, *(v.name for v in node.inputs if v is not None)): node
+        for node in modelexport.load(path).nodes
+    }
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.tool)
+def test_a_node_that_a_tool_did_not_touch_keeps_owner_and_evidence(case: ToolCase, optimized: Optimized) -> None:
+    source, output, report = optimized(case.models[0], case.tool)
+    merged = {node.name for node in report.fused if "equal operations" in node.reason}
+    before, after = facts(source), facts(output)
+    same = [key for key in after if key in before and after[key].name not in merged]
+    assert len(same) >= 5
+    assert [key for key in same if owner_of(after[key]) != owner_of(before[key])] == []
+
+
+# --- fusions, by hand: what was swallowed, and what makes the output first
+
+LAYER = "encoder.layer.0"
+BLOCK = "transformer.h.0"
+STAGE = "encoder.stages.1.layers.0"
+FUSIONS = {
+    "convolution and batch normalisation": (
+        "resnet", "ort-basic", "Conv", "conv2d_5", "getitem_15",
+        [f"{STAGE}.shortcut.normalization", f"{STAGE}.shortcut.convolution"],
+    ),
+    "convolution, batch normalisation and activation": (
+        "resnet", "ort-extended", "FusedConv", "conv2d_3", "relu_3",
+        [f"{STAGE}.layer.0.activation", f"{STAGE}.layer.0.normalization", f"{STAGE}.layer.0.convolution"],
+    ),
+    "the same with a skip connection, in another layout": (
+        "resnet", "ort-all", "Conv", "", "reorder_token_13",
+        [f"{STAGE}.activation", f"{STAGE}.layer.1.normalization", STAGE, f"{STAGE}.layer.1.convolution"],
+    ),
+    "skip connection and layer normalisation": (
+        "bert", "ort-extended", "SkipLayerNormalization", "", "layer_norm_1",
+        [f"{LAYER}.attention.output.LayerNorm", f"{LAYER}.attention.output"],
+    ),
+    "linear layer and activation": (
+        "bert", "ort-extended", "FusedGemm", "", "pooler_output", ["pooler.activation", "pooler.dense"],
+    ),
+    "scale and matrix product": (
+        "bert", "ort-extended", "FusedMatMul", "", "", [f"{LAYER}.attention.self"],
+    ),
+    "bias and approximated activation": (
+        "gpt2", "ort-gpt2", "FastGelu", "", "", [f"{BLOCK}.mlp.act", f"{BLOCK}.mlp.c_fc"],
+    ),
+    "bias, skip connection and layer normalisation of the next block": (
+        "gpt2", "ort-gpt2", "SkipLayerNormalization", "", "FullyConnect_MatMul_3_input",
+        ["transformer.h.1.ln_1", BLOCK, f"{BLOCK}.mlp.c_proj"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fusion", FUSIONS)
+def test_a_fused_node_has_the_modules_that_it_swallowed(fusion: str, optimized: Optimized) -> None:
+    model, tool, operator, _, output, expected = FUSIONS[fusion]
+    _, path, _ = optimized(model, tool)
+    nodes = [node for node in modelexport.load(path).nodes if node.op_type == operator]
+    if output:
+        nodes = [node for node in nodes if node.outputs[0].name == output]
+    owner = owner_of(nodes[0])
+    assert owner is not None
+    assert [call.address for call in owner.calls] == expected
+    assert owner.evidence.value == "derived"
+
+
+# --- initializers
+
+
+def plans(path: Path) -> dict[str, tuple[list[str], list[str]]]:
+    """Initializers with entries: their keys, and the operators that compute them."""
+    return {
+        value.name or "": (plan.keys, [step.op_type for step in plan.steps])
+        for value in initializers(ir.load(path))
+        if (plan := parameter_plan(value)) is not None
+    }
+
+
+def test_a_weight_in_half_precision_is_its_entry_cast(optimized: Optimized) -> None:
+    source, output, _ = optimized("bert", "float16")
+    key = "encoder.layer.0.attention.output.dense.weight"
+    assert plans(output)[f"{key}.transpose"] == ([key], ["Transpose", "Cast"])
+    assert plans(output)["embeddings.word_embeddings.weight"][1] == ["Cast"]
+    entries = {plan.keys[0]: value.const_value.numpy() for value in initializers(ir.load(source))
+               if (plan := parameter_plan(value)) is not None and not plan.steps and value.const_value}  # fmt: skip
+    for value in initializers(ir.load(output)):
+        plan = parameter_plan(value)
+        if plan is not None and plan.recorded and set(plan.inputs()) <= entries.keys():
+            assert value.const_value is not None
+            assert plan.compute(entries).tobytes() == value.const_value.tobytes()
+
+
+@pytest.mark.parametrize("tool", ["quantize-dynamic", "quantize-qdq", "quantize-qoperator", "quantize-4bit"])
+def test_quantized_weights_their_scales_and_zero_points_belong_to_the_entry(tool: str, optimized: Optimized) -> None:
+    _, output, report = optimized("bert", tool)
+    key = "encoder.layer.0.intermediate.dense.weight"
+    found = {name: plan for name, plan in plans(output).items() if key in plan[0]}
+    assert len(found) >= 3
+    assert all(plan == ([key], ["Unrecorded"]) for plan in found.values())
+    assert report.unrecorded >= 3
+    assert report.lost == []
+
+
+def test_update_weights_refuses_what_it_cannot_compute(optimized: Optimized, tmp_path: Path) -> None:
+    source, output, _ = optimized("bert", "quantize-dynamic")
+    entries = json.loads(ir.load(source).metadata_props[schema.STATE_DICT])
+    weights = {key: np.zeros(shape, dtype) for key, (dtype, shape, _) in entries.items()}
+    save_file(weights, tmp_path / "weights.safetensors")
+    with pytest.raises(WeightsError, match=r"another tool has changed .*_quantized.* run the tool on that again"):
+        modelexport.update_weights(output, tmp_path / "weights.safetensors", tmp_path / "out.onnx")
+    assert not (tmp_path / "out.onnx").exists()
+
+
+def test_an_optimised_file_takes_new_weights_where_all_are_known(optimized: Optimized, tmp_path: Path) -> None:
+    source, output, report = optimized("bert", "ort-extended")
+    assert (report.unrecorded, report.lost) == (0, [])
+    assert ["Gather"] in [steps[-1:] for _, steps in plans(output).values()], "folded by the tool, and recorded"
+    entries = json.loads(ir.load(source).metadata_props[schema.STATE_DICT])
+    weights = {key: np.zeros(shape, dtype) for key, (dtype, shape, used) in entries.items() if used}
+    modelexport.update_weights(output, weights, tmp_path / "out.onnx")
+    for value in initializers(ir.load(tmp_path / "out.onnx")):
+        assert schema.PARAMETER not in value.metadata_props or not value.const_value.numpy().any()  # type: ignore[union-attr]
+
+
+def test_equal_weights_that_a_tool_merged_have_the_keys_of_all(exported: Exporter, tmp_path: Path) -> None:
+    source = exported("equal-values").path
+    optimize(source, "onnxscript", tmp_path / "out.onnx")
+    assert ["shift", "offset"] in [keys for keys, _ in plans(tmp_path / "out.onnx").values()]
+
+
+def test_update_weights_names_the_entries_that_a_tool_folded_away(exported: Exporter, tmp_path: Path) -> None:
+    source = exported("equal-values").path
+    report = optimize(source, "onnxscript", tmp_path / "out.onnx")
+    assert report.lost == ["layers.0.bias", "layers.1.bias", "layers.2.bias"], "they are zero, and were dropped"
+    entries = json.loads(ir.load(source).metadata_props[schema.STATE_DICT])
+    weights = {key: np.zeros(shape, dtype) for key, (dtype, shape, _) in entries.items()}
+    with pytest.raises(WeightsError, match=r"another tool has lost layers.0.bias, layers.1.bias, layers.2.bias in"):
+        modelexport.update_weights(tmp_path / "out.onnx", weights, tmp_path / "no.onnx")
+
+
+# --- carriers, functions, weights beside the file
+
+
+@pytest.mark.parametrize("carrier", ["attributes", "functions"])
+def test_a_file_with_another_carrier_is_optimised_and_retagged(carrier: str, tmp_path: Path) -> None:
+    case = models.case("blocks")
+    modelexport.export(case.build(), case.inputs(), tmp_path / "a.onnx", carrier=carrier)  # type: ignore[arg-type]
+    report = optimize(tmp_path / "a.onnx", "ort-extended", tmp_path / "out.onnx")
+    assert (report.coverage.inferred, report.coverage.untagged) == (0, 0)
+    assert verify_against(tmp_path / "a.onnx", tmp_path / "out.onnx").agrees
+
+
+def inlined_by_the_runtime(source: Path, target: Path) -> None:
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    options.optimized_model_filepath = str(target)
+    onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+
+
+def inlined_by_onnx(source: Path, target: Path) -> None:
+    onnx.save(inliner.inline_local_functions(onnx.load(source)), target)
+
+
+def without_metadata(source: Path, target: Path) -> None:
+    """What tools leave that keep functions, and drop what is said of their nodes."""
+    model = onnx.load(source)
+    for node in (*model.graph.node, *(node for function in model.functions for node in function.node)):
+        del node.metadata_props[:]
+    onnx.save(model, target)
+
+
+CHANGES: Mapping[str, Callable[[Path, Path], object]] = {
+    "inlined by ONNX Runtime, and fused": inlined_by_the_runtime,
+    "inlined by onnx": inlined_by_onnx,
+    "functions without metadata": without_metadata,
+    "functions as they were": shutil.copyfile,
+}
+
+
+@pytest.fixture(scope="module", params=["blocks", "bert"])
+def functions(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An export with a function for each distinct module."""
+    case = models.case(request.param)
+    path = tmp_path_factory.mktemp("functions") / f"{request.param}.onnx"
+    modelexport.export(case.build(), case.inputs(), path, carrier="functions")
+    return path
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_equal_layers_that_were_one_function_are_told_apart(
+    change: str, functions: Path, exported: Exporter, tmp_path: Path
+) -> None:
+    CHANGES[change](functions, tmp_path / "changed.onnx")
+    report = retag(tmp_path / "changed.onnx", source=functions, output=tmp_path / "out.onnx")
+    assert (report.coverage.inferred, report.coverage.untagged) == (0, 0)
+    flat = exported(functions.stem).path
+    assert verify_against(flat, tmp_path / "out.onnx").agrees
+    if "ONNX Runtime" not in change:
+        assert own_nodes(modelexport.load(flat)) == own_nodes(modelexport.load(tmp_path / "out.onnx"))
+
+
+def own_nodes(tagged: modelexport.TaggedModel) -> Counter[str]:
+    """How many nodes each call has of its own; constants, which may be initializers, do not count."""
+    return Counter(
+        owner.call.address
+        for node in tagged.nodes
+        if (owner := owner_of(node)) is not None and node.op_type != "Constant"
+    )
+
+
+def test_weights_beside_the_file_stay_beside_it(tmp_path: Path) -> None:
+    case = models.case("bert")
+    modelexport.export(case.build(), case.inputs(), tmp_path / "a.onnx", weights="copy")
+    optimize(tmp_path / "a.onnx", "ort-extended", tmp_path / "out.onnx")
+    assert (tmp_path / "out.onnx.data").is_file()
+    assert verify_against(tmp_path / "a.onnx", tmp_path / "out.onnx").agrees
+
+
+def test_a_file_may_be_retagged_in_place(optimized: Optimized, tmp_path: Path) -> None:
+    source, output, _ = optimized("bert", "onnxscript")
+    file = tmp_path / "a.onnx"
+    model = onnx.load(output)
+    for node in model.graph.node:
+        del node.metadata_props[:]
+    onnx.save(model, file)
+    retag(file, source=source, output=file)
+    assert owners(file) == owners(output)
+
+
+def test_a_retagged_file_can_be_changed_and_retagged_again(optimized: Optimized, tmp_path: Path) -> None:
+    _, output, _ = optimized("bert", "onnxscript")
+    report = optimize(output, "quantize-dynamic", tmp_path / "again.onnx")
+    assert (report.coverage.inferred, report.coverage.untagged) == (0, 0)
+
+
+def test_extract_takes_a_fused_module(optimized: Optimized, tmp_path: Path) -> None:
+    _, output, _ = optimized("bert", "ort-extended")
+    extracted = modelexport.load(output).extract("encoder.layer.0.attention", tmp_path / "sub.onnx")
+    onnxruntime.InferenceSession(tmp_path / "sub.onnx", providers=["CPUExecutionProvider"])
+    assert extracted.nodes >= 10
+
+
+# --- bad input
+
+
+def untagged(path: Path, tmp_path: Path) -> Path:
+    model = ir.load(path)
+    model.metadata_props.clear()
+    ir.save(model, tmp_path / "untagged.onnx")
+    return tmp_path / "untagged.onnx"
+
+
+def without_node_tags(path: Path, tmp_path: Path) -> Path:
+    model = ir.load(path)
+    for node in model.graph.all_nodes():
+        node.metadata_props.clear()
+    ir.save(model, tmp_path / "dropped.onnx")
+    return tmp_path / "dropped.onnx"
+
+
+def renamed(path: Path, tmp_path: Path) -> Path:
+    model = ir.load(path)
+    for number, node in enumerate(model.graph):
+        node.name = None
+        for value in node.outputs:
+            value.name = f"v{number}"
+    for number, value in enumerate(list(model.graph.initializers.values())):
+        value.name = f"w{number}"
+    for number, value in enumerate(model.graph.inputs):
+        value.name = f"i{number}"
+    ir.save(model, tmp_path / "renamed.onnx")
+    return tmp_path / "renamed.onnx"
+
+
+def truncated(path: Path, tmp_path: Path) -> Path:
+    (tmp_path / "cut.onnx").write_bytes(path.read_bytes()[:5000])
+    return tmp_path / "cut.onnx"
+
+
+def without_weights(path: Path, tmp_path: Path) -> Path:
+    ir.save(ir.load(path), tmp_path / "beside.onnx", external_data="beside.data")
+    (tmp_path / "beside.data").unlink()
+    return tmp_path / "beside.onnx"
+
+
+def test_files_of_different_models_are_not_related(exported: Exporter, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"gpt2.onnx was not made of .*bert.onnx: \d+ of its \d+ values \(\d+%\)"):
+        retag(exported("gpt2").path, source=exported("bert").path, output=tmp_path / "out.onnx")
+    with pytest.raises(UsageError, match="was not made of"):
+        retag(exported("albert").path, source=exported("bert").path, output=tmp_path / "out.onnx")
+
+
+def test_a_file_whose_names_were_replaced_is_not_guessed_at(exported: Exporter, tmp_path: Path) -> None:
+    path = exported("bert").path
+    with pytest.raises(UsageError, match="let the tool keep the names of values"):
+        retag(renamed(path, tmp_path), source=path, output=tmp_path / "out.onnx")
+    assert not (tmp_path / "out.onnx").exists()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "where", "message"),
+    [
+        (untagged, "source", "has no tags of modelexport"),
+        (without_node_tags, "source", "no node of .* has tags: another tool has dropped them"),
+        (truncated, "source", "is not an ONNX file, or damaged"),
+        (truncated, "changed", "is not an ONNX file, or damaged"),
+        (without_weights, "changed", "keeps weights in .*beside.data, which is not there"),
+        (without_weights, "source", "keeps weights in .*beside.data, which is not there"),
+    ],
+)
+def test_spoilt_files_are_named(
+    spoil: Callable[[Path, Path], Path], where: str, message: str, exported: Exporter, tmp_path: Path
+) -> None:
+    path = exported("bert").path
+    files = {"changed": path, "source": path} | {where: spoil(path, tmp_path)}
+    with pytest.raises(FileFormatError, match=message):
+        retag(files["changed"], source=files["source"], output=tmp_path / "out.onnx")
+    assert not (tmp_path / "out.onnx").exists()
+
+
+def test_an_output_that_cannot_be_written_is_said_before_the_work(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match="there is no folder"):
+        retag("a.onnx", source="b.onnx", output=tmp_path / "no" / "out.onnx")
+
+
+def test_a_tool_that_is_not_there_is_named(exported: Exporter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = exported("bert").path
+    with pytest.raises(UsageError, match="there is no tool 'onnxslin'; did you mean onnxslim"):
+        optimize(path, "onnxslin", tmp_path / "out.onnx")
+    missing = Tool(TOOLS["inliner"].run, "", "some-package", "some_module_that_is_not_there")
+    monkeypatch.setattr("modelexport.tools.TOOLS", {"some": missing})
+    with pytest.raises(UsageError, match=r"some needs a package that is not here .*: pip install some-package"):
+        optimize(path, "some", tmp_path / "out.onnx")
+
+
+def test_what_a_tool_raises_is_one_line_and_leaves_nothing(
+    exported: Exporter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(source: Path, target: Path, inputs: object) -> None:
+        target.write_bytes(b"half")
+        raise ValueError("cannot\ndo this")
+
+    monkeypatch.setattr("modelexport.tools.TOOLS", {"failing": Tool(fails, "")})
+    with pytest.raises(UsageError, match=r"failing does not take .*: ValueError: cannot do this"):
+        optimize(exported("bert").path, "failing", tmp_path / "out.onnx")
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- command line
+
+
+def test_the_commands_print_a_document(
+    exported: Exporter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def command(*arguments: object) -> str:
+        monkeypatch.setattr("sys.argv", ["modelexport", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        assert not ended.value.code
+        return capsys.readouterr().out
+
+    path, changed = exported("bert").path, tmp_path / "changed.onnx"
+    inlined_by_the_runtime(path, changed)
+    shown = command("retag", changed, "--from", path, "-o", tmp_path / "out.onnx")
+    assert "0 inferred, 0 untagged" in shown
+    assert "SkipLayerNormalization" in shown
+    document = json.loads(command("optimize", path, "--with", "ort-basic", "-o", tmp_path / "o.onnx", "--json"))
+    assert document["coverage"]["untagged"] == 0
+    assert set(document) == set(RetagReport.__struct_fields__)
