@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
@@ -214,6 +216,23 @@ def test_a_model_that_cannot_be_exported_is_as_before(frontend: str) -> None:
 def test_inputs_that_do_not_fit_are_the_inputs_fault(frontend: str) -> None:
     with pytest.raises(InputsError):
         FRONT_ENDS[frontend](nn.Linear(4, 4), {"input": torch.ones(2, 5)})
+
+
+def benchmark() -> Any:
+    path = Path(__file__).parent.parent / "benchmarks" / "contamination.py"
+    spec = importlib.util.spec_from_file_location("contamination", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["contamination"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_no_operation_has_another_layers_tag_and_the_older_way_is_found_out(tmp_path: Path) -> None:
+    contamination = benchmark()
+    model, inputs = contamination.MODELS["BERT-like"]()
+    wrong = {way: contamination.measure(way, model, inputs, tmp_path).pairs.total() for way in contamination.WAYS}
+    assert wrong["projected"] > 0
+    assert (wrong["torchscript"], wrong["dynamo"]) == (0, 0)
 
 
 # --- torchscript alone ----------------------------------------------------------------------------------------------

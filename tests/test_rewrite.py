@@ -53,3 +53,20 @@ def test_the_graph_is_the_one_that_a_rule_set_makes(text: str) -> None:
     RewritePass(default_rules())(ours)
     RewriteRuleSet(default_rules()).apply_to_model(theirs)
     assert [node.op_type for node in ours.graph] == [node.op_type for node in theirs.graph]
+
+
+def test_what_two_rewrites_add_under_one_name_is_kept_apart() -> None:
+    import onnx
+
+    # Both rules call the shape that they add `v/shape`.
+    model = ir.from_proto(
+        onnx.parser.parse_model("""
+        <ir_version: 10, opset_import: ["" : 20]>
+        g (float[2, 6] x) => (float[12, 1] y)
+        <int64[2] a = {3, 4}, int64[3] b = {12, 1, 1}>
+        { t = Reshape(x, a)  v = Reshape(t, b)  w = Flatten(v)  y = Relu(w) }""")
+    )
+    RewritePass(default_rules(), keep=("v",))(model)
+    assert [node.op_type for node in model.graph] == ["Reshape", "Reshape", "Relu"]
+    used = {value for node in model.graph for value in node.inputs if value.producer() is None}
+    assert used <= {*model.graph.inputs, *model.graph.initializers.values()}

@@ -165,7 +165,7 @@ def export(
         )
     if failure := result.hierarchy.settings.dynamo_failure:
         reason = failure.splitlines()[0]
-        print(f"modelexport: warning: exported with the front end torchscript: {reason}", file=sys.stderr)
+        print(f"modelexport: warning: exported with torchscript; dynamo failed: {reason}", file=sys.stderr)
     if carrier is CarrierChoice.ATTRIBUTES:
         print(
             f"modelexport: warning: onnx.checker and ONNX Runtime refuse tags as attributes; "

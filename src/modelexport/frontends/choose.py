@@ -40,6 +40,10 @@ def capture(
     try:
         exported = torchscript.export(model, inputs, dynamic=dynamic, opset=opset)
     except UsageError as second:
-        message = f"{first}\nneither with the front end torchscript: {second}"
+        message = f"{first}\nneither with the front end torchscript: {_reason(second)}"
         raise CaptureError(message, address=first.address, reason=first.reason) from first
-    return dataclasses.replace(exported, dynamo_failure=str(first))
+    return dataclasses.replace(exported, dynamo_failure=_reason(first))
+
+
+def _reason(error: UsageError) -> str:
+    return str(error).removeprefix("the model cannot be exported: ")
