@@ -5,8 +5,8 @@
 
 A node is *contaminated* when one of its owners is contradicted by the values: the tagged file and the changed one are
 both run, and only names whose values agree in the two runs are believed. An owner has to own something that the tagged
-file computes between the believed values before and behind the node, or, for a node that makes no believed value itself,
-what makes the ones before it. Tools that do not change numbers also have to agree in ``verify --against``.
+file computes between the believed values before and behind the node, or, for a node that makes no believed value
+itself, what makes the ones before it. Tools that do not change numbers also have to agree in ``verify --against``.
 """
 
 from __future__ import annotations
