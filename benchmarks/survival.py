@@ -4,9 +4,10 @@
     OMP_NUM_THREADS=1 python benchmarks/survival.py --cost          time by nodes, against onnx.load and onnx.save
 
 A node is *contaminated* when one of its owners is contradicted by the values: the tagged file and the changed one are
-both run, and only names whose values agree in the two runs are believed. An owner has to own something that the tagged
-file computes between the believed values before and behind the node, or, for a node that makes no believed value
-itself, what makes the ones before it. Tools that do not change numbers also have to agree in ``verify --against``.
+both run, the second cut at the values that both have, and only names whose values agree are believed. An owner has to
+own something that the tagged file computes between the believed values before and behind the node, or, for a node that
+makes no believed value itself, what makes the ones before it. Tools that do not change numbers also have to agree in
+``verify --against``.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from modelexport import schema
 from modelexport.core import ModuleCall
 from modelexport.graph import owner_of
 from modelexport.runtime import run, session, with_outputs
+from modelexport.segments import GIVEN, segmented
 from modelexport.tools import TOOLS, optimize
 from modelexport.vectors import open_vectors
 
@@ -82,6 +84,25 @@ def values_of(tagged: modelexport.TaggedModel, inputs: Mapping[str, Any]) -> dic
     return run(session(with_outputs(tagged.model, made), folder=tagged.path.parent), given)
 
 
+def isolated(
+    tagged: modelexport.TaggedModel, right: Mapping[str, Any], made: Mapping[str, Any], inputs: Mapping[str, Any]
+) -> dict[str, np.ndarray]:
+    """The values of a file, each computed from those of the tagged one: small losses do not add up."""
+    for node in tagged.model.graph:
+        for value in node.outputs:
+            if value.name in made and value.dtype is None:
+                value.dtype = ir.DataType.from_numpy(made[value.name].dtype)
+    cut = segmented(tagged.model, right, list(right))
+    names = [str(value.name) for value in cut.graph.inputs]
+    feeds = {
+        name: right[name.removesuffix(GIVEN)].astype(made[name.removesuffix(GIVEN)].dtype)
+        if name.endswith(GIVEN)
+        else inputs[name]
+        for name in names
+    }
+    return run(session(cut, folder=tagged.path.parent), feeds)
+
+
 def agree(one: np.ndarray, other: np.ndarray, limit: float) -> bool:
     if one.shape != other.shape:
         return False
@@ -99,7 +120,8 @@ class Truth:
         with open_vectors(before) as vectors:
             inputs = dict(vectors.inputs)
         a, b = values_of(before, inputs), values_of(after, inputs)
-        self.believed = {name for name in b if name in a and agree(a[name], b[name], limit)}
+        b = isolated(after, {name: a[name] for name in b if name in a and a[name].shape == b[name].shape}, b, inputs)
+        self.believed = {name for name in b if agree(a[name], b[name], limit)}
         self.believed.update(str(value.name) for value in before.model.graph.inputs)
         self.producer = {value.name: node for node in before.model.graph for value in node.outputs}
         equal: dict[tuple[Any, ...], list[str]] = defaultdict(list)

@@ -388,9 +388,12 @@ class _Descent(Derivation):
     def _core(self, node: ir.Node, index: int, inputs: int) -> int | None:
         """The source node that takes what a fused node takes: of its operator, or else of its parameters."""
         region = [core for core in self._region([index], _REGION) if len(self._computed(core)) == inputs]
-        held = (core for core in region if _holds(node, self.source.nodes[core]))
+        held: dict[str, int] = {}
+        for core in region:
+            if _holds(node, self.source.nodes[core]):
+                held.setdefault(self.source.nodes[core].op[1], core)
         anchored = (core for core in region if inputs == 1 and core in self.anchors.get(node, ()))
-        return next(held, next(anchored, None))
+        return min(held.values()) if held else next(anchored, None)
 
     def _computed(self, index: int) -> list[str]:
         """What a source node takes that is no constant."""
