@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from typer.exceptions import Abort, TyperException
@@ -43,6 +43,9 @@ InputsOption = Annotated[
 ]
 ModelClassOption = Annotated[str | None, typer.Option(help="The transformers class to load a directory with.")]
 RemoteCodeOption = Annotated[bool, typer.Option("--trust-remote-code", help="Run code from the model's repository.")]
+DtypeOption = Annotated[
+    str | None, typer.Option(metavar="NAME", help="float32, float16, bfloat16: convert the weights while loading.")
+]
 SeedOption = Annotated[int, typer.Option(help="For made-up weights and inputs.")]
 IncludeOption = Annotated[
     list[str] | None, typer.Option("--include", metavar="CLASS", help="A class that gets a segment in tags as well.")
@@ -60,7 +63,9 @@ class GranularityChoice(StrEnum):
 
 class WeightsChoice(StrEnum):
     AUTO = "auto"
+    LINK = "link"
     COPY = "copy"
+    NONE = "none"
 
 
 class CarrierChoice(StrEnum):
@@ -112,8 +117,13 @@ def export(
         bool, typer.Option("--vectors", help="Keep the inputs and every call's values of the PyTorch run beside FILE.")
     ] = False,
     weights: Annotated[
-        WeightsChoice, typer.Option(help="copy: in FILE.onnx.data; auto: so above 1 GB.")
+        WeightsChoice,
+        typer.Option(
+            help="link: they stay in MODEL's safetensors files; copy: in FILE.onnx.data; none: described, left out; "
+            "auto: in FILE, or above 1 GB linked if MODEL has safetensors files and copied if not."
+        ),
     ] = WeightsChoice.AUTO,
+    dtype: DtypeOption = None,
     carrier: Annotated[
         CarrierChoice,
         typer.Option(help="How FILE carries tags: metadata or attributes of nodes, or a function for each module."),
@@ -132,7 +142,9 @@ def export(
     check_writable(output)
     with _progress() as progress:
         stages = Stages(progress)
-        loaded, example = _load(model, inputs, model_class, trust_remote_code, seed, stages)
+        loaded, example = _load(
+            model, inputs, model_class, trust_remote_code, seed, stages, dtype=dtype, weights=_sources(weights)
+        )
         result = run(
             loaded.model,
             example,
@@ -145,6 +157,7 @@ def export(
             exclude=exclude or (),
             optimized=not no_optimize,
             weights=weights.value,
+            source=loaded.weights,
             keep_torch_metadata=keep_torch_metadata,
             dag_dir=dag_dir,
             carrier=carrier.value,
@@ -381,11 +394,20 @@ def _load(
     stages: Callable[[str], Any],
     *,
     make_inputs: bool = True,
+    dtype: str | None = None,
+    weights: Literal["memory", "files", "auto"] = "memory",
 ) -> tuple[Any, Any]:
     with stages("load"):
         from modelexport.load import load
 
-        loaded = load(model, model_class=model_class, trust_remote_code=trust_remote_code, seed=seed)
+        loaded = load(
+            model,
+            model_class=model_class,
+            trust_remote_code=trust_remote_code,
+            seed=seed,
+            dtype=dtype,
+            weights=weights,
+        )
         for warning in loaded.warnings:
             print(f"modelexport: warning: {warning}", file=sys.stderr)
     if not make_inputs or (loaded.inputs is not None and inputs is None):
@@ -393,7 +415,18 @@ def _load(
     with stages("inputs"):
         from modelexport.inputs import example_inputs
 
-        return loaded, example_inputs(loaded.model, spec=inputs, directory=loaded.directory, seed=seed)
+        return loaded, example_inputs(
+            loaded.model,
+            spec=inputs,
+            directory=loaded.directory,
+            seed=seed,
+            has_weights=loaded.weights is None,
+        )
+
+
+def _sources(weights: WeightsChoice) -> Literal["memory", "files", "auto"]:
+    """How to load for a way of writing: those that copy or leave out do without loading where they can."""
+    return "files" if weights is WeightsChoice.LINK else "auto"
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 
 from modelexport.errors import InputsError
 
@@ -54,6 +55,7 @@ def example_inputs(
     directory: str | Path | None = None,
     seed: int = 0,
     batch: int = 2,
+    has_weights: bool = True,
 ) -> Inputs:
     """Keyword arguments that ``model`` has run with, on its device and in its floating-point type.
 
@@ -65,6 +67,7 @@ def example_inputs(
         directory: Where the model's tokenizer or ``preprocessor_config.json`` lies.
         seed: For the values.
         batch: The first dimension; 1 where the model takes no other.
+        has_weights: Whether it can run. Without weights its run is one of shapes and types alone.
 
     Raises:
         InputsError: ``spec`` is wrong, or an argument cannot be made up; the message then has the JSON to write.
@@ -85,7 +88,7 @@ def example_inputs(
     beside = [name for name in _BESIDE_TEXT if name in free and name not in required]
     if maker.number("type_vocab_size") < 2:
         beside = [name for name in beside if name != "token_type_ids"]
-    runner = _Runner(model)
+    runner = _Runner(model, has_weights)
     for size in (sized[0],) if sized else dict.fromkeys((batch, 1)):
         plans = _plans(runner, maker, size, given=given, required=required, optional=optional, beside=beside)
         for inputs in itertools.islice(plans, _MAX_RUNS):
@@ -233,14 +236,17 @@ def _fits(module: torch.nn.Module, batch: int) -> list[tuple[Shape, int | None]]
 class _Runner:
     """Runs a model without leaving a trace, and remembers the first inputs that it did not take."""
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model: torch.nn.Module, has_weights: bool = True) -> None:
         self.model = model
+        self._fake = None if has_weights else FakeTensorMode(allow_non_fake_inputs=True)
         self.first_inputs: Inputs | None = None
         self.first_error: BaseException | None = None
 
     def run(self, inputs: Mapping[str, Any] | tuple[Any, ...]) -> bool:
         try:
-            self.call(self.model, inputs)
+            self.call(self.model, self._shapes_of(inputs))
+        except (DataDependentOutputException, DynamicOutputShapeException):
+            return True  # from here on the values decide, which a model without weights does not have
         except Exception as error:
             if self.first_error is None:
                 self.first_inputs = dict(inputs) if isinstance(inputs, Mapping) else None
@@ -248,11 +254,23 @@ class _Runner:
             return False
         return True
 
+    def _shapes_of(self, inputs: Mapping[str, Any] | tuple[Any, ...]) -> Mapping[str, Any] | tuple[Any, ...]:
+        """The inputs as they are, or, for a model without weights, tensors of the same types and shapes."""
+        if self._fake is None:
+            return inputs
+        if isinstance(inputs, Mapping):
+            return {name: self._shape_of(value) for name, value in inputs.items()}
+        return tuple(map(self._shape_of, inputs))
+
+    def _shape_of(self, value: Any) -> Any:
+        return self._fake.from_tensor(value) if self._fake and isinstance(value, torch.Tensor) else value
+
     def call(self, function: Callable[..., Any], inputs: Mapping[str, Any] | tuple[Any, ...]) -> Any:
         modes = [(module, module.training) for module in self.model.modules()]
         self.model.eval()
         try:
             with (
+                self._fake or contextlib.nullcontext(),
                 torch.no_grad(),
                 torch.random.fork_rng(devices=range(torch.cuda.device_count())),
                 warnings.catch_warnings(action="ignore"),
@@ -268,7 +286,9 @@ class _Runner:
 
         ``None`` stands for a value that the forward computed.
         """
-        arguments = {id(value): name for name, value in inputs.items()}
+        given = self._shapes_of(inputs)
+        assert isinstance(given, Mapping)
+        arguments = {id(value): name for name, value in given.items()}
         seen: list[tuple[str | None, torch.nn.Module]] = []
 
         def note(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -279,7 +299,7 @@ class _Runner:
         handles = [m.register_forward_pre_hook(note, with_kwargs=True) for m in self.model.modules()]
         try:
             with contextlib.suppress(Exception):
-                self.call(self.model, inputs)
+                self.call(self.model, given)
         finally:
             for handle in handles:
                 handle.remove()

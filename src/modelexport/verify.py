@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -17,12 +18,14 @@ from modelexport import schema
 from modelexport.carriers import runnable
 from modelexport.comparison import TOLERANCES, compare_all
 from modelexport.core import CallTree, ModuleCall, Side, TensorSpec
-from modelexport.errors import InputsError, UsageError
+from modelexport.errors import FileFormatError, InputsError, UsageError
 from modelexport.graph import initializers
 from modelexport.hierarchy.recorder import CallRecorder
 from modelexport.hierarchy.static import module_tree
 from modelexport.hierarchy.traced import untouched
-from modelexport.hierarchy.values import NamedTensors, run_arguments, tensors_in
+from modelexport.hierarchy.values import NamedTensors, run_arguments, tensor_specs, tensors_in
+from modelexport.lazy_weights import with_weights
+from modelexport.linking import changed_files
 from modelexport.quiet import quiet
 from modelexport.read import load
 from modelexport.runtime import CPU, input_names, run, session
@@ -30,6 +33,7 @@ from modelexport.transforms import ParameterPlan, parameter_plan, state_dict_of
 from modelexport.vectors import vectors_path, write_vectors
 from modelexport.verdicts import ParameterReport, VerifyReport
 from modelexport.verify_calls import BATCH_BYTES, border_values, sidecar_of, verify_calls
+from modelexport.weights import Weights
 
 
 def verify(
@@ -40,6 +44,7 @@ def verify(
     modules: Sequence[str] = (),
     provider: str = CPU,
     sidecar: schema.Hierarchy | None = None,
+    weights: Weights | None = None,
 ) -> VerifyReport:
     """Run a model in PyTorch and its file in ONNX Runtime, and compare every output, every call and every parameter.
 
@@ -49,9 +54,10 @@ def verify(
         modules: Addresses or tags of the calls to look at, with those inside them; all if left out.
         provider: The execution provider of ONNX Runtime.
         sidecar: ``NAME.hierarchy.json``; read from beside the file if left out.
+        weights: Where the weights of a model are that was built without them: each module gets its own while it runs.
 
     Raises:
-        FileFormatError: The file has no tags, or no sidecar.
+        FileFormatError: The file has no tags, no sidecar, or weights in files that are not as they were.
         InputsError: The inputs are not those that the file takes.
         UsageError: The model is not the one that was exported, there is no such module or provider.
     """
@@ -59,12 +65,13 @@ def verify(
     tagged = load(path)
     sidecar = sidecar or sidecar_of(tagged)
     _check_same_model(model, sidecar, path)
+    check_files(tagged.path, tagged.model)
     with runnable(path, tagged.carrier) as file:
         runs = session(file, provider=provider, optimized=True)
         given = feeds(inputs, runs)
         outputs = run(runs, given)
         del runs
-    reference = _Run(model, inputs, sidecar)
+    reference = _Run(model, inputs, sidecar, weights)
     return VerifyReport(
         outputs=compare_all(list(outputs), reference.outputs, list(outputs.values())),
         calls=verify_calls(
@@ -72,7 +79,7 @@ def verify(
         ),
         provider=provider,
         tolerances=TOLERANCES,
-        parameters=_verify_parameters(model, tagged.model),
+        parameters=_verify_parameters(model, tagged.model, weights),
     )
 
 
@@ -84,6 +91,7 @@ def record_vectors(
     modules: Sequence[str] = (),
     sidecar: schema.Hierarchy | None = None,
     announce: Callable[[int], None] = lambda size: None,
+    weights: Weights | None = None,
 ) -> Path:
     """Run a model and keep its inputs, its outputs and the border values of its calls beside its file.
 
@@ -92,6 +100,7 @@ def record_vectors(
         modules: Addresses or tags of the calls whose values to keep, with those inside them; all if left out.
         sidecar: ``NAME.hierarchy.json``; read from beside the file if left out.
         announce: Told the size in bytes before anything is written.
+        weights: Where the weights of a model are that was built without them.
 
     Returns:
         The file that was written.
@@ -105,7 +114,7 @@ def record_vectors(
     tagged = load(path)
     sidecar = sidecar or sidecar_of(tagged)
     chosen = [tagged.find(name) for name in modules]
-    reference = _Run(model, inputs, sidecar)
+    reference = _Run(model, inputs, sidecar, weights)
     kept = border_values(tagged, sidecar, reference.available, chosen)
     names = [value.name or "" for value in tagged.model.graph.outputs]
     names += [f"output {i}" for i in range(len(names), len(reference.outputs))]
@@ -152,10 +161,18 @@ class _Run:
             and once there.
     """
 
-    def __init__(self, model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any], sidecar: schema.Hierarchy) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        inputs: Mapping[str, Any] | Sequence[Any],
+        sidecar: schema.Hierarchy,
+        weights: Weights | None = None,
+    ) -> None:
         self._model, self._inputs, self._bytes = model, inputs, 0
-        self._names = {
-            (call.address, side, index): tensor.value
+        self._weights = weights
+        self._never_called = {module.path for module in sidecar.modules if not module.calls}
+        self._tensors = {
+            (call.address, side, index): tensor
             for call in sidecar.calls
             for side, tensors in (("inputs", call.inputs), ("outputs", call.outputs))
             for index, tensor in enumerate(tensors)
@@ -177,7 +194,13 @@ class _Run:
 
     def _run(self, recorder: CallRecorder) -> list[Any]:
         args, kwargs = run_arguments(self._inputs)
-        with untouched(self._model), quiet(), recorder.attached():
+        with contextlib.ExitStack() as stack:
+            # A module without weights of its own has none that it could overwrite.
+            stack.enter_context(untouched(self._model, runs=self._weights is None))
+            if self._weights is not None:
+                stack.enter_context(with_weights(self._model, self._weights, self._never_called))
+            stack.enter_context(quiet())
+            stack.enter_context(recorder.attached())
             return [as_array(tensor) for _, tensor in tensors_in(self._model(*args, **kwargs))]
 
     def __call__(self, names: Collection[str]) -> dict[str, Any]:
@@ -203,10 +226,11 @@ class _Run:
                 self._held = self._held if self._bytes <= BATCH_BYTES else None
 
     def _named(self, call: ModuleCall, side: Side, tensors: NamedTensors) -> Iterator[tuple[str, torch.Tensor]]:
-        for index, (_, tensor) in enumerate(tensors):
-            name = self._names.get((call.address, side, index))
-            if name is not None:
-                yield name, tensor
+        for index, (spec, (_, tensor)) in enumerate(zip(tensor_specs(tensors), tensors, strict=True)):
+            captured = self._tensors.get((call.address, side, index))
+            # A call may get other tensors than when it was captured: a cache that is filled while it runs.
+            if captured is not None and captured.value is not None and _is_like(captured, spec):
+                yield captured.value, tensor
 
 
 def _is_like(tensor: schema.CallTensor, spec: TensorSpec) -> bool:
@@ -225,8 +249,19 @@ def verify_parameters(model: nn.Module, path: str | Path) -> ParameterReport:
     return _verify_parameters(model, load(path).model)
 
 
-def _verify_parameters(model: nn.Module, tagged: ir.Model) -> ParameterReport:
+def check_files(path: Path, model: ir.Model) -> None:
+    """Refuse a file whose weights are in files that are missing or not as they were when it was exported.
+
+    Raises:
+        FileFormatError: Names each of them.
+    """
+    if faults := changed_files(path, model):
+        raise FileFormatError(f"{'; '.join(faults)}: put the files back, or export again")
+
+
+def _verify_parameters(model: nn.Module, tagged: ir.Model, weights: Weights | None = None) -> ParameterReport:
     tensors = model.state_dict()
+    apart = weights.tensors if weights is not None else {}
     found: dict[str, bool] = {}
     differing = []
     for value in initializers(tagged):
@@ -235,7 +270,7 @@ def _verify_parameters(model: nn.Module, tagged: ir.Model) -> ParameterReport:
             continue
         for key in plan.keys:
             found[key] = found.get(key, False) or not plan.steps
-        if any(key not in tensors for key in plan.keys) or not _same(plan, tensors, value):
+        if any(key not in tensors for key in plan.keys) or not _same(plan, tensors, apart, value):
             differing.append(value.name or "")
     used = [key for key, entry in state_dict_of(tagged).items() if entry.used]
     return ParameterReport(
@@ -246,12 +281,24 @@ def _verify_parameters(model: nn.Module, tagged: ir.Model) -> ParameterReport:
     )
 
 
-def _same(plan: ParameterPlan, tensors: Mapping[str, Any], value: ir.Value) -> bool:
+def _same(
+    plan: ParameterPlan, tensors: Mapping[str, Any], apart: Mapping[str, ir.TensorProtocol], value: ir.Value
+) -> bool:
     assert value.const_value is not None
-    given = {key: as_array(tensors[key]) for key in plan.inputs()}
+    if not plan.steps and (source := apart.get(plan.keys[0])) is not None and _same_place(source, value.const_value):
+        return True
+    given = {key: apart[key].numpy() if key in apart else as_array(tensors[key]) for key in plan.inputs()}
     expected, actual = plan.compute(given), value.const_value.numpy()
     same_type = expected.dtype == actual.dtype and expected.shape == actual.shape
     return bool(same_type and expected.tobytes() == actual.tobytes())
+
+
+def _same_place(one: ir.TensorProtocol, other: ir.TensorProtocol) -> bool:
+    """Whether two tensors are the same bytes of one file, which need not be read to know that they are equal."""
+    if not isinstance(one, ir.ExternalTensor) or not isinstance(other, ir.ExternalTensor):
+        return False
+    facts = [(t.offset, t.length, t.dtype, tuple(t.shape.numpy())) for t in (one, other)]
+    return facts[0] == facts[1] and Path(one.path).samefile(other.path)
 
 
 def run_module(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any]) -> list[Any]:
