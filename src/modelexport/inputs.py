@@ -23,6 +23,7 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 
 from modelexport.errors import InputsError
+from modelexport.quiet import quiet
 
 Inputs = dict[str, Any]
 Shape = tuple[int, ...]
@@ -41,6 +42,7 @@ _SHAPED_BY_ANOTHER = ("mask", "token_type_ids", "position_ids", "bool_masked_pos
 _COUNTED = ("_ids", "mask")
 """Ends of names whose values are whole numbers."""
 _MAX_RUNS = 150
+_MAX_RUNS_OF_SHAPES = 8
 _EXAMPLE = '{"NAME": {"dtype": "int64", "shape": [2, 8], "range": [0, 100]}} or {"NAME": {"value": [[1, 2]]}}'
 _SENTENCES = (
     "The quick brown fox jumps over the lazy dog while seven wizards sleep in the old town.",
@@ -67,7 +69,8 @@ def example_inputs(
         directory: Where the model's tokenizer or ``preprocessor_config.json`` lies.
         seed: For the values.
         batch: The first dimension; 1 where the model takes no other.
-        has_weights: Whether it can run. Without weights its run is one of shapes and types alone.
+        has_weights: Whether it can run. Without weights its run is one of shapes and types alone, and where those
+            fit no inputs, the first that were made up are returned.
 
     Raises:
         InputsError: ``spec`` is wrong, or an argument cannot be made up; the message then has the JSON to write.
@@ -91,9 +94,12 @@ def example_inputs(
     runner = _Runner(model, has_weights)
     for size in (sized[0],) if sized else dict.fromkeys((batch, 1)):
         plans = _plans(runner, maker, size, given=given, required=required, optional=optional, beside=beside)
-        for inputs in itertools.islice(plans, _MAX_RUNS):
+        for inputs in itertools.islice(plans, _MAX_RUNS if has_weights else _MAX_RUNS_OF_SHAPES):
             if runner.run(inputs):
                 return {name: inputs[name] for name in dict.fromkeys((*named, *given)) if name in inputs}
+    if not has_weights and runner.first_inputs is not None:
+        # Some operations compute shapes for fewer types than values; the exporter, which replaces those, will tell.
+        return runner.first_inputs
     raise InputsError(_advice(runner, maker, given)) from runner.first_error
 
 
@@ -270,6 +276,8 @@ class _Runner:
         self.model.eval()
         try:
             with (
+                # Shapes that do not fit are logged with a traceback before they are raised.
+                contextlib.nullcontext() if self._fake is None else quiet(),
                 self._fake or contextlib.nullcontext(),
                 torch.no_grad(),
                 torch.random.fork_rng(devices=range(torch.cuda.device_count())),

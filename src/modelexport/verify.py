@@ -229,7 +229,7 @@ class _Run:
         for index, (spec, (_, tensor)) in enumerate(zip(tensor_specs(tensors), tensors, strict=True)):
             captured = self._tensors.get((call.address, side, index))
             # A call may get other tensors than when it was captured: a cache that is filled while it runs.
-            if captured is not None and captured.value is not None and _is_like(captured, spec):
+            if captured is not None and captured.value and captured.name == spec.name and _is_like(captured, spec):
                 yield captured.value, tensor
 
 
