@@ -222,19 +222,28 @@ def hierarchy(
 def tree(
     file: FileArgument,
     depth: Annotated[int | None, typer.Option(metavar="N", help="Show N levels below the root.")] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Also look whether the files that hold its weights are as they were.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show the module tree in FILE, with the nodes of each call."""
-    from modelexport import read, render
+    from modelexport import linking, read, render
     from modelexport.tree import tree_rows
 
     tagged = read.load(file)
     rows = tree_rows(tagged.model, tagged.calls, tagged.tags.__getitem__)
     shown = [row for row in rows if depth is None or row.depth <= depth]
+    faults = linking.changed_files(tagged.path, tagged.model) if check else []
     if as_json:
-        _print_json({"path": str(file), "coverage": tagged.coverage, "tree": shown})
+        checked = {"weights": faults} if check else {}
+        _print_json({"path": str(file), "coverage": tagged.coverage, "tree": shown} | checked)
     else:
         render.print_tree(shown, tagged.coverage)
+        for fault in faults:
+            print(fault)
+    if faults:
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -343,7 +352,17 @@ def verify(
         str, typer.Option(metavar="NAME", help="The execution provider of ONNX Runtime.")
     ] = "CPUExecutionProvider",
     inputs: InputsOption = None,
+    weights_sample: Annotated[
+        int | None,
+        typer.Option(
+            "--weights-sample",
+            metavar="N",
+            min=0,
+            help="Only N drawn calls and those of --module, each cut out and run alone: for a FILE too large to run.",
+        ),
+    ] = None,
     model_class: ModelClassOption = None,
+    dtype: DtypeOption = None,
     trust_remote_code: RemoteCodeOption = False,
     seed: SeedOption = 0,
     as_json: JsonOption = False,
@@ -356,6 +375,8 @@ def verify(
         raise UsageError("give --model or --against, not both")
     if model is None and (inputs is not None or model_class is not None or trust_remote_code):
         raise UsageError("--inputs, --model-class and --trust-remote-code go with --model")
+    if model is None and (weights_sample is not None or dtype is not None):
+        raise UsageError("--weights-sample and --dtype go with --model")
     with _progress() as progress:
         stages = Stages(progress)
         if against is not None:
@@ -371,11 +392,27 @@ def verify(
                 with stages("verify"):
                     report = verify_vectors(file, modules=modules or (), provider=provider)
             else:
-                loaded, example = _load(model, inputs, model_class, trust_remote_code, seed, stages)
-                from modelexport.verify import verify as run
+                loaded, example = _load(
+                    model, inputs, model_class, trust_remote_code, seed, stages, dtype=dtype, weights="auto"
+                )
+                from modelexport import verify as verification
 
                 with stages("verify"):
-                    report = run(loaded.model, example, file, modules=modules or (), provider=provider)
+                    if weights_sample is None:
+                        report = verification.verify(
+                            loaded.model, example, file, modules=modules or (), provider=provider, weights=loaded.weights
+                        )
+                    else:
+                        report = verification.verify_sample(
+                            loaded.model,
+                            example,
+                            file,
+                            count=weights_sample,
+                            modules=modules or (),
+                            provider=provider,
+                            seed=seed,
+                            weights=loaded.weights,
+                        )
             agrees, document, text = report.agrees, render.verify_document(report), render.format_verify(report)
     if as_json:
         _print_json(document)

@@ -32,7 +32,14 @@ from modelexport.runtime import CPU, input_names, run, session
 from modelexport.transforms import ParameterPlan, parameter_plan, state_dict_of
 from modelexport.vectors import vectors_path, write_vectors
 from modelexport.verdicts import ParameterReport, VerifyReport
-from modelexport.verify_calls import BATCH_BYTES, border_values, sidecar_of, verify_calls
+from modelexport.verify_calls import (
+    BATCH_BYTES,
+    border_values,
+    sampled_calls,
+    sidecar_of,
+    verify_alone,
+    verify_calls,
+)
 from modelexport.weights import Weights
 
 
@@ -80,6 +87,53 @@ def verify(
         provider=provider,
         tolerances=TOLERANCES,
         parameters=_verify_parameters(model, tagged.model, weights),
+    )
+
+
+def verify_sample(
+    model: nn.Module,
+    inputs: Mapping[str, Any] | Sequence[Any],
+    path: str | Path,
+    *,
+    count: int = 0,
+    modules: Sequence[str] = (),
+    provider: str = CPU,
+    seed: int = 0,
+    weights: Weights | None = None,
+) -> VerifyReport:
+    """Compare some calls only, each cut out of the file and run alone: for a file that is too large to run whole.
+
+    PyTorch runs first, from the inputs through all modules, for the values that enter and leave the calls. With
+    ``weights`` it holds those of one module at a time, so that memory does not grow with the model.
+
+    Args:
+        count: How many calls to draw, of those that own nodes.
+        modules: Addresses or tags of calls to look at as well, without those inside them.
+        seed: For the draw.
+        weights: As in :func:`verify`.
+
+    Returns:
+        A report without outputs, with the calls that were looked at and the parameters that they use.
+
+    Raises:
+        FileFormatError, InputsError, UsageError: As :func:`verify`.
+    """
+    tagged = load(Path(path))
+    sidecar = sidecar_of(tagged)
+    _check_same_model(model, sidecar, tagged.path)
+    check_files(tagged.path, tagged.model)
+    calls = {*(tagged.find(name) for name in modules), *sampled_calls(tagged, count, seed=seed)}
+    names = [value.name or "" for value in tagged.model.graph.inputs]
+    reference = _Run(model, inputs, sidecar, weights)
+    verdicts, needed = verify_alone(
+        tagged, sidecar, _under_names(inputs, names), reference, calls, provider=provider
+    )
+    return VerifyReport(
+        outputs=[],
+        calls=verdicts,
+        provider=provider,
+        tolerances=TOLERANCES,
+        parameters=_verify_parameters(model, tagged.model, weights, needed),
     )
 
 
@@ -259,20 +313,23 @@ def check_files(path: Path, model: ir.Model) -> None:
         raise FileFormatError(f"{'; '.join(faults)}: put the files back, or export again")
 
 
-def _verify_parameters(model: nn.Module, tagged: ir.Model, weights: Weights | None = None) -> ParameterReport:
+def _verify_parameters(
+    model: nn.Module, tagged: ir.Model, weights: Weights | None = None, only: Collection[str] | None = None
+) -> ParameterReport:
+    """Compare the initializers of a file, or those named in ``only``, with a model's entries."""
     tensors = model.state_dict()
     apart = weights.tensors if weights is not None else {}
     found: dict[str, bool] = {}
     differing = []
     for value in initializers(tagged):
         plan = parameter_plan(value)
-        if plan is None:
+        if plan is None or (only is not None and value.name not in only):
             continue
         for key in plan.keys:
             found[key] = found.get(key, False) or not plan.steps
         if any(key not in tensors for key in plan.keys) or not _same(plan, tensors, apart, value):
             differing.append(value.name or "")
-    used = [key for key, entry in state_dict_of(tagged).items() if entry.used]
+    used = [key for key, entry in state_dict_of(tagged).items() if entry.used and (only is None or key in found)]
     return ParameterReport(
         used=len(used),
         transformed=sum(not found.get(key, True) for key in used),
