@@ -161,7 +161,9 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="where to write; removed afterwards what was written")
     parser.add_argument("--bare-limit", type=float, default=6, help="GB of the largest checkpoint to load whole")
     options = parser.parse_args()
-    print("size   weights    way   seconds     CPU s  peak GB  written GB  written/weights   of bare: seconds  CPU  memory")
+    print(
+        "size   weights    way   seconds     CPU s  peak GB  written GB  written/weights   of bare: seconds  CPU  memory"
+    )
     for size in options.sizes:
         with tempfile.TemporaryDirectory(dir=options.folder) as folder:
             checkpoint = Path(folder, "checkpoint")
@@ -180,7 +182,7 @@ def main() -> None:
                     f"{written / weights:16.2%}" + "".join(f"{ratio:12.2f}" for ratio in ratios),
                     flush=True,
                 )
-                details = json.loads(said if way != "bare" else said.splitlines()[-1])
+                details = json.loads(said.splitlines()[-1] if way == "bare" else said)
                 if isinstance(details, float):
                     print(f"       export and save alone: {details:.1f} s")
                 else:

@@ -395,15 +395,21 @@ def verify(
                 loaded, example = _load(
                     model, inputs, model_class, trust_remote_code, seed, stages, dtype=dtype, weights="auto"
                 )
-                from modelexport import verify as verification
+                from modelexport.verify import verify as run
+                from modelexport.verify import verify_sample
 
                 with stages("verify"):
                     if weights_sample is None:
-                        report = verification.verify(
-                            loaded.model, example, file, modules=modules or (), provider=provider, weights=loaded.weights
+                        report = run(
+                            loaded.model,
+                            example,
+                            file,
+                            modules=modules or (),
+                            provider=provider,
+                            weights=loaded.weights,
                         )
                     else:
-                        report = verification.verify_sample(
+                        report = verify_sample(
                             loaded.model,
                             example,
                             file,

@@ -29,7 +29,7 @@ _TORCH_DTYPES = {
 }
 
 
-class _Recorded(torch.Tensor):
+class _Recorded(torch.Tensor):  # type: ignore[misc]
     """A tensor without bytes that knows how to make them: ``origin`` is a place in a file, or a call and its arguments.
 
     Whoever loads it puts it on a device, which would need bytes: it stays where it is.
@@ -64,7 +64,7 @@ def _part_of(func: Callable[..., Any], args: Any, kwargs: Any, index: int) -> An
 
 def _recorded(name: str, place: Place) -> _Recorded:
     dtype = _TORCH_DTYPES.get(place.dtype) or getattr(torch, place.dtype.name.lower())
-    tensor = torch.empty(place.shape, dtype=dtype, device="meta").as_subclass(_Recorded)
+    tensor: _Recorded = torch.empty(place.shape, dtype=dtype, device="meta").as_subclass(_Recorded)
     tensor.origin = (name, place)
     return tensor
 
@@ -124,8 +124,8 @@ def _made(value: Any) -> Any:
     """A recorded value with bytes, and so what is nested in tuples, lists and dictionaries."""
     if isinstance(value, _Recorded):
         if isinstance(value.origin[0], str):
-            return _read(*value.origin)  # type: ignore[arg-type]
-        func, args, kwargs = value.origin  # type: ignore[misc]
+            return _read(*value.origin)
+        func, args, kwargs = value.origin
         return func(*_made(args), **_made(kwargs))
     if isinstance(value, (tuple, list)):
         return type(value)(_made(part) for part in value)
@@ -148,7 +148,7 @@ def _operations(value: Any) -> Iterator[str]:
 
     def visit(value: Any) -> None:
         if isinstance(value, _Recorded) and not isinstance(value.origin[0], str):
-            func, args, kwargs = value.origin  # type: ignore[misc]
+            func, args, kwargs = value.origin
             visit(args)
             if func is _part_of:
                 func, kwargs = args[0], args[2]
@@ -182,8 +182,8 @@ def with_weights(model: nn.Module, weights: Weights, never_called: Collection[st
     """Inside, each module of a model without weights has its own while it runs, and only then.
 
     Args:
-        never_called: Paths of modules whose ``forward`` is not called, though their parameters are used: they get theirs
-            while the module around them runs.
+        never_called: Paths of modules whose ``forward`` is not called. Their parameters may be used all the same: they
+            get theirs while the module around them runs.
     """
     modules = dict(model.named_modules())
     holders: dict[str, dict[str, nn.Parameter]] = {}

@@ -90,7 +90,7 @@ def load(
             return _from_hugging_face(spec, model_class, trust_remote_code, dtype, weights)
         if weights == "files":
             raise ModelLoadError(
-                f"the weights of {spec} are in no safetensors files: only those of a Hugging Face model can stay in files"
+                f"the weights of {spec} are in no safetensors files: only a Hugging Face directory or hub name has such"
             )
         loaded = LoadedModel(_bert_tiny(), None, BERT_TINY) if spec == BERT_TINY else _from_factory(spec)
     loaded.model.eval()

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
-import onnx_ir as ir
 
 from modelexport import schema
 from modelexport.carriers import runnable
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
 
     from modelexport.verdicts import VerifyReport
     from modelexport.weights import Weights
+
 
 @dataclass(frozen=True, kw_only=True)
 class ExportResult:
@@ -240,7 +240,9 @@ def export(
                         announce=lambda size: stages.tell(f"vectors, {size / 1e6:,.1f} MB"),
                         weights=source,
                     )
-        write_report((staging / path.name).with_suffix(".report.md"), hierarchy, stages.seconds, verified, functions, summary)
+        write_report(
+            (staging / path.name).with_suffix(".report.md"), hierarchy, stages.seconds, verified, functions, summary
+        )
         files = [path.parent / file.name for file in sorted(staging.iterdir())]
         if dag_dir is not None:
             write_dag_files(Path(dag_dir), dags)
@@ -255,4 +257,3 @@ def export(
         functions=functions,
         weights=summary,
     )
-

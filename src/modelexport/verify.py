@@ -125,9 +125,7 @@ def verify_sample(
     calls = {*(tagged.find(name) for name in modules), *sampled_calls(tagged, count, seed=seed)}
     names = [value.name or "" for value in tagged.model.graph.inputs]
     reference = _Run(model, inputs, sidecar, weights)
-    verdicts, needed = verify_alone(
-        tagged, sidecar, _under_names(inputs, names), reference, calls, provider=provider
-    )
+    verdicts, needed = verify_alone(tagged, sidecar, _under_names(inputs, names), reference, calls, provider=provider)
     return VerifyReport(
         outputs=[],
         calls=verdicts,

@@ -37,8 +37,8 @@ class Weights:
 class LinkedTensor(ir.ExternalTensor):
     """External data in a file that may have other hard links, as a linked checkpoint has.
 
-    ``onnx_ir`` refuses to read those beside a model, since whoever wrote the model might have made it a second name of a
-    file that others should not read. Here the model says itself which safetensors files it was linked to.
+    ``onnx_ir`` refuses to read those beside a model: whoever wrote the model might have made it a second name of a file
+    that others should not read. Here the model says itself which safetensors files it was linked to.
     """
 
     def _in_file(self) -> ir.ExternalTensor:
