@@ -162,7 +162,8 @@ def main() -> None:
     parser.add_argument("--bare-limit", type=float, default=6, help="GB of the largest checkpoint to load whole")
     options = parser.parse_args()
     print(
-        "size   weights    way   seconds     CPU s  peak GB  written GB  written/weights   of bare: seconds  CPU  memory"
+        "size   weights    way   seconds     CPU s  peak GB  written GB  written/weights   "
+        "of bare: seconds, CPU, memory"
     )
     for size in options.sizes:
         with tempfile.TemporaryDirectory(dir=options.folder) as folder:
@@ -178,8 +179,8 @@ def main() -> None:
                 found[way] = (seconds, busy, peak)
                 ratios = [now / bare for now, bare in zip(found[way], found.get("bare", ()), strict=False)]
                 print(
-                    f"{size:>4} {weights / 1e9:6.1f} GB {way:>6} {seconds:9.1f} {busy:9.1f} {peak / 1e9:8.2f} {written / 1e9:11.3f} "
-                    f"{written / weights:16.2%}" + "".join(f"{ratio:12.2f}" for ratio in ratios),
+                    f"{size:>4} {weights / 1e9:6.1f} GB {way:>6} {seconds:9.1f} {busy:9.1f} {peak / 1e9:8.2f} "
+                    f"{written / 1e9:11.3f} {written / weights:16.2%}" + "".join(f"{ratio:12.2f}" for ratio in ratios),
                     flush=True,
                 )
                 details = json.loads(said.splitlines()[-1] if way == "bare" else said)

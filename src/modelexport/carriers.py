@@ -13,6 +13,7 @@ from modelexport import read
 from modelexport.errors import UsageError
 from modelexport.files import check_writable, written_together
 from modelexport.graph import initializers
+from modelexport.schema import WEIGHTS
 
 
 def strip(path: str | Path, output: str | Path) -> None:
@@ -59,5 +60,6 @@ def _rewrite(path: Path, output: Path, carrier: str, otherwise: str) -> None:
         raise UsageError(f"{path} has the carrier '{tagged.carrier}', not '{carrier}': there is {otherwise}")
     tensors = (value.const_value for value in initializers(tagged.model))
     external = any(isinstance(tensor, ir.ExternalTensor) for tensor in tensors)
+    tagged.model.metadata_props.pop(WEIGHTS, None)
     with written_together(output.parent) as staging:
         ir.save(tagged.model, staging / output.name, external_data=f"{output.name}.data" if external else None)

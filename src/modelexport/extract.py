@@ -157,6 +157,7 @@ class _Extractor:
             raise UsageError(f"'{call}' has no nodes in {self.tagged.path}: {self.reason(call)}")
         cut = self.cutter.cut(call)
         self._name_inputs(call, cut)
+        cut.model.metadata_props.pop(schema.WEIGHTS, None)
         size = _size_of_weights(cut.model, self.tagged.path)
         if size <= EMBED_LIMIT:
             ir.external_data.load_to_model(cut.model)

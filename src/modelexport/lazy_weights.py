@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
@@ -17,6 +18,7 @@ import torch
 from onnx_ir.tensor_adapters import TorchTensor
 from torch import nn
 
+from modelexport.errors import WeightsError
 from modelexport.safetensors_files import Place, SafetensorsFile
 from modelexport.weights import Weights
 
@@ -224,6 +226,13 @@ def read_tensor(tensor: ir.TensorProtocol) -> torch.Tensor:
     """The values of an entry, in memory of their own."""
     name = tensor.dtype.name.lower()
     dtype = _TORCH_DTYPES.get(tensor.dtype) or getattr(torch, name)
-    data = bytearray(tensor.tobytes())
+    if isinstance(tensor, ir.ExternalTensor):  # read once: what is mapped would be in memory a second time
+        data = bytearray(tensor.nbytes)
+        with Path(tensor.path).open("rb") as file:
+            file.seek(tensor.offset or 0)
+            if file.readinto(data) != len(data):
+                raise WeightsError(f"{tensor.path} was cut off after the model was loaded: copy or download it again")
+    else:
+        data = bytearray(tensor.tobytes())
     flat = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
     return flat.view(tuple(tensor.shape.numpy()))

@@ -215,6 +215,7 @@ def _overwrite(path: Path, target: Path, tensors: Sequence[tuple[range, ir.LazyT
 def _save(model: ir.Model, target: Path, tensors: Mapping[ir.Value, ir.LazyTensor]) -> None:
     """Write a model with other tensors, beside it what was beside it."""
     external = any(isinstance(value.const_value, ir.ExternalTensor) for value in initializers(model))
+    model.metadata_props.pop(schema.WEIGHTS, None)
     for value, tensor in tensors.items():
         value.const_value = tensor
     ir.save(model, target, external_data=f"{target.name}.data" if external else None)

@@ -108,7 +108,7 @@ def verify_sample(
 
     Args:
         count: How many calls to draw, of those that own nodes.
-        modules: Addresses or tags of calls to look at as well, without those inside them.
+        modules: Addresses or tags of calls to look at as well, with those inside them.
         seed: For the draw.
         weights: As in :func:`verify`.
 
@@ -122,7 +122,9 @@ def verify_sample(
     sidecar = sidecar_of(tagged)
     _check_same_model(model, sidecar, tagged.path)
     check_files(tagged.path, tagged.model)
-    calls = {*(tagged.find(name) for name in modules), *sampled_calls(tagged, count, seed=seed)}
+    chosen = {tagged.find(name) for name in modules}
+    calls = {traced.call for traced in tagged.calls if not chosen.isdisjoint(tagged.calls.stack(traced.call))}
+    calls.update(sampled_calls(tagged, count, seed=seed))
     names = [value.name or "" for value in tagged.model.graph.inputs]
     reference = _Run(model, inputs, sidecar, weights)
     verdicts, needed = verify_alone(tagged, sidecar, _under_names(inputs, names), reference, calls, provider=provider)

@@ -163,7 +163,7 @@ def verify_alone(
     """Compare what the nodes of some calls compute from PyTorch's values, each call cut out and run by itself.
 
     Args:
-        calls: Without those inside them.
+        calls: The calls themselves; those inside them only where they are listed too.
 
     Returns:
         What was found, and the names of the initializers that were needed for it.
