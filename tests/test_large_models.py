@@ -23,6 +23,7 @@ from safetensors.torch import load_file, save_file
 import modelexport
 import models
 from modelexport import linking, schema
+from modelexport.cli import main
 from modelexport.errors import OutputError, WeightsError
 from modelexport.files import written_together
 from modelexport.graph import initializers
@@ -66,7 +67,7 @@ def build(kind: str) -> torch.nn.Module:
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with checkpoints: ``llama`` in shards, ``tied``, ``moe`` with each expert apart, ``half`` in bfloat16."""
+    """Checkpoints: ``llama`` in shards, ``tied``, ``moe`` with each expert apart, ``half`` in bfloat16."""
     folder = tmp_path_factory.mktemp("checkpoints")
     for kind in ("llama", "tied", "moe"):
         build(kind).save_pretrained(folder / kind, max_shard_size="40KB" if kind == "llama" else "1GB")
@@ -450,3 +451,41 @@ def test_what_was_recorded_is_in_the_file(linked: Path) -> None:
     assert {name: file.size for name, file in recorded.items()} == {
         file.name: file.stat().st_size for file in linked.glob("*.safetensors")
     }
+
+
+def status_of(*arguments: object, monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr("sys.argv", ["modelexport", *map(str, arguments)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
+
+
+def test_the_command_checks_linked_files(
+    linked: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = linked / "model.onnx"
+    assert status_of("tree", path, "--check", "--json", monkeypatch=monkeypatch) == 0
+    assert json.loads(capsys.readouterr().out)["weights"] == []
+    shard(linked).unlink()
+    assert status_of("tree", path, monkeypatch=monkeypatch) == 0
+    assert status_of("tree", path, "--check", monkeypatch=monkeypatch) == 1
+    assert "is missing" in capsys.readouterr().out
+
+
+def test_the_command_verifies_drawn_calls(
+    linked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = tmp_path / "inputs.json"
+    spec.write_text(json.dumps({"input_ids": {"value": INPUTS["input_ids"].tolist()}, "attention_mask": None}))
+    arguments = ("verify", linked / "model.onnx", "--model", linked, "--weights-sample", 2, "--inputs", spec)
+    assert status_of(*arguments, monkeypatch=monkeypatch) == 0
+    assert "2 of 2 calls with nodes agree" in capsys.readouterr().out
+
+
+def test_a_model_without_safetensors_files_cannot_be_linked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert status_of("export", "-o", tmp_path / "x.onnx", "--weights", "link", monkeypatch=monkeypatch) == 2
+    assert "in no safetensors files" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
