@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from typer.exceptions import Abort, TyperException
@@ -44,6 +44,9 @@ InputsOption = Annotated[
 ]
 ModelClassOption = Annotated[str | None, typer.Option(help="The transformers class to load a directory with.")]
 RemoteCodeOption = Annotated[bool, typer.Option("--trust-remote-code", help="Run code from the model's repository.")]
+DtypeOption = Annotated[
+    str | None, typer.Option(metavar="NAME", help="float32, float16, bfloat16: convert the weights while loading.")
+]
 SeedOption = Annotated[int, typer.Option(help="For made-up weights and inputs.")]
 IncludeOption = Annotated[
     list[str] | None, typer.Option("--include", metavar="CLASS", help="A class that gets a segment in tags as well.")
@@ -67,7 +70,9 @@ class FrontEndChoice(StrEnum):
 
 class WeightsChoice(StrEnum):
     AUTO = "auto"
+    LINK = "link"
     COPY = "copy"
+    NONE = "none"
 
 
 class CarrierChoice(StrEnum):
@@ -122,8 +127,13 @@ def export(
         bool, typer.Option("--vectors", help="Keep the inputs and every call's values of the PyTorch run beside FILE.")
     ] = False,
     weights: Annotated[
-        WeightsChoice, typer.Option(help="copy: in FILE.onnx.data; auto: so above 1 GB.")
+        WeightsChoice,
+        typer.Option(
+            help="link: they stay in MODEL's safetensors files; copy: in FILE.onnx.data; none: described, left out; "
+            "auto: in FILE, or above 1 GB linked if MODEL has safetensors files and copied if not."
+        ),
     ] = WeightsChoice.AUTO,
+    dtype: DtypeOption = None,
     carrier: Annotated[
         CarrierChoice,
         typer.Option(help="How FILE carries tags: metadata or attributes of nodes, or a function for each module."),
@@ -142,7 +152,9 @@ def export(
     check_writable(output)
     with _progress() as progress:
         stages = Stages(progress)
-        loaded, example = _load(model, inputs, model_class, trust_remote_code, seed, stages)
+        loaded, example = _load(
+            model, inputs, model_class, trust_remote_code, seed, stages, dtype=dtype, weights=_sources(weights)
+        )
         result = run(
             loaded.model,
             example,
@@ -156,6 +168,7 @@ def export(
             exclude=exclude or (),
             optimized=not no_optimize,
             weights=weights.value,
+            source=loaded.weights,
             keep_torch_metadata=keep_torch_metadata,
             dag_dir=dag_dir,
             carrier=carrier.value,
@@ -223,20 +236,30 @@ def hierarchy(
 def tree(
     file: FileArgument,
     depth: Annotated[int | None, typer.Option(metavar="N", help="Show N levels below the root.")] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Also look whether the files that hold its weights are as they were.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show the module tree in FILE, with the nodes of each call."""
-    from modelexport import read, render
+    from modelexport import linking, read, render
     from modelexport.tree import tree_rows, untagged_operators
 
     tagged = read.load(file)
     untagged = untagged_operators(tagged.model)
     rows = tree_rows(tagged.model, tagged.calls, tagged.tags.__getitem__)
     shown = [row for row in rows if depth is None or row.depth <= depth]
+    faults = linking.changed_files(tagged.path, tagged.model) if check else []
     if as_json:
-        _print_json({"path": str(file), "coverage": tagged.coverage, "tree": shown, "untagged": untagged})
+        checked = {"weights": faults} if check else {}
+        document = {"path": str(file), "coverage": tagged.coverage, "tree": shown, "untagged": untagged}
+        _print_json(document | checked)
     else:
         render.print_tree(shown, tagged.coverage, untagged)
+        for fault in faults:
+            print(fault)
+    if faults:
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -383,7 +406,17 @@ def verify(
         str, typer.Option(metavar="NAME", help="The execution provider of ONNX Runtime.")
     ] = "CPUExecutionProvider",
     inputs: InputsOption = None,
+    weights_sample: Annotated[
+        int | None,
+        typer.Option(
+            "--weights-sample",
+            metavar="N",
+            min=0,
+            help="Only N drawn calls and those of --module, each cut out and run alone: for a FILE too large to run.",
+        ),
+    ] = None,
     model_class: ModelClassOption = None,
+    dtype: DtypeOption = None,
     trust_remote_code: RemoteCodeOption = False,
     seed: SeedOption = 0,
     as_json: JsonOption = False,
@@ -396,6 +429,8 @@ def verify(
         raise UsageError("give --model or --against, not both")
     if model is None and (inputs is not None or model_class is not None or trust_remote_code):
         raise UsageError("--inputs, --model-class and --trust-remote-code go with --model")
+    if model is None and (weights_sample is not None or dtype is not None):
+        raise UsageError("--weights-sample and --dtype go with --model")
     with _progress() as progress:
         stages = Stages(progress)
         if against is not None:
@@ -411,11 +446,33 @@ def verify(
                 with stages("verify"):
                     report = verify_vectors(file, modules=modules or (), provider=provider)
             else:
-                loaded, example = _load(model, inputs, model_class, trust_remote_code, seed, stages)
+                loaded, example = _load(
+                    model, inputs, model_class, trust_remote_code, seed, stages, dtype=dtype, weights="auto"
+                )
                 from modelexport.verify import verify as run
+                from modelexport.verify import verify_sample
 
                 with stages("verify"):
-                    report = run(loaded.model, example, file, modules=modules or (), provider=provider)
+                    if weights_sample is None:
+                        report = run(
+                            loaded.model,
+                            example,
+                            file,
+                            modules=modules or (),
+                            provider=provider,
+                            weights=loaded.weights,
+                        )
+                    else:
+                        report = verify_sample(
+                            loaded.model,
+                            example,
+                            file,
+                            count=weights_sample,
+                            modules=modules or (),
+                            provider=provider,
+                            seed=seed,
+                            weights=loaded.weights,
+                        )
             agrees, document, text = report.agrees, render.verify_document(report), render.format_verify(report)
     if as_json:
         _print_json(document)
@@ -498,11 +555,20 @@ def _load(
     stages: Callable[[str], Any],
     *,
     make_inputs: bool = True,
+    dtype: str | None = None,
+    weights: Literal["memory", "files", "auto"] = "memory",
 ) -> tuple[Any, Any]:
     with stages("load"):
         from modelexport.load import load
 
-        loaded = load(model, model_class=model_class, trust_remote_code=trust_remote_code, seed=seed)
+        loaded = load(
+            model,
+            model_class=model_class,
+            trust_remote_code=trust_remote_code,
+            seed=seed,
+            dtype=dtype,
+            weights=weights,
+        )
         for warning in loaded.warnings:
             print(f"modelexport: warning: {warning}", file=sys.stderr)
     if not make_inputs or (loaded.inputs is not None and inputs is None):
@@ -510,7 +576,18 @@ def _load(
     with stages("inputs"):
         from modelexport.inputs import example_inputs
 
-        return loaded, example_inputs(loaded.model, spec=inputs, directory=loaded.directory, seed=seed)
+        return loaded, example_inputs(
+            loaded.model,
+            spec=inputs,
+            directory=loaded.directory,
+            seed=seed,
+            has_weights=loaded.weights is None,
+        )
+
+
+def _sources(weights: WeightsChoice) -> Literal["memory", "files", "auto"]:
+    """How to load for a way of writing: those that copy or leave out do without loading where they can."""
+    return "files" if weights is WeightsChoice.LINK else "auto"
 
 
 @contextmanager

@@ -8,7 +8,7 @@ where they have to go follows from their sizes.
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
@@ -16,6 +16,7 @@ import onnx
 import onnx_ir as ir
 
 from modelexport.graph import initializers
+from modelexport.schema import WEIGHTS
 
 _GRAPH = onnx.ModelProto.DESCRIPTOR.fields_by_name["graph"].number
 _INITIALIZER = onnx.GraphProto.DESCRIPTOR.fields_by_name["initializer"].number
@@ -103,7 +104,7 @@ class _Hollow(ir.LazyTensor):
 def save(model: ir.Model, path: Path, *, external: bool | None = None) -> None:
     """Write a model with its weights inside it, or in ``NAME.onnx.data`` beside it; one of them at a time is in memory.
 
-    The model stays as it is. The bytes are those that protobuf would write.
+    The bytes are those that protobuf would write. The model stays as it is, but is linked to no files any more.
 
     Args:
         external: Beside it; if left out, where some of them are in files of their own now, or all exceed 1 GB.
@@ -115,10 +116,24 @@ def save(model: ir.Model, path: Path, *, external: bool | None = None) -> None:
         now = [value.const_value for value in initializers(model) if value.const_value is not None]
         apart = any(isinstance(tensor, ir.ExternalTensor) for tensor in now)
         external = apart or sum(tensor.nbytes for tensor in now) > LARGEST_INSIDE
+    model.metadata_props.pop(WEIGHTS, None)
     if external:
         ir.save(model, path, external_data=f"{path.name}.data")
-        return
-    values = [value for value in model.graph.initializers.values() if _is_streamed(value.const_value)]
+    else:
+        _write(model, path, lambda tensor: isinstance(tensor, ir.ExternalTensor) or _is_large(tensor))
+
+
+def save_with_references(model: ir.Model, path: Path) -> None:
+    """Write a model with its weights inside it, save those that are external data: these stay where they are.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    _write(model, path, lambda tensor: not isinstance(tensor, ir.ExternalTensor) and _is_large(tensor))
+
+
+def _write(model: ir.Model, path: Path, streamed: Callable[[ir.TensorProtocol], bool]) -> None:
+    values = [v for v in model.graph.initializers.values() if v.const_value is not None and streamed(v.const_value)]
     tensors = {value.name or "": value.const_value for value in values if value.const_value is not None}
     try:
         for value in values:
@@ -137,8 +152,8 @@ def save(model: ir.Model, path: Path, *, external: bool | None = None) -> None:
                 file.write(part.tobytes())
 
 
-def _is_streamed(tensor: ir.TensorProtocol | None) -> bool:
-    if tensor is None or tensor.dtype == ir.DataType.STRING:
+def _is_large(tensor: ir.TensorProtocol) -> bool:
+    if tensor.dtype == ir.DataType.STRING:
         return False
     # onnx_ir wraps what goes wrong while a lazy tensor is computed in exceptions of its own.
     return tensor.nbytes >= _SMALL or isinstance(tensor, ir.LazyTensor)

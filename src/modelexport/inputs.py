@@ -20,8 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 
 from modelexport.errors import InputsError
+from modelexport.quiet import quiet
 
 Inputs = dict[str, Any]
 Shape = tuple[int, ...]
@@ -40,6 +42,7 @@ _SHAPED_BY_ANOTHER = ("mask", "token_type_ids", "position_ids", "bool_masked_pos
 _COUNTED = ("_ids", "mask")
 """Ends of names whose values are whole numbers."""
 _MAX_RUNS = 150
+_MAX_RUNS_OF_SHAPES = 8
 _EXAMPLE = '{"NAME": {"dtype": "int64", "shape": [2, 8], "range": [0, 100]}} or {"NAME": {"value": [[1, 2]]}}'
 _SENTENCES = (
     "The quick brown fox jumps over the lazy dog while seven wizards sleep in the old town.",
@@ -54,6 +57,7 @@ def example_inputs(
     directory: str | Path | None = None,
     seed: int = 0,
     batch: int = 2,
+    has_weights: bool = True,
 ) -> Inputs:
     """Keyword arguments that ``model`` has run with, on its device and in its floating-point type.
 
@@ -65,6 +69,8 @@ def example_inputs(
         directory: Where the model's tokenizer or ``preprocessor_config.json`` lies.
         seed: For the values.
         batch: The first dimension; 1 where the model takes no other.
+        has_weights: Whether it can run. Without weights its run is one of shapes and types alone, and where those
+            fit no inputs, the first that were made up are returned.
 
     Raises:
         InputsError: ``spec`` is wrong, or an argument cannot be made up; the message then has the JSON to write.
@@ -85,12 +91,15 @@ def example_inputs(
     beside = [name for name in _BESIDE_TEXT if name in free and name not in required]
     if maker.number("type_vocab_size") < 2:
         beside = [name for name in beside if name != "token_type_ids"]
-    runner = _Runner(model)
+    runner = _Runner(model, has_weights)
     for size in (sized[0],) if sized else dict.fromkeys((batch, 1)):
         plans = _plans(runner, maker, size, given=given, required=required, optional=optional, beside=beside)
-        for inputs in itertools.islice(plans, _MAX_RUNS):
+        for inputs in itertools.islice(plans, _MAX_RUNS if has_weights else _MAX_RUNS_OF_SHAPES):
             if runner.run(inputs):
                 return {name: inputs[name] for name in dict.fromkeys((*named, *given)) if name in inputs}
+    if not has_weights and runner.first_inputs is not None:
+        # Some operations compute shapes for fewer types than values; the exporter, which replaces those, will tell.
+        return runner.first_inputs
     raise InputsError(_advice(runner, maker, given)) from runner.first_error
 
 
@@ -233,14 +242,17 @@ def _fits(module: torch.nn.Module, batch: int) -> list[tuple[Shape, int | None]]
 class _Runner:
     """Runs a model without leaving a trace, and remembers the first inputs that it did not take."""
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model: torch.nn.Module, has_weights: bool = True) -> None:
         self.model = model
+        self._fake = None if has_weights else FakeTensorMode(allow_non_fake_inputs=True)
         self.first_inputs: Inputs | None = None
         self.first_error: BaseException | None = None
 
     def run(self, inputs: Mapping[str, Any] | tuple[Any, ...]) -> bool:
         try:
-            self.call(self.model, inputs)
+            self.call(self.model, self._shapes_of(inputs))
+        except (DataDependentOutputException, DynamicOutputShapeException):
+            return True  # from here on the values decide, which a model without weights does not have
         except Exception as error:
             if self.first_error is None:
                 self.first_inputs = dict(inputs) if isinstance(inputs, Mapping) else None
@@ -248,11 +260,25 @@ class _Runner:
             return False
         return True
 
+    def _shapes_of(self, inputs: Mapping[str, Any] | tuple[Any, ...]) -> Mapping[str, Any] | tuple[Any, ...]:
+        """The inputs as they are, or, for a model without weights, tensors of the same types and shapes."""
+        if self._fake is None:
+            return inputs
+        if isinstance(inputs, Mapping):
+            return {name: self._shape_of(value) for name, value in inputs.items()}
+        return tuple(map(self._shape_of, inputs))
+
+    def _shape_of(self, value: Any) -> Any:
+        return self._fake.from_tensor(value) if self._fake and isinstance(value, torch.Tensor) else value
+
     def call(self, function: Callable[..., Any], inputs: Mapping[str, Any] | tuple[Any, ...]) -> Any:
         modes = [(module, module.training) for module in self.model.modules()]
         self.model.eval()
         try:
             with (
+                # Shapes that do not fit are logged with a traceback before they are raised.
+                contextlib.nullcontext() if self._fake is None else quiet(),
+                self._fake or contextlib.nullcontext(),
                 torch.no_grad(),
                 torch.random.fork_rng(devices=range(torch.cuda.device_count())),
                 warnings.catch_warnings(action="ignore"),
@@ -268,7 +294,9 @@ class _Runner:
 
         ``None`` stands for a value that the forward computed.
         """
-        arguments = {id(value): name for name, value in inputs.items()}
+        given = self._shapes_of(inputs)
+        assert isinstance(given, Mapping)
+        arguments = {id(value): name for name, value in given.items()}
         seen: list[tuple[str | None, torch.nn.Module]] = []
 
         def note(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -279,7 +307,7 @@ class _Runner:
         handles = [m.register_forward_pre_hook(note, with_kwargs=True) for m in self.model.modules()]
         try:
             with contextlib.suppress(Exception):
-                self.call(self.model, inputs)
+                self.call(self.model, given)
         finally:
             for handle in handles:
                 handle.remove()

@@ -15,11 +15,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from modelexport.errors import ModelLoadError
+from modelexport.lazy_weights import load_without_weights
+from modelexport.safetensors_files import INDEX, SINGLE, SafetensorsFile, checkpoint
+from modelexport.weights import Weights
 
 BERT_TINY = "bert-tiny"
 """The built-in example: the configuration of google/bert_uncased_L-2_H-128_A-2, with seeded random weights."""
@@ -40,6 +43,8 @@ class LoadedModel:
     """Where a local Hugging Face model lies, with its tokenizer or processor."""
     warnings: tuple[str, ...] = ()
     """What a person should know before trusting the weights, one line each: tensors that the checkpoint lacks, ..."""
+    weights: Weights | None = None
+    """Where the weights are, if the module was built without them."""
 
 
 def load(
@@ -49,6 +54,7 @@ def load(
     trust_remote_code: bool = False,
     seed: int = 0,
     dtype: str | None = None,
+    weights: Literal["memory", "files", "auto"] = "memory",
 ) -> LoadedModel:
     """The module that ``spec`` names, in eval mode. The caller's random state stays as it was.
 
@@ -60,10 +66,13 @@ def load(
         trust_remote_code: Whether Python code from the model's own repository may run.
         seed: For all weights that are made up: those of ``bert-tiny``, of a factory, and those a checkpoint lacks.
         dtype: ``float32``, ``float16``, ...; ``None`` keeps what the checkpoint or the factory has.
+        weights: ``files`` builds the module without them: it cannot run by itself, and ``LoadedModel.weights`` says
+            where they are. ``auto`` does so if the checkpoint is in safetensors files of more than 1 GB.
 
     Raises:
         ModelLoadError: The model is not there, is damaged, has no weights, needs code that is not trusted, or its
             factory failed.
+        WeightsError: With ``weights="files"``, a safetensors file is missing or damaged.
     """
     if dtype is not None and not isinstance(getattr(torch, dtype, None), torch.dtype):
         raise ModelLoadError(f"unknown dtype {dtype!r}: give float32, float16 or bfloat16")
@@ -78,7 +87,11 @@ def load(
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         torch.manual_seed(seed)
         if not is_code:
-            return _from_hugging_face(spec, model_class, trust_remote_code, dtype)
+            return _from_hugging_face(spec, model_class, trust_remote_code, dtype, weights)
+        if weights == "files":
+            raise ModelLoadError(
+                f"the weights of {spec} are in no safetensors files: only a Hugging Face directory or hub name has such"
+            )
         loaded = LoadedModel(_bert_tiny(), None, BERT_TINY) if spec == BERT_TINY else _from_factory(spec)
     loaded.model.eval()
     if dtype is not None:
@@ -120,13 +133,24 @@ def _refuse_paths(spec: str) -> None:
         raise ModelLoadError(f"no such directory: {spec}; give {_LOCAL}")
 
 
-def _from_hugging_face(spec: str, model_class: str | None, trust_remote_code: bool, dtype: str | None) -> LoadedModel:
+LARGE = 10**9
+"""Bytes of safetensors files above which a model is built without its weights, if that is left to this module."""
+
+
+def _from_hugging_face(
+    spec: str, model_class: str | None, trust_remote_code: bool, dtype: str | None, weights: str
+) -> LoadedModel:
     directory = Path(spec).expanduser() if Path(spec).expanduser().is_dir() else None
     source = spec if directory is None else str(directory)
     with _quiet_transformers():
         local_only = directory is not None or not _hub_answers()
         config = _read_config(directory) if directory else _fetch_config(spec, local_only)
         cls, notes = _choose_class(spec, config, model_class, trust_remote_code)
+        files = None if weights == "memory" else _checkpoint(spec, directory, local_only)
+        if weights == "files" and files is None:
+            raise ModelLoadError(f"{spec} has no safetensors files: only from those can weights be linked or streamed")
+        if files is not None and (weights == "files" or sum(file.size for file in files) > LARGE):
+            return _without_weights(spec, directory, cls, files, notes, trust_remote_code, dtype)
         try:
             model, info = cls.from_pretrained(
                 source,
@@ -140,6 +164,44 @@ def _from_hugging_face(spec: str, model_class: str | None, trust_remote_code: bo
             raise ModelLoadError(_why_no_weights(spec, directory, cls, error)) from error
     notes += _compare_keys(spec, model, info)
     return LoadedModel(model.eval(), None, directory.resolve().name if directory else spec, directory, tuple(notes))
+
+
+def _checkpoint(spec: str, directory: Path | None, local_only: bool) -> list[SafetensorsFile] | None:
+    """The safetensors files of a directory or of a hub model, which are fetched if need be."""
+    from huggingface_hub import snapshot_download
+
+    if directory is None:
+        wanted = [SINGLE, INDEX, f"{Path(SINGLE).stem}-*-of-*.safetensors"]
+        try:
+            directory = Path(snapshot_download(spec, allow_patterns=wanted, local_files_only=local_only))
+        except Exception as error:
+            raise ModelLoadError(f"the weights of {spec} cannot be fetched: {_line(error)}") from error
+    return checkpoint(directory)
+
+
+def _without_weights(
+    spec: str,
+    directory: Path | None,
+    cls: Any,
+    files: list[SafetensorsFile],
+    notes: list[str],
+    trust_remote_code: bool,
+    dtype: str | None,
+) -> LoadedModel:
+    from transformers import AutoConfig
+
+    source = spec if directory is None else str(directory)
+    try:
+        config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code, local_files_only=True)
+        if hasattr(cls, "from_config"):  # an Auto class, which needs the name of the model to load it
+            with torch.device("meta"):
+                cls = type(cls.from_config(config, trust_remote_code=trust_remote_code))
+        model, info, weights = load_without_weights(cls, config, files, dtype)
+    except Exception as error:
+        raise ModelLoadError(_why_no_weights(spec, directory, cls, error)) from error
+    notes += _compare_keys(spec, model, info)
+    name = directory.resolve().name if directory else spec
+    return LoadedModel(model.eval(), None, name, directory, tuple(notes), weights)
 
 
 @contextmanager

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,11 +13,11 @@ import msgspec
 from modelexport import schema
 from modelexport.carriers import runnable
 from modelexport.coverage import check_coverage
-from modelexport.embedded import save
 from modelexport.files import check_writable, written_together
 from modelexport.garbage import only_new_garbage
 from modelexport.hierarchy.compare import compare
 from modelexport.lineage import derive_owners, snapshot
+from modelexport.linking import WeightsSummary, reachable, save, stays_in_file, use_weights
 from modelexport.optimize import finish, optimize
 from modelexport.parameters import Computed, name_after_entries, origins, state_dict_entries, with_unique_names
 from modelexport.quiet import quiet
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
     from modelexport.frontends.choose import FrontEnd
     from modelexport.verdicts import VerifyReport
+    from modelexport.weights import Weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +60,9 @@ class ExportResult:
     functions: FunctionsForm | None = None
     """With the `functions` carrier: the model as written, and the calls that could not become functions."""
 
+    weights: WeightsSummary = field(default_factory=WeightsSummary)
+    """Where the weights are."""
+
     @property
     def coverage(self) -> schema.Coverage:
         """How many nodes are known by which evidence."""
@@ -74,6 +79,8 @@ class ExportResult:
             "seconds": self.seconds,
             "tree": self.tree,
         }
+        if self.weights.is_apart:
+            document["weights"] = self.weights.document()
         if self.verified is not None:
             document["verify"] = {
                 "agrees": self.verified.agrees,
@@ -99,7 +106,8 @@ def export(
     include: Collection[str] = (),
     exclude: Collection[str] = (),
     optimized: bool = True,
-    weights: Literal["auto", "copy"] = "auto",
+    weights: Literal["auto", "link", "copy", "none"] = "auto",
+    source: Weights | None = None,
     keep_torch_metadata: bool = False,
     dag_dir: str | Path | None = None,
     carrier: Literal["metadata", "attributes", "functions"] = "metadata",
@@ -124,7 +132,11 @@ def export(
         include: Classes that get a segment as well.
         exclude: Classes that get none.
         optimized: Fold constants, rewrite and merge equal nodes.
-        weights: ``copy`` puts the weights into ``NAME.onnx.data``; ``auto`` does so above 1 GB.
+        weights: ``link`` leaves the weights in the files of ``source``, ``copy`` puts them into ``NAME.onnx.data``,
+            ``none`` describes them and leaves them out. ``auto`` links where there is a ``source``, and otherwise
+            copies above 1 GB and embeds below.
+        source: Where the weights of a model are that was built without them
+            (:func:`modelexport.load.load` with ``weights="files"``).
         keep_torch_metadata: Keep the exporter's own ``pkg.torch.*`` keys, which hold paths of this machine.
         dag_dir: A folder for the entries of ``NAME.dag.json`` as files of their own; made if need be.
         carrier: How the file carries the tags: ``metadata`` of nodes, ``attributes`` of nodes (which ONNX Runtime
@@ -156,19 +168,21 @@ def export(
         graph = exported.model
     with stages("optimize"):
         parameters = with_unique_names(graph, exported.parameters)
-        source = snapshot(graph)
-        computed = Computed(source, parameters, graph.opset_imports)
+        if source is not None:
+            use_weights(graph, parameters, source)
+        unoptimized = snapshot(graph)
+        computed = Computed(unoptimized, parameters, graph.opset_imports)
         entries = state_dict_entries(model, parameters, graph)
         if optimized:
             with quiet():
                 optimize(
                     graph,
                     is_parameter=computed.depends,
-                    may_fold=computed.may_fold,
+                    may_fold=lambda node: computed.may_fold(node) and not any(map(stays_in_file, node.inputs)),
                     keep=frozenset(exported.values.values()),
                 )
     with stages("tag"):
-        present = derive_owners(source, graph)
+        present = derive_owners(unoptimized, graph)
         finish(graph, exported.output_names)
         coverage = check_coverage(graph)
         tags = Tags(tree, exported.calls, granularity=granularity, include=include, exclude=exclude)
@@ -179,7 +193,7 @@ def export(
         hierarchy = hierarchy_document(
             name=name or tree.root.class_name,
             model=graph,
-            source=source,
+            source=unoptimized,
             tree=tree,
             calls=exported.calls,
             values={port: present[name] for port, name in exported.values.items() if name in present},
@@ -212,27 +226,32 @@ def export(
     verified = None
     with written_together(path.parent) as staging:
         with stages("write"):
-            save(functions.model if functions else graph, staging / path.name, external=weights == "copy" or None)
+            written = functions.model if functions else graph
+            summary = save(written, path, staging, mode=weights, parameters=found, weights=source)
             for suffix, document in documents.items():
                 (staging / path.name).with_suffix(suffix).write_bytes(document)
-        if verify:
-            from modelexport.verify import verify as verify_file
+        with reachable(staging, path, summary) if verify or vectors else nullcontext():
+            if verify:
+                from modelexport.verify import verify as verify_file
 
-            with stages("verify"), runnable(staging / path.name, carrier) as file:
-                verified = verify_file(model, inputs, file, sidecar=hierarchy)
-        if vectors:
-            from modelexport.verify import record_vectors
+                with stages("verify"), runnable(staging / path.name, carrier) as file:
+                    verified = verify_file(model, inputs, file, sidecar=hierarchy, weights=source)
+            if vectors:
+                from modelexport.verify import record_vectors
 
-            with stages("vectors"):
-                record_vectors(
-                    model,
-                    inputs,
-                    staging / path.name,
-                    modules=() if isinstance(vectors, bool) else vectors,
-                    sidecar=hierarchy,
-                    announce=lambda size: stages.tell(f"vectors, {size / 1e6:,.1f} MB"),
-                )
-        write_report((staging / path.name).with_suffix(".report.md"), hierarchy, stages.seconds, verified, functions)
+                with stages("vectors"):
+                    record_vectors(
+                        model,
+                        inputs,
+                        staging / path.name,
+                        modules=() if isinstance(vectors, bool) else vectors,
+                        sidecar=hierarchy,
+                        announce=lambda size: stages.tell(f"vectors, {size / 1e6:,.1f} MB"),
+                        weights=source,
+                    )
+        write_report(
+            (staging / path.name).with_suffix(".report.md"), hierarchy, stages.seconds, verified, functions, summary
+        )
         files = [path.parent / file.name for file in sorted(staging.iterdir())]
         if dag_dir is not None:
             write_dag_files(Path(dag_dir), dags)
@@ -245,4 +264,5 @@ def export(
         verified=verified,
         files=files,
         functions=functions,
+        weights=summary,
     )

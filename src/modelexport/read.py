@@ -26,6 +26,7 @@ from modelexport.repeats import unfold_repeats
 from modelexport.tree import tree_rows, untagged_operators
 from modelexport.unpack import unpack
 from modelexport.view import ModuleView
+from modelexport.weights import read_linked
 
 if TYPE_CHECKING:
     from modelexport.extract import Extracted
@@ -253,6 +254,7 @@ def load_onnx(path: Path) -> ir.Model:
         model = load_without_weights(path)
     except Exception as error:  # protobuf's exception type is not public, and damage shows in many ways
         raise FileFormatError(f"{path} is not an ONNX file, or damaged ({type(error).__name__})") from error
+    read_linked(model, path.parent)
     if not model.opset_imports and not len(model.graph):
         raise FileFormatError(f"{path} is not an ONNX file: it has no operator set and no nodes")
     return model

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from modelexport.comparison import Difference
     from modelexport.extract import Extracted
     from modelexport.hierarchy.compare import Comparison
+    from modelexport.linking import WeightsSummary
     from modelexport.pipeline import ExportResult
     from modelexport.read import NodeRow
     from modelexport.retag import RetagReport
@@ -271,8 +272,31 @@ def format_export(result: ExportResult) -> str:
     if result.verified is not None:
         lines.append(format_verification(result.verified))
     lines.append(f"wrote {', '.join(str(file) for file in result.files)}")
+    lines += format_weights(result.weights)
     lines.append(", ".join(f"{stage} {spent:.1f} s" for stage, spent in result.seconds.items()))
     return "\n".join(lines)
+
+
+def format_weights(weights: WeightsSummary) -> list[str]:
+    """Where the weights are that are not in the model itself: a line for each place."""
+    lines = []
+    if weights.linked:
+        how = ", ".join(f"{file} ({how})" for file, how in weights.linked.items())
+        lines.append(f"weights: {weights.linked_bytes / 1e9:,.3f} GB linked, in {how}")
+    if "hard link" in weights.linked.values():
+        lines.append(
+            "  a hard link is the same file under a second name: ONNX Runtime takes it, onnx.checker refuses it, and "
+            "what changes the one in place changes the other"
+        )
+    if weights.copied_bytes:
+        lines.append(f"weights: {weights.copied_bytes / 1e9:,.3f} GB in the data file")
+    if weights.absent_bytes:
+        lines.append(f"weights: {weights.absent_bytes / 1e9:,.3f} GB left out")
+    if weights.made:
+        some = [f"{name} ({operations})" for name, operations in list(weights.made.items())[:3]]
+        more = f", and {len(weights.made) - 3} more, which the report lists" if len(weights.made) > 3 else ""
+        lines.append(f"made while loading, not as in the checkpoint: {', '.join(some)}{more}")
+    return lines
 
 
 def format_verification(report: VerifyReport) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from modelexport import schema
 from modelexport.graph import all_nodes
+from modelexport.linking import WeightsSummary
 from modelexport.writers.functions import FunctionsForm
 
 if TYPE_CHECKING:
@@ -21,9 +22,10 @@ def write_report(
     seconds: Mapping[str, float],
     verified: VerifyReport | None,
     functions: FunctionsForm | None = None,
+    weights: WeightsSummary | None = None,
 ) -> None:
     """Write the report of an export as Markdown."""
-    path.write_text(format_report(hierarchy, seconds, verified, functions), encoding="utf-8")
+    path.write_text(format_report(hierarchy, seconds, verified, functions, weights), encoding="utf-8")
 
 
 def format_report(
@@ -31,8 +33,9 @@ def format_report(
     seconds: Mapping[str, float],
     verified: VerifyReport | None,
     functions: FunctionsForm | None = None,
+    weights: WeightsSummary | None = None,
 ) -> str:
-    """The report: tree, coverage, time by stage, what has no nodes and why, and the verification."""
+    """The report: tree, coverage, time by stage, what has no nodes and why, the weights, and the verification."""
     model, coverage = hierarchy.model, hierarchy.coverage
     sections = [
         f"# {model.name}",
@@ -74,6 +77,7 @@ def format_report(
             ],
         ),
         *_functions(functions),
+        *_weights(weights),
         "## Environment",
         _table(("package", "version"), [*hierarchy.environment.items()]),
     ]
@@ -122,6 +126,23 @@ def _functions(functions: FunctionsForm | None) -> list[str]:
             [(f"`{h.address}`", _values(h.owners), _values(h.values)) for h in functions.hoisted],
         ),
     ]
+
+
+def _weights(weights: WeightsSummary | None) -> list[str]:
+    if weights is None or not weights.is_apart:
+        return []
+    sections = [
+        "## Weights",
+        f"{weights.linked_bytes:,} bytes linked, {weights.copied_bytes:,} in the data file, "
+        f"{weights.absent_bytes:,} left out.",
+    ]
+    if weights.linked:
+        files = [(f"`{location}`", how) for location, how in weights.linked.items()]
+        sections += ["### Linked files", _table(("file", "how"), files)]
+    if weights.made:
+        made = [(f"`{name}`", operations) for name, operations in weights.made.items()]
+        sections += ["### Not as in the checkpoint", _table(("initializer", "made by"), made)]
+    return sections
 
 
 def _values(names: Sequence[str]) -> str:

@@ -54,6 +54,8 @@ CARRIER = "modelexport.carrier"
 """``attributes`` or ``functions``; left out where it is ``metadata``."""
 ADOPTED = "modelexport.adopted"
 """In a file that another exporter wrote: a JSON object, source of the tags to how many nodes have them from it."""
+WEIGHTS = "modelexport.weights"
+"""A JSON object: the location of each safetensors file that initializers are linked to, to its :class:`WeightsFile`."""
 CALL_TREE = "modelexport.call_tree"
 """A JSON array of :class:`CallTreeEntry`: which call ran in which cannot be told from tags and addresses alone."""
 
@@ -207,6 +209,15 @@ class Operation(msgspec.Struct, frozen=True):
     outputs: list[str]
     tags: list[str]
     """Of a node: its owners', the one that produces the output first; of an initializer: those of its users."""
+
+
+class WeightsFile(msgspec.Struct, frozen=True):
+    """A safetensors file as it was when initializers were linked to it."""
+
+    size: int
+    """Bytes."""
+    header: str
+    """SHA-256, in hexadecimal, of its first bytes: the length of the header and the header."""
 
 
 class CallTreeEntry(msgspec.Struct, frozen=True, omit_defaults=True):

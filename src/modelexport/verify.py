@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -17,19 +18,29 @@ from modelexport import schema
 from modelexport.carriers import runnable
 from modelexport.comparison import TOLERANCES, compare_all
 from modelexport.core import CallTree, ModuleCall, Side, TensorSpec
-from modelexport.errors import InputsError, UsageError
+from modelexport.errors import FileFormatError, InputsError, UsageError
 from modelexport.graph import initializers
 from modelexport.hierarchy.recorder import CallRecorder
 from modelexport.hierarchy.static import module_tree
 from modelexport.hierarchy.traced import untouched
-from modelexport.hierarchy.values import NamedTensors, run_arguments, tensors_in
+from modelexport.hierarchy.values import NamedTensors, run_arguments, tensor_specs, tensors_in
+from modelexport.lazy_weights import with_weights
+from modelexport.linking import changed_files
 from modelexport.quiet import quiet
 from modelexport.read import load
 from modelexport.runtime import CPU, input_names, run, session
 from modelexport.transforms import ParameterPlan, parameter_plan, state_dict_of
 from modelexport.vectors import vectors_path, write_vectors
 from modelexport.verdicts import ParameterReport, VerifyReport
-from modelexport.verify_calls import BATCH_BYTES, border_values, sidecar_of, verify_calls
+from modelexport.verify_calls import (
+    BATCH_BYTES,
+    border_values,
+    sampled_calls,
+    sidecar_of,
+    verify_alone,
+    verify_calls,
+)
+from modelexport.weights import Weights
 
 
 def verify(
@@ -40,6 +51,7 @@ def verify(
     modules: Sequence[str] = (),
     provider: str = CPU,
     sidecar: schema.Hierarchy | None = None,
+    weights: Weights | None = None,
 ) -> VerifyReport:
     """Run a model in PyTorch and its file in ONNX Runtime, and compare every output, every call and every parameter.
 
@@ -49,9 +61,10 @@ def verify(
         modules: Addresses or tags of the calls to look at, with those inside them; all if left out.
         provider: The execution provider of ONNX Runtime.
         sidecar: ``NAME.hierarchy.json``; read from beside the file if left out.
+        weights: Where the weights of a model are that was built without them: each module gets its own while it runs.
 
     Raises:
-        FileFormatError: The file has no tags, or no sidecar.
+        FileFormatError: The file has no tags, no sidecar, or weights in files that are not as they were.
         InputsError: The inputs are not those that the file takes.
         UsageError: The model is not the one that was exported, there is no such module or provider.
     """
@@ -59,12 +72,13 @@ def verify(
     tagged = load(path)
     sidecar = sidecar or sidecar_of(tagged)
     _check_same_model(model, sidecar, path)
+    check_files(tagged.path, tagged.model)
     with runnable(path, tagged.carrier) as file:
         runs = session(file, provider=provider, optimized=True)
         given = feeds(inputs, runs)
         outputs = run(runs, given)
         del runs
-    reference = _Run(model, inputs, sidecar)
+    reference = _Run(model, inputs, sidecar, weights)
     return VerifyReport(
         outputs=compare_all(list(outputs), reference.outputs, list(outputs.values())),
         calls=verify_calls(
@@ -72,7 +86,54 @@ def verify(
         ),
         provider=provider,
         tolerances=TOLERANCES,
-        parameters=_verify_parameters(model, tagged.model),
+        parameters=_verify_parameters(model, tagged.model, weights),
+    )
+
+
+def verify_sample(
+    model: nn.Module,
+    inputs: Mapping[str, Any] | Sequence[Any],
+    path: str | Path,
+    *,
+    count: int = 0,
+    modules: Sequence[str] = (),
+    provider: str = CPU,
+    seed: int = 0,
+    weights: Weights | None = None,
+) -> VerifyReport:
+    """Compare some calls only, each cut out of the file and run alone: for a file that is too large to run whole.
+
+    PyTorch runs first, from the inputs through all modules, for the values that enter and leave the calls. With
+    ``weights`` it holds those of one module at a time, so that memory does not grow with the model.
+
+    Args:
+        count: How many calls to draw, of those that own nodes.
+        modules: Addresses or tags of calls to look at as well, with those inside them.
+        seed: For the draw.
+        weights: As in :func:`verify`.
+
+    Returns:
+        A report without outputs, with the calls that were looked at and the parameters that they use.
+
+    Raises:
+        FileFormatError, InputsError, UsageError: As :func:`verify`.
+    """
+    tagged = load(Path(path))
+    sidecar = sidecar_of(tagged)
+    _check_same_model(model, sidecar, tagged.path)
+    check_files(tagged.path, tagged.model)
+    chosen = {tagged.find(name) for name in modules}
+    calls = {traced.call for traced in tagged.calls if not chosen.isdisjoint(tagged.calls.stack(traced.call))}
+    calls.update(sampled_calls(tagged, count, seed=seed))
+    names = [value.name or "" for value in tagged.model.graph.inputs]
+    reference = _Run(model, inputs, sidecar, weights)
+    verdicts, needed = verify_alone(tagged, sidecar, _under_names(inputs, names), reference, calls, provider=provider)
+    return VerifyReport(
+        outputs=[],
+        calls=verdicts,
+        provider=provider,
+        tolerances=TOLERANCES,
+        parameters=_verify_parameters(model, tagged.model, weights, needed),
     )
 
 
@@ -84,6 +145,7 @@ def record_vectors(
     modules: Sequence[str] = (),
     sidecar: schema.Hierarchy | None = None,
     announce: Callable[[int], None] = lambda size: None,
+    weights: Weights | None = None,
 ) -> Path:
     """Run a model and keep its inputs, its outputs and the border values of its calls beside its file.
 
@@ -92,6 +154,7 @@ def record_vectors(
         modules: Addresses or tags of the calls whose values to keep, with those inside them; all if left out.
         sidecar: ``NAME.hierarchy.json``; read from beside the file if left out.
         announce: Told the size in bytes before anything is written.
+        weights: Where the weights of a model are that was built without them.
 
     Returns:
         The file that was written.
@@ -105,7 +168,7 @@ def record_vectors(
     tagged = load(path)
     sidecar = sidecar or sidecar_of(tagged)
     chosen = [tagged.find(name) for name in modules]
-    reference = _Run(model, inputs, sidecar)
+    reference = _Run(model, inputs, sidecar, weights)
     kept = border_values(tagged, sidecar, reference.available, chosen)
     names = [value.name or "" for value in tagged.model.graph.outputs]
     names += [f"output {i}" for i in range(len(names), len(reference.outputs))]
@@ -152,10 +215,18 @@ class _Run:
             and once there.
     """
 
-    def __init__(self, model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any], sidecar: schema.Hierarchy) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        inputs: Mapping[str, Any] | Sequence[Any],
+        sidecar: schema.Hierarchy,
+        weights: Weights | None = None,
+    ) -> None:
         self._model, self._inputs, self._bytes = model, inputs, 0
-        self._names = {
-            (call.address, side, tensor.name): tensor.value
+        self._weights = weights
+        self._never_called = {module.path for module in sidecar.modules if not module.calls}
+        self._tensors = {
+            (call.address, side, tensor.name): tensor
             for call in sidecar.calls
             for side, tensors in (("inputs", call.inputs), ("outputs", call.outputs))
             for tensor in tensors
@@ -178,7 +249,13 @@ class _Run:
 
     def _run(self, recorder: CallRecorder) -> list[Any]:
         args, kwargs = run_arguments(self._inputs)
-        with untouched(self._model), quiet(), recorder.attached():
+        with contextlib.ExitStack() as stack:
+            # A module without weights of its own has none that it could overwrite.
+            stack.enter_context(untouched(self._model, runs=self._weights is None))
+            if self._weights is not None:
+                stack.enter_context(with_weights(self._model, self._weights, self._never_called))
+            stack.enter_context(quiet())
+            stack.enter_context(recorder.attached())
             return [as_array(tensor) for _, tensor in tensors_in(self._model(*args, **kwargs))]
 
     def __call__(self, names: Collection[str]) -> dict[str, Any]:
@@ -204,10 +281,11 @@ class _Run:
                 self._held = self._held if self._bytes <= BATCH_BYTES else None
 
     def _named(self, call: ModuleCall, side: Side, tensors: NamedTensors) -> Iterator[tuple[str, torch.Tensor]]:
-        for argument, tensor in tensors:
-            name = self._names.get((call.address, side, argument))
-            if name is not None:
-                yield name, tensor
+        for spec, (_, tensor) in zip(tensor_specs(tensors), tensors, strict=True):
+            captured = self._tensors.get((call.address, side, spec.name))
+            # A call may get other tensors than when it was captured: a cache that is filled while it runs.
+            if captured is not None and captured.value and _is_like(captured, spec):
+                yield captured.value, tensor
 
 
 def _of_one_name(
@@ -233,19 +311,34 @@ def verify_parameters(model: nn.Module, path: str | Path) -> ParameterReport:
     return _verify_parameters(model, load(path).model)
 
 
-def _verify_parameters(model: nn.Module, tagged: ir.Model) -> ParameterReport:
+def check_files(path: Path, model: ir.Model) -> None:
+    """Refuse a file whose weights are in files that are missing or not as they were when it was exported.
+
+    Raises:
+        FileFormatError: Names each of them.
+    """
+    if faults := changed_files(path, model):
+        raise FileFormatError(f"{'; '.join(faults)}: put the files back, or export again")
+
+
+def _verify_parameters(
+    model: nn.Module, tagged: ir.Model, weights: Weights | None = None, only: Collection[str] | None = None
+) -> ParameterReport:
+    """Compare the initializers of a file, or those named in ``only``, with a model's entries."""
     tensors = model.state_dict()
+    apart = weights.tensors if weights is not None else {}
     found: dict[str, bool] = {}
     differing = []
     for value in initializers(tagged):
         plan = parameter_plan(value)
-        if plan is None or not plan.recorded:  # what another tool did to an entry cannot be done again
+        # What another tool did to an entry cannot be done again.
+        if plan is None or not plan.recorded or (only is not None and value.name not in only):
             continue
         for key in plan.keys:
             found[key] = found.get(key, False) or not plan.steps
-        if any(key not in tensors for key in plan.keys) or not _same(plan, tensors, value):
+        if any(key not in tensors for key in plan.keys) or not _same(plan, tensors, apart, value):
             differing.append(value.name or "")
-    used = [key for key, entry in state_dict_of(tagged).items() if entry.used]
+    used = [key for key, entry in state_dict_of(tagged).items() if entry.used and (only is None or key in found)]
     return ParameterReport(
         used=len(used),
         transformed=sum(not found.get(key, True) for key in used),
@@ -254,12 +347,24 @@ def _verify_parameters(model: nn.Module, tagged: ir.Model) -> ParameterReport:
     )
 
 
-def _same(plan: ParameterPlan, tensors: Mapping[str, Any], value: ir.Value) -> bool:
+def _same(
+    plan: ParameterPlan, tensors: Mapping[str, Any], apart: Mapping[str, ir.TensorProtocol], value: ir.Value
+) -> bool:
     assert value.const_value is not None
-    given = {key: as_array(tensors[key]) for key in plan.inputs()}
+    if not plan.steps and (source := apart.get(plan.keys[0])) is not None and _same_place(source, value.const_value):
+        return True
+    given = {key: apart[key].numpy() if key in apart else as_array(tensors[key]) for key in plan.inputs()}
     expected, actual = plan.compute(given), value.const_value.numpy()
     same_type = expected.dtype == actual.dtype and expected.shape == actual.shape
     return bool(same_type and expected.tobytes() == actual.tobytes())
+
+
+def _same_place(one: ir.TensorProtocol, other: ir.TensorProtocol) -> bool:
+    """Whether two tensors are the same bytes of one file, which need not be read to know that they are equal."""
+    if not isinstance(one, ir.ExternalTensor) or not isinstance(other, ir.ExternalTensor):
+        return False
+    facts = [(t.offset, t.length, t.dtype, tuple(t.shape.numpy())) for t in (one, other)]
+    return facts[0] == facts[1] and Path(one.path).samefile(other.path)
 
 
 def run_module(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any]) -> list[Any]:

@@ -11,6 +11,7 @@ And the tags themselves: what enters and leaves the nodes of a call has to be wh
 
 from __future__ import annotations
 
+import random
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -140,6 +141,56 @@ def verify_calls(
         actual = runtime.run(pieces, inputs)
         isolated.update((name, compare(name, right[name], array)) for name, array in actual.items())
     return list(_verdicts(ports, shown, chained, isolated))
+
+
+def sampled_calls(tagged: TaggedModel, count: int, *, seed: int = 0) -> list[ModuleCall]:
+    """Some of the calls that own nodes, in the order in which they began; all if there are no more than ``count``."""
+    owning = {call for node in tagged.nodes if (owner := owner_of(node)) is not None for call in owner.calls}
+    calls = [traced.call for traced in tagged.calls if traced.call in owning]
+    chosen = set(random.Random(seed).sample(range(len(calls)), min(count, len(calls))))
+    return [call for index, call in enumerate(calls) if index in chosen]
+
+
+def verify_alone(
+    tagged: TaggedModel,
+    sidecar: schema.Hierarchy,
+    feeds: Mapping[str, Any],
+    given: Reference,
+    calls: Collection[ModuleCall],
+    *,
+    provider: str = runtime.CPU,
+) -> tuple[list[CallVerdict], set[str]]:
+    """Compare what the nodes of some calls compute from PyTorch's values, each call cut out and run by itself.
+
+    Args:
+        calls: The calls themselves; those inside them only where they are listed too.
+
+    Returns:
+        What was found, and the names of the initializers that were needed for it.
+
+    Raises:
+        UsageError: ONNX Runtime does not load a cut, or does not have the provider.
+    """
+    ports = _Ports(tagged, sidecar, given.available)
+    shown = [call for call in sidecar.calls if ModuleCall.parse(call.address) in calls]
+    cuts: list[tuple[ir.Model, list[str]]] = []
+    needed: set[str] = set()
+    weights: set[str] = set()
+    for call in shown:
+        if wanted := _wanted(ports, [call], everything=False):
+            cut = segmented(tagged.model, ports.sizes, wanted)
+            cuts.append((cut, wanted))
+            needed.update(wanted, (str(value.name).removesuffix(GIVEN) for value in cut.graph.inputs))
+            weights.update(value.name or "" for value in initializers(cut))
+    right = given(needed - set(feeds))
+    isolated: dict[str, Difference] = {}
+    for cut, wanted in cuts:
+        session = runtime.session(cut, folder=tagged.path.parent, provider=provider)
+        names = runtime.input_names(session)
+        inputs = {n: right[n.removesuffix(GIVEN)] if n.endswith(GIVEN) else feeds[n] for n in names}
+        actual = runtime.run(session, inputs)
+        isolated.update((name, compare(name, right[name], actual[name])) for name in wanted)
+    return list(_verdicts(ports, shown, {}, isolated)), weights
 
 
 def border_values(

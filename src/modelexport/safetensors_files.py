@@ -1,0 +1,149 @@
+"""Where the tensors of a checkpoint lie: the headers of ``.safetensors`` files, read and checked without their weights.
+
+The format: eight bytes, the length of the header; the header, a JSON object of name to ``dtype``, ``shape`` and
+``data_offsets``; the bytes of all tensors, to which the offsets refer
+(https://github.com/huggingface/safetensors#format).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from modelexport.errors import WeightsError
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+"""What a checkpoint consists of: one file, or files that an index lists."""
+
+_MAX_HEADER = 100_000_000
+"""Bytes of the longest header that the format allows."""
+
+_DTYPES = {
+    "BOOL": ir.DataType.BOOL,
+    "U8": ir.DataType.UINT8,
+    "I8": ir.DataType.INT8,
+    "U16": ir.DataType.UINT16,
+    "I16": ir.DataType.INT16,
+    "U32": ir.DataType.UINT32,
+    "I32": ir.DataType.INT32,
+    "U64": ir.DataType.UINT64,
+    "I64": ir.DataType.INT64,
+    "F16": ir.DataType.FLOAT16,
+    "BF16": ir.DataType.BFLOAT16,
+    "F32": ir.DataType.FLOAT,
+    "F64": ir.DataType.DOUBLE,
+    "C64": ir.DataType.COMPLEX64,
+    "F8_E4M3": ir.DataType.FLOAT8E4M3FN,
+    "F8_E5M2": ir.DataType.FLOAT8E5M2,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the bytes of a tensor lie, and what they are."""
+
+    path: Path
+    """Of the file itself, symbolic links resolved."""
+    offset: int
+    length: int
+    dtype: ir.DataType
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class SafetensorsFile:
+    """One file: its size, the SHA-256 of its header, and its tensors by name."""
+
+    path: Path
+    """As it was given; it may be a symbolic link, as in a hub's cache."""
+    size: int
+    header: str
+    tensors: Mapping[str, Place]
+
+
+def checkpoint(directory: Path) -> list[SafetensorsFile] | None:
+    """The safetensors files of a checkpoint; ``None`` if it has none.
+
+    Raises:
+        WeightsError: A file is missing, cut off or no safetensors file, or the index names a tensor that its file does
+            not have.
+    """
+    index = directory / INDEX
+    if (directory / SINGLE).exists():
+        return [read_header(directory / SINGLE)]
+    if not index.is_file():
+        return None
+    try:
+        places: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        names = sorted(set(places.values()))
+    except (ValueError, LookupError, TypeError, AttributeError, OSError) as error:
+        raise WeightsError(f"{index} is no index of safetensors files ({error}): copy or download it again") from error
+    outside = [name for name in names if Path(name).name != name]
+    if outside:
+        raise WeightsError(f"{index} names {outside[0]}, which is not a file beside it: copy or download it again")
+    if missing := [name for name in names if not (directory / name).is_file()]:
+        raise WeightsError(
+            f"{directory} lacks {_some(missing)}, which {INDEX} names: copy or download it", missing=missing
+        )
+    files = {name: read_header(directory / name) for name in names}
+    if lost := [key for key, name in places.items() if key not in files[name].tensors]:
+        raise WeightsError(
+            f"{index} names {len(lost)} tensors that their files do not have ({_some(lost)}; the first should be in "
+            f"{places[lost[0]]}): copy or download the files again",
+            missing=lost,
+        )
+    return list(files.values())
+
+
+def read_header(path: Path) -> SafetensorsFile:
+    """The header of a safetensors file, checked against the size of the file; symbolic links are followed.
+
+    Raises:
+        WeightsError: It is missing, cut off or no safetensors file.
+    """
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            text = file.read(8)
+            length = struct.unpack("<Q", text)[0] if len(text) == 8 else size
+            if length > min(size - 8, _MAX_HEADER):
+                raise WeightsError(f"{path} is cut off or no safetensors file: copy or download it again")
+            text += file.read(length)
+    except OSError as error:
+        raise WeightsError(f"{path} cannot be read ({error.strerror}): copy or download it again") from error
+    try:
+        header: dict[str, Any] = json.loads(text[8:])
+        header.pop("__metadata__", None)
+        real = Path(os.path.realpath(path))
+        tensors = {name: _place(real, len(text), entry) for name, entry in header.items()}
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise WeightsError(f"{path} is no safetensors file ({error}): copy or download it again") from error
+    end = max((place.offset + place.length for place in tensors.values()), default=len(text))
+    if end != size:
+        fault = "cut off" if end > size else "damaged"
+        raise WeightsError(
+            f"{path} is {fault}: it has {size:,} bytes and its header says {end:,}; copy or download it again"
+        )
+    return SafetensorsFile(path, size, hashlib.sha256(text).hexdigest(), tensors)
+
+
+def _place(path: Path, start: int, entry: Mapping[str, Any]) -> Place:
+    begin, end = entry["data_offsets"]
+    dtype, shape = _DTYPES[entry["dtype"]], tuple(entry["shape"])
+    if end - begin != prod(shape) * dtype.itemsize or begin < 0:
+        raise ValueError(f"{entry} has another number of bytes than its shape and type say")
+    return Place(path, start + begin, end - begin, dtype, shape)
+
+
+def _some(names: Iterable[str]) -> str:
+    names = list(names)
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
