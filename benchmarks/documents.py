@@ -20,7 +20,8 @@ import torch
 from torch import nn
 
 from modelexport import documents
-from modelexport.pipeline import ExportResult, export
+from modelexport.pipeline import export
+from modelexport.result import ExportResult
 from modelexport.writers.dag import write_dag_files
 
 LIMIT = 0.10

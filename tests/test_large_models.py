@@ -31,9 +31,10 @@ from modelexport.inputs import example_inputs
 from modelexport.lazy_weights import with_weights
 from modelexport.linking import save, use_weights
 from modelexport.load import LoadedModel, load
-from modelexport.pipeline import ExportResult, export
+from modelexport.pipeline import export
 from modelexport.read import load as read
 from modelexport.read import load_onnx
+from modelexport.result import ExportResult
 from modelexport.update_weights import update_weights
 from modelexport.verify import verify, verify_sample
 

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from modelexport.compare import FileComparison as FileComparison
     from modelexport.compare import compare as compare
     from modelexport.inputs import example_inputs as example_inputs
-    from modelexport.pipeline import ExportResult as ExportResult
     from modelexport.pipeline import export as export
     from modelexport.read import TaggedModel as TaggedModel
     from modelexport.read import load as load
+    from modelexport.result import ExportResult as ExportResult
     from modelexport.retag import retag as retag
     from modelexport.update_weights import update_weights as update_weights
     from modelexport.vectors import verify_vectors as verify_vectors
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _PUBLIC = {
     "adopt": "modelexport.adopt",
     "VerifyReport": "modelexport.verdicts",
-    "ExportResult": "modelexport.pipeline",
+    "ExportResult": "modelexport.result",
     "FileComparison": "modelexport.compare",
     "TaggedModel": "modelexport.read",
     "compare": "modelexport.compare",

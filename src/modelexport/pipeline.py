@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,18 +16,19 @@ from modelexport.files import check_writable, written_together
 from modelexport.garbage import only_new_garbage
 from modelexport.hierarchy.compare import compare
 from modelexport.lineage import derive_owners, snapshot
-from modelexport.linking import WeightsSummary, reachable, save, stays_in_file, use_weights
+from modelexport.linking import reachable, save, stays_in_file, use_weights
 from modelexport.optimize import finish, optimize
 from modelexport.parameters import Computed, name_after_entries, origins, state_dict_entries, with_unique_names
 from modelexport.quiet import quiet
 from modelexport.report import write_report
+from modelexport.result import ExportResult
 from modelexport.stages import Stages
 from modelexport.tags import Granularity, Tags
-from modelexport.tree import TreeRow, tree_rows
+from modelexport.tree import tree_rows
 from modelexport.writers.attributes import write_attributes
 from modelexport.writers.dag import check_dag_directory, dag_document, write_dag_files
 from modelexport.writers.documents import hierarchy_document
-from modelexport.writers.functions import FunctionsForm, write_functions
+from modelexport.writers.functions import write_functions
 from modelexport.writers.node_tags import write_metadata
 from modelexport.writers.operations import name_nodes_apart, operations_document
 from modelexport.writers.tables import encode_table
@@ -37,59 +37,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from modelexport.frontends.choose import FrontEnd
-    from modelexport.verdicts import VerifyReport
     from modelexport.weights import Weights
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExportResult:
-    """What an export made and how it went."""
-
-    path: Path
-    hierarchy: schema.Hierarchy
-    tree: Sequence[TreeRow]
-    """Every call with its nodes."""
-    seconds: Mapping[str, float]
-    """Stage to wall time."""
-    verified: VerifyReport | None
-    """The comparison with PyTorch; ``None`` if it was not asked for."""
-
-    files: Sequence[Path]
-    """Every file that was written; of the DAG files the folder."""
-
-    functions: FunctionsForm | None = None
-    """With the `functions` carrier: the model as written, and the calls that could not become functions."""
-
-    weights: WeightsSummary = field(default_factory=WeightsSummary)
-    """Where the weights are."""
-
-    @property
-    def coverage(self) -> schema.Coverage:
-        """How many nodes are known by which evidence."""
-        return self.hierarchy.coverage
-
-    def document(self) -> dict[str, Any]:
-        """As JSON values: what ``modelexport export --json`` prints."""
-        document: dict[str, Any] = {
-            "path": str(self.path),
-            "files": [str(file) for file in self.files],
-            "model": self.hierarchy.model,
-            "frontend": self.hierarchy.settings.frontend,
-            "coverage": self.coverage,
-            "seconds": self.seconds,
-            "tree": self.tree,
-        }
-        if self.weights.is_apart:
-            document["weights"] = self.weights.document()
-        if self.verified is not None:
-            document["verify"] = {
-                "agrees": self.verified.agrees,
-                "largest_difference": self.verified.largest,
-                "outputs": self.verified.outputs,
-                "calls": self.verified.counts,
-                "parameters": self.verified.parameters,
-            }
-        return document
 
 
 @only_new_garbage()

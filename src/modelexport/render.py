@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from modelexport.extract import Extracted
     from modelexport.hierarchy.compare import Comparison
     from modelexport.linking import WeightsSummary
-    from modelexport.pipeline import ExportResult
     from modelexport.read import NodeRow
+    from modelexport.result import ExportResult
     from modelexport.retag import RetagReport
     from modelexport.schema import Coverage
     from modelexport.tree import TreeRow
