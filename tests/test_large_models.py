@@ -240,6 +240,16 @@ def test_tensors_that_loading_merges_are_made_alone_and_named(checkpoints: Path,
     assert "experts.down_proj` | stack" in (tmp_path / "model.report.md").read_text()
 
 
+def test_renamed_tensors_are_linked_as_they_are(checkpoints: Path) -> None:
+    base = load(str(checkpoints / "tied"), weights="files", model_class="AutoModel")
+    stored = tensors_of(checkpoints / "tied")
+    assert base.weights is not None and not base.weights.made
+    assert {f"model.{key}" for key in base.weights.tensors} == stored.keys()
+    for key, tensor in base.weights.tensors.items():
+        assert isinstance(tensor, ir.ExternalTensor)
+        np.testing.assert_array_equal(tensor.numpy(), stored[f"model.{key}"].numpy())
+
+
 def test_another_type_than_the_checkpoint_has_is_streamed_to_the_data_file(checkpoints: Path, tmp_path: Path) -> None:
     _, result = exported(checkpoints / "half", tmp_path / "model.onnx", dtype="float32")
     assert not result.weights.linked and set(result.weights.made.values()) == {"to float32"}
