@@ -7,6 +7,8 @@ in memory, so that a node is matched by what is left:
 - by a name *made after* one: ``linear_3_quantized``, ``node_MatMul_46/MatMulAddFusion``. Such a node makes a form of
   the value. The name counts only where the node takes what the value is computed from: names alone would do harm
   where two tools number their values in the same way;
+- by the parameter that it takes, where one source node took that, or one of those that are lost around it;
+- by an attribute that names an operator (``activation: Relu``), which the node then holds too;
 - by where it stands: what a node with the same operator takes in the place of a value is that value, and a node with
   the operator and the inputs of one source node makes what that makes;
 - by what a fusion must hold: the nearest source node whose operator is in the name of the fused one (``Conv`` in
@@ -14,6 +16,8 @@ in memory, so that a node is matched by what is left:
 
 A node with the operator that the source had is ``exact`` where nothing between its inputs and its output was lost. A
 form of a value never is.
+
+Over 400 lines because the rules work on one another's findings, and are read in the order in which they run.
 """
 
 from __future__ import annotations
