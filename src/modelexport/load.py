@@ -1,4 +1,7 @@
-"""MODEL, the way it is given on the command line, to a module in eval mode."""
+"""MODEL, the way it is given on the command line, to a module in eval mode.
+
+Over 400 lines because each way to name a model fails in its own ways, each of which gets one line that says what to do.
+"""
 
 from __future__ import annotations
 
