@@ -29,7 +29,7 @@ from modelexport.boundaries import boundaries, match_values
 from modelexport.core import ModuleCall
 from modelexport.cut import Cutter
 from modelexport.errors import FileFormatError, OutputError, UsageError
-from modelexport.graph import all_nodes, initializers, nested_graphs, owner_of
+from modelexport.graph import all_nodes, initializers, nested_graphs, owned_operators, owner_of
 from modelexport.hierarchy.values import tensors_in
 from modelexport.read import TaggedModel, load
 from modelexport.schema import CallTensor
@@ -219,7 +219,7 @@ def test_tags_opset_and_metadata_are_those_of_the_whole(exported: Exporter, tmp_
     assert cut.model.opset_imports == tagged.model.opset_imports
     assert cut.model.metadata_props.keys() == tagged.model.metadata_props.keys()
     assert all(tagged.tags[call] == tag for call, tag in cut.tags.items())
-    rows = {row.address: row for row in tree_rows(cut.model, cut.calls, cut.tags.__getitem__)}
+    rows = {row.address: row for row in tree_rows(owned_operators(cut.model), cut.calls, cut.tags.__getitem__)}
     assert rows["encoder.layer.1"].nodes == rows[""].nodes == len(cut.nodes)
     assert "encoder.layer.0" not in rows
     tags = {tag for v in initializers(cut.model) for tag in json.loads(v.metadata_props["modelexport.hierarchy_tags"])}

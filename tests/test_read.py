@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +15,7 @@ from exports import Exporter
 from modelexport.embedded import EmbeddedTensor, save
 from modelexport.errors import FileFormatError, UsageError
 from modelexport.read import load_onnx
+from modelexport.skim import skim
 
 
 @pytest.fixture(scope="module")
@@ -127,3 +130,33 @@ def test_a_file_whose_tags_are_damaged_is_refused(bert: modelexport.TaggedModel,
     (tmp_path / "x.onnx").write_bytes(content)
     with pytest.raises(FileFormatError, match="damaged tags"):
         modelexport.load(tmp_path / "x.onnx")
+
+
+@pytest.mark.parametrize("name", ["bert", "albert", "condition", "blocks"])
+def test_skimming_a_file_finds_the_tree_that_reading_it_finds(name: str, exported: Exporter) -> None:
+    path = exported(name).path
+    found, read = skim(path), modelexport.load(path).skimmed
+    assert found is not None
+    assert (found.tags, found.coverage, found.nodes) == (read.tags, read.coverage, read.nodes)
+    assert [(traced.call, traced.parent, traced.depth) for traced in found.calls] == [
+        (traced.call, traced.parent, traced.depth) for traced in read.calls
+    ]
+
+
+def test_a_file_that_cannot_be_skimmed_is_left_to_its_reader(tmp_path: Path, exported: Exporter) -> None:
+    assert skim(tmp_path / "none.onnx") is None
+    (tmp_path / "empty.onnx").write_bytes(b"")
+    assert skim(tmp_path / "empty.onnx") is None
+    data = exported("blocks").path.read_bytes()
+    (tmp_path / "half.onnx").write_bytes(data[: len(data) // 2])
+    assert skim(tmp_path / "half.onnx") is None
+
+
+def test_showing_a_tree_imports_neither_torch_nor_onnx_ir(exported: Exporter) -> None:
+    code = (
+        "import sys; from modelexport.cli import main\n"
+        "try: main()\n"
+        "except SystemExit as end: assert not end.code\n"
+        "assert not {'torch', 'onnx_ir', 'sympy'} & sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-c", code, "tree", exported("blocks").path], check=True, capture_output=True)

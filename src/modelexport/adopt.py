@@ -19,7 +19,7 @@ from modelexport.embedded import save
 from modelexport.errors import FileFormatError, UsageError
 from modelexport.files import check_writable, written_together
 from modelexport.function_scopes import inline_functions
-from modelexport.graph import all_nodes, initializers, owner_of
+from modelexport.graph import all_nodes, initializers, owned_operators, owner_of
 from modelexport.placing import infer, place
 from modelexport.read import load, load_onnx
 from modelexport.scoped_names import read_scoped_names
@@ -121,7 +121,7 @@ def adopt(program: Any, output: str | Path, *, keep_torch_metadata: bool = False
     properties[schema.FORMAT_VERSION_KEY] = schema.FORMAT_VERSION
     properties[schema.VERSION_KEY] = modelexport.__version__
     properties[schema.CALL_TREE] = msgspec.json.encode(call_tree_entries(tags)).decode()
-    return _write(model, output, tree_rows(model, placing.calls, tags.tag), placing.sources, repeated)
+    return _write(model, output, tree_rows(owned_operators(model), placing.calls, tags.tag), placing.sources, repeated)
 
 
 def _model_of(program: Any) -> ir.Model:
@@ -168,7 +168,7 @@ def _adopt_tagged(path: Path, output: Path, keep_torch_metadata: bool) -> Adopte
                 properties[schema.CALL] = owner.call.address
                 properties[schema.SOURCE_MODULE] = source_tags[owner.call]
                 properties[schema.EVIDENCE] = owner.evidence.value
-    tree = tree_rows(tagged.model, tagged.calls, tagged.tags.__getitem__)
+    tree = tree_rows(owned_operators(tagged.model), tagged.calls, tagged.tags.__getitem__)
     return _write(tagged.model, output, tree, sources, repeated=[])
 
 
@@ -193,7 +193,7 @@ def _write(
         tree=tree,
         coverage=schema.Coverage(*(counts[kind] for kind in (*Evidence, None))),
         sources=counted,
-        operators=untagged_operators(model),
+        operators=untagged_operators(owned_operators(model)),
         untagged=[node.name or "" for node, owner in owners if owner is None],
         repeated=repeated,
     )

@@ -242,20 +242,29 @@ def tree(
     as_json: JsonOption = False,
 ) -> None:
     """Show the module tree in FILE, with the nodes of each call."""
-    from modelexport import linking, read, render
+    from modelexport import render
+    from modelexport.skim import skim
     from modelexport.tree import tree_rows, untagged_operators
 
-    tagged = read.load(file)
-    untagged = untagged_operators(tagged.model)
-    rows = tree_rows(tagged.model, tagged.calls, tagged.tags.__getitem__)
+    found = skim(file)
+    if found is None:
+        from modelexport import read
+
+        found = read.load(file).skimmed
+    untagged = untagged_operators(found.nodes)
+    rows = tree_rows(found.nodes, found.calls, found.tags.__getitem__)
     shown = [row for row in rows if depth is None or row.depth <= depth]
-    faults = linking.changed_files(tagged.path, tagged.model) if check else []
+    faults: list[str] = []
+    if check:
+        from modelexport import linking, read
+
+        faults = linking.changed_files(file, read.load(file).model)
     if as_json:
         checked = {"weights": faults} if check else {}
-        document = {"path": str(file), "coverage": tagged.coverage, "tree": shown, "untagged": untagged}
+        document = {"path": str(file), "coverage": found.coverage, "tree": shown, "untagged": untagged}
         _print_json(document | checked)
     else:
-        render.print_tree(shown, tagged.coverage, untagged)
+        render.print_tree(shown, found.coverage, untagged)
         for fault in faults:
             print(fault)
     if faults:

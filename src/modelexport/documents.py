@@ -11,6 +11,7 @@ import msgspec
 import onnx_ir as ir
 
 from modelexport import schema
+from modelexport.call_tree import unknown_version
 from modelexport.errors import FileFormatError
 from modelexport.graph import owner_of
 
@@ -90,14 +91,6 @@ def _check_same(path: Path, kind: str, there: Iterable[str], here: Iterable[str]
                 f"{path} contradicts the model beside it: {kind} {its} there is {own} in the model; export again, or "
                 "remove the document: the model can be read without it"
             )
-
-
-def unknown_version(path: Path, version: str) -> FileFormatError:
-    """The error for a file of a format version that this version of modelexport cannot read."""
-    return FileFormatError(
-        f"{path} has format version {version}, and this version of modelexport reads {schema.FORMAT_VERSION}: "
-        "export it again, or use the version that wrote it"
-    )
 
 
 class _Versioned(msgspec.Struct):

@@ -1,14 +1,9 @@
-"""Files with their weights inside: opened without reading these, and written one weight at a time.
-
-A protobuf library reads and writes a message as a whole: for a file with its weights inside, that is several copies of
-all of them, and most of the time that it takes. Where the weights lie can be read off the lengths in the file, and
-where they have to go follows from their sizes.
-"""
+"""Files with their weights inside: opened without reading these, and written one weight at a time."""
 
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
@@ -17,18 +12,10 @@ import onnx_ir as ir
 
 from modelexport.graph import initializers
 from modelexport.schema import WEIGHTS
+from modelexport.wire import SMALL, with_weights, without_weights
 
-_GRAPH = onnx.ModelProto.DESCRIPTOR.fields_by_name["graph"].number
-_INITIALIZER = onnx.GraphProto.DESCRIPTOR.fields_by_name["initializer"].number
-_INITIALIZERS = (_GRAPH, _INITIALIZER)
-_NAME = onnx.TensorProto.DESCRIPTOR.fields_by_name["name"].number
-_RAW_DATA = onnx.TensorProto.DESCRIPTOR.fields_by_name["raw_data"].number
-_LENGTH = 2
-"""Protobuf's wire type of a field that says how long it is; 0 is a number, 1 and 5 are eight and four bytes."""
 LARGEST_INSIDE = 10**9
 """Bytes of weights above which they go to a file of their own."""
-_SMALL = 1024
-"""Bytes of an initializer that is not worth the trouble."""
 
 
 class EmbeddedTensor(ir.LazyTensor):
@@ -67,11 +54,7 @@ def load_without_weights(path: Path) -> ir.Model:
     """
     with path.open("rb") as file:
         data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    found: dict[str, range] = {}
-    try:
-        rest = b"".join(_copied(data, range(len(data)), _INITIALIZERS, found))
-    except IndexError as error:
-        raise ValueError("the file ends in the middle of a message") from error
+    rest, found = without_weights(data)
     model = ir.serde.deserialize_model(onnx.ModelProto.FromString(rest))
     if b"location" in rest:  # the key of every tensor in another file
         ir.external_data.set_base_dir(model.graph, path.parent)
@@ -143,7 +126,7 @@ def _write(model: ir.Model, path: Path, streamed: Callable[[ir.TensorProtocol], 
         for value in values:
             value.const_value = tensors[value.name or ""]
     with path.open("wb") as file:
-        for part in _filled(rest, range(len(rest)), _INITIALIZERS, tensors):
+        for part in with_weights(rest, tensors):
             if isinstance(part, bytes):
                 file.write(part)
             elif hasattr(part, "tofile"):  # an optional part of the protocol
@@ -156,107 +139,4 @@ def _is_large(tensor: ir.TensorProtocol) -> bool:
     if tensor.dtype == ir.DataType.STRING:
         return False
     # onnx_ir wraps what goes wrong while a lazy tensor is computed in exceptions of its own.
-    return tensor.nbytes >= _SMALL or isinstance(tensor, ir.LazyTensor)
-
-
-def _filled(
-    data: bytes, message: range, below: tuple[int, ...], tensors: Mapping[str, ir.TensorProtocol]
-) -> list[bytes | ir.TensorProtocol]:
-    """The parts of a message, the fields ``below`` with their weights."""
-    parts: list[bytes | ir.TensorProtocol] = []
-    for number, start, value in _fields(data, message):
-        if number == below[0]:
-            inner = _filled(data, value, below[1:], tensors) if len(below) > 1 else _with_data(data, value, tensors)
-            length = sum(len(part) if isinstance(part, bytes) else part.nbytes for part in inner)
-            parts += [_varint(number << 3 | _LENGTH) + _varint(length), *inner]
-        else:
-            parts.append(data[start : value.stop])
-    return parts
-
-
-def _with_data(
-    data: bytes, message: range, tensors: Mapping[str, ir.TensorProtocol]
-) -> list[bytes | ir.TensorProtocol]:
-    fields = list(_fields(data, message))
-    name = next((data[value.start : value.stop].decode() for number, _, value in fields if number == _NAME), "")
-    tensor = tensors.get(name)
-    if tensor is None:
-        return [data[message.start : message.stop]]
-    before = b"".join(data[start : value.stop] for number, start, value in fields if number < _RAW_DATA)
-    behind = b"".join(data[start : value.stop] for number, start, value in fields if number > _RAW_DATA)
-    return [before + _varint(_RAW_DATA << 3 | _LENGTH) + _varint(tensor.nbytes), tensor, behind]
-
-
-def _copied(data: mmap.mmap, message: range, below: tuple[int, ...], found: dict[str, range]) -> list[bytes]:
-    """The parts of a message, the fields ``below`` without their weights."""
-    parts: list[bytes] = []
-    for number, start, value in _fields(data, message):
-        if number == below[0] and len(value) >= _SMALL:
-            inner = _copied(data, value, below[1:], found) if len(below) > 1 else _without_data(data, value, found)
-            length = sum(map(len, inner))
-            parts += [_varint(number << 3 | _LENGTH), _varint(length), *inner]
-        else:
-            parts.append(data[start : value.stop])
-    return parts
-
-
-def _without_data(data: mmap.mmap, tensor: range, found: dict[str, range]) -> list[bytes]:
-    parts: list[bytes] = []
-    name, raw = "", None
-    for number, start, value in _fields(data, tensor):
-        if number == _RAW_DATA:
-            raw = value
-            continue
-        if number == _NAME:
-            name = data[value.start : value.stop].decode()
-        parts.append(data[start : value.stop])
-    if raw is not None:
-        found[name] = raw
-    return parts
-
-
-def _fields(data: mmap.mmap | bytes, message: range) -> Iterator[tuple[int, int, range]]:
-    """Each field of a message: its number, where it begins, and where its value is."""
-    position = message.start
-    while position < message.stop:
-        start = position
-        key, position = _read_varint(data, position)
-        match key & 7:
-            case 0:
-                end = _read_varint(data, position)[1]
-            case 1:
-                end = position + 8
-            case 2:
-                length, position = _read_varint(data, position)
-                end = position + length
-            case 5:
-                end = position + 4
-            case kind:
-                raise ValueError(f"byte {start} is of wire type {kind}, which no field has")
-        if end > message.stop:
-            raise ValueError(f"the field at byte {start} is longer than the message around it")
-        yield key >> 3, start, range(position, end)
-        position = end
-
-
-def _read_varint(data: mmap.mmap | bytes, position: int) -> tuple[int, int]:
-    """A number of seven bits a byte, the low ones first, and the position behind it."""
-    result = shift = 0
-    while True:
-        byte = data[position]
-        position += 1
-        result |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return result, position
-        shift += 7
-        if shift > 63:
-            raise ValueError(f"the number at byte {position} has more than 64 bits")
-
-
-def _varint(number: int) -> bytes:
-    encoded = bytearray()
-    while number > 0x7F:
-        encoded.append(number & 0x7F | 0x80)
-        number >>= 7
-    encoded.append(number)
-    return bytes(encoded)
+    return tensor.nbytes >= SMALL or isinstance(tensor, ir.LazyTensor)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import onnx_ir as ir
 
-from modelexport.core import Owner
+from modelexport.core import ModuleCall, Owner
 
 OWNER = "modelexport.owner"
 """The key in ``ir.Node.meta`` under which a node's :class:`~modelexport.core.Owner` travels until it is written."""
@@ -32,6 +32,13 @@ def _nodes(graph: ir.Graph | ir.Function) -> Iterator[ir.Node]:
         yield node
         for nested in nested_graphs(node):
             yield from _nodes(nested)
+
+
+def owned_operators(model: ir.Model) -> Iterator[tuple[ModuleCall | None, str]]:
+    """The operator of every node, with the call that produces its output where one is known."""
+    for node in all_nodes(model):
+        owner = owner_of(node)
+        yield None if owner is None else owner.call, node.op_type
 
 
 def nested_graphs(node: ir.Node) -> Sequence[ir.Graph]:

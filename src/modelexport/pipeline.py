@@ -14,6 +14,7 @@ from modelexport.carriers import runnable
 from modelexport.coverage import check_coverage
 from modelexport.files import check_writable, written_together
 from modelexport.garbage import only_new_garbage
+from modelexport.graph import owned_operators
 from modelexport.hierarchy.compare import compare
 from modelexport.lineage import derive_owners, snapshot
 from modelexport.linking import reachable, save, stays_in_file, use_weights
@@ -207,7 +208,7 @@ def export(
     return ExportResult(
         path=path,
         hierarchy=hierarchy,
-        tree=tree_rows(graph, exported.calls, tags.tag),
+        tree=tree_rows(owned_operators(graph), exported.calls, tags.tag),
         seconds=stages.seconds,
         verified=verified,
         files=files,

@@ -15,14 +15,15 @@ import onnx_ir as ir
 
 from modelexport import schema
 from modelexport.boundaries import CallBoundary, boundaries
-from modelexport.core import CallTree, Evidence, ModuleCall, Owner, TracedCall
-from modelexport.documents import check_same_calls, check_same_nodes, load_hierarchy, unknown_version
+from modelexport.call_tree import check_version, read_call_tree
+from modelexport.core import CallTree, Evidence, ModuleCall, Owner
+from modelexport.documents import check_same_calls, check_same_nodes, load_hierarchy
 from modelexport.embedded import load_without_weights
 from modelexport.errors import FileFormatError, UsageError
 from modelexport.garbage import only_new_garbage
-from modelexport.graph import OWNER, all_nodes, owner_of
+from modelexport.graph import OWNER, all_nodes, owned_operators, owner_of
 from modelexport.names import nearest
-from modelexport.repeats import unfold_repeats
+from modelexport.skim import Skimmed
 from modelexport.tree import tree_rows, untagged_operators
 from modelexport.unpack import unpack
 from modelexport.view import ModuleView
@@ -58,6 +59,11 @@ class TaggedModel:
         """How many nodes have an owner by which evidence."""
         counts = Counter(None if owner is None else owner.evidence for owner in map(owner_of, self.nodes))
         return schema.Coverage(*(counts[kind] for kind in (*Evidence, None)))
+
+    @property
+    def skimmed(self) -> Skimmed:
+        """What its tree shows."""
+        return Skimmed(self.calls, dict(self.tags), list(owned_operators(self.model)), self.coverage)
 
     @cached_property
     def hierarchy(self) -> schema.Hierarchy | None:
@@ -99,8 +105,10 @@ class TaggedModel:
     def __str__(self) -> str:
         from modelexport.render import format_tree
 
-        rows = tree_rows(self.model, self.calls, self.tags.__getitem__)
-        return format_tree(rows, self.coverage, untagged_operators(self.model))
+        nodes = self.skimmed.nodes
+        return format_tree(
+            tree_rows(nodes, self.calls, self.tags.__getitem__), self.coverage, untagged_operators(nodes)
+        )
 
     def __repr__(self) -> str:
         return f"<TaggedModel {self.path}: {len(self.calls)} calls, {len(self.nodes)} nodes>"
@@ -208,11 +216,9 @@ def load(path: str | Path) -> TaggedModel:
     """
     path = Path(path)
     model = load_onnx(path)
-    check_version(path, model)
+    check_version(path, model.metadata_props)
     try:
-        entries = msgspec.json.decode(model.metadata_props[schema.CALL_TREE], type=list[schema.CallTreeEntry])
-        entries = unfold_repeats(entries)
-        calls, tags = _call_tree(entries), {ModuleCall.parse(entry.call): entry.tag for entry in entries}
+        calls, tags = read_call_tree(model.metadata_props)
         carrier = unpack(model, calls, tags)
         owners: dict[tuple[str, str], Owner] = {}
         for node in all_nodes(model):
@@ -222,22 +228,6 @@ def load(path: str | Path) -> TaggedModel:
     except (LookupError, ValueError, TypeError) as error:
         raise FileFormatError(f"{path} has damaged tags ({error}): export it again") from error
     return TaggedModel(path, model, calls, tags, carrier)
-
-
-def check_version(path: Path, model: ir.Model) -> None:
-    """Refuse a model without tags, or with tags that this version cannot read.
-
-    Raises:
-        FileFormatError: It is one of these.
-    """
-    version = model.metadata_props.get(schema.FORMAT_VERSION_KEY)
-    if version is None:
-        raise FileFormatError(
-            f"{path} has no tags of modelexport: export it with `modelexport export`, or make some of what another "
-            f"exporter left with `modelexport adopt {path} -o OUT.onnx`"
-        )
-    if version != schema.FORMAT_VERSION:
-        raise unknown_version(path, version)
 
 
 def load_onnx(path: Path) -> ir.Model:
@@ -270,12 +260,3 @@ def _read_owner(node: ir.Node, known: dict[tuple[str, str], Owner]) -> Owner | N
         owner = Owner(tuple(ModuleCall.parse(call) for call in json.loads(calls)), Evidence(evidence))
         known[calls, evidence] = owner
     return known[calls, evidence]
-
-
-def _call_tree(entries: list[schema.CallTreeEntry]) -> CallTree:
-    calls: dict[ModuleCall, TracedCall] = {}
-    for entry in entries:
-        call = ModuleCall.parse(entry.call)
-        parent = None if entry.parent is None else ModuleCall.parse(entry.parent)
-        calls[call] = TracedCall(call, parent, 0 if parent is None else calls[parent].depth + 1, None, None)
-    return CallTree(tuple(calls.values()))

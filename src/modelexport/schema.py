@@ -5,10 +5,12 @@ Goldens for every published format version are under ``tests/golden/``.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-import onnx_ir as ir
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
 FORMAT_VERSION = "2026-11-21"
 """2026-11-21: first version."""
@@ -62,10 +64,10 @@ CALL_TREE = "modelexport.call_tree"
 
 def dtype_name(dtype: ir.DataType) -> str:
     """PyTorch's and NumPy's word for an element type, where they have one: ``FLOAT`` is ``float32``."""
-    return _DTYPE_NAMES.get(dtype, dtype.name.lower())
+    return _DTYPE_NAMES.get(dtype.name, dtype.name.lower())
 
 
-_DTYPE_NAMES = {ir.DataType.FLOAT: "float32", ir.DataType.DOUBLE: "float64"}
+_DTYPE_NAMES = {"FLOAT": "float32", "DOUBLE": "float64"}
 
 
 class Value(msgspec.Struct, frozen=True):

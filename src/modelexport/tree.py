@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import msgspec
-import onnx_ir as ir
 
 from modelexport.core import CallTree, ModuleCall
-from modelexport.graph import all_nodes, owner_of
+
+Owned = Iterable[tuple[ModuleCall | None, str]]
+"""Nodes: the call that produces a node's output, where one is known, and its operator."""
 
 
 class TreeRow(msgspec.Struct, frozen=True):
@@ -25,13 +26,12 @@ class TreeRow(msgspec.Struct, frozen=True):
     """Its own nodes: operator to how many."""
 
 
-def tree_rows(model: ir.Model, calls: CallTree, tag: Callable[[ModuleCall], str]) -> list[TreeRow]:
+def tree_rows(nodes: Owned, calls: CallTree, tag: Callable[[ModuleCall], str]) -> list[TreeRow]:
     """Every call, in the order in which they began: parents before children."""
     own: dict[ModuleCall, Counter[str]] = {traced.call: Counter() for traced in calls}
-    for node in all_nodes(model):
-        owner = owner_of(node)
-        if owner is not None:
-            own[owner.call][node.op_type] += 1
+    for call, operator in nodes:
+        if call is not None:
+            own[call][operator] += 1
     totals = {call: operators.total() for call, operators in own.items()}
     for traced in reversed(calls.calls):
         if traced.parent is not None:
@@ -49,6 +49,6 @@ def tree_rows(model: ir.Model, calls: CallTree, tag: Callable[[ModuleCall], str]
     ]
 
 
-def untagged_operators(model: ir.Model) -> dict[str, int]:
+def untagged_operators(nodes: Owned) -> dict[str, int]:
     """The nodes without an owner, which an adopted file may have: operator to how many."""
-    return dict(sorted(Counter(node.op_type for node in all_nodes(model) if owner_of(node) is None).items()))
+    return dict(sorted(Counter(operator for call, operator in nodes if call is None).items()))

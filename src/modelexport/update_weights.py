@@ -13,12 +13,13 @@ import numpy as np
 import onnx_ir as ir
 
 from modelexport import schema
+from modelexport.call_tree import check_version
 from modelexport.embedded import save
 from modelexport.errors import FileFormatError, WeightsError
 from modelexport.files import check_writable, written_together
 from modelexport.graph import initializers
 from modelexport.names import nearest
-from modelexport.read import check_version, load_onnx
+from modelexport.read import load_onnx
 from modelexport.transforms import ParameterPlan, parameter_plan, state_dict_of
 
 
@@ -126,7 +127,7 @@ def _opened(path: Path) -> Iterator[_SafeTensors]:
 
 def _update(path: Path, weights: _InMemory | _SafeTensors, output: Path) -> UpdateResult:
     model = load_onnx(path)
-    check_version(path, model)
+    check_version(path, model.metadata_props)
     values = list(initializers(model))
     try:
         entries = state_dict_of(model)

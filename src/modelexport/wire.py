@@ -1,0 +1,153 @@
+"""The wire format of ONNX files: where their weights lie, and where they have to go.
+
+A protobuf library reads and writes a message as a whole: for a file with its weights inside, that is several copies of
+all of them, and most of the time that it takes. Where the weights lie can be read off the lengths in the file, and
+where they have to go follows from their sizes.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator, Mapping
+from typing import Protocol
+
+import onnx
+
+_GRAPH = onnx.ModelProto.DESCRIPTOR.fields_by_name["graph"].number
+_INITIALIZER = onnx.GraphProto.DESCRIPTOR.fields_by_name["initializer"].number
+_INITIALIZERS = (_GRAPH, _INITIALIZER)
+_NAME = onnx.TensorProto.DESCRIPTOR.fields_by_name["name"].number
+_RAW_DATA = onnx.TensorProto.DESCRIPTOR.fields_by_name["raw_data"].number
+_LENGTH = 2
+"""Protobuf's wire type of a field that says how long it is; 0 is a number, 1 and 5 are eight and four bytes."""
+SMALL = 1024
+"""Bytes of an initializer that is not worth the trouble."""
+
+
+class Data(Protocol):
+    """A tensor, of which only its bytes matter here."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def tobytes(self) -> bytes: ...
+
+
+def without_weights(data: mmap.mmap) -> tuple[bytes, dict[str, range]]:
+    """An ONNX file without the bytes of its large initializers, and where in the file those are.
+
+    Returns:
+        The serialized model, in which these have no data, and the name of each to its bytes.
+
+    Raises:
+        ValueError: It is not a protobuf message.
+    """
+    found: dict[str, range] = {}
+    try:
+        return b"".join(_copied(data, range(len(data)), _INITIALIZERS, found)), found
+    except IndexError as error:
+        raise ValueError("the file ends in the middle of a message") from error
+
+
+def with_weights(rest: bytes, tensors: Mapping[str, Data]) -> list[bytes | Data]:
+    """The parts of a file, in order: ``rest`` with the data of these initializers, which has none of it."""
+    return _filled(rest, range(len(rest)), _INITIALIZERS, tensors)
+
+
+def _copied(data: mmap.mmap, message: range, below: tuple[int, ...], found: dict[str, range]) -> list[bytes]:
+    """The parts of a message, the fields ``below`` without their weights."""
+    parts: list[bytes] = []
+    for number, start, value in _fields(data, message):
+        if number == below[0] and len(value) >= SMALL:
+            inner = _copied(data, value, below[1:], found) if len(below) > 1 else _without_data(data, value, found)
+            length = sum(map(len, inner))
+            parts += [_varint(number << 3 | _LENGTH), _varint(length), *inner]
+        else:
+            parts.append(data[start : value.stop])
+    return parts
+
+
+def _without_data(data: mmap.mmap, tensor: range, found: dict[str, range]) -> list[bytes]:
+    parts: list[bytes] = []
+    name, raw = "", None
+    for number, start, value in _fields(data, tensor):
+        if number == _RAW_DATA:
+            raw = value
+            continue
+        if number == _NAME:
+            name = data[value.start : value.stop].decode()
+        parts.append(data[start : value.stop])
+    if raw is not None:
+        found[name] = raw
+    return parts
+
+
+def _fields(data: mmap.mmap | bytes, message: range) -> Iterator[tuple[int, int, range]]:
+    """Each field of a message: its number, where it begins, and where its value is."""
+    position = message.start
+    while position < message.stop:
+        start = position
+        key, position = _read_varint(data, position)
+        match key & 7:
+            case 0:
+                end = _read_varint(data, position)[1]
+            case 1:
+                end = position + 8
+            case 2:
+                length, position = _read_varint(data, position)
+                end = position + length
+            case 5:
+                end = position + 4
+            case kind:
+                raise ValueError(f"byte {start} is of wire type {kind}, which no field has")
+        if end > message.stop:
+            raise ValueError(f"the field at byte {start} is longer than the message around it")
+        yield key >> 3, start, range(position, end)
+        position = end
+
+
+def _read_varint(data: mmap.mmap | bytes, position: int) -> tuple[int, int]:
+    """A number of seven bits a byte, the low ones first, and the position behind it."""
+    result = shift = 0
+    while True:
+        byte = data[position]
+        position += 1
+        result |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return result, position
+        shift += 7
+        if shift > 63:
+            raise ValueError(f"the number at byte {position} has more than 64 bits")
+
+
+def _varint(number: int) -> bytes:
+    encoded = bytearray()
+    while number > 0x7F:
+        encoded.append(number & 0x7F | 0x80)
+        number >>= 7
+    encoded.append(number)
+    return bytes(encoded)
+
+
+def _filled(data: bytes, message: range, below: tuple[int, ...], tensors: Mapping[str, Data]) -> list[bytes | Data]:
+    """The parts of a message, the fields ``below`` with their weights."""
+    parts: list[bytes | Data] = []
+    for number, start, value in _fields(data, message):
+        if number == below[0]:
+            inner = _filled(data, value, below[1:], tensors) if len(below) > 1 else _with_data(data, value, tensors)
+            length = sum(len(part) if isinstance(part, bytes) else part.nbytes for part in inner)
+            parts += [_varint(number << 3 | _LENGTH) + _varint(length), *inner]
+        else:
+            parts.append(data[start : value.stop])
+    return parts
+
+
+def _with_data(data: bytes, message: range, tensors: Mapping[str, Data]) -> list[bytes | Data]:
+    fields = list(_fields(data, message))
+    name = next((data[value.start : value.stop].decode() for number, _, value in fields if number == _NAME), "")
+    tensor = tensors.get(name)
+    if tensor is None:
+        return [data[message.start : message.stop]]
+    before = b"".join(data[start : value.stop] for number, start, value in fields if number < _RAW_DATA)
+    behind = b"".join(data[start : value.stop] for number, start, value in fields if number > _RAW_DATA)
+    return [before + _varint(_RAW_DATA << 3 | _LENGTH) + _varint(tensor.nbytes), tensor, behind]
