@@ -322,14 +322,14 @@ def adopt(
     as_json: JsonOption = False,
 ) -> None:
     """Make a tagged file of one that another exporter wrote, from what that left in it."""
-    from modelexport import render
+    from modelexport import render_retag
     from modelexport.adopt import adopt as run
 
     adopted = run(file, output, keep_torch_metadata=keep_torch_metadata)
     if as_json:
         _print_json(adopted.document())
     else:
-        render.print_adopted(adopted)
+        render_retag.print_adopted(adopted)
 
 
 @app.command("update-weights")
@@ -431,7 +431,7 @@ def verify(
     as_json: JsonOption = False,
 ) -> None:
     """Compare FILE module by module: with MODEL, with OTHER, or with the vectors that `export --vectors` left."""
-    from modelexport import render
+    from modelexport import render_verify
     from modelexport.stages import Stages
 
     if model is not None and against is not None:
@@ -447,7 +447,8 @@ def verify(
 
             with stages("verify"):
                 losses = verify_against(file, against, modules=modules or (), provider=provider, seed=seed)
-            agrees, document, text = losses.agrees, render.against_document(losses), render.format_losses(losses)
+            agrees, document = losses.agrees, render_verify.against_document(losses)
+            text = render_verify.format_losses(losses)
         else:
             if model is None:
                 from modelexport.vectors import verify_vectors
@@ -482,7 +483,8 @@ def verify(
                             seed=seed,
                             weights=loaded.weights,
                         )
-            agrees, document, text = report.agrees, render.verify_document(report), render.format_verify(report)
+            agrees, document = report.agrees, render_verify.verify_document(report)
+            text = render_verify.format_verify(report)
     if as_json:
         _print_json(document)
     else:
@@ -525,14 +527,14 @@ def retag(
     as_json: JsonOption = False,
 ) -> None:
     """Give a file that another tool made of a tagged one its tags back."""
-    from modelexport import render
+    from modelexport import render_retag
     from modelexport.retag import retag as run
 
     report = run(changed, source=source, output=output)
     if as_json:
         _print_json(report)
     else:
-        print(render.format_retag(report))
+        print(render_retag.format_retag(report))
 
 
 @app.command()
@@ -543,7 +545,7 @@ def optimize(
     as_json: JsonOption = False,
 ) -> None:
     """Run another package's optimiser, quantizer or converter on FILE, and give the result its tags back."""
-    from modelexport import render
+    from modelexport import render_retag
     from modelexport.stages import Stages
     from modelexport.tools import optimize as run
 
@@ -552,7 +554,7 @@ def optimize(
     if as_json:
         _print_json(report)
     else:
-        print(render.format_retag(report))
+        print(render_retag.format_retag(report))
 
 
 def _load(

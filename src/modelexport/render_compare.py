@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from modelexport.core import ModuleCall
-from modelexport.render import _align, _plural, _shortened
+from modelexport.text import align, plural, shortened
 
 if TYPE_CHECKING:
     from modelexport.compare import CallChange, FileComparison, FileFacts, Held, OnlyInOne
@@ -36,7 +36,7 @@ def format_comparison(comparison: FileComparison) -> str:
     if retagged:
         before, after = retagged[0].source_module or retagged[0].tag or ("", "")
         where = retagged[0].address or "."
-        parts.append(f"tags differ in {_plural(len(retagged), 'call')}, first in {where}: {before} -> {after}")
+        parts.append(f"tags differ in {plural(len(retagged), 'call')}, first in {where}: {before} -> {after}")
     entries = _grouped(comparison.entries, lambda entry: entry.key, lambda entry: str(entry.entry))
     rows = [(_span([e.key for e in group]), _arrow(*group[0].entry)) for group in entries]
     parts += [_section("state_dict entries that differ", rows), "\n".join(comparison.notes), _summary(comparison)]
@@ -61,7 +61,7 @@ def _files(one: FileFacts, other: FileFacts) -> str:
             for name in {**left, **right}
             if left.get(name) != right.get(name)
         ]
-    return _align(rows)
+    return align(rows)
 
 
 _LINES = ("size", "opset", "carrier", "version", "calls", "nodes", "evidence", "parameters", "constants")
@@ -105,15 +105,15 @@ def _operators(one: Mapping[str, int], other: Mapping[str, int]) -> str:
     if not rows:
         return ""
     shown = sorted(rows, key=lambda row: -abs(int(row[3].replace(",", ""))))[:MOST]
-    left = f"\n{_plural(len(rows) - MOST, 'operator')} that differ less not shown" if len(rows) > MOST else ""
-    return _align([("OPERATOR", "FIRST", "SECOND", ""), *shown], right={1, 2, 3}) + left
+    left = f"\n{plural(len(rows) - MOST, 'operator')} that differ less not shown" if len(rows) > MOST else ""
+    return align([("OPERATOR", "FIRST", "SECOND", ""), *shown], right={1, 2, 3}) + left
 
 
 def _section(title: str, rows: Sequence[Sequence[str]]) -> str:
     if not rows:
         return ""
     left = [f"  {len(rows) - MOST:,} more lines, all with --json"] if len(rows) > MOST else []
-    return "\n".join([f"{title}:", *(f"  {line}" for line in _align(rows[:MOST]).splitlines()), *left])
+    return "\n".join([f"{title}:", *(f"  {line}" for line in align(rows[:MOST]).splitlines()), *left])
 
 
 def _change(change: CallChange) -> str:
@@ -123,7 +123,7 @@ def _change(change: CallChange) -> str:
         parts.append(f"class {_arrow(*change.class_name)}")
     counts = [f"{b - a:+} {operator}" for operator, (a, b) in change.operators.items()]
     if counts:
-        parts.append(_shortened(", ".join(counts), 100))
+        parts.append(shortened(", ".join(counts), 100))
     parts += [f"other attributes: {count} {operator}" for operator, count in change.attributes.items()]
     path = ModuleCall.parse(change.address).path
     for key, held in change.parameters.items():
@@ -142,7 +142,7 @@ def _names(group: Sequence[OnlyInOne]) -> str:
 
 def _inside(group: Sequence[OnlyInOne]) -> str:
     calls, nodes = sum(one.calls for one in group), sum(one.nodes for one in group)
-    return f"{_plural(calls, 'call')}, those inside included, {_plural(nodes, 'node')}"
+    return f"{plural(calls, 'call')}, those inside included, {plural(nodes, 'node')}"
 
 
 def _address(one: OnlyInOne) -> str:
@@ -197,10 +197,10 @@ def _summary(comparison: FileComparison) -> str:
     if values is not None:
         alike = values.equal + len(values.different)
         parameters = sum(held.initializers for held in comparison.first.parameters.values())
-        listed = f": {_shortened(', '.join(values.different), 100)}" if values.different else ""
+        listed = f": {shortened(', '.join(values.different), 100)}" if values.different else ""
         told = (
-            f"{alike:,} of {_plural(parameters, 'parameter')} are held alike by both files; "
+            f"{alike:,} of {plural(parameters, 'parameter')} are held alike by both files; "
             f"{len(values.different):,} of these have other elements{listed}"
         )
-    same = f"{comparison.same:,} of {_plural(both, 'call')} in both files are the same"
+    same = f"{comparison.same:,} of {plural(both, 'call')} in both files are the same"
     return f"{same} in class, tags, and their own nodes' operators, attributes and parameters\n{told}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from modelexport.render import _align, _indent, _plural
+from modelexport.text import align, indent, plural
 
 if TYPE_CHECKING:
     from modelexport.internals.facts import Internals, Quality
@@ -18,11 +18,11 @@ def format_internals(internals: Internals) -> str:
         for entry in internals.module_map:
             above, _, own = entry.path.rpartition(".")
             depth = above.count(".") + 2 if above else int(bool(entry.path))
-            rows.append((_indent(depth, own or "."), entry.scope or "not in the map"))
-        parts.append(_align(rows))
+            rows.append((indent(depth, own or "."), entry.scope or "not in the map"))
+        parts.append(align(rows))
         quality = (("module map", internals.map_quality), ("captured nodes", internals.scope_quality))
         head = ("SCOPE NAMES OF", "PLAIN", "CLASS", "HIERARCHY", "NONE", "DIFFERENT")
-        parts.append(_align([head, *(_quality_cells(*one) for one in quality)], right={1, 2, 3, 4, 5}))
+        parts.append(align([head, *(_quality_cells(*one) for one in quality)], right={1, 2, 3, 4, 5}))
     table = [("EXPORTER", "STAGE", "GRAPH", "NODES", "LOCATED", "CALLS", "BYTES")]
     table += [
         (
@@ -37,7 +37,7 @@ def format_internals(internals: Internals) -> str:
         for front_end in internals.front_ends
         for stage in front_end.stages
     ]
-    parts.append(_align(table, right={3, 4, 5, 6}))
+    parts.append(align(table, right={3, 4, 5, 6}))
     records = [("EXPORTER", "STAGE", "RECORD", "NODES", "BYTES")]
     records += [
         (front_end.name, stage.name, key, f"{facts.nodes:,}", f"{facts.bytes:,}")
@@ -46,10 +46,10 @@ def format_internals(internals: Internals) -> str:
         for key, facts in stage.keys.items()
         if facts.bytes is not None
     ]
-    parts.append(_align(records, right={3, 4}))
+    parts.append(align(records, right={3, 4}))
     parts += [f"{one.name} gave up: {one.error}" for one in internals.front_ends if one.error]
-    called = f"{internals.modules_called:,} of {_plural(internals.modules, 'module')}"
-    parts.append(f"one run makes {_plural(internals.calls, 'call')} of {called}, the root included")
+    called = f"{internals.modules_called:,} of {plural(internals.modules, 'module')}"
+    parts.append(f"one run makes {plural(internals.calls, 'call')} of {called}, the root included")
     return "\n\n".join(parts)
 
 
