@@ -444,10 +444,9 @@ def test_a_package_with_trained_weights_is_linked_where_it_lies(tmp_path: Path) 
     loaded = load(str(directory), weights="files")
     inputs = example_inputs(loaded.model, directory=directory, has_weights=False)
     (tmp_path / "out").mkdir()
-    try:
-        result = export(loaded.model, inputs, tmp_path / "out" / "minilm.onnx", weights="link", source=loaded.weights)
-    except OutputError:
-        pytest.skip("packages are on another file system")
+    if directory.stat().st_dev != tmp_path.stat().st_dev:
+        pytest.skip("packages are on another file system, to which no link leads")
+    result = export(loaded.model, inputs, tmp_path / "out" / "minilm.onnx", weights="link", source=loaded.weights)
     assert result.weights.linked_bytes > 80_000_000
     (tmp_path / "out").rename(tmp_path / "moved")
     session = onnxruntime.InferenceSession(tmp_path / "moved" / "minilm.onnx")

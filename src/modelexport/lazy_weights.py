@@ -31,6 +31,7 @@ _TORCH_DTYPES = {
 }
 
 
+# torch is not followed by mypy.
 class _Recorded(torch.Tensor):  # type: ignore[misc]
     """A tensor without bytes that knows how to make them: ``origin`` is a place in a file, or a call and its arguments.
 

@@ -191,6 +191,7 @@ def _flat(path: Path, tagged: TaggedModel) -> tuple[ir.Model, bool]:
     if model.functions:
         _forget_names(model)
         passes.InlinePass()(model)
+        # Its constructor has no annotations.
         passes.RemoveUnusedFunctionsPass()(model)  # type: ignore[no-untyped-call]
         passes.RemoveUnusedOpsetsPass()(model)
     try:

@@ -53,6 +53,7 @@ def session(
     return runs
 
 
+# onnxruntime has no annotations.
 class _Session(onnxruntime.InferenceSession):  # type: ignore[misc]
     """Keeps the weights that it was handed: the runtime reads them where they are."""
 

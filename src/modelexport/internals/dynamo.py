@@ -58,6 +58,7 @@ def _from_transformers(model: nn.Module, kwargs: dict[str, Any], stages: list[St
     from transformers.exporters.exporter_dynamo import DynamoExporter
     from transformers.exporters.exporter_onnx import OnnxConfig, OnnxExporter
 
+    # transformers is not followed by mypy.
     class Recording(DynamoExporter):  # type: ignore[misc]
         """Sees the exported program on its way from the one exporter to the other, before it is changed in place."""
 
