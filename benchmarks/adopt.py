@@ -30,8 +30,8 @@ from torch import nn
 from transformers.exporters.exporter_onnx import OnnxConfig, OnnxExporter
 
 import modelexport
-from modelexport.core import ModuleCall
-from modelexport.graph import owner_of
+from modelexport.core.calls import ModuleCall
+from modelexport.graph.owners import owner_of
 
 SMALL = {
     "vocab_size": 32,

@@ -40,15 +40,16 @@ sys.path.insert(0, str(REPOSITORY / "tests"))
 
 import modelexport  # noqa: E402
 import models  # noqa: E402
-from modelexport.core import ModuleCall, ModuleTree  # noqa: E402
-from modelexport.graph import owner_of  # noqa: E402
-from modelexport.hierarchy.recorder import CallRecorder  # noqa: E402
-from modelexport.hierarchy.static import module_tree  # noqa: E402
-from modelexport.hierarchy.traced import untouched  # noqa: E402
-from modelexport.load import load  # noqa: E402
-from modelexport.read import TaggedModel  # noqa: E402
-from modelexport.runtime import run, session, with_outputs  # noqa: E402
-from modelexport.verify import as_array, feeds  # noqa: E402
+from modelexport.api import TaggedModel
+from modelexport.core.calls import ModuleCall
+from modelexport.core.modules import ModuleTree
+from modelexport.graph.owners import owner_of
+from modelexport.pytorch.loading import load_model
+from modelexport.pytorch.recorder import CallRecorder
+from modelexport.pytorch.static import module_tree
+from modelexport.pytorch.traced import untouched
+from modelexport.runtime.sessions import open_session, run_session, with_outputs
+from modelexport.verify.model import as_array, feeds
 
 PAGE = REPOSITORY / "docs" / "frontends.md"
 BEGIN, END = "<!-- contamination -->", "<!-- end of contamination -->"
@@ -135,7 +136,7 @@ def of_the_table(name: str) -> Callable[[], Built]:
 MODELS: dict[str, Callable[[], Built]] = {
     "two layers": lambda: (TwoLayers().eval(), {"x": torch.randn(2, 4, 16)}),
     "BERT-like": lambda: (BertLike().eval(), {"ids": torch.randint(0, 32, (2, 8))}),
-    "bert-tiny": lambda: (load("bert-tiny").model, tokens()),
+    "bert-tiny": lambda: (load_model("bert-tiny").model, tokens()),
     "BERT, 12 layers": lambda: bert(12),
     **{name: of_the_table(name) for name in ("albert", "gpt2", "llama", "t5", "vit")},
 }
@@ -214,8 +215,8 @@ def computed_in(
 ) -> dict[ir.Node, ModuleCall | None]:
     """Which layer's call computed each node (``None``: outside of all); only those of which this is certain."""
     values = [value for node in tagged.model.graph for value in node.outputs if value.name]
-    every = session(with_outputs(tagged.model, values))
-    arrays = run(every, feeds(inputs, every))
+    every = open_session(with_outputs(tagged.model, values))
+    arrays = run_session(every, feeds(inputs, every))
     inside: dict[ModuleCall, set[ir.Node]] = {}
     before: dict[ModuleCall, set[ir.Node]] = {}
     for call, got, returned in record.values():

@@ -18,6 +18,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from modelexport.api import load
+
 LAYER = "model.layers.12"
 RUNS = 9
 MODELS = {
@@ -54,10 +56,8 @@ def build(path: Path, layers: int, width: int, vocabulary: int, external: bool) 
 
 
 def tools(path: Path) -> dict[str, Callable[[], object]]:
-    import onnx.utils
-
     import modelexport.extract
-    from modelexport import load
+    import onnx.utils
 
     output = path.with_name("layer.onnx")
     inputs, outputs = json.loads(path.with_name("border.json").read_text())

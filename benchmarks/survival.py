@@ -28,13 +28,13 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 import modelexport
 import models
-from modelexport import schema
-from modelexport.core import ModuleCall
-from modelexport.graph import owner_of
-from modelexport.runtime import run, session, with_outputs
-from modelexport.segments import GIVEN, segmented
-from modelexport.tools import TOOLS, optimize
-from modelexport.vectors import open_vectors
+from modelexport.core.calls import ModuleCall
+from modelexport.format import keys
+from modelexport.graph.owners import owner_of
+from modelexport.lineage.tools import TOOLS, optimize_file
+from modelexport.runtime.sessions import open_session, run_session, with_outputs
+from modelexport.tagged.reference import open_vectors
+from modelexport.verify.segments import GIVEN, segmented
 
 LOSSY = {"quantize-dynamic": 0.3, "quantize-qdq": 0.5, "quantize-qoperator": 0.5, "quantize-4bit": 0.5, "float16": 0.03}
 """How far two values may be apart, as the norm of the difference over the norm."""
@@ -49,9 +49,9 @@ def of_case(name: str) -> Build:
 
 
 def bert_tiny() -> tuple[Any, Any]:
-    from modelexport.load import load
+    from modelexport.pytorch.loading import load_model
 
-    model = load("bert-tiny").model
+    model = load_model("bert-tiny").model
     return model, modelexport.example_inputs(model)
 
 
@@ -81,7 +81,7 @@ def values_of(tagged: modelexport.TaggedModel, inputs: Mapping[str, Any]) -> dic
     """Every value that the nodes of the main graph make, in one run."""
     given = {value.name: inputs[value.name] for value in tagged.model.graph.inputs if value.name in inputs}
     made = [value for node in tagged.model.graph for value in node.outputs if value.name]
-    return run(session(with_outputs(tagged.model, made), folder=tagged.path.parent), given)
+    return run_session(open_session(with_outputs(tagged.model, made), folder=tagged.path.parent), given)
 
 
 def isolated(
@@ -100,7 +100,7 @@ def isolated(
         else inputs[name]
         for name in names
     }
-    return run(session(cut, folder=tagged.path.parent), feeds)
+    return run_session(open_session(cut, folder=tagged.path.parent), feeds)
 
 
 def agree(one: np.ndarray, other: np.ndarray, limit: float) -> bool:
@@ -200,7 +200,7 @@ def survival(names: list[str], folder: Path) -> None:
         before = modelexport.load(source)
         for tool in TOOLS:
             output = folder / f"{name}.{tool}.onnx"
-            report = optimize(source, tool, output)
+            report = optimize_file(source, tool, output)
             after = modelexport.load(output)
             wrong = contaminated(Truth(before, after, LOSSY.get(tool, LOSSLESS)))
             compared = modelexport.verify_against(source, output)
@@ -248,25 +248,25 @@ def tagged_chain(nodes: int, path: Path) -> None:
             value.name, value.type, value.shape = f"val_{len(made)}", x.type, x.shape
             node.metadata_props.update(
                 {
-                    schema.SOURCE_MODULE: f"/Model/Block.{block}",
-                    schema.CALL: f"blocks.{block}",
-                    schema.EVIDENCE: "exact",
-                    schema.NAMESPACE: f"Model/Block.{block}",
+                    keys.SOURCE_MODULE: f"/Model/Block.{block}",
+                    keys.CALL: f"blocks.{block}",
+                    keys.EVIDENCE: "exact",
+                    keys.NAMESPACE: f"Model/Block.{block}",
                 }
             )
             made.append(node)
         for weight in weights:
             weight.type, weight.shape = ir.TensorType(ir.DataType.FLOAT), weight.const_value.shape
-            weight.metadata_props[schema.PARAMETER] = f'["{weight.name}"]'
+            weight.metadata_props[keys.PARAMETER] = f'["{weight.name}"]'
         initializers += weights
     graph = ir.Graph([x], [value], nodes=made, initializers=initializers, opset_imports={"": 20}, name="main_graph")
     model = ir.Model(graph, ir_version=10)
     entries = {weight.name: ["float32", list(weight.const_value.shape.numpy()), True] for weight in initializers}
     model.metadata_props.update(
         {
-            schema.FORMAT_VERSION_KEY: schema.FORMAT_VERSION,
-            schema.CALL_TREE: onnx_json(calls),
-            schema.STATE_DICT: onnx_json(entries),
+            keys.FORMAT_VERSION_KEY: keys.FORMAT_VERSION,
+            keys.CALL_TREE: onnx_json(calls),
+            keys.STATE_DICT: onnx_json(entries),
         }
     )
     ir.save(model, path)

@@ -19,9 +19,9 @@ import torch
 from transformers import BertConfig, BertModel
 
 import modelexport
-from modelexport.runtime import run, session
-from modelexport.vectors import vectors_path, verify_vectors
-from modelexport.verify import feeds, run_module
+from modelexport.runtime.sessions import open_session, run_session
+from modelexport.tagged.reference import vectors_path, verify_vectors
+from modelexport.verify.model import feeds, run_module
 
 LAYERS = (2, 6, 12)
 RUNS = 3
@@ -41,8 +41,8 @@ def measure(layers: int, folder: Path) -> None:
     modelexport.export(model, inputs, path, vectors=True)
 
     def in_onnx_runtime() -> None:
-        runs = session(path, optimized=True)
-        run(runs, feeds(inputs, runs))
+        runs = open_session(path, optimized=True)
+        run_session(runs, feeds(inputs, runs))
 
     def verified() -> None:
         assert modelexport.verify(model, inputs, path).agrees

@@ -13,8 +13,9 @@ import pytest
 from filelock import FileLock
 
 import models
-from modelexport import export, schema
-from modelexport.frontends.choose import FrontEnd
+from modelexport import export
+from modelexport.capture.choice import FrontEnd
+from modelexport.format import documents
 
 
 @dataclass(frozen=True)
@@ -27,8 +28,8 @@ class ExportedCase:
     """What ``modelexport export --verify --json`` prints."""
 
     @property
-    def hierarchy(self) -> schema.Hierarchy:
-        return msgspec.json.decode(self.path.with_suffix(".hierarchy.json").read_bytes(), type=schema.Hierarchy)
+    def hierarchy(self) -> documents.Hierarchy:
+        return msgspec.json.decode(self.path.with_suffix(".hierarchy.json").read_bytes(), type=documents.Hierarchy)
 
 
 Exporter = Callable[..., ExportedCase]

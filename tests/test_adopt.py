@@ -22,12 +22,13 @@ from torch import nn
 import modelexport
 import models
 from exports import Exporter
-from modelexport import schema
-from modelexport.core import Evidence, ModuleCall
+from modelexport.core.calls import ModuleCall
+from modelexport.core.owners import Evidence
+from modelexport.core.quiet import quiet
 from modelexport.errors import FileFormatError, UsageError
-from modelexport.graph import owner_of
-from modelexport.quiet import quiet
-from modelexport.scoped_names import read_scoped_names
+from modelexport.format import documents, keys
+from modelexport.graph.owners import owner_of
+from modelexport.lineage.exporters.torchscript_names import read_scoped_names
 from test_cli import run
 
 
@@ -122,7 +123,7 @@ def test_a_program_in_memory_has_exact_owners_and_all_calls(
     adopted = modelexport.adopt(blocks_program, tmp_path / "x.onnx")
     tagged = modelexport.load(tmp_path / "x.onnx")
     assert adopted.sources == {"fx_node": len(tagged.nodes)}
-    assert adopted.coverage == schema.Coverage(exact=len(tagged.nodes))
+    assert adopted.coverage == documents.Coverage(exact=len(tagged.nodes))
     assert tagged.tags[tagged.find("shared@1")] == "/Blocks/Block.shared@1"
     own = owners(modelexport.load(exported("blocks").path))
     found = owners(tagged)
@@ -137,7 +138,7 @@ def test_adopting_a_program_leaves_it_as_it_is(blocks_program: Any, tmp_path: Pa
     before = [(node.name, dict(node.metadata_props)) for node in blocks_program.model.graph]
     modelexport.adopt(blocks_program, tmp_path / "x.onnx")
     assert [(node.name, dict(node.metadata_props)) for node in blocks_program.model.graph] == before
-    assert schema.CALL_TREE not in blocks_program.model.metadata_props
+    assert keys.CALL_TREE not in blocks_program.model.metadata_props
 
 
 @pytest.mark.parametrize("optimize", [False, True])
@@ -202,9 +203,9 @@ def test_a_file_of_torch_onnx_has_its_modules_and_says_what_it_cannot_tell(optim
     by_dynamo("blocks", optimize=optimize).save(tmp_path / "x.onnx")
     adopted = modelexport.adopt(tmp_path / "x.onnx", tmp_path / "y.onnx")
     tagged = modelexport.load(tmp_path / "y.onnx")
-    assert adopted.coverage == schema.Coverage(derived=len(tagged.nodes))
+    assert adopted.coverage == documents.Coverage(derived=len(tagged.nodes))
     assert adopted.sources == {"torch_metadata": len(tagged.nodes)}
-    assert json.loads(tagged.model.metadata_props[schema.ADOPTED]) == adopted.sources
+    assert json.loads(tagged.model.metadata_props[keys.ADOPTED]) == adopted.sources
     assert tagged.tags[tagged.find("down.1")] == "/Blocks/Block.down.1"
     assert tagged["up.0.norm"].tag == "/Blocks/Block.up.0/LayerNorm"
     assert "shared@1" not in addresses(tagged)
@@ -226,7 +227,7 @@ def test_calls_of_one_module_in_different_modules_are_told_apart(folder: Path, b
 def test_the_namespace_alone_tells_the_same(blocks_file: Path, tmp_path: Path) -> None:
     model = ir.load(blocks_file)
     for node in model.graph:
-        for key in [key for key in node.metadata_props if key != schema.NAMESPACE]:
+        for key in [key for key in node.metadata_props if key != keys.NAMESPACE]:
             del node.metadata_props[key]
     ir.save(model, tmp_path / "x.onnx")
     adopted = modelexport.adopt(tmp_path / "x.onnx", tmp_path / "y.onnx")
@@ -241,7 +242,7 @@ def test_a_namespace_of_names_alone_becomes_the_tags(tmp_path: Path, exported: E
     path = exported("blocks").path
     model = ir.load(path)
     for store in (model.metadata_props, *(node.metadata_props for node in model.graph)):
-        for key in [key for key in store if key != schema.NAMESPACE]:
+        for key in [key for key in store if key != keys.NAMESPACE]:
             del store[key]
     ir.save(model, tmp_path / "x.onnx")
     adopted = modelexport.adopt(tmp_path / "x.onnx", tmp_path / "y.onnx")
@@ -417,7 +418,7 @@ def test_tags_that_are_there_stay_and_new_nodes_inside_a_call_get_its_tag(tmp_pa
     relu = next(node for node in model.graph if node.op_type == "Relu" and "down.0" in str(node.metadata_props))
     linear = relu.inputs[0].producer()
     for node in (linear, relu):  # the Linear's node becomes one of the block itself
-        node.metadata_props[schema.CALL] = "down.0"
+        node.metadata_props[keys.CALL] = "down.0"
     new = ir.node("Identity", [linear.outputs[0]], name="by_a_tool")
     new.outputs[0].name = "copied"
     relu.replace_input_with(0, new.outputs[0])
@@ -429,8 +430,8 @@ def test_tags_that_are_there_stay_and_new_nodes_inside_a_call_get_its_tag(tmp_pa
     assert adopted.sources == {"tags": len(before.nodes), "neighbours": 1}
     assert tagged.tags == before.tags
     properties = next(node for node in tagged.nodes if node.name == "by_a_tool").metadata_props
-    assert properties[schema.SOURCE_MODULE] == "/Blocks/Block.down.0"
-    assert (properties[schema.CALL], properties[schema.EVIDENCE]) == ("down.0", "inferred")
+    assert properties[keys.SOURCE_MODULE] == "/Blocks/Block.down.0"
+    assert (properties[keys.CALL], properties[keys.EVIDENCE]) == ("down.0", "inferred")
     again = modelexport.adopt(tmp_path / "y.onnx", tmp_path / "y.onnx")
     assert again.sources == adopted.sources
 
@@ -440,11 +441,11 @@ def test_tags_that_are_damaged_or_in_memory_are_refused(blocks_file: Path, tmp_p
     model = ir.load(tmp_path / "x.onnx")
     with pytest.raises(UsageError, match="has tags of modelexport already"):
         modelexport.adopt(model, tmp_path / "y.onnx")
-    model.metadata_props[schema.ADOPTED] = '{"a guess": 1}'
+    model.metadata_props[keys.ADOPTED] = '{"a guess": 1}'
     ir.save(model, tmp_path / "y.onnx")
     with pytest.raises(FileFormatError, match="damaged tags"):
         modelexport.adopt(tmp_path / "y.onnx", tmp_path / "z.onnx")
-    model.metadata_props[schema.FORMAT_VERSION_KEY] = "1999-01-01"
+    model.metadata_props[keys.FORMAT_VERSION_KEY] = "1999-01-01"
     ir.save(model, tmp_path / "y.onnx")
     with pytest.raises(FileFormatError, match="1999-01-01"):
         modelexport.adopt(tmp_path / "y.onnx", tmp_path / "z.onnx")

@@ -21,15 +21,28 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import models
 from exports import ExportedCase, Exporter
-from modelexport import errors, export, inline, load, schema, strip
-from modelexport.core import CallTree, Evidence, Module, ModuleCall, ModuleTree, Owner, TracedCall
-from modelexport.graph import OWNER, all_nodes, initializers, owner_of
-from modelexport.grouping import COMES_BACK, INTERLEAVED, MERGED, SCATTERED, Group, Grouping, Item, group_calls
-from modelexport.tags import Tags
-from modelexport.verify import feeds
-from modelexport.writers.attributes import write_attributes
-from modelexport.writers.functions import FunctionsForm, write_functions
-from modelexport.writers.node_tags import write_metadata
+from modelexport import errors, export, inline, load, strip
+from modelexport.core.calls import CallTree, ModuleCall, TracedCall
+from modelexport.core.modules import Module, ModuleTree
+from modelexport.core.owners import Evidence, Owner
+from modelexport.core.tags import Tags
+from modelexport.format import keys
+from modelexport.graph.nodes import all_nodes, initializers
+from modelexport.graph.owners import OWNER, owner_of
+from modelexport.tagged.encodings.attributes import write_attributes
+from modelexport.tagged.encodings.functions import FunctionsForm, write_functions
+from modelexport.tagged.encodings.grouping import (
+    COMES_BACK,
+    INTERLEAVED,
+    MERGED,
+    SCATTERED,
+    Group,
+    Grouping,
+    Item,
+    group_calls,
+)
+from modelexport.tagged.encodings.metadata import write_metadata
+from modelexport.verify.model import feeds
 
 QUICK = ("blocks", "condition", "bert", "albert", "bloom", "t5")
 """Shared modules, branches, repeated calls, merged nodes, an encoder and a decoder of one class."""
@@ -101,7 +114,7 @@ def described(node: ir.Node) -> tuple[object, ...]:
 
 def properties(initializer: ir.Value) -> dict[str, object]:
     known: dict[str, object] = dict(initializer.metadata_props)
-    known[schema.HIERARCHY_TAGS] = set(json.loads(initializer.metadata_props[schema.HIERARCHY_TAGS]))
+    known[keys.HIERARCHY_TAGS] = set(json.loads(initializer.metadata_props[keys.HIERARCHY_TAGS]))
     return known
 
 
@@ -136,10 +149,10 @@ def test_functions_compute_the_same_bits_and_inline_gives_the_flat_file(
     bodies = [
         [(node.op_identifier(), dict(node.metadata_props)) for node in function]
         for function in form.model.functions.values()
-        if function.domain == schema.FUNCTIONS_DOMAIN
+        if function.domain == keys.FUNCTIONS_DOMAIN
     ]
     assert bodies
-    assert all(schema.CALL in metadata for body in bodies for _, metadata in body)
+    assert all(keys.CALL in metadata for body in bodies for _, metadata in body)
 
 
 @pytest.mark.parametrize("name", DYNAMIC)
@@ -168,11 +181,11 @@ def test_attributes_are_read_back_as_they_were_and_strip_makes_them_run(
 
 def test_equal_layers_are_one_function_with_the_class_as_its_name(exported: Exporter, tmp_path: Path) -> None:
     form = check_functions_form(exported("bert"), tmp_path)
-    called = [node.op_type for node in all_nodes(form.model) if node.domain == schema.FUNCTIONS_DOMAIN]
+    called = [node.op_type for node in all_nodes(form.model) if node.domain == keys.FUNCTIONS_DOMAIN]
     assert called.count("BertLayer") == 2
     assert not any(name.startswith("BertLayer_") for name in called)
-    top = [node for node in form.model.graph if node.domain == schema.FUNCTIONS_DOMAIN]
-    assert [node.metadata_props[schema.CALL] for node in top] == ["embeddings", "encoder", "pooler"]
+    top = [node for node in form.model.graph if node.domain == keys.FUNCTIONS_DOMAIN]
+    assert [node.metadata_props[keys.CALL] for node in top] == ["embeddings", "encoder", "pooler"]
     assert top[1].attributes["source_module"].as_string() == "/BertModel/BertEncoder"
     assert list(top[1].attributes["hierarchy_tags"].as_strings()) == ["/BertModel/BertEncoder"]
 
@@ -406,12 +419,12 @@ def test_the_wrong_carrier_is_said_in_one_line_and_nothing_is_written(exported: 
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("key", [schema.NAMES, schema.CALL, schema.SOURCE_MODULE])
+@pytest.mark.parametrize("key", [keys.NAMES, keys.CALL, keys.SOURCE_MODULE])
 def test_a_functions_file_without_what_the_calls_say_is_damaged(key: str, exported: Exporter, tmp_path: Path) -> None:
     case = exported("blocks")
     form = write_functions(load(case.path).model, tags_of(case))
     for node in form.model.graph:
-        if node.domain == schema.FUNCTIONS_DOMAIN:
+        if node.domain == keys.FUNCTIONS_DOMAIN:
             del node.metadata_props[key]
     ir.save(form.model, tmp_path / "damaged.onnx")
     with pytest.raises(errors.FileFormatError, match="damaged tags"):

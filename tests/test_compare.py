@@ -20,9 +20,9 @@ from torch import nn
 import models
 from exports import Exporter
 from modelexport import compare, export
-from modelexport.compare import FileComparison, OnlyInOne
+from modelexport.cli.show_comparison import format_comparison
 from modelexport.errors import FileFormatError
-from modelexport.render_compare import format_comparison
+from modelexport.tagged.comparison import FileComparison, OnlyInOne
 
 
 class Two(nn.Module):

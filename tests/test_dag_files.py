@@ -11,10 +11,11 @@ import pytest
 import torch
 from torch import nn
 
-from modelexport import cli, schema
+from modelexport.cli import app
 from modelexport.errors import OutputError
-from modelexport.pipeline import export
-from modelexport.writers.dag import dag_file_name, write_dag_files
+from modelexport.exporting.pipeline import export
+from modelexport.format import documents
+from modelexport.tagged.documents.dag import dag_file_name, write_dag_files
 
 
 def test_the_single_files_hold_the_objects_of_the_merged_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,7 +24,7 @@ def test_the_single_files_hold_the_objects_of_the_merged_one(tmp_path: Path, mon
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", command)
     with pytest.raises(SystemExit) as status:
-        cli.main()
+        app.main()
     assert status.value.code == 0
     merged = json.loads((tmp_path / "x.dag.json").read_bytes())
     single = {file.name: json.loads(file.read_bytes()) for file in (tmp_path / "dags").iterdir()}
@@ -41,7 +42,7 @@ def test_a_dag_folder_that_cannot_be_one_is_refused_before_the_work(tmp_path: Pa
 
 def test_what_else_is_in_the_dag_folder_stays(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("mine")
-    write_dag_files(tmp_path, {"/A": schema.Dag(["a", "b"], [("a", "b")])})
+    write_dag_files(tmp_path, {"/A": documents.Dag(["a", "b"], [("a", "b")])})
     assert (tmp_path / "mine.txt").read_text() == "mine"
     assert json.loads((tmp_path / dag_file_name("/A")).read_text()) == {"nodes": ["a", "b"], "edges": [["a", "b"]]}
 

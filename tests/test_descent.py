@@ -6,10 +6,12 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from modelexport.core import Evidence, ModuleCall, Owner
-from modelexport.descent import Descent, trace
-from modelexport.graph import OWNER, all_nodes, owner_of
-from modelexport.lineage import snapshot
+from modelexport.core.calls import ModuleCall
+from modelexport.core.owners import Evidence, Owner
+from modelexport.graph.nodes import all_nodes
+from modelexport.graph.owners import OWNER, owner_of
+from modelexport.graph.snapshot import snapshot
+from modelexport.lineage.descent import Descent, trace_owners
 
 HEADER = '<ir_version: 10, opset_import: ["" : 20, "other" : 1]> g '
 
@@ -24,7 +26,7 @@ def derived(before: str, after: str, **owners: str) -> tuple[dict[str | None, tu
     for node in all_nodes(source):
         name = node.outputs[0].name or ""
         node.meta[OWNER] = Owner((ModuleCall.parse(owners[name]),), Evidence.EXACT)
-    descent = trace(snapshot(source), changed)
+    descent = trace_owners(snapshot(source), changed)
     found = {
         node.outputs[0].name: (owner.evidence.value, [str(call) for call in owner.calls])
         if (owner := owner_of(node))

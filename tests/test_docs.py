@@ -13,7 +13,7 @@ import pytest
 import typer
 
 import modelexport
-from modelexport.cli import app
+from modelexport.cli.app import app
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])

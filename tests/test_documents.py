@@ -16,14 +16,18 @@ from torch import nn
 
 import models
 from exports import Exporter
-from modelexport import documents, json_schema, read, schema
-from modelexport.core import CallTree, ModuleCall
+from modelexport import load
+from modelexport.core.calls import CallTree, ModuleCall
 from modelexport.errors import FileFormatError
-from modelexport.graph import all_nodes, initializers, nested_graphs, owner_of
-from modelexport.inputs import example_inputs
-from modelexport.load import load
-from modelexport.pipeline import export
-from modelexport.writers.operations import name_nodes_apart
+from modelexport.exporting.pipeline import export
+from modelexport.format import keys, schemas
+from modelexport.graph.names import name_nodes_apart
+from modelexport.graph.nodes import all_nodes, initializers, nested_graphs
+from modelexport.graph.owners import owner_of
+from modelexport.pytorch.inputs import example_inputs
+from modelexport.pytorch.loading import load_model
+from modelexport.tagged import file
+from modelexport.tagged.documents import reading
 
 TABLE = [case.name for case in (*models.CASES, *models.TRAINED)]
 FORMAT_PAGE = Path(__file__).parent.parent / "docs" / "format.md"
@@ -69,7 +73,7 @@ def expected_dag(model: ir.Model, calls: CallTree, call: ModuleCall) -> tuple[se
 
 
 def assert_documents_agree(
-    tagged: read.TaggedModel, hierarchy: schema.Hierarchy, dags: dict, operations: dict, naive: bool = True
+    tagged: file.TaggedModel, hierarchy: reading.Hierarchy, dags: dict, operations: dict, naive: bool = True
 ) -> None:
     """All three tell the same story about the same model."""
     nodes = {node.name: node for node in tagged.nodes}
@@ -79,9 +83,9 @@ def assert_documents_agree(
 
     listed = {name: operation for name, operation in operations.items() if operation.op_type != "Initializer"}
     assert [(node.name, node.op_type, node.hierarchy_tags or [node.source_module]) for node in hierarchy.nodes] == [
-        (name, nodes[name].op_type, [nodes[name].metadata_props[schema.SOURCE_MODULE]])
+        (name, nodes[name].op_type, [nodes[name].metadata_props[keys.SOURCE_MODULE]])
         if len(owner_of(nodes[name]).calls) == 1
-        else (name, operation.op_type, json.loads(nodes[name].metadata_props[schema.HIERARCHY_TAGS]))
+        else (name, operation.op_type, json.loads(nodes[name].metadata_props[keys.HIERARCHY_TAGS]))
         for name, operation in listed.items()
     ]
     for node in hierarchy.nodes:
@@ -111,13 +115,13 @@ def assert_documents_agree(
 
 
 @pytest.fixture
-def beside(request: pytest.FixtureRequest, exported: Exporter) -> tuple[read.TaggedModel, dict, dict]:
+def beside(request: pytest.FixtureRequest, exported: Exporter) -> tuple[file.TaggedModel, dict, dict]:
     """A tagged model of the table, its DAGs and its operations."""
     path = exported(request.param).path
     return (
-        read.load(path),
-        documents.load_dag(path.with_suffix(".dag.json")),
-        documents.load_operations(path.with_suffix(".operations.json")),
+        load(path),
+        reading.load_dag(path.with_suffix(".dag.json")),
+        reading.load_operations(path.with_suffix(".operations.json")),
     )
 
 
@@ -166,27 +170,27 @@ def test_the_documents_fit_their_schemas(beside: tuple) -> None:
     tagged, *_ = beside
     for name in ("hierarchy", "dag", "operations"):
         document = json.loads(tagged.path.with_suffix(f".{name}.json").read_bytes())
-        jsonschema.validate(document, json_schema.json_schema(name))
-    for key, name in ((schema.CALL_TREE, "call_tree"), (schema.STATE_DICT, "state_dict")):
-        jsonschema.validate(json.loads(tagged.model.metadata_props[key]), json_schema.json_schema(name))
+        jsonschema.validate(document, schemas.make_json_schema(name))
+    for key, name in ((keys.CALL_TREE, "call_tree"), (keys.STATE_DICT, "state_dict")):
+        jsonschema.validate(json.loads(tagged.model.metadata_props[key]), schemas.make_json_schema(name))
     for value in initializers(tagged.model):
-        if schema.TRANSFORM in value.metadata_props:
-            steps = json.loads(value.metadata_props[schema.TRANSFORM])
-            jsonschema.validate(steps, json_schema.json_schema("transform"))
+        if keys.TRANSFORM in value.metadata_props:
+            steps = json.loads(value.metadata_props[keys.TRANSFORM])
+            jsonschema.validate(steps, schemas.make_json_schema("transform"))
 
 
 def test_an_embedding_that_is_tied_shows_both_its_users(exported: Exporter) -> None:
     export = exported("bart")
     tied = [entry.name for entry in export.hierarchy.initializers if "shared.weight" in entry.parameter]
-    operations = documents.load_operations(export.path.with_suffix(".operations.json"))
+    operations = reading.load_operations(export.path.with_suffix(".operations.json"))
     assert [operations[name].tags for name in tied] == [
         ["/BartModel/BartEncoder/BartScaledWordEmbedding", "/BartModel/BartDecoder/BartScaledWordEmbedding"]
     ]
 
 
 def test_a_holder_stands_for_what_runs_in_it_and_a_call_in_a_branch_has_operations(exported: Exporter) -> None:
-    dags = documents.load_dag(exported("condition").path.with_suffix(".dag.json"))
-    operations = documents.load_operations(exported("condition").path.with_suffix(".operations.json"))
+    dags = reading.load_dag(exported("condition").path.with_suffix(".dag.json"))
+    operations = reading.load_operations(exported("condition").path.with_suffix(".operations.json"))
     [holder] = [name for name, operation in operations.items() if operation.op_type == "If"]
     before = dags["/Branches/Block.before"].nodes
     assert dags["/Branches"].nodes[-1] == holder
@@ -208,8 +212,8 @@ class Chunks(nn.Module):
 
 
 def operators_and_edges(path: Path) -> tuple[set[str], set[tuple[str, str]]]:
-    operations = documents.load_operations(path.with_suffix(".operations.json"))
-    [dag] = documents.load_dag(path.with_suffix(".dag.json")).values()
+    operations = reading.load_operations(path.with_suffix(".operations.json"))
+    [dag] = reading.load_dag(path.with_suffix(".dag.json")).values()
     kind = {name: operation.op_type for name, operation in operations.items()}
     assert {kind[name] for name in dag.nodes} == set(kind.values()) - {"Constant", "Initializer"}
     return set(kind.values()), {(kind[producer], kind[consumer]) for producer, consumer in dag.edges}
@@ -274,9 +278,9 @@ def copied(tmp_path: Path, exported: Exporter) -> Path:
 
 
 def test_a_sidecar_that_is_missing_is_fine(copied: Path) -> None:
-    assert read.load(copied).hierarchy.model.name == "Blocks"
+    assert load(copied).hierarchy.model.name == "Blocks"
     copied.with_suffix(".hierarchy.json").unlink()
-    assert read.load(copied).hierarchy is None
+    assert load(copied).hierarchy is None
 
 
 @pytest.mark.parametrize(
@@ -295,7 +299,7 @@ def test_a_sidecar_that_is_missing_is_fine(copied: Path) -> None:
             lambda d: d["calls"][2].update(parent="up.0"),
             "call 'stem.linear' in 'up.0', .* there is 'stem.linear' in 'stem'",
         ),
-        (lambda d: d.update(format_version="1999-01-01"), "format version 1999-01-01.* reads " + schema.FORMAT_VERSION),
+        (lambda d: d.update(format_version="1999-01-01"), "format version 1999-01-01.* reads " + keys.FORMAT_VERSION),
         (lambda d: d.pop("coverage"), "damaged or another document .*coverage"),
         (lambda d: d.clear(), "damaged or another document .*format_version"),
     ],
@@ -308,11 +312,11 @@ def test_a_sidecar_that_contradicts_the_model_is_an_error_that_says_where(
     change(document)
     sidecar.write_text(json.dumps(document))
     with pytest.raises(FileFormatError, match=message) as error:
-        _ = read.load(copied).hierarchy
+        _ = load(copied).hierarchy
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("reader", [documents.load_hierarchy, documents.load_dag, documents.load_operations])
+@pytest.mark.parametrize("reader", [reading.load_hierarchy, reading.load_dag, reading.load_operations])
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b'{"a": 1}', b"[]", None])
 def test_a_file_that_is_no_such_document_is_refused(tmp_path: Path, reader: Any, content: bytes | None) -> None:
     if content is not None:
@@ -324,25 +328,25 @@ def test_a_file_that_is_no_such_document_is_refused(tmp_path: Path, reader: Any,
 # --- schemas and the page ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", json_schema.DOCUMENTS)
+@pytest.mark.parametrize("name", schemas.DOCUMENTS)
 def test_the_shipped_schemas_are_those_of_the_types(name: str) -> None:
-    shipped = json_schema.DIRECTORY / f"{name}.json"
-    assert shipped.read_bytes() == json_schema.format_schema(name), "run `python -m modelexport.json_schema`"
+    shipped = schemas.DIRECTORY / f"{name}.json"
+    assert shipped.read_bytes() == schemas.format_schema(name), "run `python -m modelexport.json_schema`"
 
 
 def test_there_are_no_other_schemas() -> None:
-    assert {file.stem for file in json_schema.DIRECTORY.iterdir()} == set(json_schema.DOCUMENTS)
+    assert {file.stem for file in schemas.DIRECTORY.iterdir()} == set(schemas.DOCUMENTS)
 
 
 def test_the_examples_of_the_format_page_are_excerpts_of_a_real_export(tmp_path: Path) -> None:
-    loaded = load("bert-tiny")
+    loaded = load_model("bert-tiny")
     export(loaded.model, example_inputs(loaded.model), tmp_path / "bert-tiny.onnx", name="bert-tiny")
     model = ir.load(tmp_path / "bert-tiny.onnx")
     real = {
         "properties of the model": model.metadata_props,
         "properties of nodes": {node.name: node.metadata_props for node in all_nodes(model)},
         "properties of initializers": {value.name: value.metadata_props for value in initializers(model)},
-        **{key: json.loads(model.metadata_props[key]) for key in (schema.CALL_TREE, schema.STATE_DICT)},
+        **{key: json.loads(model.metadata_props[key]) for key in (keys.CALL_TREE, keys.STATE_DICT)},
         **{file.name: json.loads(file.read_bytes()) for file in tmp_path.glob("*.json")},
     }
     examples = re.findall(r"<!-- from (.*?) -->\n\n```json\n(.*?)```", FORMAT_PAGE.read_text(), re.DOTALL)

@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 import models
+from modelexport.capture import dynamo
 from modelexport.errors import CaptureError, InputsError
-from modelexport.frontends import dynamo
-from modelexport.graph import all_nodes, owner_of
+from modelexport.graph.nodes import all_nodes
+from modelexport.graph.owners import owner_of
 
 
 class Block(nn.Module):
@@ -48,7 +49,7 @@ INPUTS = {"x": torch.ones(2, 4)}
 
 @pytest.fixture(scope="module")
 def everything() -> dynamo.Exported:
-    return dynamo.export(Everything().eval(), INPUTS)
+    return dynamo.capture_by_dynamo(Everything().eval(), INPUTS)
 
 
 def test_each_call_is_numbered_under_the_modules_canonical_path(everything: dynamo.Exported) -> None:
@@ -87,7 +88,7 @@ def test_onnx_nodes_still_point_to_their_fx_nodes_and_those_still_carry_annotati
 
     original, dynamo._Owners = dynamo._Owners, Listening
     try:
-        dynamo.export(Block().eval(), INPUTS)
+        dynamo.capture_by_dynamo(Block().eval(), INPUTS)
     finally:
         dynamo._Owners = original
     assert seen
@@ -113,7 +114,7 @@ def test_the_model_is_as_it_was_before_an_export(name: str) -> None:
     case = models.case(name)
     model, inputs = case.build().train(), case.inputs()
     before, given = state(model), copy.deepcopy(inputs)
-    dynamo.export(model, inputs)
+    dynamo.capture_by_dynamo(model, inputs)
     assert_same(before, state(model))
     assert inputs.keys() == given.keys()
     assert all(torch.equal(inputs[key], given[key]) for key in inputs)
@@ -124,7 +125,7 @@ def test_a_model_that_cannot_be_exported_is_as_it_was_and_the_error_names_the_ca
     model = case.build().train()
     before = state(model)
     with pytest.raises(CaptureError, match=case.expected.failure) as raised:
-        dynamo.export(model, case.inputs())
+        dynamo.capture_by_dynamo(model, case.inputs())
     assert raised.value.address is not None
     assert raised.value.__cause__ is not None
     assert_same(before, state(model))
@@ -132,17 +133,17 @@ def test_a_model_that_cannot_be_exported_is_as_it_was_and_the_error_names_the_ca
 
 def test_inputs_that_do_not_fit_are_told_from_a_model_that_cannot_be_exported() -> None:
     with pytest.raises(InputsError, match="Block does not run with x"):
-        dynamo.export(Block(), {"x": torch.ones(2, 5)})
+        dynamo.capture_by_dynamo(Block(), {"x": torch.ones(2, 5)})
 
 
 def test_positional_inputs_get_the_names_of_the_arguments() -> None:
-    exported = dynamo.export(Block().eval(), (torch.ones(2, 4),))
+    exported = dynamo.capture_by_dynamo(Block().eval(), (torch.ones(2, 4),))
     assert [value.name for value in exported.model.graph.inputs] == ["x"]
 
 
 def test_outputs_are_named_as_the_model_names_them() -> None:
     case = models.case("nested-structures")
-    exported = dynamo.export(case.build(), case.inputs())
+    exported = dynamo.capture_by_dynamo(case.build(), case.inputs())
     assert len(exported.output_names) == len(exported.model.graph.outputs)
     assert exported.output_names == tuple(spec.name for spec in exported.calls.calls[0].outputs)
 

@@ -10,10 +10,10 @@ import pytest
 
 import models
 from exports import Exporter
-from modelexport import read
-from modelexport.comparison import compare_all
-from modelexport.graph import owner_of
-from modelexport.verify import feeds, run_module
+from modelexport import load
+from modelexport.graph.owners import owner_of
+from modelexport.verify.differences import compare_outputs
+from modelexport.verify.model import feeds, run_module
 
 TABLE = [case.name for case in (*models.CASES, *models.TRAINED)]
 DYNAMIC = [case.name for case in (*models.CASES, *models.TRAINED) if case.dynamic is not None]
@@ -54,7 +54,7 @@ def test_the_file_passes_the_full_check(name: str, exported: Exporter) -> None:
 @pytest.mark.parametrize("name", TABLE)
 def test_what_is_read_back_is_what_the_sidecar_says(name: str, exported: Exporter) -> None:
     export = exported(name)
-    tagged, hierarchy = read.load(export.path), export.hierarchy
+    tagged, hierarchy = load(export.path), export.hierarchy
     assert tagged.coverage == hierarchy.coverage
     assert [call.call.address for call in tagged.calls] == [call.address for call in hierarchy.calls]
     assert [(node.name, owner_of(node).call.address) for node in tagged.nodes] == [
@@ -65,7 +65,7 @@ def test_what_is_read_back_is_what_the_sidecar_says(name: str, exported: Exporte
 @pytest.mark.parametrize("name", TABLE)
 def test_tags_are_those_of_the_owners_deepest_level(name: str, exported: Exporter) -> None:
     export = exported(name)
-    tagged = read.load(export.path)
+    tagged = load(export.path)
     levels = {module.path for module in export.hierarchy.modules if module.level}
     for node in tagged.nodes:
         call = owner_of(node).call
@@ -87,7 +87,7 @@ def test_the_calls_of_alberts_one_layer_have_equally_many_nodes(exported: Export
     layer = "encoder.albert_layer_groups.0.albert_layers.0"
     rows = {row["address"]: row for row in export.document["tree"]}
     repeats = [rows[layer] if i == 0 else rows[f"{layer}@{i}"] for i in range(4)]
-    tagged = read.load(export.path)
+    tagged = load(export.path)
     operators = [
         Counter(node.op_type for node in tagged.nodes_of(tagged.find(row["address"] or "."))) for row in repeats
     ]
@@ -96,14 +96,14 @@ def test_the_calls_of_alberts_one_layer_have_equally_many_nodes(exported: Export
 
 
 def test_gpt2s_split_nodes_belong_to_the_attention_that_splits(exported: Exporter) -> None:
-    tagged = read.load(exported("gpt2").path)
+    tagged = load(exported("gpt2").path)
     splits = [node for node in tagged.nodes if node.op_type == "Split"]
     assert [owner_of(node).call.address for node in splits] == [f"transformer.h.{i}.attn" for i in range(len(splits))]
     assert splits
 
 
 def test_the_branches_of_a_condition_belong_to_the_modules_called_in_them(exported: Exporter) -> None:
-    tagged = read.load(exported("condition").path)
+    tagged = load(exported("condition").path)
     branch = next(node for node in tagged.nodes if node.op_type == "If")
     owners = {
         attribute.name: {owner_of(node).call.path for node in attribute.as_graph().all_nodes()}
@@ -134,5 +134,5 @@ def check_dynamic(name: str, exported: Exporter) -> None:
     session = onnxruntime.InferenceSession(export.path, providers=["CPUExecutionProvider"])
     actual = session.run(None, feeds(others, session))
     expected = run_module(export.case.build(), others)
-    differences = compare_all([output.name for output in session.get_outputs()], expected, actual)
+    differences = compare_outputs([output.name for output in session.get_outputs()], expected, actual)
     assert [d for d in differences if d.status != "agree" and (d.absolute or 1) > export.case.tolerance] == []

@@ -24,16 +24,18 @@ from transformers import PreTrainedModel
 import modelexport
 import models
 from exports import ExportedCase, Exporter
-from modelexport import extract as extraction
-from modelexport.boundaries import boundaries, match_values
-from modelexport.core import ModuleCall
-from modelexport.cut import Cutter
+from modelexport import load
+from modelexport.api import TaggedModel
+from modelexport.core.calls import ModuleCall
 from modelexport.errors import FileFormatError, OutputError, UsageError
-from modelexport.graph import all_nodes, initializers, nested_graphs, owned_operators, owner_of
-from modelexport.hierarchy.values import tensors_in
-from modelexport.read import TaggedModel, load
-from modelexport.schema import CallTensor
-from modelexport.tree import tree_rows
+from modelexport.format.documents import CallTensor
+from modelexport.graph.boundaries import find_boundaries, match_values
+from modelexport.graph.nodes import all_nodes, initializers, nested_graphs
+from modelexport.graph.owners import owned_operators, owner_of
+from modelexport.pytorch.values import tensors_in
+from modelexport.surgery import extraction
+from modelexport.surgery.cutter import Cutter
+from modelexport.tagged.tree import tree_rows
 
 TABLE = [case.name for case in (*models.CASES, *models.TRAINED)]
 
@@ -140,7 +142,7 @@ def test_an_input_named_after_an_argument_is_that_argument(name: str, exported: 
     tagged, values = load(whole.path), every_value(whole.path, whole.case.inputs())
     arguments = arguments_of_calls(whole.case.build(), whole.case.inputs())
     entries = {entry.address: entry for entry in whole.hierarchy.calls}
-    borders = boundaries(tagged.model, tagged.calls)
+    borders = find_boundaries(tagged.model, tagged.calls)
     compared = 0
     for call in calls_with_nodes(tagged):
         for value, argument in match_values(list(borders[call].inputs), entries[call.address].inputs).items():

@@ -17,12 +17,13 @@ from torch import nn
 import models
 from exports import Exporter
 from modelexport import export, verify
+from modelexport.capture.choice import FRONT_ENDS, FrontEnd, capture
+from modelexport.capture.exported import Exported
 from modelexport.errors import CaptureError, InputsError, UsageError
-from modelexport.frontends import Exported
-from modelexport.frontends.choose import FRONT_ENDS, FrontEnd, capture
-from modelexport.graph import all_nodes, initializers, owner_of
-from modelexport.schema import Hierarchy
-from modelexport.verdicts import VerifyReport
+from modelexport.format.documents import Hierarchy
+from modelexport.graph.nodes import all_nodes, initializers
+from modelexport.graph.owners import owner_of
+from modelexport.verify.verdicts import VerifyReport
 from test_dynamo import assert_same, state
 
 BOTH = tuple(FRONT_ENDS)
@@ -366,7 +367,7 @@ def test_an_opset_that_the_exporter_does_not_write_is_refused() -> None:
 def test_torch_still_has_what_the_front_end_relies_on() -> None:
     from torch.onnx import _constants
 
-    from modelexport.frontends import torchscript
+    from modelexport.capture import torchscript
 
     assert torchscript.OPSETS[-1] == _constants.ONNX_TORCHSCRIPT_EXPORTER_MAX_OPSET
     for name in ("_jit_pass_cse", "_jit_pass_onnx_peephole", "_jit_onnx_log", "_get_value_trace", "_set_value_trace"):

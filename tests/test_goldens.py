@@ -15,10 +15,13 @@ import pytest
 import torch
 from torch import nn
 
-from modelexport import documents, json_schema, read, schema
-from modelexport.core import ModuleCall
-from modelexport.graph import all_nodes, initializers, owner_of
-from modelexport.pipeline import export
+from modelexport import load
+from modelexport.core.calls import ModuleCall
+from modelexport.exporting.pipeline import export
+from modelexport.format import keys, schemas
+from modelexport.graph.nodes import all_nodes, initializers
+from modelexport.graph.owners import owner_of
+from modelexport.tagged.documents import reading
 
 GOLDEN = Path(__file__).parent / "golden"
 VERSIONS = sorted(directory.name for directory in GOLDEN.iterdir() if directory.is_dir())
@@ -76,7 +79,7 @@ def properties(model: ir.Model) -> dict[str, Any]:
 def today(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
     """The folder of today's export; the folder of the goldens, if they are to be rewritten."""
     rewrite = request.config.getoption("--rewrite-goldens")
-    directory = GOLDEN / schema.FORMAT_VERSION if rewrite else tmp_path_factory.mktemp("today")
+    directory = GOLDEN / keys.FORMAT_VERSION if rewrite else tmp_path_factory.mktemp("today")
     directory.mkdir(exist_ok=True, parents=True)
     # Three axes, so that the weights are transposed and no Gemm is used.
     export(golden_model(), {"x": torch.ones(1, 2, 2)}, directory / "golden.onnx")
@@ -92,7 +95,7 @@ def without_versions(name: str, document: dict[str, Any]) -> dict[str, Any]:
         document["environment"] = dict.fromkeys(document["environment"])
         document["modelexport_version"] = ""
     elif name == "properties":
-        document["model"][schema.VERSION_KEY] = ""
+        document["model"][keys.VERSION_KEY] = ""
     return document
 
 
@@ -100,21 +103,21 @@ def without_versions(name: str, document: dict[str, Any]) -> dict[str, Any]:
 def test_todays_export_is_the_golden_of_its_version(today: Path, name: str) -> None:
     golden, made = (
         without_versions(name, json.loads((directory / f"golden.{name}.json").read_bytes()))
-        for directory in (GOLDEN / schema.FORMAT_VERSION, today)
+        for directory in (GOLDEN / keys.FORMAT_VERSION, today)
     )
     assert made == golden, "if the change is meant, run this file with --rewrite-goldens, and give the format a version"
 
 
 def test_todays_version_has_goldens() -> None:
-    assert schema.FORMAT_VERSION in VERSIONS
+    assert keys.FORMAT_VERSION in VERSIONS
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_the_goldens_of_every_version_are_read(version: str) -> None:
     path = GOLDEN / version / "golden.onnx"
-    tagged = read.load(path)
-    dags = documents.load_dag(path.with_suffix(".dag.json"))
-    operations = documents.load_operations(path.with_suffix(".operations.json"))
+    tagged = load(path)
+    dags = reading.load_dag(path.with_suffix(".dag.json"))
+    operations = reading.load_operations(path.with_suffix(".operations.json"))
     assert tagged.hierarchy.format_version == version
     assert list(dags) == list(tagged.tags.values())
     assert {node.name for node in tagged.nodes} < set(operations)
@@ -133,13 +136,13 @@ def test_the_goldens_have_every_key_of_the_format(version: str) -> None:
     kept = json.loads((GOLDEN / version / "golden.properties.json").read_bytes())
     keys = {where: {key for one in kept[where].values() for key in one} for where in ("nodes", "initializers")}
     assert {
-        schema.SOURCE_MODULE, schema.CALL, schema.EVIDENCE, schema.NAMESPACE, schema.HIERARCHY_TAGS, schema.CALLS,
+        keys.SOURCE_MODULE, keys.CALL, keys.EVIDENCE, keys.NAMESPACE, keys.HIERARCHY_TAGS, keys.CALLS,
     } == keys["nodes"]  # fmt: skip
-    assert {schema.PARAMETER, schema.TRANSFORM, schema.HIERARCHY_TAGS} == keys["initializers"]
-    assert {schema.FORMAT_VERSION_KEY, schema.VERSION_KEY, schema.CALL_TREE, schema.STATE_DICT} <= set(kept["model"])
+    assert {keys.PARAMETER, keys.TRANSFORM, keys.HIERARCHY_TAGS} == keys["initializers"]
+    assert {keys.FORMAT_VERSION_KEY, keys.VERSION_KEY, keys.CALL_TREE, keys.STATE_DICT} <= set(kept["model"])
 
 
 @pytest.mark.parametrize("name", ["hierarchy", "dag", "operations"])
 def test_the_goldens_of_todays_version_fit_the_shipped_schemas(name: str) -> None:
-    document = json.loads((GOLDEN / schema.FORMAT_VERSION / f"golden.{name}.json").read_bytes())
-    jsonschema.validate(document, json.loads((json_schema.DIRECTORY / f"{name}.json").read_bytes()))
+    document = json.loads((GOLDEN / keys.FORMAT_VERSION / f"golden.{name}.json").read_bytes())
+    jsonschema.validate(document, json.loads((schemas.DIRECTORY / f"{name}.json").read_bytes()))

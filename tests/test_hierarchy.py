@@ -11,13 +11,14 @@ import torch
 import transformers
 from torch import nn
 
-from modelexport.core import CallTree, ModuleCall, ModuleTree, TensorSpec
+from modelexport.cli.show_export import format_hierarchy, print_hierarchy
+from modelexport.core.calls import CallTree, ModuleCall, TensorSpec
+from modelexport.core.hierarchies import Status, compare_hierarchies
+from modelexport.core.modules import ModuleTree
+from modelexport.core.tags import Tags
 from modelexport.errors import InputsError
-from modelexport.hierarchy.compare import Status, compare
-from modelexport.hierarchy.static import containers, module_tree
-from modelexport.hierarchy.traced import trace
-from modelexport.render import format_hierarchy, print_hierarchy
-from modelexport.tags import Tags
+from modelexport.pytorch.static import containers, module_tree
+from modelexport.pytorch.traced import trace_calls
 
 X = torch.ones(2, 4)
 
@@ -38,7 +39,7 @@ def bert_tree(bert: nn.Module) -> ModuleTree:
 
 @pytest.fixture(scope="module")
 def bert_calls(bert: nn.Module) -> CallTree:
-    return trace(bert, (), {"input_ids": torch.ones(1, 8, dtype=torch.long)})
+    return trace_calls(bert, (), {"input_ids": torch.ones(1, 8, dtype=torch.long)})
 
 
 class Twins(nn.Module):
@@ -124,7 +125,7 @@ def test_parameters_that_are_not_made_yet_count_as_none() -> None:
     tree = module_tree(lazy)
     assert (tree["0"].parameters, tree["0"].shapes) == (0, {})
     with pytest.raises(InputsError, match="run it once"):
-        trace(lazy, (X,))
+        trace_calls(lazy, (X,))
 
 
 def test_bert_tiny_calls_45_modules_in_order(bert_calls: CallTree, bert_tree: ModuleTree) -> None:
@@ -152,13 +153,17 @@ def test_with_layer_norm_and_embedding_as_levels_bert_tiny_takes_50_steps_six_de
 
 
 def test_each_call_of_a_module_has_its_index_and_one_path_whatever_the_name() -> None:
-    calls = trace(Twins(), (X,))
+    calls = trace_calls(Twins(), (X,))
     assert [str(traced.call) for traced in calls] == [".", "a", "a@1", "tied", "norm"]
 
 
 def test_a_module_may_call_itself() -> None:
     model = Wrapped(lambda self, x: self(x[1:]) if len(x) else x)
-    assert [(str(t.call), str(t.parent)) for t in trace(model, (X,))] == [(".", "None"), ("@1", "."), ("@2", "@1")]
+    assert [(str(t.call), str(t.parent)) for t in trace_calls(model, (X,))] == [
+        (".", "None"),
+        ("@1", "."),
+        ("@2", "@1"),
+    ]
 
 
 @dataclasses.dataclass
@@ -189,7 +194,7 @@ SPEC = ("float32", (2, 4))
     ],
 )
 def test_output_tensors_are_named_by_the_way_to_them(output: object, expected: list[tuple[Any, ...]]) -> None:
-    calls = trace(Wrapped(lambda self, x: output), (X,))
+    calls = trace_calls(Wrapped(lambda self, x: output), (X,))
     assert calls.calls[0].outputs == tuple(TensorSpec(*spec) for spec in expected)
 
 
@@ -209,14 +214,14 @@ class Signature(nn.Module):
     ],
 )
 def test_inputs_are_named_as_the_arguments_of_forward(args: Any, kwargs: Any, names: list[str]) -> None:
-    assert [spec.name for spec in trace(Signature(), args, kwargs).calls[0].inputs] == names
+    assert [spec.name for spec in trace_calls(Signature(), args, kwargs).calls[0].inputs] == names
 
 
 def test_inputs_are_those_that_forward_sees_behind_the_hooks_of_others() -> None:
     model = nn.Linear(4, 4)
     model.register_forward_pre_hook(lambda module, args: (args[0][:1],))
     model.register_forward_hook(lambda module, args, output: output[0])
-    traced = trace(model, (X,)).calls[0]
+    traced = trace_calls(model, (X,)).calls[0]
     assert [spec.shape for spec in (*traced.inputs, *traced.outputs)] == [(1, 4), (1, 4)]
 
 
@@ -227,7 +232,7 @@ def branch(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
 def test_a_branch_runs_though_its_calls_are_not_seen() -> None:
     model = Wrapped(branch)
     model.inner, model.outer = nn.Linear(4, 4), nn.ReLU()
-    calls = trace(model, (X,))
+    calls = trace_calls(model, (X,))
     assert [str(traced.call) for traced in calls] == [".", "outer"]
     assert calls.calls[0].outputs == (TensorSpec("output", *SPEC),)
 
@@ -270,9 +275,9 @@ def test_the_model_is_as_it_was_whether_it_ran_or_not(function: Any) -> None:
 
     if function is break_off:
         with pytest.raises(InputsError):
-            trace(model, (X,))
+            trace_calls(model, (X,))
     else:
-        trace(model, (X,))
+        trace_calls(model, (X,))
 
     after = dict(model.named_parameters()) | dict(model.named_buffers())
     assert after.keys() == before.keys()
@@ -289,7 +294,7 @@ def test_the_run_is_in_evaluation_mode_without_gradients() -> None:
     seen = []
     model = Wrapped(lambda self, x: seen.append((self.training, self.child.training, torch.is_grad_enabled())))
     model.child = nn.Dropout()
-    trace(model.train(), (X,))
+    trace_calls(model.train(), (X,))
     assert seen == [(False, False, False)]
     assert torch.is_grad_enabled()
 
@@ -297,14 +302,14 @@ def test_the_run_is_in_evaluation_mode_without_gradients() -> None:
 def test_an_embedding_that_renormalises_its_weight_keeps_it() -> None:
     model = nn.Embedding(3, 4, max_norm=0.1)
     weight = model.weight.detach().clone()
-    trace(model, (torch.tensor([0, 2]),))
+    trace_calls(model, (torch.tensor([0, 2]),))
     assert torch.equal(model.weight, weight)
 
 
 def test_a_gradient_that_is_under_way_can_still_be_taken() -> None:
     model = Twins().eval()
     loss = model(X).sum()
-    trace(model, (X,))
+    trace_calls(model, (X,))
     loss.backward()
     assert model.a.weight.grad is not None
 
@@ -312,7 +317,7 @@ def test_a_gradient_that_is_under_way_can_still_be_taken() -> None:
 def test_a_model_without_values_can_be_traced() -> None:
     with torch.device("meta"):
         model = Twins()
-    assert trace(model, (X.to("meta"),)).calls[0].outputs == (TensorSpec("output", *SPEC),)
+    assert trace_calls(model, (X.to("meta"),)).calls[0].outputs == (TensorSpec("output", *SPEC),)
 
 
 def fail(self: nn.Module, x: torch.Tensor) -> None:
@@ -323,7 +328,7 @@ def test_an_error_names_the_innermost_running_call_and_keeps_the_reason() -> Non
     inner = Wrapped(lambda self, x: fail(self, x) if x.sum() > 8 else x)
     model = Wrapped(lambda self, x: self.child(self.child(x) + 1), inner)
     with pytest.raises(InputsError) as raised:
-        trace(model, (X,))
+        trace_calls(model, (X,))
     expected = "the model raised ValueError while running child@1 (Wrapped): bad shape; check the example inputs"
     assert str(raised.value) == expected
     assert isinstance(raised.value.__cause__, ValueError)
@@ -331,7 +336,7 @@ def test_an_error_names_the_innermost_running_call_and_keeps_the_reason() -> Non
 
 def test_inputs_that_do_not_fit_are_an_error_of_the_root() -> None:
     with pytest.raises(InputsError, match=r"TypeError while running \. \(Twins\): .*nonsense"):
-        trace(Twins(), (), {"nonsense": X})
+        trace_calls(Twins(), (), {"nonsense": X})
 
 
 def attempt(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
@@ -344,7 +349,7 @@ def attempt(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
 def test_an_error_that_the_model_catches_leaves_the_nesting_right() -> None:
     model = Wrapped(attempt, Wrapped(fail))
     model.other = Wrapped(lambda self, x: self.child(x), nn.ReLU())
-    calls = trace(model, (X,))
+    calls = trace_calls(model, (X,))
     assert [(str(t.call), str(t.parent)) for t in calls] == [
         (".", "None"),
         ("child", "."),
@@ -359,20 +364,20 @@ def test_an_error_in_the_second_attempt_names_the_second() -> None:
     model = Wrapped(attempt, Wrapped(fail))
     model.other = Wrapped(lambda self, x: self.child(x, 1), nn.ReLU())
     with pytest.raises(InputsError, match=r"TypeError while running other\.child \(ReLU\)"):
-        trace(model, (X,))
+        trace_calls(model, (X,))
 
 
 def test_a_hook_of_the_models_own_that_raises_is_an_error_of_its_caller() -> None:
     model = nn.Sequential(nn.ReLU())
     model[0].register_forward_pre_hook(fail)
     with pytest.raises(InputsError, match=r"ValueError while running \. \(Sequential\)"):
-        trace(model, (X,))
+        trace_calls(model, (X,))
 
 
 def test_bert_tiny_never_calls_its_list_and_the_dropouts_of_its_attention(
     bert: nn.Module, bert_tree: ModuleTree, bert_calls: CallTree
 ) -> None:
-    comparison = compare(bert_tree, bert_calls, containers(bert))
+    comparison = compare_hierarchies(bert_tree, bert_calls, containers(bert))
     assert len(comparison.called) == 45
     assert {module.path: module.status for module in comparison.never_called} == {
         "encoder.layer": Status.CONTAINER,
@@ -397,7 +402,7 @@ def test_every_module_has_the_reason_why_it_was_called_or_not() -> None:
     model.patched = nn.Module()
     model.patched.forward = lambda x: x
 
-    comparison = compare(module_tree(model), trace(model, (X,)), containers(model))
+    comparison = compare_hierarchies(module_tree(model), trace_calls(model, (X,)), containers(model))
     assert {module.path: (module.status, module.calls) for module in comparison.modules} == {
         "": (Status.CALLED, 1),
         "indexed": (Status.BYPASSED, 0),
@@ -419,9 +424,9 @@ def test_every_module_has_the_reason_why_it_was_called_or_not() -> None:
 def shown(mode: Any, *, levels: bool = False) -> list[str]:
     torch.manual_seed(0)
     model = Twins()
-    tree, calls = module_tree(model), trace(model, (X,))
+    tree, calls = module_tree(model), trace_calls(model, (X,))
     tags = Tags(tree, calls, include=["BatchNorm1d"]) if levels else None
-    comparison = compare(tree, calls, containers(model))
+    comparison = compare_hierarchies(tree, calls, containers(model))
     return format_hierarchy(mode, tree, calls, tags=tags, comparison=comparison).splitlines()
 
 
@@ -476,7 +481,7 @@ def test_the_comparison_says_how_often_and_why_not() -> None:
 
 
 def test_a_call_that_was_captured_but_not_run_is_shown_without_steps(bert_tree: ModuleTree) -> None:
-    calls = trace(Twins(), (X,))
+    calls = trace_calls(Twins(), (X,))
     tree = module_tree(Twins())
     captured = [dataclasses.replace(traced, enter=None, exit=None) for traced in calls.calls[1:]]
     lines = format_hierarchy("traced", tree, CallTree((calls.calls[0], *captured))).splitlines()

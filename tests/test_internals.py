@@ -12,11 +12,11 @@ import pytest
 import torch
 
 import models
-from modelexport.inputs import example_inputs
-from modelexport.internals.facts import FrontEnd, Internals, Quality, Stage, quality
-from modelexport.internals.study import study
-from modelexport.load import load
-from modelexport.render_internals import format_internals
+from modelexport.capture.internals.facts import FrontEnd, Internals, Quality, Stage, quality
+from modelexport.capture.internals.study import study
+from modelexport.cli.show_internals import format_internals
+from modelexport.pytorch.inputs import example_inputs
+from modelexport.pytorch.loading import load_model
 
 STAGES = {
     "dynamo": ["captured", "decomposed", "translated", "optimised"],
@@ -39,12 +39,12 @@ def studied(name: str) -> Internals:
 
 @pytest.fixture(scope="module")
 def bert_tiny() -> Internals:
-    model = load("bert-tiny").model
+    model = load_model("bert-tiny").model
     return study(model, example_inputs(model), "bert-tiny")
 
 
 def test_every_module_of_bert_tiny_is_in_the_map_by_class_and_own_name(bert_tiny: Internals) -> None:
-    modules = dict(load("bert-tiny").model.named_modules())
+    modules = dict(load_model("bert-tiny").model.named_modules())
     assert [entry.path for entry in bert_tiny.module_map] == list(modules)
     for entry in bert_tiny.module_map:
         # PyTorch looks past numbers for a name: `layer.0`, not `0`.

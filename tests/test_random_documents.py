@@ -9,20 +9,23 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from torch import nn
 
-from modelexport import documents, read, schema
-from modelexport.core import CallTree, Owner
-from modelexport.coverage import check_coverage
-from modelexport.graph import OWNER
-from modelexport.hierarchy.compare import compare
-from modelexport.hierarchy.static import containers, module_tree
-from modelexport.hierarchy.traced import trace
-from modelexport.lineage import snapshot
-from modelexport.tags import Tags
-from modelexport.writers.dag import dag_document
-from modelexport.writers.documents import hierarchy_document
-from modelexport.writers.node_tags import write_metadata
-from modelexport.writers.operations import name_nodes_apart, operations_document
-from modelexport.writers.tables import encode_table
+from modelexport import load
+from modelexport.core.calls import CallTree
+from modelexport.core.hierarchies import compare_hierarchies
+from modelexport.core.owners import Owner
+from modelexport.core.tags import Tags
+from modelexport.graph.coverage import check_coverage
+from modelexport.graph.names import name_nodes_apart
+from modelexport.graph.owners import OWNER
+from modelexport.graph.snapshot import snapshot
+from modelexport.pytorch.static import containers, module_tree
+from modelexport.pytorch.traced import trace_calls
+from modelexport.tagged.documents import reading
+from modelexport.tagged.documents.dag import dag_document
+from modelexport.tagged.documents.operations import operations_document
+from modelexport.tagged.documents.sidecar import hierarchy_document
+from modelexport.tagged.documents.tables import encode_table
+from modelexport.tagged.encodings.metadata import write_metadata
 from test_documents import assert_documents_agree
 from test_tags import Runner, X
 from test_tags import models as module_trees
@@ -69,7 +72,7 @@ class GraphMaker:
 def tagged_graphs(draw: st.DrawFn) -> tuple[nn.Module, Tags, ir.Model]:
     module = draw(module_trees())
     module.program = tuple(part for part in module.program if not isinstance(part, nn.ModuleDict))
-    tree, calls = module_tree(module), trace(module, (X,))
+    tree, calls = module_tree(module), trace_calls(module, (X,))
     tags = Tags(tree, calls, granularity=draw(st.sampled_from(["auto", "model", "all"])))
     maker = GraphMaker(draw, calls)
     start = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([1]))
@@ -82,7 +85,7 @@ def tagged_graphs(draw: st.DrawFn) -> tuple[nn.Module, Tags, ir.Model]:
     return module, tags, ir.Model(graph, ir_version=10)
 
 
-def described(module: nn.Module, tags: Tags, model: ir.Model) -> schema.Hierarchy:
+def described(module: nn.Module, tags: Tags, model: ir.Model) -> reading.Hierarchy:
     return hierarchy_document(
         name="random",
         model=model,
@@ -90,11 +93,11 @@ def described(module: nn.Module, tags: Tags, model: ir.Model) -> schema.Hierarch
         tree=tags.tree,
         calls=tags.calls,
         tags=tags,
-        comparison=compare(tags.tree, tags.calls, containers(module)),
+        comparison=compare_hierarchies(tags.tree, tags.calls, containers(module)),
         origins={},
         values={},
         coverage=check_coverage(model),
-        settings=schema.Settings(
+        settings=reading.Settings(
             frontend="none", granularity="auto", include=[], exclude=[], dynamic=False, optimize=False
         ),
     )
@@ -117,8 +120,8 @@ def test_the_documents_of_random_models_agree_and_are_read_as_they_were_written(
     path.with_suffix(".dag.json").write_bytes(encode_table(dags))
     path.with_suffix(".operations.json").write_bytes(encode_table(operations))
 
-    tagged = read.load(path)
-    assert tagged.hierarchy == documents.load_hierarchy(path.with_suffix(".hierarchy.json")) == hierarchy
-    assert documents.load_dag(path.with_suffix(".dag.json")) == dags
-    assert documents.load_operations(path.with_suffix(".operations.json")) == operations
+    tagged = load(path)
+    assert tagged.hierarchy == reading.load_hierarchy(path.with_suffix(".hierarchy.json")) == hierarchy
+    assert reading.load_dag(path.with_suffix(".dag.json")) == dags
+    assert reading.load_operations(path.with_suffix(".operations.json")) == operations
     assert_documents_agree(tagged, hierarchy, dags, operations)

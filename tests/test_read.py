@@ -12,10 +12,9 @@ import pytest
 
 import modelexport
 from exports import Exporter
-from modelexport.embedded import EmbeddedTensor, save
 from modelexport.errors import FileFormatError, UsageError
-from modelexport.read import load_onnx
-from modelexport.skim import skim
+from modelexport.files.onnx_models import EmbeddedTensor, load_onnx, save_model
+from modelexport.tagged.skim import skim
 
 
 @pytest.fixture(scope="module")
@@ -81,13 +80,13 @@ def test_a_file_is_written_as_protobuf_would_write_it(dtype: ir.DataType, tmp_pa
     small = ir.val("small", const_value=ir.tensor([1.0, 2.0], name="small"))
     graph = ir.Graph([], [value], nodes=[], initializers=[small, value], opset_imports={"": 21}, name="graph")
     model = ir.Model(graph, ir_version=10)
-    save(model, tmp_path / "x.onnx", external=False)
+    save_model(model, tmp_path / "x.onnx", external=False)
     assert (tmp_path / "x.onnx").read_bytes() == ir.to_proto(model).SerializeToString()
     again = load_onnx(tmp_path / "x.onnx")
     read = again.graph.initializers["weight"].const_value
     assert isinstance(read, EmbeddedTensor)
     assert np.array_equal(read.numpy(), array)
-    save(again, tmp_path / "y.onnx", external=False)
+    save_model(again, tmp_path / "y.onnx", external=False)
     assert (tmp_path / "x.onnx").read_bytes() == (tmp_path / "y.onnx").read_bytes()
 
 

@@ -21,12 +21,15 @@ from safetensors.numpy import save_file
 import modelexport
 import models
 from exports import Exporter
-from modelexport import cli, retag, schema, verify_against
+from modelexport import retag, verify_against
+from modelexport.cli import app
 from modelexport.errors import FileFormatError, OutputError, UsageError, WeightsError
-from modelexport.graph import initializers, owner_of
-from modelexport.retag import RetagReport
-from modelexport.tools import TOOLS, Tool, optimize
-from modelexport.transforms import parameter_plan
+from modelexport.format import keys
+from modelexport.graph.nodes import initializers
+from modelexport.graph.owners import owner_of
+from modelexport.lineage.retagging import RetagReport
+from modelexport.lineage.tools import TOOLS, Tool, optimize_file
+from modelexport.weights.transforms import parameter_plan
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,7 @@ def optimized(exported: Exporter, tmp_path_factory: pytest.TempPathFactory) -> O
         if (model, tool) not in made:
             output = tmp_path_factory.mktemp(model) / f"{tool}.onnx"
             source = exported(model).path
-            made[model, tool] = source, output, optimize(source, tool, output)
+            made[model, tool] = source, output, optimize_file(source, tool, output)
         return made[model, tool]
 
     return get
@@ -216,7 +219,7 @@ def test_quantized_weights_their_scales_and_zero_points_belong_to_the_entry(tool
 
 def test_update_weights_refuses_what_it_cannot_compute(optimized: Optimized, tmp_path: Path) -> None:
     source, output, _ = optimized("bert", "quantize-dynamic")
-    entries = json.loads(ir.load(source).metadata_props[schema.STATE_DICT])
+    entries = json.loads(ir.load(source).metadata_props[keys.STATE_DICT])
     weights = {key: np.zeros(shape, dtype) for key, (dtype, shape, _) in entries.items()}
     save_file(weights, tmp_path / "weights.safetensors")
     with pytest.raises(WeightsError, match=r"another tool has changed .*_quantized.* run the tool on that again"):
@@ -228,24 +231,24 @@ def test_an_optimised_file_takes_new_weights_where_all_are_known(optimized: Opti
     source, output, report = optimized("bert", "ort-extended")
     assert (report.unrecorded, report.lost) == (0, [])
     assert ["Gather"] in [steps[-1:] for _, steps in plans(output).values()], "folded by the tool, and recorded"
-    entries = json.loads(ir.load(source).metadata_props[schema.STATE_DICT])
+    entries = json.loads(ir.load(source).metadata_props[keys.STATE_DICT])
     weights = {key: np.zeros(shape, dtype) for key, (dtype, shape, used) in entries.items() if used}
     modelexport.update_weights(output, weights, tmp_path / "out.onnx")
     for value in initializers(ir.load(tmp_path / "out.onnx")):
-        assert schema.PARAMETER not in value.metadata_props or not value.const_value.numpy().any()  # type: ignore[union-attr]
+        assert keys.PARAMETER not in value.metadata_props or not value.const_value.numpy().any()  # type: ignore[union-attr]
 
 
 def test_equal_weights_that_a_tool_merged_have_the_keys_of_all(exported: Exporter, tmp_path: Path) -> None:
     source = exported("equal-values").path
-    optimize(source, "onnxscript", tmp_path / "out.onnx")
+    optimize_file(source, "onnxscript", tmp_path / "out.onnx")
     assert ["shift", "offset"] in [keys for keys, _ in plans(tmp_path / "out.onnx").values()]
 
 
 def test_update_weights_names_the_entries_that_a_tool_folded_away(exported: Exporter, tmp_path: Path) -> None:
     source = exported("equal-values").path
-    report = optimize(source, "onnxscript", tmp_path / "out.onnx")
+    report = optimize_file(source, "onnxscript", tmp_path / "out.onnx")
     assert report.lost == ["layers.0.bias", "layers.1.bias", "layers.2.bias"], "they are zero, and were dropped"
-    entries = json.loads(ir.load(source).metadata_props[schema.STATE_DICT])
+    entries = json.loads(ir.load(source).metadata_props[keys.STATE_DICT])
     weights = {key: np.zeros(shape, dtype) for key, (dtype, shape, _) in entries.items()}
     with pytest.raises(WeightsError, match=r"another tool has lost layers.0.bias, layers.1.bias, layers.2.bias in"):
         modelexport.update_weights(tmp_path / "out.onnx", weights, tmp_path / "no.onnx")
@@ -258,7 +261,7 @@ def test_update_weights_names_the_entries_that_a_tool_folded_away(exported: Expo
 def test_a_file_with_another_carrier_is_optimised_and_retagged(carrier: str, tmp_path: Path) -> None:
     case = models.case("blocks")
     modelexport.export(case.build(), case.inputs(), tmp_path / "a.onnx", carrier=carrier)  # type: ignore[arg-type]
-    report = optimize(tmp_path / "a.onnx", "ort-extended", tmp_path / "out.onnx")
+    report = optimize_file(tmp_path / "a.onnx", "ort-extended", tmp_path / "out.onnx")
     assert (report.coverage.inferred, report.coverage.untagged) == (0, 0)
     assert verify_against(tmp_path / "a.onnx", tmp_path / "out.onnx").agrees
 
@@ -324,7 +327,7 @@ def own_nodes(tagged: modelexport.TaggedModel) -> Counter[str]:
 def test_weights_beside_the_file_stay_beside_it(tmp_path: Path) -> None:
     case = models.case("bert")
     modelexport.export(case.build(), case.inputs(), tmp_path / "a.onnx", weights="copy")
-    optimize(tmp_path / "a.onnx", "ort-extended", tmp_path / "out.onnx")
+    optimize_file(tmp_path / "a.onnx", "ort-extended", tmp_path / "out.onnx")
     assert (tmp_path / "out.onnx.data").is_file()
     assert verify_against(tmp_path / "a.onnx", tmp_path / "out.onnx").agrees
 
@@ -342,7 +345,7 @@ def test_a_file_may_be_retagged_in_place(optimized: Optimized, tmp_path: Path) -
 
 def test_a_retagged_file_can_be_changed_and_retagged_again(optimized: Optimized, tmp_path: Path) -> None:
     _, output, _ = optimized("bert", "onnxscript")
-    report = optimize(output, "quantize-dynamic", tmp_path / "again.onnx")
+    report = optimize_file(output, "quantize-dynamic", tmp_path / "again.onnx")
     assert (report.coverage.inferred, report.coverage.untagged) == (0, 0)
 
 
@@ -439,11 +442,11 @@ def test_an_output_that_cannot_be_written_is_said_before_the_work(tmp_path: Path
 def test_a_tool_that_is_not_there_is_named(exported: Exporter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = exported("bert").path
     with pytest.raises(UsageError, match="there is no tool 'onnxslin'; did you mean onnxslim"):
-        optimize(path, "onnxslin", tmp_path / "out.onnx")
+        optimize_file(path, "onnxslin", tmp_path / "out.onnx")
     missing = Tool(TOOLS["inliner"].run, "", "some-package", "some_module_that_is_not_there")
     monkeypatch.setattr("modelexport.tools.TOOLS", {"some": missing})
     with pytest.raises(UsageError, match=r"some needs a package that is not here .*: pip install some-package"):
-        optimize(path, "some", tmp_path / "out.onnx")
+        optimize_file(path, "some", tmp_path / "out.onnx")
 
 
 def test_what_a_tool_raises_is_one_line_and_leaves_nothing(
@@ -455,7 +458,7 @@ def test_what_a_tool_raises_is_one_line_and_leaves_nothing(
 
     monkeypatch.setattr("modelexport.tools.TOOLS", {"failing": Tool(fails, "")})
     with pytest.raises(UsageError, match=r"failing does not take .*: ValueError: cannot do this"):
-        optimize(exported("bert").path, "failing", tmp_path / "out.onnx")
+        optimize_file(exported("bert").path, "failing", tmp_path / "out.onnx")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -468,7 +471,7 @@ def test_the_commands_print_a_document(
     def command(*arguments: object) -> str:
         monkeypatch.setattr("sys.argv", ["modelexport", *map(str, arguments)])
         with pytest.raises(SystemExit) as ended:
-            cli.main()
+            app.main()
         assert not ended.value.code
         return capsys.readouterr().out
 

@@ -7,7 +7,7 @@ import pytest
 from onnxscript import rewriter
 from onnxscript.rewriter import RewriteRule, RewriteRuleSet
 
-from modelexport.rewrite import RewritePass, default_rules, root_operator
+from modelexport.exporting.rewrite import RewritePass, default_rules, root_operator
 
 
 def test_onnxscript_still_has_its_tuple_of_default_rules() -> None:

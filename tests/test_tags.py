@@ -12,11 +12,11 @@ import transformers
 from hypothesis import HealthCheck, given, settings
 from torch import nn
 
-from modelexport.core import ModuleCall
+from modelexport.core.calls import ModuleCall
+from modelexport.core.tags import Tags
 from modelexport.errors import UsageError
-from modelexport.hierarchy.static import module_tree
-from modelexport.hierarchy.traced import trace
-from modelexport.tags import Tags
+from modelexport.pytorch.static import module_tree
+from modelexport.pytorch.traced import trace_calls
 
 X = torch.ones(1, 4)
 IDS = torch.ones(1, 4, dtype=torch.long)
@@ -60,7 +60,7 @@ class Caller(nn.Module):
 def tags_of(model: nn.Module, *args: object, **options: object) -> Tags:
     inputs = {} if args else ({"x": X} if not isinstance(model, transformers.PreTrainedModel) else {"input_ids": IDS})
     kwargs = {name: options.pop(name) for name in list(options) if name not in ("granularity", "include", "exclude")}
-    return Tags(module_tree(model), trace(model, args, {**inputs, **kwargs}), **options)
+    return Tags(module_tree(model), trace_calls(model, args, {**inputs, **kwargs}), **options)
 
 
 def addressed(tags: Tags, *, levels_only: bool = True) -> dict[str, str]:
@@ -162,7 +162,7 @@ def test_the_two_attentions_of_a_bart_decoder_layer_are_told_apart_by_name() -> 
 def test_a_sequential_that_is_iterated_over_gets_no_segment() -> None:
     config = transformers.ResNetConfig(embedding_size=4, hidden_sizes=[4, 4], depths=[1, 2], layer_type="basic")
     model = transformers.ResNetModel(config)
-    tags = Tags(module_tree(model), trace(model, (), {"pixel_values": torch.ones(1, 3, 32, 32)}))
+    tags = Tags(module_tree(model), trace_calls(model, (), {"pixel_values": torch.ones(1, 3, 32, 32)}))
     basic = "/ResNetModel/ResNetEncoder/ResNetStage.1/ResNetBasicLayer.1"
     assert tags.tag(ModuleCall("encoder.stages.1.layers.1")) == basic
     assert tags.tag(ModuleCall("encoder.stages.1.layers.1.layer")) == f"{basic}/Sequential"
@@ -426,7 +426,7 @@ def models(draw: st.DrawFn) -> nn.Module:
 @given(models(), st.sampled_from(["auto", "model", "all"]), st.sampled_from([[], ["Identity"], ["Runner"]]))
 def test_every_call_has_a_tag_of_its_own_below_its_levels(model: Runner, granularity: str, exclude: list[str]) -> None:
     model.program = tuple(module for module in model.program if not isinstance(module, nn.ModuleDict))
-    tree, calls = module_tree(model), trace(model, (X,))
+    tree, calls = module_tree(model), trace_calls(model, (X,))
     names = {module.class_name for module in tree}
     tags = Tags(tree, calls, granularity=granularity, exclude=[name for name in exclude if name in names])
 

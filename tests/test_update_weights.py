@@ -21,13 +21,13 @@ from torch import nn
 import modelexport
 import models
 from exports import Exporter
-from modelexport import schema
-from modelexport.embedded import EmbeddedTensor
+from modelexport import load
 from modelexport.errors import FileFormatError, OutputError, WeightsError
-from modelexport.graph import initializers
-from modelexport.read import load
-from modelexport.update_weights import update_weights
-from modelexport.verify import verify, verify_parameters
+from modelexport.files.onnx_models import EmbeddedTensor
+from modelexport.format import keys
+from modelexport.graph.nodes import initializers
+from modelexport.verify.model import verify, verify_parameters
+from modelexport.weights.updates import update_weights
 
 
 def perturbed(model: nn.Module) -> nn.Module:
@@ -251,7 +251,7 @@ def test_a_file_that_was_there_stays_when_the_weights_do_not_fit(blocks: Path, t
 
 def test_damaged_metadata_is_named(blocks: Path, weights: dict[str, torch.Tensor], tmp_path: Path) -> None:
     model = load(blocks).model
-    model.graph.initializers["head.bias"].metadata_props[schema.PARAMETER] = "{"
+    model.graph.initializers["head.bias"].metadata_props[keys.PARAMETER] = "{"
     ir.save(model, tmp_path / "x.onnx")
     with pytest.raises(FileFormatError, match=r"x\.onnx: initializer head\.bias has damaged metadata"):
         update_weights(tmp_path / "x.onnx", weights, tmp_path / "new.onnx")
@@ -273,7 +273,7 @@ def test_the_command_prints_what_it_did(blocks: Path, weights: dict[str, torch.T
 @pytest.mark.parametrize(
     "code",
     [
-        "import sys, modelexport.update_weights; print('torch' not in sys.modules)",
+        "import sys, modelexport.update_weights; print('torch' not in sys.modules)"
         "import modelexport.update_weights, modelexport.load\n"
         "print(callable(modelexport.update_weights) and callable(modelexport.load))",
     ],
@@ -285,6 +285,6 @@ def test_the_package_stays_light_and_its_public_names_what_they_are(code: str) -
 
 
 def test_the_state_dict_in_the_file_has_every_entry(blocks: Path, weights: dict[str, torch.Tensor]) -> None:
-    entries = msgspec.json.decode(load(blocks).model.metadata_props[schema.STATE_DICT])
+    entries = msgspec.json.decode(load(blocks).model.metadata_props[keys.STATE_DICT])
     assert list(entries) == list(weights)
     assert entries["head.bias"] == ["float32", [4], True]

@@ -20,13 +20,14 @@ import torch
 from safetensors.numpy import load_file
 
 import models
-from modelexport import export, load, schema, update_weights, verify, verify_against, verify_vectors
+from modelexport import export, load, update_weights, verify, verify_against, verify_vectors
+from modelexport.api import TaggedModel
 from modelexport.errors import FileFormatError, InputsError, UsageError
-from modelexport.graph import owner_of
-from modelexport.read import TaggedModel
-from modelexport.runtime import run, session, with_outputs
-from modelexport.vectors import open_vectors, vectors_path, write_vectors
-from modelexport.verdicts import VerifyReport
+from modelexport.format import keys
+from modelexport.graph.owners import owner_of
+from modelexport.runtime.sessions import open_session, run_session, with_outputs
+from modelexport.tagged.reference import open_vectors, vectors_path, write_vectors
+from modelexport.verify.verdicts import VerifyReport
 
 AGREEING = (
     "blocks",
@@ -146,7 +147,9 @@ def computed(tagged: TaggedModel, position: int) -> Any:
     value = tagged.model.graph[position].outputs[0]
     inputs = {k.removeprefix("inputs/"): a for k, a in load_file(vectors_path(tagged.path)).items() if "inputs/" in k}
     try:
-        return run(session(with_outputs(tagged.model, [value]), folder=tagged.path.parent), inputs)[value.name or ""]
+        return run_session(open_session(with_outputs(tagged.model, [value]), folder=tagged.path.parent), inputs)[
+            value.name or ""
+        ]
     except UsageError:
         return None
 
@@ -217,17 +220,17 @@ def test_a_tag_moved_to_another_call_is_found(name: str, proven: Proven, tmp_pat
     nodes = [(n, owner) for n in tagged.model.graph if (owner := owner_of(n)) is not None and len(owner.calls) == 1]
     moved, owner = nodes[len(nodes) // 2]
     target = next(other for _, other in reversed(nodes) if other.call != owner.call)
-    moved.metadata_props[schema.CALL] = target.call.address
-    moved.metadata_props[schema.SOURCE_MODULE] = next(
-        n.metadata_props[schema.SOURCE_MODULE] for n, other in nodes if other.call == target.call
+    moved.metadata_props[keys.CALL] = target.call.address
+    moved.metadata_props[keys.SOURCE_MODULE] = next(
+        n.metadata_props[keys.SOURCE_MODULE] for n, other in nodes if other.call == target.call
     )
     ir.save(tagged.model, path)
     sidecar = path.with_suffix(".hierarchy.json")
     document = json.loads(sidecar.read_text())
     for entry in document["nodes"]:
         if entry["name"] == moved.name:
-            entry["call"] = moved.metadata_props[schema.CALL]
-            entry["source_module"] = moved.metadata_props[schema.SOURCE_MODULE]
+            entry["call"] = moved.metadata_props[keys.CALL]
+            entry["source_module"] = moved.metadata_props[keys.SOURCE_MODULE]
     sidecar.write_text(json.dumps(document))
     report = verify_vectors(path)
     wrong = {call.address for call in report.calls if "tags are wrong" in call.reason}

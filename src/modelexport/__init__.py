@@ -10,43 +10,43 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from modelexport.core.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from modelexport.adopt import adopt as adopt
-    from modelexport.against import verify_against as verify_against
-    from modelexport.carriers import inline as inline
-    from modelexport.carriers import strip as strip
-    from modelexport.compare import FileComparison as FileComparison
-    from modelexport.compare import compare as compare
-    from modelexport.inputs import example_inputs as example_inputs
-    from modelexport.pipeline import export as export
-    from modelexport.read import TaggedModel as TaggedModel
-    from modelexport.read import load as load
-    from modelexport.result import ExportResult as ExportResult
-    from modelexport.retag import retag as retag
-    from modelexport.update_weights import update_weights as update_weights
-    from modelexport.vectors import verify_vectors as verify_vectors
-    from modelexport.verdicts import VerifyReport as VerifyReport
-    from modelexport.verify import verify as verify
+    from modelexport.api import TaggedModel as TaggedModel
+    from modelexport.api import load as load
+    from modelexport.exporting.pipeline import export as export
+    from modelexport.exporting.result import ExportResult as ExportResult
+    from modelexport.lineage.adoption import adopt as adopt
+    from modelexport.lineage.retagging import retag as retag
+    from modelexport.pytorch.inputs import example_inputs as example_inputs
+    from modelexport.tagged.comparison import FileComparison as FileComparison
+    from modelexport.tagged.comparison import compare as compare
+    from modelexport.tagged.flattening import inline as inline
+    from modelexport.tagged.flattening import strip as strip
+    from modelexport.verify.descendant import verify_against as verify_against
+    from modelexport.verify.model import verify as verify
+    from modelexport.verify.reference import verify_vectors as verify_vectors
+    from modelexport.verify.verdicts import VerifyReport as VerifyReport
+    from modelexport.weights.updates import update_weights as update_weights
 
 _PUBLIC = {
-    "adopt": "modelexport.adopt",
-    "VerifyReport": "modelexport.verdicts",
-    "ExportResult": "modelexport.result",
-    "FileComparison": "modelexport.compare",
-    "TaggedModel": "modelexport.read",
-    "compare": "modelexport.compare",
-    "example_inputs": "modelexport.inputs",
-    "export": "modelexport.pipeline",
-    "inline": "modelexport.carriers",
-    "load": "modelexport.read",
-    "retag": "modelexport.retag",
-    "strip": "modelexport.carriers",
-    "update_weights": "modelexport.update_weights",
-    "verify": "modelexport.verify",
-    "verify_against": "modelexport.against",
-    "verify_vectors": "modelexport.vectors",
+    "adopt": "modelexport.lineage.adoption",
+    "VerifyReport": "modelexport.verify.verdicts",
+    "ExportResult": "modelexport.exporting.result",
+    "FileComparison": "modelexport.tagged.comparison",
+    "TaggedModel": "modelexport.api",
+    "compare": "modelexport.tagged.comparison",
+    "example_inputs": "modelexport.pytorch.inputs",
+    "export": "modelexport.exporting.pipeline",
+    "inline": "modelexport.tagged.flattening",
+    "load": "modelexport.api",
+    "retag": "modelexport.lineage.retagging",
+    "strip": "modelexport.tagged.flattening",
+    "update_weights": "modelexport.weights.updates",
+    "verify": "modelexport.verify.model",
+    "verify_against": "modelexport.verify.descendant",
+    "verify_vectors": "modelexport.verify.reference",
 }
 __all__ = sorted(_PUBLIC)  # noqa: PLE0605 - the table above is the list
 

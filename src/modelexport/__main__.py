@@ -1,5 +1,5 @@
 """``python -m modelexport``."""
 
-from modelexport.cli import main
+from modelexport.cli.app import main
 
 main()

@@ -1,0 +1,166 @@
+"""``load``, :class:`TaggedModel` and :class:`ModuleView`: a tagged file and its module calls, for people."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from functools import cached_property
+from pathlib import Path
+
+import onnx_ir as ir
+
+from modelexport.core.calls import ModuleCall
+from modelexport.errors import UsageError
+from modelexport.graph.owners import owner_of
+from modelexport.surgery.extraction import Extracted, extract
+from modelexport.tagged.file import TaggedFile, read_tagged
+from modelexport.tagged.tree import format_tree, tree_rows, untagged_operators
+from modelexport.weights.transforms import parameter_plan
+
+
+@dataclass(frozen=True, eq=False)
+class TaggedModel(TaggedFile):
+    """An ONNX model whose nodes carry the module calls they came from.
+
+    ``tagged["encoder.layer.0"]`` is a call, by address or tag; iteration gives every call, callers before callees.
+    Printed, and in a notebook, it is a tree.
+    """
+
+    def __getitem__(self, name: str) -> ModuleView:
+        """The call that an address or a tag names (see :meth:`find`)."""
+        return ModuleView(self, self.find(name))
+
+    def __contains__(self, name: object) -> bool:
+        try:
+            return isinstance(name, str) and self.find(name) is not None
+        except UsageError:
+            return False
+
+    def __iter__(self) -> Iterator[ModuleView]:
+        return (ModuleView(self, traced.call) for traced in self.calls)
+
+    def __len__(self) -> int:
+        return len(self.calls)
+
+    def __str__(self) -> str:
+        nodes = self.skimmed.nodes
+        return format_tree(
+            tree_rows(nodes, self.calls, self.tags.__getitem__), self.coverage, untagged_operators(nodes)
+        )
+
+    def __repr__(self) -> str:
+        return f"<TaggedModel {self.path}: {len(self.calls)} calls, {len(self.nodes)} nodes>"
+
+    def _repr_html_(self) -> str:
+        return self["."]._repr_html_()
+
+    def extract(self, name: str, output: str | Path) -> Extracted:
+        """Write one module call as a model of its own: see :func:`modelexport.surgery.extraction.extract`."""
+        return extract(self, name, output)
+
+
+def load(path: str | Path) -> TaggedModel:
+    """Read a tagged ONNX file. Weights are read when they are used, from the file as it was.
+
+    Raises:
+        FileFormatError: It is missing, not an ONNX file, has no tags, or has those of an unknown format version.
+    """
+    tagged = read_tagged(path)
+    return TaggedModel(**{field.name: getattr(tagged, field.name) for field in fields(TaggedFile)})
+
+
+@dataclass(frozen=True, eq=False)
+class ModuleView:
+    """A call of a module: its nodes, its border, its parameters, the calls inside it."""
+
+    tagged: TaggedModel
+    call: ModuleCall
+
+    @property
+    def address(self) -> str:
+        """``path``, or ``path@1`` for a second call; ``.`` for the root."""
+        return str(self.call)
+
+    @property
+    def tag(self) -> str:
+        """The readable name: ``/BertModel/BertEncoder/BertLayer.0``."""
+        return self.tagged.tags[self.call]
+
+    @property
+    def class_name(self) -> str:
+        """The name of the module's class."""
+        return self.tagged.class_of(self.call)
+
+    @cached_property
+    def nodes(self) -> tuple[ir.Node, ...]:
+        """The nodes of the call and of the calls inside it."""
+        return tuple(self.tagged.nodes_of(self.call))
+
+    @property
+    def own_nodes(self) -> tuple[ir.Node, ...]:
+        """The nodes that the call itself owns."""
+        return tuple(node for node in self.nodes if (owner := owner_of(node)) and self.call in owner.calls)
+
+    @property
+    def inputs(self) -> tuple[ir.Value, ...]:
+        """The values that enter its nodes; initializers do not count."""
+        return tuple(self.tagged.borders[self.call].inputs)
+
+    @property
+    def outputs(self) -> tuple[ir.Value, ...]:
+        """The values that leave its nodes."""
+        return tuple(self.tagged.borders[self.call].outputs)
+
+    @property
+    def parameters(self) -> Mapping[str, ir.Value]:
+        """``state_dict`` keys to the initializers that its nodes use and that are, or are computed from, those."""
+        found: dict[str, ir.Value | None] = {}
+        for node in self.nodes:
+            for value in node.inputs:
+                plan = parameter_plan(value) if value is not None and value.is_initializer() else None
+                found.update(dict.fromkeys(plan.keys if plan is not None else (), value))
+        return {key: value for key, value in found.items() if value is not None}
+
+    @property
+    def children(self) -> tuple[ModuleView, ...]:
+        """The calls that ran directly inside it."""
+        return tuple(ModuleView(self.tagged, call) for call in self.tagged.calls.children[self.call])
+
+    @property
+    def calls(self) -> tuple[ModuleView, ...]:
+        """All calls of the same module, this one included."""
+        same = (traced.call for traced in self.tagged.calls if traced.call.path == self.call.path)
+        return tuple(ModuleView(self.tagged, call) for call in same)
+
+    def extract(self, output: str | Path) -> Extracted:
+        """Write it as a model of its own: see :func:`modelexport.surgery.extraction.extract`."""
+        return self.tagged.extract(self.address, output)
+
+    def __str__(self) -> str:
+        return f"{self.class_name} {self.address}: {len(self.nodes)} nodes"
+
+    def __repr__(self) -> str:
+        return f"<ModuleView {self}>"
+
+    def _repr_html_(self) -> str:
+        return _details(self)
+
+
+def _details(view: ModuleView) -> str:
+    """The call and what is inside it, to unfold; closed below the first level."""
+    own = _operators(view.own_nodes)
+    label = f"<b>{html.escape(view.tag.rpartition('/')[2])}</b> <code>{html.escape(view.address)}</code> "
+    line = f"{label}{len(view.nodes)} nodes{f': {html.escape(own)}' if own else ''}"
+    inside = "".join(_details(child) for child in view.children if child.nodes)
+    if not inside:
+        return f"<div style='margin-left:1em'>{line}</div>"
+    opened = " open" if not view.call.path else ""
+    return f"<details style='margin-left:1em'{opened}><summary>{line}</summary>{inside}</details>"
+
+
+def _operators(nodes: Iterable[ir.Node]) -> str:
+    counts: dict[str, int] = {}
+    for node in nodes:
+        counts[node.op_type] = counts.get(node.op_type, 0) + 1
+    return ", ".join(f"{operator} {count}" if count > 1 else operator for operator, count in sorted(counts.items()))

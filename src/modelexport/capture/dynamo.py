@@ -1,0 +1,303 @@
+"""The `dynamo` front end: ``torch.export``, then ``torch.onnx``'s translation, unoptimised.
+
+While the model runs under ``torch.export``, forward hooks annotate every FX node with the address of the call that
+made it. The annotation lives in ``node.meta["custom"]``, which decomposition carries along, and every ONNX node that
+the translation makes points back to its FX node. The bodies of ``torch.cond`` and its kind are captured by TorchDynamo,
+which runs no hooks but keeps a stack of ``id(module)@n`` keys for each node; those are resolved to the same addresses.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import copy
+import operator
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import onnx_ir as ir
+import onnx_ir.passes.common as passes
+import torch
+import torch.fx.traceback
+from torch import nn
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
+
+from modelexport.capture.arguments import by_name, state_dict_names
+from modelexport.capture.exported import Exported
+from modelexport.core.calls import ROOT, CallTree, ModuleCall, Port, Side, TracedCall
+from modelexport.core.owners import Evidence, Owner
+from modelexport.core.quiet import quiet
+from modelexport.errors import CaptureError
+from modelexport.graph.owners import OWNER
+from modelexport.pytorch.inputs import check_inputs
+from modelexport.pytorch.recorder import CallRecorder
+from modelexport.pytorch.traced import untouched
+from modelexport.pytorch.values import NamedTensors, run_arguments
+
+ADDRESS_KEY = "modelexport.call"
+PORTS_KEY = "modelexport.ports"
+
+
+def capture_by_dynamo(
+    model: nn.Module,
+    inputs: Mapping[str, Any] | Sequence[Any],
+    *,
+    dynamic: bool = False,
+    opset: int | None = None,
+) -> Exported:
+    """Capture and translate a model. It is as before afterwards, also when this fails.
+
+    Args:
+        inputs: Keyword or positional arguments of ``model.forward``; not changed.
+        dynamic: Leave every axis of every input that the model does not fix open.
+        opset: The opset of the ONNX standard domain; ``None`` for the exporter's default.
+
+    Raises:
+        CaptureError: The exporter gave up. Names the module call that was running.
+        InputsError: The model has lazy parameters.
+    """
+    watcher = _TensorWatcher()
+    recorder = CallRecorder(model, _annotated, watcher.watch)
+    args, kwargs = by_name(model, *run_arguments(copy.deepcopy(inputs)))
+    with untouched(model, runs=False), recorder.attached(), quiet():
+        failure: CaptureError | None = None
+        try:
+            translated, output_names = _translate(model, args, kwargs, dynamic=dynamic, opset=opset)
+        except Exception as error:
+            failure, cause = _explained(error, recorder), error
+    if failure is not None:
+        check_inputs(model, inputs if isinstance(inputs, Mapping) else tuple(inputs))
+        raise failure from cause
+    passes.InlinePass()(translated)
+    owners = _Owners(model, recorder.seen)
+    calls = owners.assign(translated)
+    if output_names is None:
+        output_names = tuple(spec.name for spec in recorder.seen[0].outputs)
+    if len(output_names) != len(translated.graph.outputs):
+        output_names = tuple(value.name or "" for value in translated.graph.outputs)
+    values = {**watcher.graph_inputs(translated), **owners.values}
+    return Exported(translated, calls, state_dict_names(model), values, output_names, "dynamo")
+
+
+class _TensorWatcher:
+    """Marks, while the model is captured, the FX nodes that make the tensors which calls get and return."""
+
+    def __init__(self) -> None:
+        self._from_inputs: dict[torch.fx.Node, list[Port]] = {}
+
+    def watch(self, call: ModuleCall, side: Side, tensors: NamedTensors) -> None:
+        mode = get_proxy_mode()
+        if mode is None:
+            return
+        for index, (_, tensor) in enumerate(tensors):
+            slot = get_proxy_slot(tensor, mode.tracer, None)
+            if slot is None:  # a parameter, or made outside the capture
+                continue
+            node, port, item = slot.proxy.node, Port(call, side, index), None
+            if node.op == "placeholder":
+                self._from_inputs.setdefault(node, []).append(port)
+                continue
+            if node.target is operator.getitem:  # decomposition makes these anew, without annotations
+                node, item = node.args
+            while node is not None and node.op != "placeholder":
+                custom = node.meta.get("custom") or {}
+                # A dictionary of its own: nodes of one call share theirs.
+                node.meta["custom"] = {**custom, PORTS_KEY: (*custom.get(PORTS_KEY, ()), (port, item))}
+                node = _passed_on(node) if item is None else None
+
+    def graph_inputs(self, model: ir.Model) -> dict[Port, str]:
+        """The ports through which the inputs of the graph come in as they are, in the order of the root's inputs."""
+        of_root: dict[int, list[Port]] = {}
+        for ports in self._from_inputs.values():
+            of_root.update((port.position, ports) for port in ports if port.call == ROOT and port.side == "inputs")
+        inputs = [of_root[index] for index in sorted(of_root)]
+        if len(inputs) != len(model.graph.inputs):
+            return {}
+        return {
+            port: value.name or "" for ports, value in zip(inputs, model.graph.inputs, strict=True) for port in ports
+        }
+
+
+def _passed_on(node: torch.fx.Node) -> torch.fx.Node | None:
+    """The node whose tensor a node gives on as it is (``to`` the type that it has): exporters remove such nodes."""
+    source = node.args[0] if node.args else None
+    schema = getattr(node.target, "_schema", None)
+    if not isinstance(source, torch.fx.Node) or schema is None or len(schema.returns) != 1:
+        return None
+    if schema.returns[0].alias_info is None:
+        return None
+    one, other = node.meta.get("val"), source.meta.get("val")
+    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+        return None
+    # As text: comparing dynamic sizes would make torch.export assume that they are equal.
+    facts = [str((t.dtype, t.shape, t.stride(), t.storage_offset())) for t in (one, other)]
+    return source if facts[0] == facts[1] else None
+
+
+@contextlib.contextmanager
+def _annotated(call: ModuleCall) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        if call == ROOT:
+            # Lets the bodies of torch.cond keep what TorchDynamo recorded of their modules.
+            stack.enter_context(torch.fx.traceback.preserve_node_meta())
+        stack.enter_context(torch.fx.traceback.annotate({ADDRESS_KEY: call.address}))
+        yield
+
+
+def _explained(error: Exception, recorder: CallRecorder) -> CaptureError:
+    """What failed and where, and the exporter's own reason: the exception at the bottom of the chain."""
+    cause: BaseException = error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    call = recorder.running
+    where = f" in {call}" if call is not None else ""
+    lines = [line for line in str(cause).strip().splitlines() if line.strip()]
+    reason = "\n".join(line[:200] for line in lines[:_REASON_LINES])
+    message = f"the model cannot be exported: {type(cause).__name__}{where}: {reason}"
+    return CaptureError(message, address=None if call is None else call.address, reason=reason)
+
+
+_REASON_LINES = 12
+"""What fits a screen; the rest is in the chained exception."""
+
+
+def _translate(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, dynamic: bool, opset: int | None
+) -> tuple[ir.Model, tuple[str, ...] | None]:
+    """The translated graph, and the names of its outputs where the exporter knows them."""
+    from transformers import PreTrainedModel
+
+    if isinstance(model, PreTrainedModel) and not args:
+        from transformers.exporters.exporter_onnx import OnnxConfig, OnnxExporter
+
+        config = OnnxConfig(dynamic=dynamic, opset_version=opset, optimize=False)
+        program = OnnxExporter().export(model, kwargs, config).program
+        return program, tuple(value.name for value in program.graph.outputs)
+    shapes = _dynamic_axes(args or kwargs) if dynamic else None
+    exported = torch.onnx.export(
+        model,
+        args,
+        kwargs=kwargs,
+        dynamic_shapes=shapes,
+        opset_version=opset,
+        dynamo=True,
+        optimize=False,
+        verbose=False,
+    )
+    assert exported is not None
+    return exported.model, None
+
+
+def _dynamic_axes(value: Any) -> Any:
+    """``Dim.AUTO`` on every axis of every tensor in a nested value."""
+    if isinstance(value, torch.Tensor):
+        return dict.fromkeys(range(value.dim()), torch.export.Dim.AUTO)
+    if isinstance(value, Mapping):
+        return {key: _dynamic_axes(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_dynamic_axes(part) for part in value)
+    return None
+
+
+class _Owners:
+    """Reads the owner of each ONNX node off its FX node, and adds the calls found only in captured branches."""
+
+    def __init__(self, model: nn.Module, calls: Sequence[TracedCall]) -> None:
+        self.path_by_id = {str(id(module)): path for path, module in model.named_modules()}
+        self.counts = Counter(traced.call.path for traced in calls)
+        self.calls = list(calls)
+        self.depth = {traced.call: traced.depth for traced in calls}
+        self.nested: dict[tuple[int, str], ModuleCall] = {}
+        self.values: dict[Port, str] = {}
+
+    def assign(self, model: ir.Model) -> CallTree:
+        for graph in model.graphs():
+            self._assign_graph(graph)
+        for function in model.functions.values():
+            self._assign_graph(function)
+        return CallTree(tuple(self.calls))
+
+    def _assign_graph(self, graph: ir.Graph | ir.Function) -> None:
+        renamed = {}
+        for value in graph.outputs:
+            producer = value.producer()
+            if producer is not None:  # whose name still has the value's first one
+                renamed[(producer.name or "").removeprefix("node_")] = value.name or ""
+        fx_nodes: dict[str, torch.fx.Node] = {}
+        owners: dict[torch.fx.Node, Owner] = {}
+        for node in graph:
+            if not fx_nodes and (fx_node := node.meta.get("node")) is not None:
+                fx_nodes = {fx_node.name: fx_node for fx_node in fx_node.graph.nodes}
+                self._read_ports(fx_nodes, renamed)
+                owners = self._read_owners(fx_node.graph)
+            made_for = node.meta.pop("node", None) or fx_nodes.get(_fx_name(node))
+            if made_for in owners:
+                node.meta[OWNER] = owners[made_for]
+
+    def _read_ports(self, fx_nodes: Mapping[str, torch.fx.Node], renamed: Mapping[str, str]) -> None:
+        """Of the nodes that one marked node was decomposed into, the last tensor is its value, under its own name."""
+        for name, fx_node in fx_nodes.items():
+            made = fx_node.meta.get("val")
+            for port, item in (fx_node.meta.get("custom") or {}).get(PORTS_KEY, ()):
+                if item is None and isinstance(made, torch.Tensor):
+                    self.values[port] = renamed.get(name, name)
+                elif item is not None and isinstance(made, (list, tuple)):
+                    items = [user.name for user in fx_node.users if user.args[1:] == (item,)]
+                    value = items[0] if items else f"{name}__{item}"
+                    self.values[port] = renamed.get(value, value)
+
+    def _read_owners(self, graph: torch.fx.Graph) -> dict[torch.fx.Node, Owner]:
+        """The owner of each node; a node is in the order in which it ran.
+
+        One that an exporter put in another's place has no annotation: between two nodes of one call it ran in that.
+        """
+        owners: dict[torch.fx.Node, Owner] = {}
+        before: ModuleCall | None = None
+        unknown: list[torch.fx.Node] = []
+        for node in graph.nodes:
+            if node.op != "call_function" or node.target is operator.getitem:
+                continue
+            call = self._call_of(node)
+            if call is None:
+                unknown.append(node)
+                continue
+            owners[node] = Owner((call,), Evidence.EXACT)
+            if call == before:
+                owners.update(dict.fromkeys(unknown, Owner((call,), Evidence.DERIVED)))
+            before, unknown = call, []
+        # Those at a border between calls stay unknown here; lineage looks at what is around them.
+        return owners | {
+            node: owners[source]
+            for node in graph.nodes
+            if node.target is operator.getitem and (source := node.args[0]) in owners
+        }
+
+    def _call_of(self, fx_node: torch.fx.Node) -> ModuleCall | None:
+        annotation = fx_node.meta.get("custom") or {}
+        stack = fx_node.meta.get("nn_module_stack")
+        call = ModuleCall.parse(annotation[ADDRESS_KEY]) if ADDRESS_KEY in annotation else None
+        for key in stack or ():
+            path = self.path_by_id.get(key.partition("@")[0])
+            if path is not None:
+                call = self._nested_call(fx_node.graph, key, path, call or ROOT)
+        if call is None and stack:
+            # Made while the root ran, around its forward: the exporter's own flattening of inputs and outputs.
+            return ROOT
+        return call
+
+    def _nested_call(self, graph: torch.fx.Graph, key: str, path: str, parent: ModuleCall) -> ModuleCall:
+        identity = (id(graph), key)
+        if identity not in self.nested:
+            call = ModuleCall(path, self.counts[path])
+            self.counts[path] += 1
+            self.depth[call] = self.depth[parent] + 1
+            self.calls.append(TracedCall(call, parent, self.depth[call], None, None))
+            self.nested[identity] = call
+        return self.nested[identity]
+
+
+def _fx_name(node: ir.Node) -> str:
+    """The name of the FX node that an ONNX node was made for, as ``torch.onnx`` wrote it down."""
+    scopes = node.metadata_props.get("pkg.torch.onnx.name_scopes")
+    return str(ast.literal_eval(scopes)[-1]) if scopes else ""

@@ -1,0 +1,160 @@
+"""What the TorchScript-based exporter records, before and after each of its stages.
+
+While it traces a model, PyTorch keeps a map from module to scope name (``torch.jit._trace._trace_module_map``), and
+every node gets the chain of the scopes that were open. The stages between are not to be had from any public function:
+they are looked at through the two functions of the exporter that return them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+from collections.abc import Callable, Iterator
+from itertools import accumulate
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+import torch
+from torch import nn
+
+from modelexport.capture.internals.facts import Stage, key_facts
+from modelexport.graph.nodes import all_nodes
+from modelexport.pytorch.values import output_tensors, run_arguments, tensors_in
+
+TRACED_CALL = "prim::TracedModuleForward"
+"""The node that holds everything that ran in one call; there before the exporter flattens the graph."""
+
+
+class ScopeCounts:
+    """What the exporter calls things, as far as it came."""
+
+    def __init__(self) -> None:
+        self.by_path: dict[str, str | None] = {}
+        """Module path to its scope, as in PyTorch's own map."""
+        self.captured: set[str] = set()
+        """The scopes of captured nodes."""
+
+
+def look_at_torchscript(model: nn.Module, inputs: Any, stages: list[Stage], scopes: ScopeCounts) -> None:
+    """Export the model, and append each stage as it is reached: what was reached stays if the exporter gives up.
+
+    To be called inside :func:`~modelexport.pytorch.traced.untouched`: ``forward`` is replaced, because the exporter
+    gives tensors by position only, and takes no outputs but tensors.
+
+    Raises:
+        Exception: Whatever the exporter raises.
+    """
+
+    def before(module: nn.Module, args: Any) -> None:
+        # By now the exporter has turned its log on, which writes the whole graph to stdout, past sys.stdout.
+        torch._C._jit_set_onnx_log_enabled(False)
+        names = torch.jit._trace._trace_module_map
+        if names is not None:
+            scopes.by_path = {path: names.get(module) for path, module in model.named_modules()}
+
+    def after(module: nn.Module, args: Any, output: Any) -> None:
+        tracing = torch._C._get_tracing_state()
+        if tracing is not None:
+            graph = tracing.graph()
+            scopes.captured = {node.scopeName() for node in _nodes(graph)}
+            stages.append(_stage("captured", graph))
+
+    tensors = _by_position(model, *run_arguments(copy.deepcopy(inputs)))
+    handles = (model.register_forward_pre_hook(before), model.register_forward_hook(after))
+    logged = torch._C._jit_is_onnx_log_enabled()
+    file = io.BytesIO()
+    try:
+        with (
+            _watched("_optimize_graph", lambda graph: stages.append(_stage("translated", graph))),
+            _watched("_model_to_graph", lambda made: stages.append(_stage("optimised", made[0]))),
+        ):
+            torch.onnx.export(model, tensors, file, dynamo=False, verbose=False)
+    finally:
+        for handle in handles:
+            handle.remove()
+        torch._C._jit_set_onnx_log_enabled(logged)
+    stages.append(_written(ir.from_proto(onnx.load_from_string(file.getvalue()))))
+
+
+def _by_position(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.Tensor, ...]:
+    """The tensors in nested arguments, which ``forward`` from now on takes by position; it returns tensors only."""
+    forward = model.forward
+    given = {id(tensor): tensor for _, tensor in tensors_in((args, kwargs))}
+
+    def by_position(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        # What deepcopy finds in its memo it takes for the copy, however deep it lies.
+        memo = dict(zip(given, tensors, strict=True))
+        positional, named = copy.deepcopy((args, kwargs), memo)
+        return tuple(tensor for _, tensor in output_tensors(forward(*positional, **named)))
+
+    model.forward = by_position
+    return tuple(given.values())
+
+
+@contextlib.contextmanager
+def _watched(name: str, see: Callable[[Any], None]) -> Iterator[None]:
+    """Inside: ``see`` gets what the exporter's own function of that name returns."""
+    from torch.onnx._internal.torchscript_exporter import utils
+
+    function = getattr(utils, name)
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        made = function(*args, **kwargs)
+        see(made)
+        return made
+
+    setattr(utils, name, watched)
+    try:
+        yield
+    finally:
+        setattr(utils, name, function)
+
+
+def _nodes(block: Any) -> Iterator[Any]:
+    """The nodes of a TorchScript graph or block, those of blocks in them included, without what holds a call."""
+    for node in block.nodes():
+        if node.kind() != TRACED_CALL:
+            yield node
+        for inner in node.blocks():
+            yield from _nodes(inner)
+
+
+def _traced_calls(block: Any) -> int:
+    return sum((node.kind() == TRACED_CALL) + sum(map(_traced_calls, node.blocks())) for node in block.nodes())
+
+
+def _stage(name: str, graph: Any) -> Stage:
+    nodes = list(_nodes(graph))
+    scopes = [node.scopeName() for node in nodes]
+    found: dict[str, list[int | None]] = {
+        "scope": [len(scope.encode()) for scope in scopes if scope],
+        "source range": [len(text.encode()) for node in nodes if (text := node.sourceRange())],
+    }
+    # Scopes do not number the calls of a module. What holds a call does, by being there; it is gone once flattened.
+    calls = _traced_calls(graph) or len({part for scope in scopes if scope for part in _chain(scope)})
+    return Stage(name, "TorchScript", len(nodes), len(found["scope"]), calls, key_facts(found))
+
+
+def _written(model: ir.Model) -> Stage:
+    """Of the file: the exporter tells scopes apart by a number, and writes their names into those of the nodes."""
+    nodes = list(all_nodes(model))
+    names = [node.name or "" for node in nodes]
+    placed = [name for name in names if name.startswith("/")]
+    found: dict[str, list[int | None]] = {
+        "doc_string": [len(node.doc_string.encode()) for node in nodes if node.doc_string],
+        "metadata_props": [
+            sum(len(f"{key}{text}".encode()) for key, text in node.metadata_props.items())
+            for node in nodes
+            if node.metadata_props
+        ],
+        "name": [len(name.encode()) for name in names if name],
+    }
+    calls = {part for name in placed for part in _chain(name.rpartition("/")[0])}
+    return Stage("written", "ONNX", len(nodes), len(placed), len(calls), key_facts(found))
+
+
+def _chain(scope: str) -> Iterator[str]:
+    """A scope and all that it is in: ``a``, ``a/b`` and ``a/b/c`` for ``a/b/c``."""
+    return accumulate(scope.split("/"), lambda outer, inner: f"{outer}/{inner}")

@@ -1,0 +1,381 @@
+"""The `torchscript` front end: ``torch.jit`` tracing, then the TorchScript exporter, with nothing folded or merged.
+
+PyTorch keeps a map from modules to scope names (``torch.jit._trace._trace_module_map``). While it traces, each call of
+a module looks its name up there, and every node that is recorded inside the call carries the chain of names. A hook
+before each call puts a name of that very call into the map, so that the second call of a module is told from the first,
+and the chain comes out in the name of the ONNX node: ``/c0/c7/c12/MatMul`` was computed in the call that began as the
+thirteenth.
+
+What a call gets and returns leaves the trace as further outputs of the graph. So no pass of the exporter can lose these
+values, and which value is which follows from the order of the outputs. They are no outputs of the result.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import io
+import re
+import traceback
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import onnx
+import onnx_ir as ir
+import onnx_ir.passes.common as passes
+import torch
+import torch.jit._trace
+from torch import nn
+
+from modelexport.capture.arguments import by_name, state_dict_names
+from modelexport.capture.decisions import NoDecisions
+from modelexport.capture.exported import Exported
+from modelexport.core.calls import ROOT, CallTree, ModuleCall, Port, Side, TensorSpec, TracedCall
+from modelexport.core.owners import Evidence, Owner
+from modelexport.core.quiet import quiet
+from modelexport.errors import CaptureError, UsageError
+from modelexport.graph.nodes import all_nodes
+from modelexport.graph.owners import OWNER, owner_of
+from modelexport.lineage.derivation import place_unowned
+from modelexport.pytorch.recorder import CallRecorder
+from modelexport.pytorch.traced import trace_calls, untouched
+from modelexport.pytorch.tracing import in_trace
+from modelexport.pytorch.values import NamedTensors, input_tensors, output_tensors, run_arguments
+
+OPSETS = range(9, 21)
+"""What the TorchScript exporter writes."""
+
+_INPUT = "modelexport.input."
+_SCOPE = re.compile(r"(?:^|/)c(\d+)/[^/]*$")
+
+
+def capture_by_tracing(
+    model: nn.Module,
+    inputs: Mapping[str, Any] | Sequence[Any],
+    *,
+    dynamic: bool = False,
+    opset: int | None = None,
+) -> Exported:
+    """Trace and translate a model. It is as before afterwards, also when this fails.
+
+    Args:
+        inputs: Keyword or positional arguments of ``model.forward``; not changed.
+        dynamic: Leave every axis of every input open. A trace cannot tell which of them the model fixes.
+        opset: The opset of the ONNX standard domain, from :data:`OPSETS`; ``None`` for the exporter's default.
+
+    Raises:
+        CaptureError: The exporter gave up, or the model decides by values in Python. Names the call and the line.
+        InputsError: The inputs do not fit, or the model has lazy parameters.
+        UsageError: The exporter does not write this opset.
+    """
+    if opset is not None and opset not in OPSETS:
+        raise UsageError(
+            f"the TorchScript exporter writes opsets {OPSETS[0]} to {OPSETS[-1]}, not {opset}: "
+            f"choose one of these, or the front end dynamo"
+        )
+    args, kwargs = by_name(model, *run_arguments(copy.deepcopy(inputs)))
+    with quiet():
+        run = trace_calls(model, *copy.deepcopy((args, kwargs)))
+    traced = _Traced(model, run, args, kwargs, dynamic)
+    names = [f"{_INPUT}{position}" for position in range(len(traced.given))]
+    axes = {
+        name: {axis: _plain(f"{argument}_{axis}") for axis in range(tensor.dim())}
+        for name, (argument, tensor) in zip(names, traced.given, strict=True)
+    }
+    file = io.BytesIO()
+    failure: CaptureError | None = None
+    with untouched(model), traced.recorder.attached(), quiet(), _nothing_merged():
+        try:
+            torch.onnx.export(
+                traced,
+                tuple(tensor for _, tensor in traced.given),
+                file,
+                input_names=names,
+                dynamic_axes=axes if dynamic else None,
+                opset_version=opset,
+                dynamo=False,
+                export_params=False,
+                # Otherwise equal parameters become one.
+                keep_initializers_as_inputs=True,
+                do_constant_folding=False,
+            )
+        except Exception as error:
+            failure, cause = _explained(error, traced.recorder), error
+    if failure is not None:
+        raise failure from cause
+    # Without weights, so that this is quick: the exporter leaves most values without a type.
+    typed = onnx.shape_inference.infer_shapes(onnx.load_model_from_string(file.getvalue()))
+    return traced.result(ir.from_proto(typed), len(names))
+
+
+@contextmanager
+def _nothing_merged() -> Iterator[None]:
+    """The exporter's passes keep the nodes of different calls apart.
+
+    - Equal nodes are not merged. Our own optimiser does that, and names all owners.
+    - Nodes before and behind a value that a call gets or returns are not made one: not two transpositions of which one
+      is in the call and one is not.
+    - When it fails, it does not print its graph, which it does past Python's standard output.
+    """
+    peephole = torch._C._jit_pass_onnx_peephole
+
+    def between_borders(graph: Any, *options: Any) -> None:
+        borders = [_border(graph, value) for value in {value.unique(): value for value in graph.outputs()}.values()]
+        peephole(graph, *options)
+        for border in borders:
+            border.output().replaceAllUsesWith(border.input())
+            border.destroy()
+
+    with (
+        mock.patch.object(torch._C, "_jit_pass_cse", lambda graph: False),
+        mock.patch.object(torch._C, "_jit_pass_onnx_peephole", between_borders),
+        mock.patch.object(torch._C, "_jit_onnx_log", lambda *lines: None),
+    ):
+        yield
+
+
+def _border(graph: Any, value: Any) -> Any:
+    """A node that no pass knows, between a value and all that use it."""
+    border = graph.create("modelexport::border", [value], 1)
+    if value.node().kind() == "prim::Param":
+        graph.prependNode(border)
+    else:
+        border.insertAfter(value.node())
+    border.output().setType(value.type())
+    value.replaceAllUsesAfterNodeWith(border, border.output())
+    return border
+
+
+def _forget_made_up_sizes(model: ir.Model) -> None:
+    """Keep the names of open sizes that are sizes of inputs: inference makes up others, alike for different sizes.
+
+    ONNX Runtime puts values of one size into one buffer.
+    """
+    known = {str(size) for value in model.graph.inputs for size in value.shape or ()}
+    for node in all_nodes(model):
+        for value in node.outputs:
+            if value.shape is not None:
+                value.shape = ir.Shape(
+                    size if isinstance(size, int) or str(size) in known else None for size in value.shape
+                )
+
+
+class _Recorder(CallRecorder):
+    """Outside of the trace: there, sizes are tensors, and looking at one makes a node."""
+
+    def _enter(self, *arguments: Any) -> None:
+        with in_trace(None) as self.trace:
+            super()._enter(*arguments)
+
+    def _leave(self, *arguments: Any) -> None:
+        with in_trace(None) as self.trace:
+            super()._leave(*arguments)
+
+
+# torch is not followed by mypy.
+class _Traced(nn.Module):  # type: ignore[misc]
+    """What is traced: takes the tensors in the arguments of a model one by one and hands them to it by keyword.
+
+    It returns the tensors in the model's result, then those that calls get and return.
+
+    Args:
+        run: The calls of a run outside of the trace, where a size is a number and no tensor.
+        dynamic: The sizes of the inputs are open.
+    """
+
+    def __init__(
+        self, model: nn.Module, run: CallTree, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic: bool
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.given = input_tensors(model, args, kwargs)
+        self.recorder = _Recorder(model, self._scoped, self._keep)
+        self._run = run
+        self._open = dynamic
+        self._arguments = args, kwargs
+        self._by_path = dict(model.named_modules())
+        self._ports: dict[Port, str] = {}
+        """What calls get and return, to its name."""
+        self._copies: dict[tuple[int, int], tuple[torch.Tensor, Any]] = {}
+        self._kept: list[tuple[torch.Tensor, Any]] = []
+        """For each port a tensor of the same type and shape without memory, and the value in the graph of the trace."""
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        traced = {id(tensor): new for (_, tensor), new in zip(self.given, tensors, strict=True)}
+        args, kwargs = copy.deepcopy(self._arguments, traced)
+        with NoDecisions():
+            output = self.model(*args, **kwargs)
+        self._returned = self._without_sizes(ROOT, "outputs", output_tensors(output))
+        for stand_in, value in self._kept:
+            torch._C._set_value_trace(stand_in, value)
+        return (*(tensor for _, tensor in self._returned), *(stand_in for stand_in, _ in self._kept))
+
+    @contextmanager
+    def _scoped(self, call: ModuleCall) -> Iterator[None]:
+        scopes = torch.jit._trace._trace_module_map
+        if scopes is not None:
+            scopes[self._by_path[call.path]] = f"call::c{len(self.recorder.seen) - 1}"
+        yield
+
+    def _keep(self, call: ModuleCall, side: Side, tensors: NamedTensors) -> None:
+        if self.recorder.trace is None:
+            return
+        tensors = self._without_sizes(call, side, tensors)
+        for position, (name, tensor) in enumerate(tensors):
+            self._ports[Port(call, side, position)] = name
+            self._kept.append(self._as_it_is_now(tensor))
+
+    def _without_sizes(self, call: ModuleCall, side: Side, tensors: NamedTensors) -> NamedTensors:
+        """In a trace a size is a tensor without axes; in a run, a number."""
+        run = self._run.by_call.get(call)
+        names = {spec.name for spec in ((run.inputs if side == "inputs" else run.outputs) if run else ())}
+        return [
+            (name, tensor) for name, tensor in tensors if name in names or tensor.dim() or tensor.is_floating_point()
+        ]
+
+    def _as_it_is_now(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        """A copy, because what runs later may write into the tensor; the exporter makes no node of it."""
+        with in_trace(self.recorder.trace):
+            key = torch._C._get_value_trace(tensor).unique(), tensor._version
+            if key not in self._copies:
+                value = torch._C._get_value_trace(tensor.clone())
+                with in_trace(None):
+                    stand_in = torch.empty((), dtype=tensor.dtype).expand(tensor.shape)
+                self._copies[key] = stand_in, value
+        return self._copies[key]
+
+    def result(self, model: ir.Model, given: int) -> Exported:
+        """The translated graph with owners, parameters and names; every output is read and only the model's kept."""
+        seen = self.recorder.seen
+        graph = model.graph
+        outputs = list(graph.outputs)
+        graph.outputs.clear()
+        graph.outputs.extend(outputs[: len(self._returned)])
+        passes.RemoveUnusedNodesPass()(model)
+        _assign_owners(model, [traced.call for traced in seen])
+        self._insert_parameters(graph, given)
+        _forget_made_up_sizes(model)
+        _rename(model)
+        output_names = tuple(name for name, _ in self._returned)
+        for value, name in zip(graph.inputs, self._input_names(output_names), strict=True):
+            value.name = name
+        values = {
+            port: value
+            for port, value in zip(self._ports, outputs[len(self._returned) :], strict=True)
+            if value.is_graph_input() or ((node := value.producer()) is not None and node.graph is graph)
+        }
+        calls = CallTree(tuple(self._with_known_sizes(traced, values) for traced in seen))
+        names = {port: value.name or "" for port, value in values.items()}
+        return Exported(model, calls, state_dict_names(self.model), names, output_names, "torchscript")
+
+    def _input_names(self, output_names: Sequence[str]) -> list[str]:
+        """As `dynamo` has them: its exporter for transformers keeps the dots in ``past.0`` and tells ``input.x``."""
+        from transformers import PreTrainedModel
+
+        if isinstance(self.model, PreTrainedModel):
+            return [f"input.{name}" if name in output_names else name for name, _ in self.given]
+        return [_plain(name) for name, _ in self.given]
+
+    def _with_known_sizes(self, traced: TracedCall, values: Mapping[Port, ir.Value]) -> TracedCall:
+        return dataclasses.replace(
+            traced,
+            inputs=tuple(self._specs(traced.call, "inputs", traced.inputs, values)),
+            outputs=tuple(self._specs(traced.call, "outputs", traced.outputs, values)),
+        )
+
+    def _specs(
+        self, call: ModuleCall, side: Side, specs: Sequence[TensorSpec], values: Mapping[Port, ir.Value]
+    ) -> Iterator[TensorSpec]:
+        """The tensors that are no sizes. Their own sizes are those of the trace; which are open the graph knows."""
+        position = 0
+        for spec in specs:
+            port = Port(call, side, position)
+            if self._ports.get(port) != spec.name:
+                continue
+            position += 1
+            value = values.get(port)
+            known = value.shape if value is not None and value.shape is not None else [None] * len(spec.shape)
+            sizes = (
+                size if isinstance(size, int) else str(size) if _is_named(size) else _plain(f"{spec.name}_{axis}")
+                for axis, size in enumerate(known)
+            )
+            yield dataclasses.replace(spec, shape=tuple(sizes)) if self._open else spec
+
+    def _insert_parameters(self, graph: ir.Graph, given: int) -> None:
+        """The exporter leaves parameters and buffers as inputs behind those that are given."""
+        tensors = self.model.state_dict(keep_vars=True)
+        inputs = list(graph.inputs)
+        graph.inputs.clear()
+        graph.inputs.extend(inputs[:given])
+        for value in inputs[given:]:
+            key = (value.name or "").removeprefix("model.")
+            value.name = key
+            value.const_value = ir.tensor_adapters.TorchTensor(tensors[key], name=key)
+            graph.register_initializer(value)
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"\W", "_", name)
+
+
+def _is_named(size: object) -> bool:
+    return isinstance(size, ir.SymbolicDim) and size.value is not None
+
+
+def _assign_owners(model: ir.Model, calls: Sequence[ModuleCall]) -> None:
+    """Of each node by the scope in its name. One without, which a pass of the exporter made, by those around it."""
+    for node in all_nodes(model):
+        scope = _SCOPE.search(node.name or "")
+        if scope is not None:
+            node.meta[OWNER] = Owner((calls[int(scope[1])],), Evidence.EXACT)
+    place_unowned(model)
+    for node in all_nodes(model):
+        # Between an input and an output of the graph, around the model.
+        node.meta.setdefault(OWNER, Owner((ROOT,), Evidence.DERIVED))
+
+
+def _rename(model: ir.Model) -> None:
+    """Nodes and values are called after their owner, not by the numbers of scopes: ``/encoder.layer.0/Add_1``."""
+    counts: Counter[str] = Counter()
+    for node in all_nodes(model):
+        owner = owner_of(node)
+        base = f"/{owner.call.address}/{node.op_type}" if owner and owner.call != ROOT else f"/{node.op_type}"
+        node.name = f"{base}_{counts[base]}" if counts[base] else base
+        counts[base] += 1
+        for position, value in enumerate(node.outputs):
+            value.name = f"{node.name}_output_{position}"
+
+
+def _explained(error: Exception, recorder: CallRecorder) -> CaptureError:
+    """What failed and where, in one line: the call, the model's own line of code, the first line of the reason."""
+    call = recorder.raised_in(error) or _translated_in(error, recorder)
+    reason = next((line.strip() for line in str(error).splitlines() if line.strip()), "no reason given")[:300]
+    where = f" in {call}" if call is not None else ""
+    message = f"the model cannot be exported: {type(error).__name__}{where}{_line(error)}: {reason}"
+    return CaptureError(message, address=None if call is None else call.address, reason=reason)
+
+
+def _translated_in(error: Exception, recorder: CallRecorder) -> ModuleCall | None:
+    """The call whose node was being translated: the exporter's own frame has that node."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        node = frame.f_locals.get("node")
+        scope = re.search(r"::c(\d+)$", node.scopeName()) if isinstance(node, torch._C.Node) else None
+        if scope is not None:
+            return recorder.seen[int(scope[1])].call
+    return None
+
+
+def _line(error: BaseException) -> str:
+    frames = [
+        f" ({Path(frame.filename).name}:{frame.lineno})"
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not any(map(Path(frame.filename).is_relative_to, _NOT_THE_MODEL))
+    ]
+    return frames[-1] if frames else ""
+
+
+_NOT_THE_MODEL = (Path(torch.__file__).parent, Path(__file__).parent.parent)

@@ -1,0 +1,206 @@
+"""What ``modelexport compare`` shows a person: the files side by side, then the modules that differ.
+
+Calls that differ in the same way and by numbers in their addresses only are one line: ``encoder.layer.0…11``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+
+from modelexport.core.calls import ModuleCall
+from modelexport.core.text import align, plural, shortened
+
+if TYPE_CHECKING:
+    from modelexport.tagged.comparison import CallChange, FileComparison, FileFacts, Held, OnlyInOne
+
+T = TypeVar("T")
+MOST = 30
+"""Lines of one kind, so that all fit a screen or two."""
+
+
+def format_comparison(comparison: FileComparison) -> str:
+    """Two tagged files: what they are, the calls in one only, the calls that differ, and a line that sums up."""
+    one, other = comparison.first, comparison.second
+    parts = [_files(one, other), _operators(one.operators, other.operators)]
+    for facts, only in ((one, comparison.only_in_first), (other, comparison.only_in_second)):
+        alone = [(_names(group), _class(group[0]), _inside(group)) for group in _grouped(only, _address, _class)]
+        parts.append(_section(f"only in {facts.path}", alone))
+    by_address = {change.address: change for change in comparison.changed}
+    changes = [(change.address, text) for change in by_address.values() if (text := _change(change))]
+    groups = _grouped(changes, lambda pair: pair[0], lambda pair: pair[1])
+    parts.append(_section("calls that differ", [(_span([a for a, _ in group]), group[0][1]) for group in groups]))
+    retagged = [change for change in comparison.changed if change.source_module or change.tag]
+    if retagged:
+        before, after = retagged[0].source_module or retagged[0].tag or ("", "")
+        where = retagged[0].address or "."
+        parts.append(f"tags differ in {plural(len(retagged), 'call')}, first in {where}: {before} -> {after}")
+    entries = _grouped(comparison.entries, lambda entry: entry.key, lambda entry: str(entry.entry))
+    rows = [(_span([e.key for e in group]), _arrow(*group[0].entry)) for group in entries]
+    parts += [_section("state_dict entries that differ", rows), "\n".join(comparison.notes), _summary(comparison)]
+    return "\n\n".join(part for part in parts if part)
+
+
+def print_comparison(comparison: FileComparison) -> None:
+    """Write :func:`format_comparison` to standard output."""
+    print(format_comparison(comparison))
+
+
+def _files(one: FileFacts, other: FileFacts) -> str:
+    """The facts of both, one a line; a line with settings or packages only where they differ."""
+    rows = [("", one.path, other.path)]
+    rows += list(zip(_LINES, _fact_cells(one), _fact_cells(other), strict=True))
+    for kind in ("settings", "environment"):
+        left, right = (_values(getattr(facts, kind)) for facts in (one, other))
+        if not left or not right:
+            continue
+        rows += [
+            (name, left.get(name, "-"), right.get(name, "-"))
+            for name in {**left, **right}
+            if left.get(name) != right.get(name)
+        ]
+    return align(rows)
+
+
+_LINES = ("size", "opset", "carrier", "version", "calls", "nodes", "evidence", "parameters", "constants")
+
+
+def _fact_cells(facts: FileFacts) -> Sequence[str]:
+    coverage = facts.coverage
+    opsets = ", ".join(f"{domain} {version}" if domain else str(version) for domain, version in facts.opsets.items())
+    return (
+        _size(facts.bytes),
+        opsets,
+        facts.carrier,
+        facts.version,
+        f"{facts.calls:,}",
+        f"{facts.nodes:,}",
+        ", ".join(f"{getattr(coverage, kind):,} {kind}" for kind in ("exact", "derived", "inferred")),
+        _held(facts.parameters),
+        _held(facts.constants),
+    )
+
+
+def _values(facts: object) -> dict[str, str]:
+    if facts is None:
+        return {}
+    plain = msgspec.to_builtins(facts)
+    return {str(name): ", ".join(value) if isinstance(value, list) else str(value) for name, value in plain.items()}
+
+
+def _held(held: Mapping[str, Held]) -> str:
+    listed = (f"{one.initializers:,} {dtype} {_size(one.bytes)}" for dtype, one in held.items())
+    return ", ".join(listed) or "none"
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e6:,.1f} MB" if count >= 1e5 else f"{count:,} bytes"
+
+
+def _operators(one: Mapping[str, int], other: Mapping[str, int]) -> str:
+    pairs = [(name, one.get(name, 0), other.get(name, 0)) for name in sorted({*one, *other})]
+    rows = [(name, f"{a:,}", f"{b:,}", f"{b - a:+,}") for name, a, b in pairs if a != b]
+    if not rows:
+        return ""
+    shown = sorted(rows, key=lambda row: -abs(int(row[3].replace(",", ""))))[:MOST]
+    left = f"\n{plural(len(rows) - MOST, 'operator')} that differ less not shown" if len(rows) > MOST else ""
+    return align([("OPERATOR", "FIRST", "SECOND", ""), *shown], right={1, 2, 3}) + left
+
+
+def _section(title: str, rows: Sequence[Sequence[str]]) -> str:
+    if not rows:
+        return ""
+    left = [f"  {len(rows) - MOST:,} more lines, all with --json"] if len(rows) > MOST else []
+    return "\n".join([f"{title}:", *(f"  {line}" for line in align(rows[:MOST]).splitlines()), *left])
+
+
+def _change(change: CallChange) -> str:
+    """What differs in one call, apart from its tags; names of its own parameters without its address."""
+    parts = []
+    if change.class_name:
+        parts.append(f"class {_arrow(*change.class_name)}")
+    counts = [f"{b - a:+} {operator}" for operator, (a, b) in change.operators.items()]
+    if counts:
+        parts.append(shortened(", ".join(counts), 100))
+    parts += [f"other attributes: {count} {operator}" for operator, count in change.attributes.items()]
+    path = ModuleCall.parse(change.address).path
+    for key, held in change.parameters.items():
+        own = key.removeprefix(f"{path}.") if path else key
+        parts.append(f"{own if own != key else _pattern(key)[0]} {_arrow(*held)}")
+    return "; ".join(parts)
+
+
+def _arrow(before: str | None, after: str | None) -> str:
+    return f"{before or 'none'} -> {after or 'none'}"
+
+
+def _names(group: Sequence[OnlyInOne]) -> str:
+    return _span([one.address for one in group])
+
+
+def _inside(group: Sequence[OnlyInOne]) -> str:
+    calls, nodes = sum(one.calls for one in group), sum(one.nodes for one in group)
+    return f"{plural(calls, 'call')}, those inside included, {plural(nodes, 'node')}"
+
+
+def _address(one: OnlyInOne) -> str:
+    return one.address
+
+
+def _class(one: OnlyInOne) -> str:
+    return one.tag.rpartition("/")[2].partition("@")[0].partition(".")[0]
+
+
+def _grouped(items: Iterable[T], name: Callable[[T], str], what: Callable[[T], str]) -> list[list[T]]:
+    """Items of the same text whose names differ in numbers only, together where the first of them stands."""
+    groups: dict[tuple[str, str], list[T]] = {}
+    for item in items:
+        groups.setdefault((_pattern(name(item))[0], what(item)), []).append(item)
+    return list(groups.values())
+
+
+def _pattern(name: str) -> tuple[str, list[int]]:
+    """A dotted name with its numbers replaced, and the numbers: of ``layer.3.out@1``, ``layer.*.out@*`` and 3, 1."""
+    path, _, index = name.rpartition("@") if "@" in name else (name, "", "")
+    parts = path.split(".")
+    numbers = [int(part) for part in parts if part.isdecimal()]
+    text = ".".join("*" if part.isdecimal() else part for part in parts)
+    return (f"{text}@*", [*numbers, int(index)]) if index else (text, numbers)
+
+
+def _span(names: Sequence[str]) -> str:
+    """One name for several that differ in numbers only: ``encoder.layer.0…11.output (12)``."""
+    pattern, _ = _pattern(names[0])
+    columns = list(zip(*(_pattern(name)[1] for name in names), strict=True))
+    pieces = pattern.split("*")
+    text = pieces[0] + "".join(_ranges(column) + piece for column, piece in zip(columns, pieces[1:], strict=True))
+    return (text or ".") + (f" ({len(names)})" if len(names) > 1 else "")
+
+
+def _ranges(numbers: Iterable[int]) -> str:
+    """``0…2,5`` for 0, 1, 2 and 5."""
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and runs[-1][-1] == number - 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ",".join(f"{run[0]}…{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+
+
+def _summary(comparison: FileComparison) -> str:
+    both = comparison.same + len(comparison.changed)
+    values = comparison.values
+    told = "elements of parameters: not compared (--values does)"
+    if values is not None:
+        alike = values.equal + len(values.different)
+        parameters = sum(held.initializers for held in comparison.first.parameters.values())
+        listed = f": {shortened(', '.join(values.different), 100)}" if values.different else ""
+        told = (
+            f"{alike:,} of {plural(parameters, 'parameter')} are held alike by both files; "
+            f"{len(values.different):,} of these have other elements{listed}"
+        )
+    same = f"{comparison.same:,} of {plural(both, 'call')} in both files are the same"
+    return f"{same} in class, tags, and their own nodes' operators, attributes and parameters\n{told}"

@@ -1,0 +1,239 @@
+"""What a person reads in a terminal: ``format_*`` returns it, ``print_*`` writes it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TextIO
+
+from modelexport.cli.show_verification import format_verification
+from modelexport.core.calls import CallTree, ModuleCall, TensorSpec, TracedCall
+from modelexport.core.modules import ModuleTree
+from modelexport.core.tags import Tags
+from modelexport.core.text import align, indent, plural
+from modelexport.tagged.tree import format_tree
+
+if TYPE_CHECKING:
+    from modelexport.core.hierarchies import Comparison
+    from modelexport.exporting.result import ExportResult
+    from modelexport.format.documents import Coverage
+    from modelexport.surgery.extraction import Extracted
+    from modelexport.tagged.file import NodeRow
+    from modelexport.tagged.tree import TreeRow
+    from modelexport.weights.placement import WeightsSummary
+
+HierarchyMode = Literal["static", "traced", "compare", "trace"]
+
+
+def format_hierarchy(
+    mode: HierarchyMode,
+    tree: ModuleTree,
+    calls: CallTree | None = None,
+    *,
+    tags: Tags | None = None,
+    comparison: Comparison | None = None,
+) -> str:
+    """The hierarchy of a model as aligned text.
+
+    Args:
+        mode: ``static`` is the tree of modules, ``traced`` the tree of calls, ``trace`` every entering and leaving of a
+            call as a line of its own, ``compare`` the modules with what became of them in the run.
+        calls: Needed for ``traced`` and ``trace``.
+        tags: With it, ``traced`` and ``trace`` show the levels only, under the segments of their tags, with addresses.
+        comparison: Needed for ``compare``.
+
+    Raises:
+        ValueError: What the mode needs is missing.
+    """
+    match mode:
+        case "static":
+            return _format_modules(tree)
+        case "compare" if comparison is not None:
+            return _format_comparison(tree, comparison)
+        case "traced" if calls is not None:
+            return _format_calls(tree, calls, tags)
+        case "trace" if calls is not None:
+            return _format_steps(tree, calls, tags)
+    raise ValueError(f"mode {mode} needs {'a comparison' if mode == 'compare' else 'calls'}")
+
+
+def print_hierarchy(
+    mode: HierarchyMode,
+    tree: ModuleTree,
+    calls: CallTree | None = None,
+    *,
+    tags: Tags | None = None,
+    comparison: Comparison | None = None,
+    file: TextIO | None = None,
+) -> None:
+    """Write :func:`format_hierarchy` to ``file``, standard output by default."""
+    print(format_hierarchy(mode, tree, calls, tags=tags, comparison=comparison), file=file or sys.stdout)
+
+
+def _format_modules(tree: ModuleTree) -> str:
+    rows = [("MODULE", "CLASS", "PARAMETERS", "")]
+    for module in tree:
+        also = f"also {', '.join(module.aliases)}" if module.aliases else ""
+        count = f"{module.parameters:,}" if module.parameters else ""
+        rows.append((indent(module.depth, module.name or "."), module.class_name, count, also))
+    root = tree.root
+    trainable = "all trainable" if root.trainable == root.parameters else f"{root.trainable:,} trainable"
+    summary = f"{plural(len(tree) - 1, 'module')} below the root, {root.parameters:,} parameters, {trainable}"
+    return f"{align(rows, right={2})}\n\n{summary}"
+
+
+def _format_comparison(tree: ModuleTree, comparison: Comparison) -> str:
+    rows = [("MODULE", "CLASS", "CALLS", "")]
+    for module in comparison.modules:
+        place = tree[module.path]
+        why = "" if module.calls else module.status.value
+        rows.append((indent(place.depth, place.name or "."), module.class_name, str(module.calls), why))
+    called, never = len(comparison.called), comparison.never_called
+    summary = f"{plural(called + len(never), 'module')}, the root included: {called} called, {len(never)} never called"
+    listed = "".join(f"\n  {module.path}: {module.reason}" for module in never)
+    return f"{align(rows, right={2})}\n\n{summary}{listed}"
+
+
+@dataclass(frozen=True)
+class _ShownCall:
+    traced: TracedCall
+    depth: int
+    label: str
+    what: str
+    """The address next to a segment, the class next to an address."""
+
+
+def _format_calls(tree: ModuleTree, calls: CallTree, tags: Tags | None) -> str:
+    shown = _shown_calls(tree, calls, tags)
+    numbers: dict[ModuleCall, list[int]] = {call.traced.call: [] for call in shown}
+    for number, call, _ in _steps(shown):
+        numbers[call.traced.call].append(number)
+    rows = [("CALL", "ADDRESS" if tags else "CLASS", "STEPS", "INPUTS -> OUTPUTS")]
+    for call in shown:
+        traced = call.traced
+        steps = "not run" if traced.enter is None else "-".join(map(str, numbers[traced.call]))
+        shapes = f"{_shapes(traced.inputs)} -> {_shapes(traced.outputs)}"
+        rows.append((indent(call.depth, call.label), call.what, steps, shapes))
+    return f"{align(rows, right={2})}\n\n{_calls_summary(shown)}"
+
+
+def _format_steps(tree: ModuleTree, calls: CallTree, tags: Tags | None) -> str:
+    shown = _shown_calls(tree, calls, tags)
+    rows = [("STEP", "", "CALL", "ADDRESS" if tags else "CLASS", "TENSORS")]
+    for number, call, event in _steps(shown):
+        tensors = call.traced.inputs if event == "enter" else call.traced.outputs
+        rows.append((str(number), event, indent(call.depth - 1, call.label), call.what, _shapes(tensors, names=True)))
+    return f"{align(rows, right={0})}\n\n{_calls_summary(shown)}"
+
+
+def _shown_calls(tree: ModuleTree, calls: CallTree, tags: Tags | None) -> list[_ShownCall]:
+    """All calls, labelled by their address below their caller, or the levels only, labelled by their segment."""
+    shown = []
+    for traced in calls:
+        call, parent = traced.call, traced.parent
+        if tags is None:
+            label = str(call).removeprefix(f"{parent.path}." if parent is not None and parent.path else "")
+            shown.append(_ShownCall(traced, traced.depth, label, tree[call.path].class_name))
+        elif tags.is_level(call.path):
+            segments = tags.namespace(call).split("/")
+            shown.append(_ShownCall(traced, len(segments) - 1, segments[-1], str(call)))
+    return shown
+
+
+def _steps(shown: Sequence[_ShownCall]) -> list[tuple[int, _ShownCall, Literal["enter", "exit"]]]:
+    """Entering and leaving each of the calls below the root, in order, numbered from 1."""
+    events: list[tuple[int, _ShownCall, Literal["enter", "exit"]]] = []
+    for call in shown:
+        if call.depth and call.traced.enter is not None and call.traced.exit is not None:
+            events += [(call.traced.enter, call, "enter"), (call.traced.exit, call, "exit")]
+    events.sort(key=lambda event: event[0])
+    return [(number, call, event) for number, (_, call, event) in enumerate(events, start=1)]
+
+
+def _calls_summary(shown: Sequence[_ShownCall]) -> str:
+    below = [call for call in shown if call.depth]
+    modules = len({call.traced.call.path for call in below})
+    deepest = max(call.depth for call in shown) + 1
+    steps = plural(len(_steps(shown)), "step")
+    return f"{plural(modules, 'module')} below the root, {plural(len(below), 'call')}, {steps}, {deepest} deep"
+
+
+def _shapes(tensors: Iterable[TensorSpec], *, names: bool = False) -> str:
+    listed = [
+        f"{tensor.name + ' ' if names else ''}{tensor.dtype}[{','.join(map(str, tensor.shape))}]" for tensor in tensors
+    ]
+    return ", ".join(listed) or "()"
+
+
+def print_tree(rows: Sequence[TreeRow], coverage: Coverage, untagged: Mapping[str, int] | None = None) -> None:
+    """Write :func:`format_tree` to standard output."""
+    print(format_tree(rows, coverage, untagged))
+
+
+def format_nodes(nodes: Sequence[NodeRow]) -> str:
+    """Nodes, one a line: operator, name, the call that owns it and other owners, evidence."""
+    table = [("OPERATOR", "NAME", "CALL", "EVIDENCE", "ALSO OWNED BY")]
+    table += [(n.op_type, n.name, n.call or ".", n.evidence, ", ".join(c or "." for c in n.also)) for n in nodes]
+    return f"{align(table)}\n\n{plural(len(nodes), 'node')}"
+
+
+def print_nodes(nodes: Sequence[NodeRow]) -> None:
+    """Write :func:`format_nodes` to standard output."""
+    print(format_nodes(nodes))
+
+
+def format_extracted(extracted: Sequence[Extracted]) -> str:
+    """Extracted calls: a line for each, then its inputs and outputs."""
+    lines = []
+    for one in extracted:
+        borrowed = f", {one.borrowed} of them from other calls" if one.borrowed else ""
+        lines.append(
+            f"{one.call} -> {one.path} ({plural(one.nodes, 'node')}{borrowed}; {one.bytes:,} bytes of weights)"
+        )
+        for side, values in (("in ", one.inputs), ("out", one.outputs)):
+            lines += [f"  {side} {v.name} {v.dtype}[{', '.join(map(str, v.shape))}]" for v in values]
+    return "\n".join(lines)
+
+
+def print_extracted(extracted: Sequence[Extracted]) -> None:
+    """Write :func:`format_extracted` to standard output."""
+    print(format_extracted(extracted))
+
+
+def format_export(result: ExportResult) -> str:
+    """What an export made: tree, coverage, files, verification, time by stage."""
+    lines = [format_tree(result.tree, result.coverage)]
+    if result.verified is not None:
+        lines.append(format_verification(result.verified))
+    lines.append(f"wrote {', '.join(str(file) for file in result.files)}")
+    lines += format_weights(result.weights)
+    lines.append(", ".join(f"{stage} {spent:.1f} s" for stage, spent in result.seconds.items()))
+    return "\n".join(lines)
+
+
+def format_weights(weights: WeightsSummary) -> list[str]:
+    """Where the weights are that are not in the model itself: a line for each place."""
+    lines = []
+    if weights.linked:
+        how = ", ".join(f"{file} ({how})" for file, how in weights.linked.items())
+        lines.append(f"weights: {weights.linked_bytes / 1e9:,.3f} GB linked, in {how}")
+    if "hard link" in weights.linked.values():
+        lines.append(
+            "  a hard link is the same file under a second name: ONNX Runtime takes it, onnx.checker refuses it, and "
+            "what changes the one in place changes the other"
+        )
+    if weights.copied_bytes:
+        lines.append(f"weights: {weights.copied_bytes / 1e9:,.3f} GB in the data file")
+    if weights.absent_bytes:
+        lines.append(f"weights: {weights.absent_bytes / 1e9:,.3f} GB left out")
+    if weights.made:
+        some = [f"{name} ({operations})" for name, operations in list(weights.made.items())[:3]]
+        more = f", and {len(weights.made) - 3} more, which the report lists" if len(weights.made) > 3 else ""
+        lines.append(f"made while loading, not as in the checkpoint: {', '.join(some)}{more}")
+    return lines
+
+
+def print_export(result: ExportResult) -> None:
+    """Write :func:`format_export` to standard output."""
+    print(format_export(result))

@@ -1,0 +1,119 @@
+"""The values that travel through the pipeline: calls, trees of modules and of calls, owners. No I/O, no torch.
+
+Everything here is immutable. Text (addresses, tags, JSON) is made from these values at the very end, by the writers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, NamedTuple
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ModuleCall:
+    """One execution of a module's ``forward``: the module's path and which of its calls it is (0 for the first).
+
+    The path is the module's first key in ``model.named_modules()``; the root's is the empty string.
+    """
+
+    path: str
+    index: int = 0
+
+    @property
+    def address(self) -> str:
+        """``path`` for the first call, ``path@1`` for the second. The root's is the empty string."""
+        return f"{self.path}@{self.index}" if self.index else self.path
+
+    @classmethod
+    def parse(cls, address: str) -> ModuleCall:
+        """The call that an address names; ``.`` and the empty string name the root.
+
+        Raises:
+            ValueError: The part behind ``@`` is not a number.
+        """
+        path, separator, index = address.rpartition("@")
+        if not separator:
+            return cls("" if address == "." else address)
+        return cls("" if path == "." else path, int(index))
+
+    def __str__(self) -> str:
+        return self.address or "."
+
+
+ROOT = ModuleCall("")
+
+Side = Literal["inputs", "outputs"]
+
+
+class Port(NamedTuple):
+    """One tensor at the border of a call: the one in this position of all that its module gets or returns."""
+
+    call: ModuleCall
+    side: Side
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """A value's name, element type (``float32``, ``int64``, ...) and shape; a dynamic dimension is a symbol's name."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TracedCall:
+    """One call as it was seen in a run of the model."""
+
+    call: ModuleCall
+    parent: ModuleCall | None
+    """The call that was running when this one began; ``None`` for the root's."""
+    depth: int
+    enter: int | None
+    """The step at which it began; entering and leaving a call are one step each, counted from 0 over the run.
+    ``None`` for a call that was captured but not run, inside a branch."""
+    exit: int | None
+    inputs: tuple[TensorSpec, ...] = ()
+    outputs: tuple[TensorSpec, ...] = ()
+
+
+@dataclass(frozen=True)
+class CallTree:
+    """Every call of one run, in the order in which they began: the root first, parents before children."""
+
+    calls: tuple[TracedCall, ...]
+
+    @cached_property
+    def by_call(self) -> Mapping[ModuleCall, TracedCall]:
+        return {traced.call: traced for traced in self.calls}
+
+    @cached_property
+    def children(self) -> Mapping[ModuleCall, tuple[ModuleCall, ...]]:
+        """Each call's direct callees, in order; calls without any have an empty tuple."""
+        children: dict[ModuleCall, list[ModuleCall]] = {traced.call: [] for traced in self.calls}
+        for traced in self.calls:
+            if traced.parent is not None:
+                children[traced.parent].append(traced.call)
+        return {call: tuple(callees) for call, callees in children.items()}
+
+    def __getitem__(self, call: ModuleCall) -> TracedCall:
+        return self.by_call[call]
+
+    def __contains__(self, call: object) -> bool:
+        return call in self.by_call
+
+    def __iter__(self) -> Iterator[TracedCall]:
+        return iter(self.calls)
+
+    def __len__(self) -> int:
+        return len(self.calls)
+
+    def stack(self, call: ModuleCall) -> tuple[ModuleCall, ...]:
+        """The calls that were running inside one another when ``call`` ran: the root first, ``call`` last."""
+        stack = [call]
+        while (parent := self.by_call[stack[-1]].parent) is not None:
+            stack.append(parent)
+        return tuple(reversed(stack))

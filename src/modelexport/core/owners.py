@@ -1,0 +1,36 @@
+"""Who executed a node, and how that is known."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from modelexport.core.calls import ModuleCall
+
+
+class Evidence(enum.StrEnum):
+    """How an owner is known, best first."""
+
+    EXACT = "exact"
+    """The exporter recorded the call when it made the node."""
+    DERIVED = "derived"
+    """Follows from a graph whose owners are exact, through the names of values that both graphs have."""
+    INFERRED = "inferred"
+    """Producers and consumers agree. The last resort, counted by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The calls that a node was executed in, the one that produces its output first, and how that is known."""
+
+    calls: tuple[ModuleCall, ...]
+    evidence: Evidence = Evidence.EXACT
+
+    def __post_init__(self) -> None:
+        if not self.calls or len(set(self.calls)) != len(self.calls):
+            raise ValueError(f"an owner needs at least one call and no call twice, got {self.calls}")
+
+    @property
+    def call(self) -> ModuleCall:
+        """The call that produces the node's output."""
+        return self.calls[0]

@@ -1,0 +1,83 @@
+"""Addresses, tags and names relative to a call: what a function body, which many calls share, can say of its nodes.
+
+``attention.self`` is the first call of that module, below the call's own, and ``attention.self@1`` its second call
+inside the same call, whatever their numbers over the whole run. The call itself is ``.``. A module that lies elsewhere
+in the tree (one that is shared) is written with its whole path behind a slash: ``/shared``. A relative tag is what the
+tag of a node has behind the call's; it is empty where both have the same. Of the owners of a node some may lie outside
+the call: their addresses and tags are whole, with as many slashes before them as make two: ``//encoder.layer.1``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from modelexport.core.calls import CallTree, ModuleCall
+from modelexport.core.tags import Tags
+
+
+def relative_addresses(calls: CallTree, call: ModuleCall) -> Mapping[ModuleCall, str]:
+    """The relative address of a call and of each call inside it. In the root these are the addresses themselves."""
+    prefix = f"{call.path}." if call.path else ""
+    first: dict[str, int] = {}
+    addresses: dict[ModuleCall, str] = {}
+    for other in sorted(_inside(calls, call)):
+        index = other.index - first.setdefault(other.path, other.index)
+        if other.path == call.path:
+            path = ""
+        elif other.path.startswith(prefix):
+            path = other.path.removeprefix(prefix)
+        else:
+            path = f"/{other.path}"
+        addresses[other] = str(ModuleCall(path, index))
+    return addresses
+
+
+def _inside(calls: CallTree, call: ModuleCall) -> Iterator[ModuleCall]:
+    pending = [call]
+    while pending:
+        current = pending.pop()
+        yield current
+        pending.extend(calls.children[current])
+
+
+class Scope:
+    """How the body of a call names the calls inside it; the body of the root is the main graph."""
+
+    def __init__(self, tags: Tags, call: ModuleCall) -> None:
+        self.is_root = tags.calls[call].parent is None
+        self._tags = tags
+        self._addresses = relative_addresses(tags.calls, call)
+        self._prefix = "" if self.is_root else tags.source_tag(call)
+
+    def address(self, call: ModuleCall) -> str:
+        """The call's address, seen from here."""
+        return self._addresses.get(call, f"//{call.address}")
+
+    def tag(self, call: ModuleCall) -> str:
+        """What a node that the call owns carries, seen from here."""
+        tag = self._tags.source_tag(call)
+        if call not in self._addresses:
+            return f"/{tag}"
+        assert tag.startswith(self._prefix), "the tag of a level extends that of the level above it"
+        return tag.removeprefix(self._prefix)
+
+
+def short_name(name: str, body: str) -> str | int | None:
+    """A name of the flat graph, given the one that stands in the body: the number at its end if the rest is equal."""
+    stem = _stem(body)
+    if name == stem:
+        return None
+    number = name.removeprefix(f"{stem}_")
+    return int(number) if name.startswith(f"{stem}_") and re.fullmatch("0|[1-9][0-9]{0,14}", number) else name
+
+
+def full_name(short: str | int | None, body: str) -> str:
+    """The name of the flat graph again."""
+    if isinstance(short, str):
+        return short
+    return _stem(body) if short is None else f"{_stem(body)}_{short}"
+
+
+def _stem(name: str) -> str:
+    return re.sub("_[0-9]+$", "", name)

@@ -1,0 +1,267 @@
+"""The tag grammar: which modules are levels, and the readable, unique name of every call."""
+
+from __future__ import annotations
+
+import difflib
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from functools import cached_property
+from typing import Literal, Protocol
+
+from modelexport.core.calls import CallTree, ModuleCall
+from modelexport.core.modules import Module, ModuleTree
+from modelexport.errors import UsageError
+
+Granularity = Literal["auto", "model", "all"]
+
+
+class CallTags(Protocol):
+    """The tags of calls, whether they are made from a module tree or read from a file."""
+
+    @property
+    def calls(self) -> CallTree: ...
+
+    def tag(self, call: ModuleCall) -> str: ...
+
+    def source_tag(self, call: ModuleCall) -> str: ...
+
+    def namespace(self, call: ModuleCall) -> str: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Tags:
+    """The tags of one model in one run.
+
+    A tag is the tag of the level above, ``/`` and a segment: ``ClassName[.suffix][@n]``. The level above is a matter of
+    the call stack (who was running), the suffix of where the module lies in the tree. A call that is no level has a tag
+    as well, with a segment for every call between it and the level above::
+
+        BertModel                       /BertModel
+        encoder.layer.0.attention       /BertModel/BertEncoder/BertLayer.0/BertAttention
+        encoder.layer.0.output.dense    /BertModel/BertEncoder/BertLayer.0/BertOutput/Linear
+        shared@1                        /Model/Block@1
+
+    Args:
+        granularity: ``model`` takes the classes defined outside ``torch.nn`` as levels, ``all`` every class, and
+            ``auto`` is ``model`` unless that leaves no level below the root.
+        include: Names of classes that are levels as well.
+        exclude: Names of classes that are none. The root is always a level.
+
+    Raises:
+        UsageError: ``include`` or ``exclude`` name a class that the model does not have, or both name the same class.
+    """
+
+    tree: ModuleTree
+    calls: CallTree
+    _: KW_ONLY
+    granularity: Granularity = "auto"
+    include: Collection[str] = ()
+    exclude: Collection[str] = ()
+
+    def __post_init__(self) -> None:
+        names = {module.class_name for module in self.tree}
+        if unknown := sorted({*self.include, *self.exclude} - names):
+            raise UsageError(f"the model has no class {', '.join(unknown)}; its classes are {', '.join(sorted(names))}")
+        if both := sorted(set(self.include) & set(self.exclude)):
+            raise UsageError(f"{', '.join(both)} cannot be both included and excluded; name a class on one side only")
+
+    @cached_property
+    def levels(self) -> frozenset[str]:
+        """The paths of the modules that get a segment in source tags: called, and of a class that makes levels."""
+        return frozenset(path for path in self._called if self._makes_level(self.tree[path]))
+
+    def is_level(self, path: str) -> bool:
+        """Whether the module at ``path`` is a level. A module that was never called is none."""
+        return path in self.levels
+
+    def level(self, call: ModuleCall) -> ModuleCall:
+        """The deepest level on the call's stack: ``call`` itself when it is a level."""
+        return self._level_of[call]
+
+    def tag(self, call: ModuleCall) -> str:
+        """The call's own tag, levels or not."""
+        return self._tags[call]
+
+    def source_tag(self, call: ModuleCall) -> str:
+        """The tag of the deepest level on the call's stack: what a node that the call owns carries."""
+        return self._tags[self._level_of[call]]
+
+    def namespace(self, call: ModuleCall) -> str:
+        """The call's own tag without the leading slash, as Model Explorer wants it."""
+        return self._tags[call][1:]
+
+    def module_tag(self, path: str) -> str:
+        """The tag of a module: its first call's, or, if it was never called, as though its parent had called it."""
+        return self._module_tags[path]
+
+    @cached_property
+    def by_tag(self) -> Mapping[str, ModuleCall]:
+        """Every call under its tag, in the order in which they began."""
+        return {tag: call for call, tag in self._tags.items()}
+
+    def find(self, text: str) -> ModuleCall:
+        """The call that an address (``.``, ``encoder.layer.0``, ``shared@1``, also by an alias) or a tag names.
+
+        Raises:
+            UsageError: There is no such call; names the nearest that there are.
+        """
+        if (call := self.by_tag.get(text) or self._by_address.get(text)) is not None:
+            return call
+        path, separator, index = text.rpartition("@")
+        if not (separator and index.isdecimal()):
+            path, index = text, "0"
+        path = "" if path == "." else self._canonical.get(path, path)
+        if path in self.tree:
+            if count := self._called.get(path):
+                if int(index) < count:
+                    return ModuleCall(path, int(index))
+                times = "once" if count == 1 else f"{count} times"
+                last = ModuleCall(path, count - 1)
+                raise UsageError(f"'{text}': the module was called {times} in this run; its last call is '{last}'")
+            raise UsageError(f"'{text}' was never called in this run: name a module that was, such as the one above it")
+        known = self.by_tag if text.startswith("/") else [*self._by_address, *self._canonical]
+        near = difflib.get_close_matches(text, known, n=3, cutoff=0.5)
+        hint = f"did you mean {' or '.join(near)}?" if near else "list the modules with `modelexport hierarchy MODEL`"
+        raise UsageError(f"no module call is named '{text}'; {hint}")
+
+    @cached_property
+    def _called(self) -> Counter[str]:
+        return Counter(traced.call.path for traced in self.calls)
+
+    @cached_property
+    def _by_address(self) -> Mapping[str, ModuleCall]:
+        return {str(traced.call): traced.call for traced in self.calls}
+
+    @cached_property
+    def _canonical(self) -> Mapping[str, str]:
+        return {alias: module.path for module in self.tree for alias in module.aliases}
+
+    @cached_property
+    def _takes_all(self) -> bool:
+        if self.granularity == "auto":
+            return not any(path and self._has_level_class(self.tree[path]) for path in self._called)
+        return self.granularity == "all"
+
+    def _has_level_class(self, module: Module) -> bool:
+        wanted = module.class_name in self.include or not module.is_torch_nn
+        return wanted and module.class_name not in self.exclude
+
+    def _makes_level(self, module: Module) -> bool:
+        """Whether the module is a level if it is called."""
+        if module.parent is None:
+            return True
+        return self._has_level_class(module) or (self._takes_all and module.class_name not in self.exclude)
+
+    @cached_property
+    def _level_of(self) -> Mapping[ModuleCall, ModuleCall]:
+        levels: dict[ModuleCall, ModuleCall] = {}
+        for traced in self.calls:
+            if traced.parent is None or traced.call.path in self.levels:
+                levels[traced.call] = traced.call
+            else:
+                levels[traced.call] = levels[traced.parent]
+        return levels
+
+    @cached_property
+    def _base(self) -> Mapping[ModuleCall, ModuleCall]:
+        """The call that each call's tag is an extension of: for a level the level above, else whoever called it."""
+        return {
+            traced.call: self._level_of[traced.parent] if traced.call.path in self.levels else traced.parent
+            for traced in self.calls
+            if traced.parent is not None
+        }
+
+    @cached_property
+    def _static_base(self) -> Mapping[str, str]:
+        """The same for modules, as though each were called by the module that holds it.
+
+        A module that was never called while something below it was (a list, a Sequential that is indexed) is skipped,
+        so that the members that were not called this time get the tag that they would get if they were.
+        """
+        bypassed: set[str] = set()
+        for path in self._called:
+            above = self.tree[path].parent
+            while above is not None and above not in bypassed:
+                bypassed.add(above)
+                above = self.tree[above].parent
+        bypassed -= {"", *self._called}
+
+        caller: dict[str, str] = {}
+        level: dict[str, str] = {}
+        base: dict[str, str] = {}
+        for module in self.tree:
+            if module.parent is None:
+                continue
+            parent = self.tree[module.parent]
+            skipped = parent.path in bypassed
+            caller[module.path] = caller[parent.path] if skipped else parent.path
+            level[module.path] = level[parent.path] if skipped or not self._makes_level(parent) else parent.path
+            base[module.path] = (level if self._makes_level(module) else caller)[module.path]
+        return base
+
+    @cached_property
+    def _suffixes(self) -> Mapping[tuple[str, str], str]:
+        """(path of the base, path of the module) -> what tells it from the modules of its class on the same base."""
+        siblings: dict[tuple[str, str], dict[str, None]] = {}
+        placed = [(base.path, call.path) for call, base in self._base.items()]
+        for base, path in [*((base, path) for path, base in self._static_base.items()), *placed]:
+            siblings.setdefault((base, self.tree[path].class_name), {})[path] = None
+        return {
+            (base, path): suffix
+            for (base, _), paths in siblings.items()
+            for path, suffix in zip(paths, _shortest_tails(base, list(paths)), strict=True)
+        }
+
+    def _segment(self, base: str, path: str) -> str:
+        suffix = self._suffixes[base, path]
+        return f"/{self.tree[path].class_name}" + (f".{suffix}" if suffix else "")
+
+    @cached_property
+    def _tags(self) -> Mapping[ModuleCall, str]:
+        tags: dict[ModuleCall, str] = {}
+        repeats: Counter[tuple[ModuleCall, str]] = Counter()
+        for traced in self.calls:
+            call = traced.call
+            if (base := self._base.get(call)) is None:
+                tags[call] = f"/{self.tree[call.path].class_name}"
+                continue
+            n = repeats[base, call.path]
+            repeats[base, call.path] += 1
+            tags[call] = tags[base] + self._segment(base.path, call.path) + (f"@{n}" if n else "")
+        return tags
+
+    @cached_property
+    def _module_tags(self) -> Mapping[str, str]:
+        tags: dict[str, str] = {}
+        for call, tag in self._tags.items():
+            tags.setdefault(call.path, tag)
+        for module in self.tree:
+            if module.path not in tags:
+                base = self._static_base[module.path]
+                tags[module.path] = tags[base] + self._segment(base, module.path)
+        return tags
+
+
+def _shortest_tails(base: str, paths: Sequence[str]) -> list[str]:
+    """For each path the shortest tail, below ``base``, that no other of the paths ends in; numbers at the end stay."""
+    parts = [_parts_below(base, path) for path in paths]
+    if len(set(parts)) < len(parts):  # one lies below the base and the other beside it, under the same name
+        parts = [_parts_below("", path) for path in paths]
+    ends = Counter(own[start:] for own in parts for start in range(len(own) + 1))
+    tails = []
+    for own in parts:
+        shortest = len(own) - 1 if own and own[-1].isdecimal() else len(own)
+        start = next((start for start in range(shortest, -1, -1) if ends[own[start:]] == 1), 0)
+        tails.append(".".join(own[start:]))
+    return tails
+
+
+def _parts_below(base: str, path: str) -> tuple[str, ...]:
+    """The parts of the path below ``base``, or all of them if it does not lie there.
+
+    A key of a ModuleDict may hold ``/`` or ``@``, which mean something in a tag: they are written as in a URL.
+    """
+    below = path.removeprefix(f"{base}.") if base else path
+    escaped = below.replace("%", "%25").replace("/", "%2F").replace("@", "%40")
+    return tuple(escaped.split(".")) if escaped else ()

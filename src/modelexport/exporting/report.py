@@ -1,0 +1,160 @@
+"""``NAME.report.md``: one export, for a person."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from modelexport.format import documents, keys
+from modelexport.graph.nodes import all_nodes
+from modelexport.tagged.encodings.functions import FunctionsForm
+from modelexport.weights.placement import WeightsSummary
+
+if TYPE_CHECKING:
+    from modelexport.verify.verdicts import VerifyReport
+
+
+def write_report(
+    path: Path,
+    hierarchy: documents.Hierarchy,
+    seconds: Mapping[str, float],
+    verified: VerifyReport | None,
+    functions: FunctionsForm | None = None,
+    weights: WeightsSummary | None = None,
+) -> None:
+    """Write the report of an export as Markdown."""
+    path.write_text(format_report(hierarchy, seconds, verified, functions, weights), encoding="utf-8")
+
+
+def format_report(
+    hierarchy: documents.Hierarchy,
+    seconds: Mapping[str, float],
+    verified: VerifyReport | None,
+    functions: FunctionsForm | None = None,
+    weights: WeightsSummary | None = None,
+) -> str:
+    """The report: tree, coverage, time by stage, what has no nodes and why, the weights, and the verification."""
+    model, coverage = hierarchy.model, hierarchy.coverage
+    sections = [
+        f"# {model.name}",
+        f"`{model.class_name}`, {model.parameters:,} parameters, {len(hierarchy.nodes):,} nodes, "
+        f"{len(hierarchy.initializers):,} initializers, opset {model.opset}, "
+        f"front end `{hierarchy.settings.frontend}`.",
+        *_failure(hierarchy.settings.dynamo_failure),
+        "## Coverage",
+        _table(
+            ("evidence", "nodes"),
+            [
+                ("exact", coverage.exact),
+                ("derived", coverage.derived),
+                ("inferred", coverage.inferred),
+                ("untagged", coverage.untagged),
+            ],
+        ),
+        *_verification(verified),
+        "## Time by stage",
+        _table(("stage", "seconds"), [(stage, f"{spent:.2f}") for stage, spent in seconds.items()]),
+        "## Modules",
+        "Every call, with the nodes that it produced itself.",
+        _table(
+            ("call", "tag", "nodes"),
+            [(f"`{call.address or '.'}`", f"`{call.tag}`", call.nodes) for call in hierarchy.calls],
+        ),
+        "## Modules without nodes",
+        _table(
+            ("module", "class", "why"),
+            [(f"`{m.path or '.'}`", f"`{m.class_name}`", m.reason) for m in hierarchy.modules if m.reason],
+        ),
+        "## Nodes with several owners",
+        _table(
+            ("node", "operator", "calls, the one that produces the output first"),
+            [
+                (f"`{node.name}`", node.op_type, ", ".join(f"`{call or '.'}`" for call in node.calls))
+                for node in hierarchy.nodes
+                if node.calls
+            ],
+        ),
+        *_functions(functions),
+        *_weights(weights),
+        "## Environment",
+        _table(("package", "version"), [*hierarchy.environment.items()]),
+    ]
+    return "\n\n".join(sections) + "\n"
+
+
+def _failure(reason: str) -> list[str]:
+    if not reason:
+        return []
+    return ["The front end `dynamo`, tried first, gave up:", f"```\n{reason}\n```"]
+
+
+def _verification(verified: VerifyReport | None) -> list[str]:
+    if verified is None:
+        return []
+    rows = [
+        (f"`{o.name}`", o.status, o.dtype, o.shape, _number(o.absolute), _number(o.relative), o.nans, o.reason)
+        for o in verified.outputs
+    ]
+    header = ("output", "status", "type", "shape", "absolute", "relative", "NaN", "reason")
+    return ["## Against PyTorch", f"On `{verified.provider}`.", _table(header, rows)]
+
+
+def _functions(functions: FunctionsForm | None) -> list[str]:
+    if functions is None:
+        return []
+    calls = Counter(node.op_identifier() for node in all_nodes(functions.model))
+    return [
+        "## Functions",
+        _table(
+            ("function", "nodes", "call nodes"),
+            [
+                (f"`{function.name}`", len(function), calls[name])
+                for name, function in functions.model.functions.items()
+                if function.domain == keys.FUNCTIONS_DOMAIN
+            ],
+        ),
+        "## Calls that are not functions",
+        _table(
+            ("call", "why", "values"),
+            [(f"`{call.address}`", call.reason, _values(call.values)) for call in functions.flat],
+        ),
+        "## Nodes outside the calls that own them",
+        _table(
+            ("stand in", "owners", "values"),
+            [(f"`{h.address}`", _values(h.owners), _values(h.values)) for h in functions.hoisted],
+        ),
+    ]
+
+
+def _weights(weights: WeightsSummary | None) -> list[str]:
+    if weights is None or not weights.is_apart:
+        return []
+    sections = [
+        "## Weights",
+        f"{weights.linked_bytes:,} bytes linked, {weights.copied_bytes:,} in the data file, "
+        f"{weights.absent_bytes:,} left out.",
+    ]
+    if weights.linked:
+        files = [(f"`{location}`", how) for location, how in weights.linked.items()]
+        sections += ["### Linked files", _table(("file", "how"), files)]
+    if weights.made:
+        made = [(f"`{name}`", operations) for name, operations in weights.made.items()]
+        sections += ["### Not as in the checkpoint", _table(("initializer", "made by"), made)]
+    return sections
+
+
+def _values(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.2e}"
+
+
+def _table(header: tuple[str, ...], rows: Sequence[tuple[object, ...]]) -> str:
+    if not rows:
+        return "None."
+    lines = [header, tuple("---" for _ in header), *rows]
+    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)

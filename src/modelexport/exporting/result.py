@@ -1,0 +1,67 @@
+"""What an export made and how it went."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from modelexport.format import documents
+from modelexport.tagged.encodings.functions import FunctionsForm
+from modelexport.tagged.tree import TreeRow
+from modelexport.weights.placement import WeightsSummary
+
+if TYPE_CHECKING:
+    from modelexport.verify.verdicts import VerifyReport
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportResult:
+    """What an export made and how it went."""
+
+    path: Path
+    hierarchy: documents.Hierarchy
+    tree: Sequence[TreeRow]
+    """Every call with its nodes."""
+    seconds: Mapping[str, float]
+    """Stage to wall time."""
+    verified: VerifyReport | None
+    """The comparison with PyTorch; ``None`` if it was not asked for."""
+
+    files: Sequence[Path]
+    """Every file that was written; of the DAG files the folder."""
+
+    functions: FunctionsForm | None = None
+    """With the `functions` carrier: the model as written, and the calls that could not become functions."""
+
+    weights: WeightsSummary = field(default_factory=WeightsSummary)
+    """Where the weights are."""
+
+    @property
+    def coverage(self) -> documents.Coverage:
+        """How many nodes are known by which evidence."""
+        return self.hierarchy.coverage
+
+    def document(self) -> dict[str, Any]:
+        """As JSON values: what ``modelexport export --json`` prints."""
+        document: dict[str, Any] = {
+            "path": str(self.path),
+            "files": [str(file) for file in self.files],
+            "model": self.hierarchy.model,
+            "frontend": self.hierarchy.settings.frontend,
+            "coverage": self.coverage,
+            "seconds": self.seconds,
+            "tree": self.tree,
+        }
+        if self.weights.is_apart:
+            document["weights"] = self.weights.document()
+        if self.verified is not None:
+            document["verify"] = {
+                "agrees": self.verified.agrees,
+                "largest_difference": self.verified.largest,
+                "outputs": self.verified.outputs,
+                "calls": self.verified.counts,
+                "parameters": self.verified.parameters,
+            }
+        return document

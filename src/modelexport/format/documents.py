@@ -1,0 +1,223 @@
+"""Names of the keys, the version of the format, and the types of the JSON documents. Only data; no I/O.
+
+Goldens for every published format version are under ``tests/golden/``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+if TYPE_CHECKING:
+    pass
+
+
+class Value(msgspec.Struct, frozen=True):
+    """A graph input or output."""
+
+    name: str
+    dtype: str
+    """``float32``, ``int64``, ...: PyTorch's and NumPy's word."""
+    shape: list[int | str | None]
+    """A string is a dynamic dimension's name, ``null`` a dimension that is not known."""
+
+
+class CallTensor(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A tensor that a PyTorch module gets or returns in a call."""
+
+    name: str
+    """The argument of ``forward`` (``hidden_states``, ``past.0``), the field of what it returns, or ``output``."""
+    dtype: str
+    shape: list[int | str]
+    value: str | None = None
+    """The name of the value that it is in the file; absent when the file does not compute it, or it is not known."""
+
+
+class ModuleEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One module of the PyTorch model, executed or not."""
+
+    path: str
+    tag: str
+    class_name: str
+    qualified_class: str
+    depth: int
+    leaf: bool
+    aliases: list[str]
+    parameters: int
+    """Elements in its own and its descendants' parameters, each tensor counted once."""
+    trainable: int
+    shapes: dict[str, list[int]]
+    """Its own parameters and buffers: name to shape."""
+    level: bool
+    """Whether it gets a segment in ``source_module`` tags."""
+    calls: int
+    reason: str
+    """Why it has no calls, or why its calls have no nodes; empty when it has both."""
+
+
+class Boundary(msgspec.Struct, frozen=True):
+    """The names of the values in the file that enter and leave the nodes of a call and of the calls inside it."""
+
+    inputs: list[str]
+    outputs: list[str]
+
+
+class CallEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One execution of a module's ``forward``."""
+
+    address: str
+    tag: str
+    parent: str | None
+    """The address of the call it ran in; ``null`` for the root's."""
+    enter: int | None
+    """The steps at which it began and ended; ``null`` for a call inside a branch, which is captured but not run."""
+    exit: int | None
+    inputs: list[CallTensor]
+    """What the PyTorch module got and returned in the traced run."""
+    outputs: list[CallTensor]
+    boundary: Boundary
+    nodes: int
+    """How many nodes it produced itself, outside the calls inside it."""
+
+
+class NodeEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One node of the file. Nodes of nested graphs are listed after the node that holds them."""
+
+    name: str
+    op_type: str
+    call: str
+    source_module: str
+    evidence: str
+    domain: str = ""
+    calls: list[str] = []
+    """Every owner, the one that produces the output first; only where there are several."""
+    hierarchy_tags: list[str] = []
+    """Their tags, in the same order."""
+
+
+class InitializerEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One initializer of the file."""
+
+    name: str
+    dtype: str
+    shape: list[int]
+    parameter: list[str] = []
+    """The ``state_dict`` entries that it is, or is computed from."""
+    transform: list[TransformStep] = []
+    """How it is computed from them; empty when it is that entry as it stands."""
+    hierarchy_tags: list[str] = []
+    """The tags of every call that uses it."""
+
+
+class TransformStep(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One operation in the computation of an initializer from ``state_dict`` entries."""
+
+    op_type: str
+    inputs: list[str] = []
+    """``state_dict`` keys, or outputs of earlier steps: ``%0`` is the first step's, ``%0:1`` its second output; an
+    empty string where an optional input is left out."""
+    attributes: dict[str, Any] = {}
+    """The operator's attributes; a tensor is an object of its ``dtype`` and its ``value`` as nested lists, in which
+    ``inf``, ``-inf`` and ``nan`` are strings. The one attribute of a ``Constant`` is ``value``, a tensor."""
+    version: int = 0
+    """The operator set that last changed the operator; left out for a ``Constant``."""
+    domain: str = ""
+
+
+class StateDictEntry(msgspec.Struct, frozen=True, array_like=True):
+    """One tensor in the ``state_dict`` of the module that was exported: ``["float32", [384, 384], true]``."""
+
+    dtype: str
+    """``float32``, ``int64``, ...: PyTorch's word."""
+    shape: list[int]
+    used: bool
+    """Whether an output of the graph depends on it; if so, an initializer has its key."""
+
+
+class Dag(msgspec.Struct, frozen=True):
+    """One entry of ``NAME.dag.json``: the operations of a call and of the calls inside it."""
+
+    nodes: list[str]
+    """Names of nodes, in topological order."""
+    edges: list[tuple[str, str]]
+    """Producer and consumer, both of them in ``nodes``; each pair once."""
+
+
+class Operation(msgspec.Struct, frozen=True):
+    """One entry of ``NAME.operations.json``: a node of the file or an initializer."""
+
+    op_type: str
+    """``Initializer`` for an initializer."""
+    inputs: list[str]
+    """Names of values; the empty string is an optional input that is left out."""
+    outputs: list[str]
+    tags: list[str]
+    """Of a node: its owners', the one that produces the output first; of an initializer: those of its users."""
+
+
+class WeightsFile(msgspec.Struct, frozen=True):
+    """A safetensors file as it was when initializers were linked to it."""
+
+    size: int
+    """Bytes."""
+    header: str
+    """SHA-256, in hexadecimal, of its first bytes: the length of the header and the header."""
+
+
+class CallTreeEntry(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One call, in the order in which they began."""
+
+    call: str
+    tag: str
+    parent: str | None = None
+    like: str | None = None
+    """Where the carrier is `functions`: an earlier call. What is inside this one is left out; it is what is inside that
+    one, with addresses and tags that begin with this one's in the place of that one's."""
+
+
+class Coverage(msgspec.Struct, frozen=True):
+    """How many nodes have an owner by which evidence. Never added up."""
+
+    exact: int = 0
+    derived: int = 0
+    inferred: int = 0
+    untagged: int = 0
+
+
+class ModelEntry(msgspec.Struct, frozen=True):
+    name: str
+    class_name: str
+    parameters: int
+    opset: int
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the file was exported with."""
+
+    frontend: str
+    granularity: str
+    include: list[str]
+    exclude: list[str]
+    dynamic: bool
+    optimize: bool
+    dynamo_failure: str = ""
+    """Why the front end `dynamo`, which ``auto`` tries first, gave up; absent where it did not."""
+
+
+class Hierarchy(msgspec.Struct, frozen=True, kw_only=True):
+    """``NAME.hierarchy.json``, the sidecar."""
+
+    format_version: str
+    modelexport_version: str
+    model: ModelEntry
+    settings: Settings
+    environment: dict[str, str]
+    """Package to version."""
+    inputs: list[Value]
+    outputs: list[Value]
+    coverage: Coverage
+    modules: list[ModuleEntry]
+    calls: list[CallEntry]
+    nodes: list[NodeEntry]
+    initializers: list[InitializerEntry]

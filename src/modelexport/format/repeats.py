@@ -1,0 +1,100 @@
+"""Call trees as text, where what is inside equal calls is written once.
+
+Of 24 equal layers the first is written with all calls inside it, and each of the others as one entry that says which
+call it is ``like``: what is inside it has the same addresses and tags but for their beginnings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from modelexport.format.documents import CallTreeEntry
+
+
+def fold_repeats(entries: Sequence[CallTreeEntry], equal: Iterable[Sequence[str]]) -> list[CallTreeEntry]:
+    """Leave out what is inside calls that are like an earlier one.
+
+    Args:
+        entries: Every call, parents before children.
+        equal: Addresses of calls that may be equal, in the order of the entries. Those that differ stay as they are.
+    """
+    by_call = {entry.call: entry for entry in entries}
+    position = {entry.call: index for index, entry in enumerate(entries)}
+    children = _children(entries)
+    like: dict[str, str] = {}
+    for first, *others in equal:
+        inside_first = _inside(first, children)
+        for call in others:
+            inside = _moved(inside_first, by_call[first], by_call[call])
+            begin = position[call] + 1
+            # what follows the call in the text as well, so that the order of all calls can be told again
+            if inside and inside == _inside(call, children) == list(entries[begin : begin + len(inside)]):
+                like[call] = first
+    left_out = {entry.call for call in like for entry in _inside(call, children)}
+    return [
+        msgspec.structs.replace(entry, like=like[entry.call]) if entry.call in like else entry
+        for entry in entries
+        if entry.call not in left_out
+    ]
+
+
+def unfold_repeats(entries: Sequence[CallTreeEntry]) -> list[CallTreeEntry]:
+    """Every call, parents before children.
+
+    Raises:
+        KeyError: A call is like one that is not there before it.
+    """
+    children: dict[str, list[CallTreeEntry]] = {}
+    by_call: dict[str, CallTreeEntry] = {}
+    unfolded: list[CallTreeEntry] = []
+    for entry in entries:
+        own = CallTreeEntry(entry.call, entry.tag, entry.parent)
+        added = [own]
+        if entry.like is not None:
+            added += _moved(_inside(entry.like, children), by_call[entry.like], own)
+        for new in added:
+            by_call[new.call] = new
+            if new.parent is not None:
+                children.setdefault(new.parent, []).append(new)
+        unfolded += added
+    return unfolded
+
+
+def _children(entries: Iterable[CallTreeEntry]) -> dict[str, list[CallTreeEntry]]:
+    children: dict[str, list[CallTreeEntry]] = {}
+    for entry in entries:
+        if entry.parent is not None:
+            children.setdefault(entry.parent, []).append(entry)
+    return children
+
+
+def _inside(call: str, children: Mapping[str, Sequence[CallTreeEntry]]) -> list[CallTreeEntry]:
+    """The calls inside a call, each followed by those inside it."""
+    inside: list[CallTreeEntry] = []
+    pending = list(reversed(children.get(call, ())))
+    while pending:
+        entry = pending.pop()
+        inside.append(entry)
+        pending.extend(reversed(children.get(entry.call, ())))
+    return inside
+
+
+def _moved(inside: Iterable[CallTreeEntry], source: CallTreeEntry, target: CallTreeEntry) -> list[CallTreeEntry]:
+    """The calls inside one call as those inside another."""
+
+    def moved(address: str) -> str:
+        if address == source.call:
+            return target.call
+        below = address.removeprefix(f"{source.call}.")
+        return address if below == address else f"{target.call}.{below}"
+
+    return [
+        CallTreeEntry(
+            moved(entry.call),
+            target.tag + entry.tag.removeprefix(source.tag) if entry.tag.startswith(source.tag) else entry.tag,
+            moved(entry.parent or ""),
+        )
+        for entry in inside
+    ]

@@ -1,0 +1,40 @@
+"""The postcondition of an export: every node has an owner, and how each is known."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import onnx_ir as ir
+
+from modelexport.core.owners import Evidence
+from modelexport.errors import UntaggedNodeError
+from modelexport.format.documents import Coverage
+from modelexport.graph.nodes import all_nodes
+from modelexport.graph.owners import owner_of
+
+
+def check_coverage(model: ir.Model) -> Coverage:
+    """Count the nodes of the graph, of nested graphs and of functions by the evidence for their owner.
+
+    Raises:
+        UntaggedNodeError: A node has no owner. Lists every one of them.
+    """
+    coverage, untagged = count_coverage(model)
+    if untagged:
+        raise UntaggedNodeError(untagged)
+    return coverage
+
+
+def count_coverage(model: ir.Model) -> tuple[Coverage, list[str]]:
+    """The nodes of a model by the evidence for their owner, and a line for each that has none."""
+    counts: Counter[Evidence] = Counter()
+    untagged: list[str] = []
+    for node in all_nodes(model):
+        owner = owner_of(node)
+        if owner is None:
+            graph = node.graph.name if node.graph is not None else None
+            untagged.append(f"{node.name} ({node.op_type}) in {graph or 'a nested graph'}")
+        else:
+            counts[owner.evidence] += 1
+    kinds = (counts[Evidence.EXACT], counts[Evidence.DERIVED], counts[Evidence.INFERRED])
+    return Coverage(*kinds, len(untagged)), untagged

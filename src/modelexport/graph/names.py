@@ -1,0 +1,39 @@
+"""Unique names for the values and nodes of a graph."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+import onnx_ir as ir
+import onnx_ir.passes.common as passes
+
+from modelexport.graph.nodes import all_nodes, initializers
+
+
+def with_unique_names(model: ir.Model, names: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    """Make the names of a graph's values unique, in place: the exporter may call a node's result like a parameter.
+
+    Returns:
+        The ``state_dict`` keys of its initializers, under the names that these have now.
+    """
+    keys = {value: names[value.name or ""] for value in initializers(model) if value.name in names}
+    passes.NameFixPass()(model)
+    return {value.name or "": names for value, names in keys.items()}
+
+
+def name_nodes_apart(model: ir.Model) -> None:
+    """Give every node a name that no other node and no initializer has, in place.
+
+    The names of nodes are only unique within their graph when the optimiser is done, and nothing keeps a parameter from
+    being called what a node is called.
+    """
+    taken = {value.name for value in initializers(model)}
+    repeats: Counter[str] = Counter()
+    for node in all_nodes(model):
+        name = stem = node.name or node.op_type
+        while name in taken:
+            repeats[stem] += 1
+            name = f"{stem}_{repeats[stem] + 1}"
+        taken.add(name)
+        node.name = name

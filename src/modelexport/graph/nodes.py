@@ -1,0 +1,57 @@
+"""Walking over an ``onnx_ir`` model, nested graphs and functions included, and the owner that travels with a node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import onnx_ir as ir
+
+
+def all_nodes(model: ir.Model) -> Iterator[ir.Node]:
+    """Every node of a model: of the graph, of nested graphs (after the node that holds them) and of functions."""
+    yield from _nodes(model.graph)
+    for function in model.functions.values():
+        yield from _nodes(function)
+
+
+def _nodes(graph: ir.Graph | ir.Function) -> Iterator[ir.Node]:
+    # onnx_ir has such an iterator, for any order and depth of graphs; it takes five times as long.
+    for node in graph:
+        yield node
+        for nested in nested_graphs(node):
+            yield from _nodes(nested)
+
+
+def nested_graphs(node: ir.Node) -> Sequence[ir.Graph]:
+    """The graphs that a node holds: branches and loop bodies."""
+    graphs: list[ir.Graph] = []
+    for attribute in node.attributes.values():
+        if attribute.type is ir.AttributeType.GRAPH and not attribute.is_ref():
+            graphs.append(attribute.as_graph())
+        elif attribute.type is ir.AttributeType.GRAPHS and not attribute.is_ref():
+            graphs.extend(attribute.as_graphs())
+    return graphs
+
+
+def initializers(model: ir.Model) -> Iterator[ir.Value]:
+    """The initializers of the graph and of nested graphs."""
+    for graph in model.graphs():
+        yield from graph.initializers.values()
+
+
+def may_be(one: ir.Shape | None, other: ir.Shape | None) -> bool:
+    """Whether two values may have one shape: sizes that are dynamic or unknown may be any."""
+    if one is None or other is None:
+        return True
+    return len(one) == len(other) and all(
+        a == b or not isinstance(a, int) or not isinstance(b, int) for a, b in zip(one, other, strict=True)
+    )
+
+
+def consumers(node: ir.Node, holders: Mapping[ir.Graph, ir.Node]) -> Iterator[ir.Node]:
+    """The nodes that use a node's outputs; a nested graph's outputs are used by the node that holds it."""
+    for value in node.outputs:
+        for user, _ in value.uses():
+            yield user
+        if value.is_graph_output() and isinstance(value.graph, ir.Graph) and value.graph in holders:
+            yield holders[value.graph]

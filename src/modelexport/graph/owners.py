@@ -1,0 +1,28 @@
+"""The owner that travels with a node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import onnx_ir as ir
+
+from modelexport.core.calls import ModuleCall
+from modelexport.core.owners import Owner
+from modelexport.graph.nodes import all_nodes
+
+OWNER = "modelexport.owner"
+"""The key in ``ir.Node.meta`` under which a node's :class:`~modelexport.core.owners.Owner` travels."""
+
+
+def owner_of(node: ir.Node) -> Owner | None:
+    """The owner that travels with a node, if it has one."""
+    owner = node.meta.get(OWNER)
+    assert owner is None or isinstance(owner, Owner)
+    return owner
+
+
+def owned_operators(model: ir.Model) -> Iterator[tuple[ModuleCall | None, str]]:
+    """The operator of every node, with the call that produces its output where one is known."""
+    for node in all_nodes(model):
+        owner = owner_of(node)
+        yield None if owner is None else owner.call, node.op_type

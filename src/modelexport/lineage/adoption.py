@@ -1,0 +1,239 @@
+"""``adopt``: a tagged file out of one that another exporter wrote, from what that left in it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import onnx_ir as ir
+
+from modelexport.core.calls import ModuleCall
+from modelexport.core.owners import Evidence
+from modelexport.core.tags import Tags
+from modelexport.core.version import __version__
+from modelexport.errors import FileFormatError, UsageError
+from modelexport.files.atomic import check_writable, written_together
+from modelexport.files.onnx_models import load_onnx, save_model
+from modelexport.format import documents, keys
+from modelexport.graph.names import name_nodes_apart
+from modelexport.graph.nodes import all_nodes, initializers
+from modelexport.graph.owners import owned_operators, owner_of
+from modelexport.lineage.exporters.local_functions import inline_functions
+from modelexport.lineage.exporters.placement import infer, place
+from modelexport.lineage.exporters.stacks import Source, read_fx_nodes, read_metadata
+from modelexport.lineage.exporters.torchscript_names import read_scoped_names
+from modelexport.tagged.encodings.metadata import call_tree_entries, drop_torch_metadata, initializer_tags, write_owner
+from modelexport.tagged.file import read_tagged
+from modelexport.tagged.tree import TreeRow, tree_rows, untagged_operators
+
+_SPECIFICATION = "pkg.torch.export.graph_signature.InputSpec."
+"""What ``torch.onnx`` says of an initializer: its ``kind``, and of a buffer whether it is ``persistent``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adopted:
+    """What was found in a file, and where it was written."""
+
+    path: Path
+    files: Sequence[str]
+    tree: Sequence[TreeRow]
+    coverage: documents.Coverage
+    sources: dict[str, int]
+    """The source of each node's call to how many nodes have it (see ``exporters/stacks.py``)."""
+    operators: dict[str, int]
+    """The operators of the nodes that belong to no call: to how many."""
+    untagged: Sequence[str]
+    """The names of these nodes."""
+    repeated: Sequence[str]
+    """Paths of modules whose parameters are used more than once in what looks like one call: it may be several."""
+
+    def document(self) -> dict[str, Any]:
+        """As JSON values: what ``modelexport adopt --json`` prints."""
+        return {
+            "path": str(self.path),
+            "files": self.files,
+            "coverage": self.coverage,
+            "sources": self.sources,
+            "untagged": self.untagged,
+            "repeated": self.repeated,
+            "tree": self.tree,
+        }
+
+
+def adopt(program: Any, output: str | Path, *, keep_torch_metadata: bool = False) -> Adopted:
+    """Write a tagged file of a model that another exporter made. What cannot be known stays untagged, and is counted.
+
+    Local functions are inlined. Initializers that are parameters under their own name are marked as such.
+
+    Args:
+        program: The path of an ONNX file; or, in the process that exported, a ``torch.onnx.ONNXProgram``, what
+            ``transformers.exporters.OnnxExporter`` returns, or an ``onnx_ir.Model``. These are not changed. They still
+            know the FX node of each ONNX node, and with it the call; a file knows the module at most.
+        output: The file to write; may be ``program``.
+        keep_torch_metadata: Keep the exporter's own ``pkg.torch.*`` keys, which hold paths of the exporting machine.
+
+    Raises:
+        FileFormatError: The file is missing, not ONNX, or has tags that are damaged or of an unknown version.
+        OutputError: ``output`` cannot be written. What was there before is still there.
+        UsageError: ``program`` is neither a file nor one of these, or nothing in it says anything of modules.
+    """
+    output = Path(output)
+    check_writable(output)
+    if isinstance(program, (str, Path)):
+        path = Path(program)
+        model = load_onnx(path)
+        if keys.FORMAT_VERSION_KEY in model.metadata_props:
+            return _adopt_tagged(path, output, keep_torch_metadata)
+        name = str(path)
+    else:
+        model, name = _model_of(program).clone(), "the program"
+        if keys.FORMAT_VERSION_KEY in model.metadata_props:
+            raise UsageError("the program has tags of modelexport already: save it, there is nothing to adopt")
+    in_functions = inline_functions(model)
+    found = read_scoped_names(model) | in_functions | read_metadata(model) | read_fx_nodes(model)
+    if not found:
+        raise UsageError(
+            f"nothing in {name} says which module a node came from: no metadata of torch.onnx, no namespaces, no local "
+            "functions, no scoped names of nodes; export the model again, with modelexport or torch.onnx.export"
+        )
+    placing = place(model, found)
+    placing.sources[Source.NEIGHBOURS] += infer(model)
+    tags = Tags(placing.tree, placing.calls)
+    repeated = _repeated(model, {node for node, known in found.items() if known.stack[-1].index is None})
+    parameters = _parameters(model, {module.path for module in placing.tree})
+    if not keep_torch_metadata:
+        drop_torch_metadata(model)
+    name_nodes_apart(model)
+    for node in all_nodes(model):
+        owner = owner_of(node)
+        if owner is not None:
+            write_owner(node, owner, tags)
+        else:
+            node.metadata_props.pop(keys.NAMESPACE, None)
+    for value in initializers(model):
+        value.metadata_props[keys.HIERARCHY_TAGS] = json.dumps(initializer_tags(value, tags))
+        if value in parameters:
+            value.metadata_props[keys.PARAMETER] = json.dumps([value.name])
+    properties = model.metadata_props
+    properties[keys.FORMAT_VERSION_KEY] = keys.FORMAT_VERSION
+    properties[keys.VERSION_KEY] = __version__
+    properties[keys.CALL_TREE] = msgspec.json.encode(call_tree_entries(tags)).decode()
+    return _write(model, output, tree_rows(owned_operators(model), placing.calls, tags.tag), placing.sources, repeated)
+
+
+def _model_of(program: Any) -> ir.Model:
+    model = program
+    try:
+        for attribute in ("program", "model"):
+            model = getattr(model, attribute, model)
+    except ValueError as error:  # several graphs in one export
+        raise UsageError(f"{error}: adopt takes one graph at a time") from error
+    if not isinstance(model, ir.Model):
+        raise UsageError(
+            f"cannot adopt a {type(program).__name__}: give a file, a torch.onnx.ONNXProgram, what OnnxExporter "
+            "returns, or an onnx_ir.Model"
+        )
+    return model
+
+
+def _adopt_tagged(path: Path, output: Path, keep_torch_metadata: bool) -> Adopted:
+    """A file that has our tags keeps them; nodes that a tool put in since get an owner where everything agrees."""
+    tagged = read_tagged(path)
+    try:
+        earlier = msgspec.json.decode(tagged.model.metadata_props.get(keys.ADOPTED, "{}"), type=dict[Source, int])
+    except msgspec.DecodeError as error:
+        raise FileFormatError(f"{path} has damaged tags ({error}): adopt the original again") from error
+    sources = Counter(earlier)
+    if not earlier:
+        sources[Source.TAGS] = sum(owner_of(node) is not None for node in tagged.nodes)
+    source_tags: dict[ModuleCall, str] = {}
+    for node in tagged.nodes:
+        if (owner := owner_of(node)) is not None:
+            properties = node.metadata_props
+            several = properties.get(keys.HIERARCHY_TAGS)
+            source_tags.update(
+                zip(owner.calls, json.loads(several) if several else [properties[keys.SOURCE_MODULE]], strict=True)
+            )
+    sources[Source.NEIGHBOURS] += infer(tagged.model)
+    if not keep_torch_metadata:
+        drop_torch_metadata(tagged.model)
+    for node in tagged.nodes:
+        if (owner := owner_of(node)) is not None:
+            properties = node.metadata_props
+            properties[keys.NAMESPACE] = tagged.tags[owner.call].removeprefix("/")
+            if keys.CALL not in properties:
+                properties[keys.CALL] = owner.call.address
+                properties[keys.SOURCE_MODULE] = source_tags[owner.call]
+                properties[keys.EVIDENCE] = owner.evidence.value
+    tree = tree_rows(owned_operators(tagged.model), tagged.calls, tagged.tags.__getitem__)
+    return _write(tagged.model, output, tree, sources, repeated=[])
+
+
+def _write(
+    model: ir.Model, output: Path, tree: Sequence[TreeRow], sources: Counter[Source], repeated: Sequence[str]
+) -> Adopted:
+    counted = {source.value: sources[source] for source in Source if sources[source]}
+    model.metadata_props[keys.ADOPTED] = json.dumps(counted)
+    owners = [(node, owner_of(node)) for node in all_nodes(model)]
+    counts = Counter(None if owner is None else owner.evidence for _, owner in owners)
+    tensors = [value.const_value for value in initializers(model)]
+    elsewhere = [tensor for tensor in tensors if isinstance(tensor, ir.ExternalTensor)]
+    for tensor in elsewhere:
+        if not Path(tensor.path).is_file():
+            raise FileFormatError(f"{tensor.path}, which holds weights of the model, is missing: put it back")
+    with written_together(output.parent) as staging:
+        save_model(model, staging / output.name)
+        files = [str(output.parent / file.name) for file in sorted(staging.iterdir())]
+    return Adopted(
+        path=output,
+        files=files,
+        tree=tree,
+        coverage=documents.Coverage(*(counts[kind] for kind in (*Evidence, None))),
+        sources=counted,
+        operators=untagged_operators(owned_operators(model)),
+        untagged=[node.name or "" for node, owner in owners if owner is None],
+        repeated=repeated,
+    )
+
+
+def _repeated(model: ir.Model, unnumbered: set[ir.Node]) -> list[str]:
+    """The modules of which a parameter is used more than once, by the same operator, in what looks like one call.
+
+    Args:
+        unnumbered: The nodes of which it is not known which call of their module they belong to.
+    """
+    found: dict[str, None] = {}
+    for value in initializers(model):
+        holder = (value.name or "").rpartition(".")[0]
+        uses: Counter[tuple[ModuleCall, str]] = Counter()
+        for node, _ in value.uses():
+            if node in unnumbered and (owner := owner_of(node)) is not None and owner.call.path == holder != "":
+                uses[owner.call, node.op_type] += 1
+        if any(count > 1 for count in uses.values()):
+            found[holder] = None
+    return list(found)
+
+
+def _parameters(model: ir.Model, paths: set[str]) -> set[ir.Value]:
+    """The initializers that are parameters or buffers under their own name.
+
+    ``torch.onnx`` says which of them are. Where it does not, a name is taken for a ``state_dict`` key if it is a name
+    in a module that the file is known to have.
+    """
+    found = set()
+    for value in initializers(model):
+        kind = value.metadata_props.get(f"{_SPECIFICATION}kind")
+        if kind is not None:
+            persistent = value.metadata_props.get(f"{_SPECIFICATION}persistent") != "False"
+            is_entry = kind == "PARAMETER" or (kind == "BUFFER" and persistent)
+        else:
+            holder, dot, _ = (value.name or "").rpartition(".")
+            is_entry = bool(dot) and holder in paths
+        if is_entry:
+            found.add(value)
+    return found

@@ -1,0 +1,135 @@
+"""The stack of modules of a node, from the local functions it is in; the functions are inlined.
+
+``torch.onnx.export(dynamo=False, export_modules_as_functions=True)`` makes a function of each module class: the name of
+the function is the class, its domain where that is defined. Each node that calls one is a call of a module. Which
+module, its parameters tell: those that come in as ``up.1.linear.weight`` and ``up.1.norm.weight`` belong to ``up.1``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import onnx_ir as ir
+import onnx_ir.passes.common as passes
+
+from modelexport.core.owners import Evidence
+from modelexport.graph.nodes import all_nodes, nested_graphs
+from modelexport.lineage.exporters.stacks import Found, Scope, Source
+
+_CALL = "modelexport.function_call"
+
+
+@dataclass(eq=False)
+class _Call:
+    """One node that calls a function."""
+
+    node: ir.Node
+    function: ir.OperatorIdentifier
+    holder: _Call | None
+    keys: frozenset[str]
+    """The names of the initializers that come in."""
+    inside: list[_Call] = field(default_factory=list)
+    path: str | None = None
+    """The path that the names of its parameters tell."""
+
+
+def inline_functions(model: ir.Model) -> dict[ir.Node, Found]:
+    """Put the bodies of all functions in the place of the nodes that call them.
+
+    Returns:
+        The stack of every node that was in a function. The evidence is ``derived`` where every call on it has
+        parameters that tell its path, and else ``inferred``.
+    """
+    if not model.functions:
+        return {}
+    calls: list[_Call] = []
+    _separate(model, model.graph, {}, None, calls)
+    _find_paths(calls)
+    makers = {value.producer() for value in model.graph.outputs}
+    root = next((call for call in calls if {call.node} == makers), None)  # everything is in one function
+    passes.InlinePass()(model)
+    model.functions.clear()
+    stacks = {None: (Scope(""),)} | _stacks(calls, root)
+    found = {}
+    for node in all_nodes(model):
+        call = node.meta.pop(_CALL, None)
+        if call is not None:
+            told = all(above is root or above.path is not None for above in _with_holders(call))
+            found[node] = Found(stacks[call], Evidence.DERIVED if told else Evidence.INFERRED, Source.FUNCTIONS)
+    return found
+
+
+def _separate(
+    model: ir.Model,
+    nodes: Iterable[ir.Node],
+    names: Mapping[ir.Value, str],
+    holder: _Call | None,
+    calls: list[_Call],
+) -> None:
+    """Give every call a copy of its function, whose nodes know the call that they are in.
+
+    Args:
+        names: The initializer that comes in as each input of the function around.
+    """
+    for node in nodes:
+        if holder is not None:
+            node.meta[_CALL] = holder
+        for graph in nested_graphs(node):
+            _separate(model, graph, names, holder, calls)
+        function = model.functions.get(node.op_identifier())
+        if function is None:
+            continue
+        given = [_initializer_name(value) or names.get(value) if value is not None else None for value in node.inputs]
+        call = _Call(node, node.op_identifier(), holder, frozenset(name for name in given if name and "." in name))
+        calls.append(call)
+        if holder is not None:
+            holder.inside.append(call)
+        copy = function.clone()
+        copy.overload = f"{function.overload}#{len(calls)}"
+        node.overload = copy.overload
+        model.functions[copy.identifier()] = copy
+        inner = {value: name for value, name in zip(copy.inputs, given, strict=False) if name}
+        _separate(model, copy, inner, call, calls)
+
+
+def _initializer_name(value: ir.Value) -> str | None:
+    """The name of an initializer, or of one that the exporter replaced with an equal one."""
+    producer = value.producer()
+    given = producer.inputs[0] if producer is not None and producer.op_type == "Identity" else value
+    return value.name if given is not None and given.is_initializer() else None
+
+
+def _find_paths(calls: list[_Call]) -> None:
+    for call in reversed(calls):  # those inside come after
+        holders = [name.split(".")[:-1] for name in call.keys]
+        common = list(holders[0]) if holders else []
+        for parts in holders[1:]:
+            same = 0
+            while same < min(len(common), len(parts)) and common[same] == parts[same]:
+                same += 1
+            del common[same:]
+        taken = {inner.path for inner in call.inside}
+        while common and ".".join(common) in taken:
+            common.pop()
+        call.path = ".".join(common) or None
+
+
+def _stacks(calls: list[_Call], root: _Call | None) -> dict[_Call | None, tuple[Scope, ...]]:
+    stacks: dict[_Call | None, tuple[Scope, ...]] = {}
+    for call in calls:
+        module, class_name, _ = call.function
+        if call is root:
+            stacks[call] = (Scope("", module, class_name, identity=call),)
+            continue
+        above = stacks[call.holder] if call.holder is not None else (Scope(""),)
+        path = call.path or ".".join(part for part in (above[-1].path, class_name) if part)
+        stacks[call] = (*above, Scope(path, module, class_name, identity=call))
+    return stacks
+
+
+def _with_holders(call: _Call) -> Iterable[_Call]:
+    above: _Call | None = call
+    while above is not None:
+        yield above
+        above = above.holder

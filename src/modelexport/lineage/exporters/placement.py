@@ -1,0 +1,182 @@
+"""Stacks of modules, as other exporters recorded them, become calls, trees and owners."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import onnx_ir as ir
+
+from modelexport.core.calls import ROOT, CallTree, ModuleCall, TracedCall
+from modelexport.core.modules import Module, ModuleTree
+from modelexport.core.owners import Evidence, Owner
+from modelexport.graph.nodes import all_nodes
+from modelexport.graph.owners import OWNER, owner_of
+from modelexport.lineage.exporters.stacks import Found, Scope, Source, Stack
+
+UNKNOWN_CLASS = "Module"
+"""What stands in a tag for a class that is not known and a path that has no name, only a number."""
+
+
+@dataclass
+class Placing:
+    """The calls of a model whose nodes have stacks, and how many nodes were placed by which evidence."""
+
+    tree: ModuleTree
+    calls: CallTree
+    sources: Counter[Source]
+
+
+def place(model: ir.Model, found: Mapping[ir.Node, Found]) -> Placing:
+    """Give nodes with a stack their owner, in ``node.meta``, and find the calls that there are."""
+    numbers = _Numbers(found.values())
+    calls: dict[ModuleCall, TracedCall] = {ROOT: TracedCall(ROOT, None, 0, None, None)}
+    scopes: dict[str, Scope] = {"": Scope("")}
+    sources: Counter[Source] = Counter()
+    for node in all_nodes(model):
+        known = found.get(node)
+        stack = numbers.calls(known.stack) if known is not None else None
+        if known is None or stack is None:
+            continue
+        above = ROOT
+        for scope, call in zip(known.stack, stack, strict=True):
+            if not scopes.get(scope.path, Scope("")).class_name:
+                scopes[scope.path] = scope
+            if call not in calls:
+                calls[call] = TracedCall(call, above, calls[above].depth + 1, None, None)
+            above = call
+        node.meta[OWNER] = Owner((above,), known.evidence)
+        sources[known.source] += 1
+    return Placing(_module_tree(scopes), _callers_first(calls), sources)
+
+
+def _callers_first(calls: Mapping[ModuleCall, TracedCall]) -> CallTree:
+    """The calls in the order of a run, each followed by those inside it: nodes may lie in another."""
+    unordered = CallTree(tuple(calls.values()))
+    ordered: list[TracedCall] = []
+    pending = [ROOT]
+    while pending:
+        call = pending.pop()
+        ordered.append(unordered[call])
+        pending.extend(reversed(unordered.children[call]))
+    return CallTree(tuple(ordered))
+
+
+@dataclass
+class _Numbers:
+    """Numbers the calls whose number was not recorded, in the order in which they appear."""
+
+    found: Iterable[Found]
+    recorded: dict[str, set[int]] = field(default_factory=dict)
+    given: dict[tuple[str, Hashable], ModuleCall] = field(default_factory=dict)
+    next: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        for scope in {scope for known in self.found for scope in known.stack}:
+            if scope.index is not None:
+                self.recorded.setdefault(scope.path, set()).add(scope.index)
+
+    def calls(self, stack: Stack) -> list[ModuleCall] | None:
+        """The call of each scope; ``None`` if one of them could be any of several whose numbers are known."""
+        calls = []
+        for scope in stack:
+            call = self._call(scope)
+            if call is None:
+                return None
+            calls.append(call)
+        return calls
+
+    def _call(self, scope: Scope) -> ModuleCall | None:
+        if not scope.path:
+            return ROOT
+        if scope.index is not None:
+            return ModuleCall(scope.path, scope.index)
+        if (recorded := self.recorded.get(scope.path)) is not None:
+            return ModuleCall(scope.path, next(iter(recorded))) if len(recorded) == 1 else None
+        key = (scope.path, scope.identity)
+        if key not in self.given:
+            self.given[key] = ModuleCall(scope.path, self.next[scope.path])
+            self.next[scope.path] += 1
+        return self.given[key]
+
+
+def _module_tree(scopes: Mapping[str, Scope]) -> ModuleTree:
+    """The modules of these paths and the containers around them, parents before children."""
+    paths = {path.rsplit(".", cut)[0] for path in scopes for cut in range(path.count(".") + 1)}
+    modules: dict[str, Module] = {}
+    for path in sorted(paths | {""}, key=lambda path: (path.count("."), path)):
+        scope = scopes.get(path, Scope(path))
+        above, _, name = path.rpartition(".")
+        modules[path] = Module(
+            path=path,
+            class_name=scope.class_name or _stand_in(path),
+            class_module=scope.class_module,
+            parent=above if path else None,
+            name=name,
+            depth=path.count(".") + 1 if path else 0,
+        )
+    return ModuleTree(modules)
+
+
+def _stand_in(path: str) -> str:
+    """In the place of a class that is not known: the last name in the path, ``layer`` of ``encoder.layer.0``."""
+    names = [part for part in path.split(".") if part and not part.isdecimal()]
+    name = names[-1] if names else UNKNOWN_CLASS
+    return name.replace("%", "%25").replace("/", "%2F").replace("@", "%40")
+
+
+def infer(model: ir.Model) -> int:
+    """Place regions without owners that lie inside one call; returns how many nodes that are.
+
+    A region is a set of connected nodes without owners. It gets the call that all nodes around it belong to, unless it
+    reaches the end of a graph, behind which nothing is known. Constants (nodes without inputs) connect nothing and have
+    no say: one without an owner gets the call that all who use it belong to.
+    """
+    unknown = {node: None for node in all_nodes(model) if owner_of(node) is None and node.inputs}
+    seen: set[ir.Node] = set()
+    placed = 0
+    for start in unknown:
+        if start in seen:
+            continue
+        seen.add(start)
+        region, ends = [start], False
+        around: set[ModuleCall | None] = set()
+        for node in region:  # which grows
+            ends = ends or any(value.is_graph_output() for value in node.outputs)
+            for other in (*_producers(node), *_users(node)):
+                if other not in unknown:
+                    around.update(_owners(other) if other.inputs else ())
+                elif other not in seen:
+                    seen.add(other)
+                    region.append(other)
+        placed += 0 if ends else _give(region, around)
+    for node in all_nodes(model):
+        if owner_of(node) is None and not node.inputs:
+            placed += _give([node], {call for user in _users(node) for call in _owners(user)})
+    return placed
+
+
+def _give(nodes: list[ir.Node], calls: set[ModuleCall | None]) -> int:
+    if len(calls) != 1 or (call := calls.pop()) is None:
+        return 0
+    for node in nodes:
+        node.meta[OWNER] = Owner((call,), Evidence.INFERRED)
+    return len(nodes)
+
+
+def _owners(node: ir.Node) -> tuple[ModuleCall | None, ...]:
+    owner = owner_of(node)
+    return (None,) if owner is None else owner.calls
+
+
+def _producers(node: ir.Node) -> Iterator[ir.Node]:
+    for value in node.inputs:
+        if value is not None and (producer := value.producer()) is not None:
+            yield producer
+
+
+def _users(node: ir.Node) -> Iterator[ir.Node]:
+    for value in node.outputs:
+        for user, _ in value.uses():
+            yield user

@@ -1,0 +1,181 @@
+"""The stack of modules that another exporter recorded for a node: read from FX nodes and from metadata.
+
+What is there, for a node of ``encoder.layer.0`` in a model of class ``Model``, in the order of its strength::
+
+    node.meta["node"].meta["nn_module_stack"]   {"L__self__": ("", "pkg.Model"),
+                                                 "L__self__encoder.layer.0@1": ("encoder.layer.0", "pkg.Layer")}
+    pkg.torch.onnx.name_scopes                  ['', 'encoder.layer.0', 'add']
+    pkg.torch.onnx.class_hierarchy              ['pkg.Model', 'pkg.Layer', 'aten.add.Tensor']
+    namespace, as torch.onnx writes it          : pkg.Model/encoder.layer.0: pkg.Layer/add: aten.add.Tensor
+    namespace, as other tools write it          Model/Layer.0
+
+Only the first, which exists in the process that exported, has the number of the call (``@1``). The source of these
+forms is ``torch/onnx/_internal/exporter/_core.py``, ``_set_node_metadata``, as of torch 2.13.
+"""
+
+from __future__ import annotations
+
+import ast
+import enum
+import re
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import onnx_ir as ir
+
+from modelexport.core.owners import Evidence
+from modelexport.format.keys import NAMESPACE
+from modelexport.graph.nodes import all_nodes
+
+FX_NODE = "node"
+"""The key in ``ir.Node.meta`` under which ``torch.onnx`` keeps the FX node that an ONNX node was made for."""
+
+_NAME_SCOPES = "pkg.torch.onnx.name_scopes"
+_CLASSES = "pkg.torch.onnx.class_hierarchy"
+_CALL_NUMBER = re.compile(r"@(\d+)$")
+
+
+class Source(enum.StrEnum):
+    """Where it was read which module a node belongs to, strongest first."""
+
+    TAGS = "tags"
+    """The file had tags of modelexport."""
+    FX_NODE = "fx_node"
+    """The FX node that the node was made for, in memory."""
+    FX_NAME = "fx_name"
+    """The FX node of the name that the node or its value still has, in memory."""
+    TORCH_METADATA = "torch_metadata"
+    """``pkg.torch.onnx.name_scopes`` and ``class_hierarchy``."""
+    NAMESPACE = "namespace"
+    """The key ``namespace``."""
+    FUNCTIONS = "functions"
+    """The local function that the node was in."""
+    NODE_NAMES = "node_names"
+    """The name that the TorchScript exporter gave to the node or to its value."""
+    NEIGHBOURS = "neighbours"
+    """Everything around the node belongs to one call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """One module on the stack of a node."""
+
+    path: str
+    """Its path as far as it is known; the root's is the empty string."""
+    class_module: str = ""
+    """Where its class is defined; empty if that is not known."""
+    class_name: str = ""
+    """Empty if it is not known."""
+    index: int | None = None
+    """Which call of the module it is; ``None`` where that was not recorded."""
+    identity: Hashable = None
+    """What tells this call from others of the same module where ``index`` does not."""
+
+
+Stack = tuple[Scope, ...]
+"""The calls that a node ran in, the root first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What is known of the origin of one node."""
+
+    stack: Stack
+    evidence: Evidence
+    source: Source
+
+
+def read_fx_nodes(model: ir.Model) -> dict[ir.Node, Found]:
+    """The stacks of nodes whose FX nodes are in memory; of nodes that a rewrite made since, by the FX node's name."""
+    found: dict[ir.Node, Found] = {}
+    for graph in (*model.graphs(), *model.functions.values()):
+        by_name: Mapping[str, Any] | None = None
+        for node in graph:
+            if by_name is None and (fx_node := node.meta.get(FX_NODE)) is not None:
+                by_name = {other.name: other for other in fx_node.graph.nodes}
+        stacks: dict[Any, Stack] = {}
+        for node in graph:
+            fx_node, source, evidence = node.meta.get(FX_NODE), Source.FX_NODE, Evidence.EXACT
+            if fx_node is None and by_name:
+                scopes = _literal_list(node.metadata_props.get(_NAME_SCOPES))
+                names = [scopes[-1] if scopes else "", *(value.name or "" for value in node.outputs)]
+                fx_node = next((by_name[name] for name in names if name in by_name), None)
+                source, evidence = Source.FX_NAME, Evidence.DERIVED
+            if fx_node is not None and fx_node not in stacks:
+                stacks[fx_node] = _fx_stack(fx_node.meta.get("nn_module_stack") or {})
+            if fx_node is not None and stacks[fx_node]:
+                found[node] = Found(stacks[fx_node], evidence, source)
+    return found
+
+
+def _fx_stack(recorded: Mapping[str, tuple[str, Any]]) -> Stack:
+    scopes = []
+    for key, (path, module_class) in recorded.items():
+        # A key of a ModuleDict may look like the number of a call.
+        number = None if "@" in path and key.endswith(path) else _CALL_NUMBER.search(key)
+        name = module_class if isinstance(module_class, str) else f"{module_class.__module__}.{module_class.__name__}"
+        scopes.append(_scope(path, name, index=int(number[1]) if number else 0))
+    return tuple(scopes)
+
+
+def read_metadata(model: ir.Model) -> dict[ir.Node, Found]:
+    """The stacks that ``torch.onnx`` and others wrote into the metadata of nodes."""
+    found: dict[ir.Node, Found] = {}
+    plain: dict[ir.Node, list[str]] = {}
+    for node in all_nodes(model):
+        properties = node.metadata_props
+        if stack := _torch_stack(properties):
+            found[node] = Found(stack, Evidence.DERIVED, Source.TORCH_METADATA)
+        elif namespace := properties.get(NAMESPACE):
+            parts = [part.partition(": ") for part in namespace.split("/")]
+            if all(separator for _, separator, _ in parts):  # as torch.onnx writes it; the last is the operator
+                if stack := _with_identities(_scope(path, name) for path, _, name in parts[:-1]):
+                    found[node] = Found(stack, Evidence.DERIVED, Source.NAMESPACE)
+            elif _NAME_SCOPES not in properties:
+                plain[node] = namespace.split("/")
+    roots = {segments[0] for segments in plain.values()}
+    for node, segments in plain.items():
+        below = segments[1:] if len(roots) == 1 else segments
+        root = Scope("", class_name=segments[0] if len(roots) == 1 else "")
+        found[node] = Found(_segment_stack(root, below), Evidence.DERIVED, Source.NAMESPACE)
+    return found
+
+
+def _torch_stack(properties: Mapping[str, str]) -> Stack:
+    paths, classes = (_literal_list(properties.get(key)) for key in (_NAME_SCOPES, _CLASSES))
+    if len(classes) != len(paths):
+        classes = [""] * len(paths)
+    return _with_identities(_scope(path, name) for path, name in zip(paths[:-1], classes[:-1], strict=True))
+
+
+def _segment_stack(root: Scope, segments: Iterable[str]) -> Stack:
+    """Segments are ``Class.suffix@n``, or whatever names a level: they become the path too."""
+    scopes, path = [root], ""
+    for segment in segments:
+        plain = _CALL_NUMBER.sub("", segment)
+        path = f"{path}.{plain}" if path else plain
+        scopes.append(Scope(path, class_name=plain.partition(".")[0], identity=(scopes[-1].identity, segment)))
+    return tuple(scopes)
+
+
+def _with_identities(scopes: Iterable[Scope]) -> Stack:
+    """Calls of one module in different calls are different calls; more cannot be told from paths."""
+    stack: list[Scope] = []
+    for scope in scopes:
+        above = tuple(other.path for other in stack)
+        stack.append(Scope(scope.path, scope.class_module, scope.class_name, identity=above))
+    return tuple(stack)
+
+
+def _scope(path: str, qualified_class: str, index: int | None = None) -> Scope:
+    module, _, name = qualified_class.rpartition(".")
+    return Scope(path, module, name, index)
+
+
+def _literal_list(text: str | None) -> list[str]:
+    try:
+        value = ast.literal_eval(text or "[]")
+    except (ValueError, SyntaxError):
+        return []
+    return [str(part) for part in value] if isinstance(value, list) else []

@@ -1,0 +1,198 @@
+"""Which ``state_dict`` entries an initializer is, or comes from, after another tool has changed the file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from modelexport.format.documents import TransformStep
+from modelexport.format.keys import UNRECORDED, UNRECORDED_DOMAIN
+from modelexport.graph.nodes import initializers
+from modelexport.graph.snapshot import Source
+from modelexport.lineage.descent import Descent
+from modelexport.weights.origins import Computed, Origin
+from modelexport.weights.transforms import ParameterPlan, parameter_plan
+
+_FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+
+
+@dataclass(frozen=True)
+class Inheritance:
+    """What the initializers of a changed file come from."""
+
+    origins: Mapping[str, Origin]
+    unclear: Mapping[str, Sequence[str]]
+    """Initializers that no name tells of, to all the entries that they may come from."""
+
+
+def inherited(tagged: ir.Model, source: Source, changed: ir.Model, descent: Descent) -> Inheritance:
+    """Find the entries of every initializer of a changed file.
+
+    What is said of the computation holds bit for bit: an entry as it stands, or transposed or cast, or what the
+    tagged file computed from it. Of any other initializer the entries alone are said, and that it is not recorded how
+    it comes from them.
+    """
+    return _Inheritance(tagged, source, changed, descent).run()
+
+
+@dataclass
+class _Inheritance:
+    tagged: ir.Model
+    source: Source
+    changed: ir.Model
+    descent: Descent
+    plans: dict[str, ParameterPlan] = field(default_factory=dict)
+    computed: Computed | None = None
+
+    def run(self) -> Inheritance:
+        for value in initializers(self.tagged):
+            plan = parameter_plan(value)
+            if plan is not None:
+                self.plans[value.name or ""] = plan
+        plain = {name: tuple(plan.keys) for name, plan in self.plans.items() if not plan.steps}
+        self.computed = Computed(self.source, plain, self.tagged.opset_imports)
+        origins: dict[str, Origin] = {}
+        unclear: dict[str, list[str]] = {}
+        for value in initializers(self.changed):
+            origin = self._origin(value)
+            if origin is not None:
+                origins[value.name or ""] = origin
+                step = origin.transform[-1] if origin.transform else None
+                named = self.descent.names.get(value)
+                if (
+                    step is not None
+                    and step.op_type == UNRECORDED
+                    and (named not in self.plans or len(step.inputs) > 1)
+                ):
+                    unclear[value.name or ""] = step.inputs
+        return Inheritance(origins, unclear)
+
+    def _origin(self, value: ir.Value) -> Origin | None:
+        name = self.descent.names.get(value, "")
+        lost = [self.plans[n] for n in self.descent.lost.get(value, ()) if n in self.plans]
+        if name in self.plans:
+            plans = [self.plans[n] for n in (name, *self.descent.merged.get(value, ())) if n in self.plans]
+            steps = self._recorded(value, name)
+            if steps is not None and all(_done(plan) == _done(plans[0]) for plan in plans):
+                return Origin(tuple(dict.fromkeys(key for plan in plans for key in plan.keys)), tuple(steps))
+            return _unrecorded([*plans, *lost])
+        if name in self.source.constant:
+            return self._folded(value, name)
+        # Shapes, axes and flags are no parameters, whatever was lost beside them.
+        return _unrecorded(lost) if lost and value.dtype not in (ir.DataType.INT64, ir.DataType.BOOL) else None
+
+    def _recorded(self, value: ir.Value, name: str) -> list[TransformStep] | None:
+        """The steps from the entries to an initializer, if it is that of the tagged file, moved or cast."""
+        before, after = self.source.initializers[name], value.const_value
+        if before is None or after is None or (value.name != name and before.size != after.size):
+            return None
+        plan = self.plans[name]
+        for more in self._changes(before, after, plan):
+            if _same(_applied(more, before.numpy()), after):
+                return [*plan.steps, *more]
+        return None
+
+    def _changes(
+        self, before: ir.TensorProtocol, after: ir.TensorProtocol, plan: ParameterPlan
+    ) -> Iterator[list[TransformStep]]:
+        """What may have been done to an initializer, the simplest first."""
+        shape, wanted = tuple(before.shape.numpy()), tuple(after.shape.numpy())
+        if before.dtype == after.dtype and shape == wanted:
+            yield []
+        cast: dict[str, dict[str, Any]] = {}
+        if before.dtype != after.dtype:
+            if before.dtype not in _FLOATS or after.dtype not in _FLOATS:
+                return
+            cast = {"Cast": {"to": int(after.dtype)}}
+        if shape == wanted and cast:
+            yield self._steps(cast, plan)
+        if len(shape) == 2 and shape[::-1] == wanted:
+            yield self._steps({"Transpose": {"perm": [1, 0]}, **cast}, plan)
+
+    def _steps(self, operators: Mapping[str, dict[str, Any]], plan: ParameterPlan) -> list[TransformStep]:
+        steps: list[TransformStep] = []
+        label = f"%{len(plan.steps) - 1}" if plan.steps else plan.keys[0]
+        for operator, attributes in operators.items():
+            version = onnx.defs.get_schema(operator, self.tagged.opset_imports[""]).since_version
+            steps.append(TransformStep(operator, [label], attributes, int(version)))
+            label = f"%{len(plan.steps) + len(steps) - 1}"
+        return steps
+
+    def _folded(self, value: ir.Value, name: str) -> Origin | None:
+        """The origin of what the tagged file computed from parameters, and the tool folded, or named it after."""
+        if name not in self.source.producer:
+            return None
+        plans = [self.plans[parameter] for parameter in self._parameters(name)]
+        if not plans:
+            return None
+        assert self.computed is not None
+        if self.computed.recordable.get(name) and value.name == name and all(not plan.steps for plan in plans):
+            origin = self.computed.transform(name)
+            tensors = {key: self._entry(key) for key in origin.keys}
+            if value.const_value is not None and _same(_computed(origin, tensors), value.const_value):
+                return origin
+        return _unrecorded(plans)
+
+    def _entry(self, key: str) -> np.ndarray:
+        name = next(name for name, plan in self.plans.items() if key in plan.keys and not plan.steps)
+        tensor = self.source.initializers[name]
+        assert tensor is not None
+        return tensor.numpy()
+
+    def _parameters(self, name: str) -> list[str]:
+        """The initializers with entries that a constant value of the tagged file depends on."""
+        found: dict[str, None] = {}
+        pending, seen = [name], {name}
+        while pending:
+            current = pending.pop()
+            if current in self.plans:
+                found[current] = None
+            index = self.source.producer.get(current)
+            for used in self.source.nodes[index].inputs if index is not None else ():
+                if used is not None and used not in seen and used in self.source.constant:
+                    seen.add(used)
+                    pending.append(used)
+        return list(found)
+
+
+def _groups(plans: Sequence[ParameterPlan]) -> list[tuple[str, ...]]:
+    """The names of each parameter, each parameter once."""
+    return list(dict.fromkeys(group for plan in plans for group in plan.groups()))
+
+
+def _unrecorded(plans: Sequence[ParameterPlan]) -> Origin:
+    groups = _groups(plans)
+    step = TransformStep(UNRECORDED, [keys[0] for keys in groups], domain=UNRECORDED_DOMAIN)
+    return Origin(tuple(dict.fromkeys(key for keys in groups for key in keys)), (step,))
+
+
+def _done(plan: ParameterPlan) -> list[tuple[str, str]]:
+    """What a plan does, whatever entry it does it to."""
+    return [(step.op_type, str(step.attributes)) for step in plan.steps]
+
+
+def _applied(steps: Sequence[TransformStep], array: np.ndarray) -> np.ndarray:
+    """A transposed or cast array."""
+    for step in steps:
+        if step.op_type == "Transpose":
+            array = array.transpose(step.attributes["perm"])
+        else:
+            with np.errstate(all="ignore"):
+                array = array.astype(ir.DataType(step.attributes["to"]).numpy())
+    return array
+
+
+def _computed(origin: Origin, tensors: Mapping[str, np.ndarray]) -> np.ndarray:
+    return ParameterPlan(list(origin.keys), list(origin.transform)).compute(tensors)
+
+
+def _same(array: np.ndarray, tensor: ir.TensorProtocol) -> bool:
+    """Whether an array is a tensor, bit for bit."""
+    if array.dtype != tensor.dtype.numpy() or array.shape != tuple(tensor.shape.numpy()):
+        return False
+    return bool(np.asarray(array, order="C").tobytes() == tensor.tobytes())

@@ -1,0 +1,240 @@
+"""``optimize``: another package's tool on a tagged file, and the tags back. Adding a tool is adding a row."""
+
+from __future__ import annotations
+
+import importlib
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+
+from modelexport.core.quiet import quiet
+from modelexport.core.text import nearest
+from modelexport.errors import ModelExportError, UsageError
+from modelexport.files.atomic import check_writable
+from modelexport.files.onnx_models import save_model
+from modelexport.graph.nodes import initializers
+from modelexport.lineage.retagging import RetagReport, retag
+from modelexport.runtime.random_inputs import made_up_inputs
+from modelexport.runtime.sessions import open_session
+from modelexport.tagged.file import TaggedFile, read_tagged
+from modelexport.tagged.reference import open_vectors, vectors_path
+
+Inputs = Callable[[], Mapping[str, Any]]
+"""Gives example inputs, for the tools that run the file."""
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A tool of another package."""
+
+    run: Callable[[Path, Path, Inputs], None]
+    """Takes the file to read, the file to write, and inputs."""
+    what: str
+    package: str = "onnxruntime"
+    """What to install, where it is none of our own dependencies."""
+    module: str = "onnxruntime"
+    """What to import to see whether it is there."""
+
+
+def optimize_file(path: str | Path, tool: str, output: str | Path) -> RetagReport:
+    """Run a tool on a tagged file, and give what comes out its tags back.
+
+    A file with another carrier than ``metadata`` is made flat for the tool first. A tool that has to run the file
+    gets the inputs of the file's vectors, or made-up ones.
+
+    Args:
+        path: A tagged file.
+        tool: A name in ``TOOLS``.
+        output: The file to write.
+
+    Raises:
+        UsageError: There is no such tool, its package is not installed, or it refuses the file.
+        FileFormatError: ``path`` is not a tagged file.
+        UntaggedNodeError: A node of what comes out could not be given an owner. Nothing is written.
+        OutputError: The output cannot be written. What was there before is still there.
+    """
+    path, output = Path(path), Path(output)
+    check_writable(output)
+    if tool not in TOOLS:
+        raise UsageError(f"there is no tool '{tool}'{nearest(tool, TOOLS)}; there are {', '.join(TOOLS)}")
+    chosen = TOOLS[tool]
+    try:
+        importlib.import_module(chosen.module)
+    except ImportError as error:
+        raise UsageError(f"{tool} needs a package that is not here ({error}): pip install {chosen.package}") from error
+    tagged = read_tagged(path)
+    with tempfile.TemporaryDirectory(dir=output.parent, prefix=".modelexport-") as folder:
+        source, target = path, Path(folder, output.name)
+        if tagged.carrier != "metadata":
+            source = Path(folder, f"flat-{path.name}")
+            save_model(tagged.model, source)
+        try:
+            with quiet():
+                chosen.run(source, target, lambda: _inputs(tagged, source))
+        except ModelExportError:
+            raise
+        except Exception as error:  # whatever another package raises
+            reason = " ".join(str(error).split())[:400] or "it does not say why"
+            raise UsageError(f"{tool} does not take {path}: {type(error).__name__}: {reason}") from error
+        return retag(target, source=path, output=output)
+
+
+def _inputs(tagged: TaggedFile, file: Path) -> Mapping[str, Any]:
+    if vectors_path(tagged.path).is_file():
+        with open_vectors(tagged) as vectors:
+            return dict(vectors.inputs)
+    return made_up_inputs(tagged.model, open_session(file, optimized=True))
+
+
+def _ort(level: str) -> Callable[[Path, Path, Inputs], None]:
+    def run(source: Path, target: Path, inputs: Inputs) -> None:
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
+        options.optimized_model_filepath = str(target)
+        options.log_severity_level = 3
+        if _external(source):
+            options.add_session_config_entry(
+                "session.optimized_model_external_initializers_file_name", f"{target.name}.data"
+            )
+        onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+
+    return run
+
+
+def _ort_transformers(model_type: str) -> Callable[[Path, Path, Inputs], None]:
+    def run(source: Path, target: Path, inputs: Inputs) -> None:
+        from onnxruntime.transformers.optimizer import optimize_model
+
+        optimized = optimize_model(str(source), model_type=model_type)
+        optimized.save_model_to_file(str(target), use_external_data_format=_external(source))
+
+    return run
+
+
+def _quantize_dynamic(source: Path, target: Path, inputs: Inputs) -> None:
+    from onnxruntime.quantization import quantize_dynamic
+
+    quantize_dynamic(_plain(source), target, use_external_data_format=_external(source))
+
+
+def _quantize_static(quant_format: str) -> Callable[[Path, Path, Inputs], None]:
+    def run(source: Path, target: Path, inputs: Inputs) -> None:
+        from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantize_static
+
+        class Once(CalibrationDataReader):  # type: ignore[misc]
+            def __init__(self) -> None:
+                self._left = [inputs()]
+
+            def get_next(self) -> Mapping[str, Any] | None:
+                return self._left.pop() if self._left else None
+
+        quantize_static(
+            _plain(source),
+            target,
+            Once(),
+            quant_format=QuantFormat[quant_format],
+            use_external_data_format=_external(source),
+            # Without it, and with QOperator, a Where after a quantized operator is left without its input.
+            extra_options={"ForceQuantizeNoInputCheck": True},
+        )
+
+    return run
+
+
+def _quantize_4bit(source: Path, target: Path, inputs: Inputs) -> None:
+    from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
+
+    quantizer = MatMulNBitsQuantizer(onnx.load(source), block_size=32)
+    quantizer.process()
+    quantizer.model.save_model_to_file(str(target), use_external_data_format=_external(source))
+
+
+def _float16(source: Path, target: Path, inputs: Inputs) -> None:
+    from onnxruntime.transformers.float16 import convert_float_to_float16
+
+    _save(convert_float_to_float16(onnx.load(source), keep_io_types=True), source, target)
+
+
+def _onnxslim(source: Path, target: Path, inputs: Inputs) -> None:
+    import onnxslim
+
+    _save(onnxslim.slim(onnx.load(source)), source, target)
+
+
+def _onnxsim(source: Path, target: Path, inputs: Inputs) -> None:
+    import onnxsim
+
+    model, same = onnxsim.simplify(onnx.load(source))
+    if not same:
+        raise UsageError(f"onnxsim says that what it made of {source} does not compute the same")
+    _save(model, source, target)
+
+
+def _version_converter(source: Path, target: Path, inputs: Inputs) -> None:
+    from onnx import version_converter
+
+    _save(version_converter.convert_version(onnx.load(source), NEWEST_OPSET), source, target)
+
+
+def _onnxscript(source: Path, target: Path, inputs: Inputs) -> None:
+    from onnxscript import optimizer
+
+    _save(optimizer.optimize(onnx.load(source)), source, target)
+
+
+def _inliner(source: Path, target: Path, inputs: Inputs) -> None:
+    from onnx import inliner
+
+    _save(inliner.inline_local_functions(onnx.load(source)), source, target)
+
+
+def _plain(source: Path) -> onnx.ModelProto:
+    """A model whose initializers have no types beside those of their tensors.
+
+    The quantizer transposes the weights of a Gemm in place, and then trips over the shape that is written there.
+    """
+    model = onnx.load(source)
+    names = {tensor.name for tensor in model.graph.initializer}
+    kept = [value for value in model.graph.value_info if value.name not in names]
+    del model.graph.value_info[:]
+    model.graph.value_info.extend(kept)
+    return model
+
+
+def _external(source: Path) -> bool:
+    """Whether weights of a file lie beside it."""
+    return any(isinstance(value.const_value, ir.ExternalTensor) for value in initializers(ir.load(source)))
+
+
+def _save(model: onnx.ModelProto, source: Path, target: Path) -> None:
+    external = _external(source)
+    onnx.save(model, target, save_as_external_data=external, location=f"{target.name}.data" if external else None)
+
+
+NEWEST_OPSET = 23
+"""The newest operator set that ``version-converter`` converts to: what ONNX Runtime 1.31 takes."""
+
+TOOLS: Mapping[str, Tool] = {
+    "ort-basic": Tool(_ort("ORT_ENABLE_BASIC"), "ONNX Runtime's optimiser, basic level"),
+    "ort-extended": Tool(_ort("ORT_ENABLE_EXTENDED"), "extended level: fusions"),
+    "ort-all": Tool(_ort("ORT_ENABLE_ALL"), "all levels: layouts too"),
+    "ort-bert": Tool(_ort_transformers("bert"), "onnxruntime.transformers, for BERT and its like"),
+    "ort-gpt2": Tool(_ort_transformers("gpt2"), "onnxruntime.transformers, for GPT-2 and its like"),
+    "quantize-dynamic": Tool(_quantize_dynamic, "int8 weights, activations quantized at run time"),
+    "quantize-qdq": Tool(_quantize_static("QDQ"), "int8, QuantizeLinear and DequantizeLinear around operators"),
+    "quantize-qoperator": Tool(_quantize_static("QOperator"), "int8, quantized operators"),
+    "quantize-4bit": Tool(_quantize_4bit, "4-bit weights of MatMul (MatMulNBits)"),
+    "float16": Tool(_float16, "half precision, inputs and outputs as they were"),
+    "onnxslim": Tool(_onnxslim, "OnnxSlim", "onnxslim", "onnxslim"),
+    "onnxsim": Tool(_onnxsim, "ONNX Simplifier", "onnxsim", "onnxsim"),
+    "version-converter": Tool(_version_converter, f"onnx.version_converter, to opset {NEWEST_OPSET}"),
+    "onnxscript": Tool(_onnxscript, "onnxscript.optimizer"),
+    "inliner": Tool(_inliner, "onnx.inliner"),
+}

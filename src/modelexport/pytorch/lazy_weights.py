@@ -1,0 +1,239 @@
+"""A model of transformers without its weights: where the bytes of each ``state_dict`` entry lie, or how they are made.
+
+``from_pretrained`` renames, merges, splits and casts a checkpoint's tensors by rules that each architecture has. It is
+given tensors without bytes that write down what is done to them; so the rules are transformers' own, whatever they are,
+and an entry that is more than a tensor of a file can be made later, alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from onnx_ir.tensor_adapters import TorchTensor
+from torch import nn
+
+from modelexport.errors import WeightsError
+from modelexport.files.safetensors_files import Place, SafetensorsFile
+from modelexport.weights.sources import Weights
+
+_TORCH_DTYPES = {
+    ir.DataType.FLOAT: torch.float32,
+    ir.DataType.DOUBLE: torch.float64,
+    ir.DataType.COMPLEX64: torch.complex64,
+    ir.DataType.FLOAT8E4M3FN: torch.float8_e4m3fn,
+    ir.DataType.FLOAT8E5M2: torch.float8_e5m2,
+}
+
+
+# torch is not followed by mypy.
+class _Recorded(torch.Tensor):  # type: ignore[misc]
+    """A tensor without bytes that knows how to make them: ``origin`` is a place in a file, or a call and its arguments.
+
+    Whoever loads it puts it on a device, which would need bytes: it stays where it is.
+    """
+
+    origin: tuple[str, Place] | tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Collection[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        args, kwargs = tuple(args), dict(kwargs or {})
+        if func is torch.Tensor.to:
+            kwargs.pop("device", None)
+            if len(args) == 1 and kwargs.get("dtype") in (None, args[0].dtype):
+                return args[0]
+        if func is torch.Tensor.detach or (func is torch.Tensor.__getitem__ and args[1] is Ellipsis):
+            return args[0]
+        result = super().__torch_function__(func, types, args, kwargs)
+        if isinstance(result, _Recorded) and not hasattr(result, "origin"):
+            result.origin = (func, args, kwargs)
+        elif isinstance(result, (tuple, list)):
+            for index, part in enumerate(result):
+                if isinstance(part, _Recorded) and not hasattr(part, "origin"):
+                    part.origin = (_part_of, (func, args, kwargs, index), {})
+        return result
+
+
+def _part_of(func: Callable[..., Any], args: Any, kwargs: Any, index: int) -> Any:
+    return func(*args, **kwargs)[index]
+
+
+def _recorded(name: str, place: Place) -> _Recorded:
+    dtype = _TORCH_DTYPES.get(place.dtype) or getattr(torch, place.dtype.name.lower())
+    tensor: _Recorded = torch.empty(place.shape, dtype=dtype, device="meta").as_subclass(_Recorded)
+    tensor.origin = (name, place)
+    return tensor
+
+
+def build_without_weights(
+    cls: Any, config: Any, files: Sequence[SafetensorsFile], dtype: str | None
+) -> tuple[nn.Module, dict[str, Any], Weights]:
+    """A model whose parameters have no memory of their own, what its loading told, and where its weights are.
+
+    Buffers are real, and so are parameters that the checkpoint lacks: code computed them.
+
+    Args:
+        cls: A ``PreTrainedModel`` class.
+        config: Its configuration.
+        files: The checkpoint.
+        dtype: What to load with; ``None`` for what the configuration or the checkpoint says.
+    """
+    state_dict = {name: _recorded(name, place) for file in files for name, place in file.tensors.items()}
+    model, info = cls.from_pretrained(
+        None, config=config, state_dict=state_dict, output_loading_info=True, dtype=dtype or "auto"
+    )
+    entries = {k: t for k, t in model.state_dict(keep_vars=True).items() if isinstance(t, _Recorded)}
+    weights = Weights(
+        {key: _tensor(key, entry) for key, entry in entries.items()},
+        {key: what for key, entry in entries.items() if (what := ", ".join(_operations(entry)))},
+        tuple(files),
+    )
+    empty: dict[_Recorded, nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            if isinstance(parameter, _Recorded):
+                if parameter not in empty:
+                    empty[parameter] = nn.Parameter(_without_memory(parameter), requires_grad=False)
+                setattr(module, name, empty[parameter])
+        for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False):
+            if isinstance(buffer, _Recorded):
+                setattr(module, name, _made(buffer).clone())
+    return model, info, weights
+
+
+def _tensor(key: str, entry: _Recorded) -> ir.TensorProtocol:
+    """Where an entry lies in a file; computed when it is needed if it is not there as it stands."""
+    if isinstance(entry.origin[0], str):
+        place = entry.origin[1]
+        assert isinstance(place, Place)
+        # Without a folder onnx_ir reads whatever file it is, one with several hard links too.
+        return ir.ExternalTensor(
+            str(place.path), place.offset, place.length, place.dtype, shape=ir.Shape(place.shape), name=key
+        )
+    dtype = TorchTensor(torch.empty(0, dtype=entry.dtype)).dtype
+    return ir.LazyTensor(
+        lambda: TorchTensor(_made(entry).contiguous()), dtype=dtype, shape=ir.Shape(entry.shape), name=key
+    )
+
+
+def _made(value: Any) -> Any:
+    """A recorded value with bytes, and so what is nested in tuples, lists and dictionaries."""
+    if isinstance(value, _Recorded):
+        if isinstance(value.origin[0], str):
+            return _read(*value.origin)
+        func, args, kwargs = value.origin
+        return func(*_made(args), **_made(kwargs))
+    if isinstance(value, (tuple, list)):
+        return type(value)(_made(part) for part in value)
+    if isinstance(value, dict):
+        return {key: _made(part) for key, part in value.items()}
+    return value
+
+
+def _read(name: str, place: Place) -> torch.Tensor:
+    from safetensors import safe_open
+
+    with safe_open(place.path, "pt") as file:
+        tensor: torch.Tensor = file.get_tensor(name)
+    return tensor
+
+
+def _operations(value: Any) -> Iterator[str]:
+    """The names of the operations that make a recorded value, each once, in the order in which they run."""
+    found: dict[str, None] = {}
+
+    def visit(value: Any) -> None:
+        if isinstance(value, _Recorded) and not isinstance(value.origin[0], str):
+            func, args, kwargs = value.origin
+            visit(args)
+            if func is _part_of:
+                func, kwargs = args[0], args[2]
+            to = f" {str(kwargs['dtype']).removeprefix('torch.')}" if "dtype" in kwargs else ""
+            found[f"{func.__name__}{to}"] = None
+        elif isinstance(value, (tuple, list)):
+            for part in value:
+                visit(part)
+
+    visit(value)
+    return iter(found)
+
+
+def _without_memory(like: torch.Tensor) -> torch.Tensor:
+    """A tensor on the CPU whose memory is never touched: the system has given it addresses and no pages.
+
+    Exporters and shape computations cannot tell it from another. On the ``meta`` device, what code computes from it or
+    beside it would have no values either.
+    """
+    size = max(like.numel() * like.element_size(), 1)
+    # Without a reservation: Linux counts it against its limit of memory otherwise. Python has no name for the flag.
+    unreserved = getattr(mmap, "MAP_NORESERVE", 0x4000)
+    flags = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | unreserved} if hasattr(mmap, "MAP_PRIVATE") else {}
+    memory = mmap.mmap(-1, size, **flags)
+    flat = torch.frombuffer(memory, dtype=torch.uint8)
+    return flat[: like.numel() * like.element_size()].view(like.dtype).view(like.shape)
+
+
+@contextlib.contextmanager
+def with_weights(model: nn.Module, weights: Weights, never_called: Collection[str] = ()) -> Iterator[None]:
+    """Inside, each module of a model without weights has its own while it runs, and only then.
+
+    Args:
+        never_called: Paths of modules whose ``forward`` is not called. Their parameters may be used all the same: they
+            get theirs while the module around them runs.
+    """
+    modules = dict(model.named_modules())
+    holders: dict[str, dict[str, nn.Parameter]] = {}
+    for path, module in modules.items():
+        holder = path
+        while holder in never_called and holder:
+            holder = holder.rpartition(".")[0]
+        for name, parameter in module.named_parameters(recurse=False):
+            key = f"{path}.{name}" if path else name
+            if key in weights.tensors:
+                holders.setdefault(holder, {})[key] = parameter
+    with contextlib.ExitStack() as stack:
+        for path, parameters in holders.items():
+            loader = _Loader(weights, parameters)
+            stack.callback(modules[path].register_forward_pre_hook(loader.before).remove)
+            stack.callback(modules[path].register_forward_hook(loader.after, always_call=True).remove)
+        yield
+
+
+class _Loader:
+    """The hooks that give some parameters their values when a module begins, and take them when it ends."""
+
+    def __init__(self, weights: Weights, parameters: Mapping[str, nn.Parameter]) -> None:
+        self._weights, self._parameters = weights, parameters
+        self._empty: list[dict[str, torch.Tensor]] = []
+
+    def before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        self._empty.append({key: parameter.data for key, parameter in self._parameters.items()})
+        for key, parameter in self._parameters.items():
+            parameter.data = read_tensor(self._weights.tensors[key]).view_as(parameter)
+
+    def after(self, module: nn.Module, args: tuple[Any, ...], output: object) -> None:
+        for key, data in (self._empty.pop() if self._empty else {}).items():
+            self._parameters[key].data = data
+
+
+def read_tensor(tensor: ir.TensorProtocol) -> torch.Tensor:
+    """The values of an entry, in memory of their own."""
+    name = tensor.dtype.name.lower()
+    dtype = _TORCH_DTYPES.get(tensor.dtype) or getattr(torch, name)
+    if isinstance(tensor, ir.ExternalTensor):  # read once: what is mapped would be in memory a second time
+        data = bytearray(tensor.nbytes)
+        with Path(tensor.path).open("rb") as file:
+            file.seek(tensor.offset or 0)
+            if file.readinto(data) != len(data):
+                raise WeightsError(f"{tensor.path} was cut off after the model was loaded: copy or download it again")
+    else:
+        data = bytearray(tensor.tobytes())
+    flat = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
+    return flat.view(tuple(tensor.shape.numpy()))

@@ -1,0 +1,112 @@
+"""Forward hooks that write down the calls of a run."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+
+from modelexport.core.calls import ModuleCall, Side, TracedCall
+from modelexport.pytorch.values import NamedTensors, input_tensors, output_tensors, tensor_specs
+
+
+class CallRecorder:
+    """Lists the calls of a model while it is attached, in the order in which they begin.
+
+    Args:
+        around: Gives a context that is entered when a call begins and left when it ends.
+        watch: Told of the tensors that each call gets (``inputs``) and returns (``outputs``).
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        around: Callable[[ModuleCall], AbstractContextManager[Any]] = lambda call: nullcontext(),
+        watch: Callable[[ModuleCall, Side, NamedTensors], None] = lambda call, side, tensors: None,
+    ) -> None:
+        self.seen: list[TracedCall] = []
+        self._model = model
+        self._around = around
+        self._watch = watch
+        self._running: list[tuple[int, ExitStack]] = []
+        self._counts: Counter[str] = Counter()
+        self._step = 0
+        self._outer_error = sys.exception()
+        self._raised: tuple[BaseException | None, ModuleCall | None] = (None, None)
+
+    @contextmanager
+    def attached(self) -> Iterator[None]:
+        """Hooks on every module, removed at the end whatever happens."""
+        with ExitStack() as handles:
+            for path, module in self._model.named_modules():
+                enter, leave = self._hooks(path)
+                # The last to see the inputs and the first to see the outputs: what forward itself takes and gives.
+                before = module.register_forward_pre_hook(enter, with_kwargs=True)
+                after = module.register_forward_hook(leave, prepend=True, always_call=True)
+                handles.callback(before.remove)
+                handles.callback(after.remove)
+            try:
+                yield
+            finally:
+                while self._running:
+                    self._running.pop()[1].close()
+
+    def raised_in(self, error: BaseException) -> ModuleCall | None:
+        """The innermost call that an exception came out of; ``None`` if it came out of none."""
+        return self._raised[1] if self._raised[0] is error else None
+
+    @property
+    def running(self) -> ModuleCall | None:
+        """The innermost call that has begun and not ended. torch.export leaves it there when it fails."""
+        return self.seen[self._running[-1][0]].call if self._running else None
+
+    def _hooks(self, path: str) -> tuple[Callable[..., None], Callable[..., None]]:
+        # By path, not by module: torch.export hands the hooks stand-ins of modules that have several names.
+        def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if not torch.compiler.is_dynamo_compiling():
+                self._enter(path, module, args, kwargs)
+
+        def leave(module: nn.Module, args: tuple[Any, ...], output: object) -> None:
+            if not torch.compiler.is_dynamo_compiling():
+                self._leave(path, output)
+
+        return enter, leave
+
+    def _enter(self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        call = ModuleCall(path, self._counts[path])
+        self._counts[path] += 1
+        parent = self.seen[self._running[-1][0]].call if self._running else None
+        tensors = input_tensors(module, args, kwargs)
+        self._watch(call, "inputs", tensors)
+        specs = tensor_specs(tensors)
+        self.seen.append(TracedCall(call, parent, len(self._running), self._next_step(), None, specs))
+        context = ExitStack()
+        context.enter_context(self._around(call))
+        self._running.append((len(self.seen) - 1, context))
+
+    def _leave(self, path: str, output: object) -> None:
+        """Also called, with ``None`` for the output, when ``forward`` raised."""
+        if all(self.seen[position].call.path != path for position, _ in self._running):
+            return  # another hook raised before forward began
+        position, context = self._running.pop()
+        while self.seen[position].call.path != path:  # it raised under torch.export, and its caller went on
+            context.close()
+            position, context = self._running.pop()
+        traced = self.seen[position]
+        tensors = output_tensors(output)
+        self._watch(traced.call, "outputs", tensors)
+        self.seen[position] = dataclasses.replace(traced, exit=self._next_step(), outputs=tensor_specs(tensors))
+        context.close()
+        error = sys.exception()
+        if error is not None and error is not self._outer_error and error is not self._raised[0]:
+            self._raised = (error, traced.call)
+
+    def _next_step(self) -> int:
+        self._step += 1
+        return self._step - 1

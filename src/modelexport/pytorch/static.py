@@ -1,0 +1,90 @@
+"""The static tree: every module that a model holds, from ``named_modules()``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from modelexport.core.modules import Module, ModuleTree
+
+
+def module_tree(model: nn.Module) -> ModuleTree:
+    """Every module of the model, parents before children.
+
+    A module that is registered in several places appears once, under its first path; the others are its aliases.
+    Parameters that lazy modules have not made yet count as none.
+    """
+    paths = {module: path for path, module in model.named_modules()}
+    aliases: dict[nn.Module, list[str]] = {module: [] for module in paths}
+    for path, module in _all_paths(model, "", set()):
+        if path != paths[module]:
+            aliases[module].append(path)
+    total, trainable = _parameter_counts(list(paths))
+
+    modules: dict[str, Module] = {}
+    for module, path in paths.items():
+        above, _, name = path.rpartition(".")
+        parent = above if path else None
+        modules[path] = Module(
+            path=path,
+            class_name=type(module).__name__,
+            class_module=type(module).__module__,
+            parent=parent,
+            name=name,
+            depth=0 if parent is None else modules[parent].depth + 1,
+            children=tuple(paths[child] for child in module.children()),
+            aliases=tuple(aliases[module]),
+            parameters=total[module],
+            trainable=trainable[module],
+            shapes={
+                key: tuple(tensor.shape)
+                for key, tensor in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+                if not is_lazy(tensor)
+            },
+        )
+    return ModuleTree(modules)
+
+
+def containers(model: nn.Module) -> frozenset[str]:
+    """The paths of the modules that have no ``forward`` of their own and so are never called: lists and the like."""
+    return frozenset(
+        path
+        for path, module in model.named_modules()
+        if type(module).forward is nn.Module.forward and "forward" not in vars(module)
+    )
+
+
+def _all_paths(module: nn.Module, path: str, above: set[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
+    """``named_modules(remove_duplicate=False)``, but it ends where a module holds itself."""
+    yield path, module
+    for name, child in module._modules.items():
+        if child is not None and child is not module and child not in above:
+            yield from _all_paths(child, f"{path}.{name}" if path else name, above | {module})
+
+
+def _parameter_counts(modules: list[nn.Module]) -> tuple[dict[nn.Module, int], dict[nn.Module, int]]:
+    """Elements of the parameters, and of those to be trained, that each module and its descendants hold."""
+    parents: dict[nn.Module, list[nn.Module]] = {module: [] for module in modules}
+    holders: dict[nn.Parameter, list[nn.Module]] = {}
+    for module in modules:
+        for child in module.children():
+            parents[child].append(module)
+        for parameter in module.parameters(recurse=False):
+            holders.setdefault(parameter, []).append(module)
+
+    total = dict.fromkeys(modules, 0)
+    trainable = dict.fromkeys(modules, 0)
+    for parameter, direct in holders.items():
+        if is_lazy(parameter):
+            continue
+        # Each module from which the parameter can be reached counts it once, however many ways lead to it.
+        reached, newest = set(direct), direct
+        while newest:
+            newest = [parent for module in newest for parent in parents[module] if parent not in reached]
+            reached.update(newest)
+        for module in reached:
+            total[module] += parameter.numel()
+            trainable[module] += parameter.numel() if parameter.requires_grad else 0
+    return total, trainable

@@ -1,0 +1,130 @@
+"""The traced tree: every module call of one run, seen through forward hooks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.parameter import is_lazy
+
+from modelexport.core.calls import ROOT, CallTree
+from modelexport.errors import InputsError
+from modelexport.pytorch.recorder import CallRecorder
+from modelexport.pytorch.tracing import in_trace
+
+
+def trace_calls(model: nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> CallTree:
+    """Run the model once, in evaluation mode and without gradients, and return its calls.
+
+    The model is left as it was, also when the run fails: each module's mode and hooks, parameters, buffers,
+    ``requires_grad``, torch's random number generators. The one thing that is not put back is a parameter that is
+    overwritten in place by a module other than the one that holds it: that would take a copy of all the weights.
+
+    Args:
+        args: What ``forward`` takes by position.
+        kwargs: What it takes by name.
+
+    Returns:
+        The calls in the order in which they began, without those in the branches of ``torch.cond`` and in what else
+        torch compiles rather than runs. Inputs are named as ``forward``'s arguments (``hidden_states``,
+        ``past.0``), outputs by the field of a mapping or dataclass, or ``output``, ``output.0``, ...
+
+    Raises:
+        InputsError: The model raised; names the innermost call that was running. The model's exception is chained.
+    """
+    recorder = CallRecorder(model)
+    with untouched(model), recorder.attached():
+        try:
+            model(*args, **(kwargs or {}))
+        except Exception as error:
+            call = recorder.raised_in(error) or ROOT
+            reason = (str(error).strip().splitlines() or ["no message"])[0]
+            raise InputsError(
+                f"the model raised {type(error).__name__} while running {call} "
+                f"({type(model.get_submodule(call.path)).__name__}): {reason}; check the example inputs"
+            ) from error
+    return CallTree(tuple(recorder.seen))
+
+
+@contextmanager
+def untouched(model: nn.Module, *, runs: bool = True) -> Iterator[None]:
+    """Inside: evaluation mode, no gradients, a random state of its own. Afterwards the model is as it was before.
+
+    Args:
+        runs: The model computes with real values inside, so that a module may overwrite its own parameters.
+
+    Raises:
+        InputsError: The model has lazy parameters, which its first run makes.
+    """
+    tensors = [*model.parameters(), *model.buffers()]
+    if any(is_lazy(tensor) for tensor in tensors):
+        raise InputsError("the model has lazy parameters, which its first run makes: run it once before this")
+    devices = {tensor.device.index for tensor in tensors if tensor.device.type == "cuda"}
+    with ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(torch.random.fork_rng(devices=devices))
+        changed = stack.enter_context(_model_kept(model))
+        for module in model.modules() if runs else ():
+            keeper = _OwnParameters(changed)
+            stack.callback(module.register_forward_pre_hook(keeper.before).remove)
+            stack.callback(module.register_forward_hook(keeper.after, always_call=True).remove)
+        yield
+
+
+class _OwnParameters:
+    """The hooks that notice when a module overwrites its own parameters, as ``Embedding(max_norm=...)`` does."""
+
+    def __init__(self, changed: dict[torch.Tensor, torch.Tensor]) -> None:
+        self._changed = changed
+        self._copies: list[dict[torch.Tensor, torch.Tensor]] = []
+
+    def before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        if torch.compiler.is_dynamo_compiling():  # inside a branch, which torch.cond compiles and forbids side effects
+            return
+        own = module.parameters(recurse=False)
+        with in_trace(None):
+            self._copies.append({parameter: parameter.clone() for parameter in own if _has_values(parameter)})
+
+    def after(self, module: nn.Module, args: tuple[Any, ...], output: object) -> None:
+        for parameter, copy in (self._copies.pop() if self._copies else {}).items():
+            with in_trace(None):
+                if not torch.equal(parameter, copy):
+                    self._changed.setdefault(parameter, copy)
+
+
+@contextmanager
+def _model_kept(model: nn.Module) -> Iterator[dict[torch.Tensor, torch.Tensor]]:
+    """Evaluation mode inside, everything as it was afterwards; gives a place for the parameters found to be changed."""
+    modules = list(model.modules())
+    attributes = [dict(vars(module)) for module in modules]
+    # Parameters, buffers, children and hooks: models of transformers add hooks in their first run.
+    contents = [(value, dict(value)) for own in attributes for value in own.values() if isinstance(value, dict)]
+    tensors = [(tensor, tensor.data, tensor.requires_grad) for tensor in [*model.parameters(), *model.buffers()]]
+    values = {buffer: buffer.clone() for buffer in model.buffers() if _has_values(buffer)}
+    changed: dict[torch.Tensor, torch.Tensor] = {}
+    try:
+        for module in modules:
+            module.training = False  # not eval(), which models override to do more
+        yield changed
+    finally:
+        for module, before in zip(modules, attributes, strict=True):
+            # Modes, the forward that an exporter put in the model's place, and what forward stored in itself.
+            vars(module).clear()
+            vars(module).update(before)
+        for entries, content in contents:
+            entries.clear()
+            entries.update(content)
+        for tensor, data, requires_grad in tensors:
+            tensor.data = data
+            tensor.requires_grad_(requires_grad)
+        for tensor, value in {**values, **changed}.items():
+            if not torch.equal(tensor, value):
+                tensor.copy_(value)
+
+
+def _has_values(tensor: torch.Tensor) -> bool:
+    return not tensor.is_meta and not isinstance(tensor, FakeTensor)

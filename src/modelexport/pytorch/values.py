@@ -1,0 +1,88 @@
+"""The tensors in nested values, named by the way to them, and the arguments of a run."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from modelexport.core.calls import TensorSpec
+
+
+def tensors_in(value: object, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors in a value and their names, in order: ``past.0.key`` is in ``{"past": [Layer(key=...)]}``.
+
+    Looks into mappings, dataclasses, tuples, lists and other objects with attributes (caches), not into itself again.
+    """
+    return _walk(value, name, ())
+
+
+def _walk(value: object, name: str, around: tuple[int, ...]) -> Iterator[tuple[str, torch.Tensor]]:
+    if isinstance(value, torch.Tensor):
+        yield name, value
+    elif id(value) not in around:
+        for part_name, part in _parts(value):
+            yield from _walk(part, f"{name}.{part_name}" if name else part_name, (*around, id(value)))
+
+
+def _parts(value: object) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, (type, enum.Enum, nn.Module, torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return
+    if isinstance(value, Mapping):
+        yield from ((str(key), part) for key, part in value.items())
+    elif dataclasses.is_dataclass(value):
+        yield from ((field.name, getattr(value, field.name)) for field in dataclasses.fields(value))
+    elif isinstance(value, tuple) and hasattr(value, "_fields"):
+        yield from zip(value._fields, value, strict=True)
+    elif isinstance(value, (list, tuple)):
+        yield from ((str(index), part) for index, part in enumerate(value))
+    elif hasattr(value, "__dict__"):
+        yield from vars(value).items()
+
+
+NamedTensors = list[tuple[str, torch.Tensor]]
+
+
+def input_tensors(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> NamedTensors:
+    """The tensors that a module is called with, named as ``forward``'s arguments."""
+    try:
+        signature = inspect.signature(module.forward)
+        arguments = signature.bind_partial(*args, **kwargs).arguments
+    except (TypeError, ValueError):  # no signature, or arguments that forward is about to refuse
+        return [*tensors_in(args, "args"), *tensors_in(kwargs)]
+    variadic = inspect.Parameter.VAR_KEYWORD
+    return [
+        named
+        for name, value in arguments.items()
+        for named in tensors_in(value, "" if signature.parameters[name].kind is variadic else name)
+    ]
+
+
+def output_tensors(output: object) -> NamedTensors:
+    """The tensors that a module returns: named by field, or ``output``, ``output.0``, ..."""
+    plain = isinstance(output, (list, tuple, torch.Tensor)) and not hasattr(output, "_fields")
+    return list(tensors_in(output, "output" if plain else ""))
+
+
+def tensor_specs(tensors: NamedTensors) -> tuple[TensorSpec, ...]:
+    """Names, element types and shapes of tensors; a size that is not fixed is a symbol's name."""
+    return tuple(
+        TensorSpec(
+            name,
+            str(tensor.dtype).removeprefix("torch."),
+            tuple(size if isinstance(size, int) else str(size) for size in tensor.shape),
+        )
+        for name, tensor in tensors
+    )
+
+
+def run_arguments(inputs: Mapping[str, Any] | Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Example inputs as positional and keyword arguments."""
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
+    return tuple(inputs), {}

@@ -1,0 +1,81 @@
+"""Inputs for a file of which nothing is known but its graph inputs: ONNX Runtime says whether they fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime
+
+from modelexport.errors import InputsError
+from modelexport.runtime.sessions import run_session
+
+_BOUNDS = (1000, 100, 10)
+"""Whole numbers are drawn from 1 up to one of these, or are all 1: what is an index and into how much is not known."""
+_SIZES = ((2, 8), (2, 32), (1, 64), (1, 224), (1, 1))
+"""For a dynamic first axis and for every other dynamic axis."""
+
+
+def made_up_inputs(model: ir.Model, runs: onnxruntime.InferenceSession, *, seed: int = 0) -> dict[str, Any]:
+    """Arrays that a file has run with and given no NaN: numbers drawn from a normal distribution, whole numbers, true.
+
+    Args:
+        model: The file, for its inputs' types and shapes.
+        runs: A session for the same file.
+        seed: For the values.
+
+    Raises:
+        InputsError: The file does not run with any.
+    """
+    for first, other in _SIZES:
+        shapes = {value.name or "": _shape(value, first, other) for value in model.graph.inputs}
+        for lowest in (1, 0):
+            whole: dict[str, int] = {}
+            draw = _Draw(model, shapes, seed, lowest)
+            if _fits(runs, draw(whole)):
+                for name in draw.whole_numbers:
+                    for bound in _BOUNDS:
+                        if _fits(runs, draw({**whole, name: bound})):
+                            whole[name] = bound
+                            break
+                return draw(whole)
+    names = ", ".join(value.name or "" for value in model.graph.inputs)
+    raise InputsError(f"no inputs that are made up fit ({names}): export with --vectors, which keeps inputs that do")
+
+
+class _Draw:
+    def __init__(self, model: ir.Model, shapes: Mapping[str, tuple[int, ...]], seed: int, lowest: int) -> None:
+        self._types = {value.name or "": value.dtype or ir.DataType.FLOAT for value in model.graph.inputs}
+        self._shapes, self._seed, self._lowest = shapes, seed, lowest
+        self.whole_numbers = [name for name, dtype in self._types.items() if dtype.is_integer()]
+
+    def __call__(self, bounds: Mapping[str, int]) -> dict[str, Any]:
+        """Inputs whose whole numbers are below ``bounds``, or all the lowest."""
+        return dict(self._arrays(bounds))
+
+    def _arrays(self, bounds: Mapping[str, int]) -> Iterator[tuple[str, Any]]:
+        for index, (name, dtype) in enumerate(self._types.items()):
+            random = np.random.default_rng((self._seed, index))
+            shape = self._shapes[name]
+            if dtype is ir.DataType.BOOL:
+                yield name, np.ones(shape, dtype=bool)
+            elif name in self.whole_numbers:
+                high = bounds.get(name, self._lowest + 1)
+                yield name, random.integers(self._lowest, high, shape).astype(dtype.numpy())
+            else:
+                yield name, random.standard_normal(shape).astype(dtype.numpy())
+
+
+def _shape(value: ir.Value, first: int, other: int) -> tuple[int, ...]:
+    sizes = value.shape or ()
+    return tuple(size if isinstance(size, int) else other if axis else first for axis, size in enumerate(sizes))
+
+
+def _fits(runs: onnxruntime.InferenceSession, inputs: Mapping[str, Any]) -> bool:
+    try:
+        outputs = run_session(runs, inputs)
+    except Exception:  # its exception types are not public
+        return False
+    return not any(array.dtype.kind == "f" and np.isnan(array).any() for array in outputs.values())

@@ -1,0 +1,129 @@
+"""Running a file in ONNX Runtime, with values inside it given and taken."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import onnxruntime
+
+from modelexport.errors import UsageError
+
+CPU = "CPUExecutionProvider"
+_LARGE = 1024
+"""Bytes from which a weight is handed over and not written into a model."""
+_EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
+
+
+def open_session(
+    model: Path | ir.Model, *, folder: Path | None = None, provider: str = CPU, optimized: bool = False
+) -> onnxruntime.InferenceSession:
+    """A session for a model.
+
+    Args:
+        model: A file, or a model in memory.
+        optimized: With the runtime's own fusions; without them it computes node by node, as the file says.
+        folder: Where the external data of a model in memory lies.
+        provider: The execution provider; ONNX Runtime puts what it cannot run on the CPU.
+
+    Raises:
+        UsageError: ONNX Runtime does not have this provider, or refuses the model.
+    """
+    available = onnxruntime.get_available_providers()
+    if provider not in available:
+        raise UsageError(f"ONNX Runtime has no {provider} here: it has {', '.join(available)}")
+    options = onnxruntime.SessionOptions()
+    if not optimized:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 4  # what fails is raised, with the same words
+    if folder is not None:
+        options.add_session_config_entry(_EXTERNAL_FOLDER, str(folder.absolute()))
+    weights: dict[str, ir.TensorProtocol] = {}
+    source = model if isinstance(model, Path) else _without_weights(model, weights)
+    arrays = {name: tensor.numpy() for name, tensor in weights.items()}
+    values = [onnxruntime.OrtValue.ortvalue_from_numpy(array) for array in arrays.values()]
+    options.add_external_initializers(list(arrays), values)
+    try:
+        runs = _Session(source, options, providers=[provider])
+    except Exception as error:  # its exception types are not public
+        raise UsageError(f"ONNX Runtime does not load the model: {' '.join(str(error).split())[:600]}") from error
+    runs.weights = [*arrays.values(), *values]
+    return runs
+
+
+# onnxruntime has no annotations.
+class _Session(onnxruntime.InferenceSession):  # type: ignore[misc]
+    """Keeps the weights that it was handed: the runtime reads them where they are."""
+
+    weights: Sequence[object] = ()
+
+
+def _without_weights(model: ir.Model, weights: dict[str, ir.TensorProtocol]) -> bytes:
+    """A model in memory as bytes, without its large weights, which are put into ``weights``."""
+    left: list[ir.Value] = []
+    for value in model.graph.initializers.values():
+        tensor = value.const_value
+        if tensor is None or isinstance(tensor, ir.ExternalTensor) or tensor.nbytes < _LARGE:
+            continue
+        if not value.uses():  # the runtime does not know those that nothing uses
+            continue
+        if tensor.dtype.numpy().isbuiltin == 1:  # the runtime takes no others from NumPy
+            weights[value.name or ""] = tensor
+            left.append(value)
+    try:
+        for value in left:
+            tensor = weights[value.name or ""]
+            value.const_value = ir.ExternalTensor(
+                "weights", 0, tensor.nbytes, tensor.dtype, shape=ir.Shape(tensor.shape.numpy()), name=value.name or ""
+            )
+        source: bytes = ir.to_proto(model).SerializeToString()
+    finally:
+        for value in left:
+            value.const_value = weights[value.name or ""]
+    return source
+
+
+def with_outputs(model: ir.Model, values: Sequence[ir.Value]) -> ir.Model:
+    """A copy of a model, sharing its tensors, that has these values of its main graph as its only outputs."""
+    names = [value.name for value in values]
+    copy = model.clone()
+    by_name = {value.name: value for node in copy.graph for value in node.outputs}
+    by_name.update((value.name, value) for value in copy.graph.inputs)
+    copy.graph.outputs.clear()
+    copy.graph.outputs.extend(by_name[name] for name in names)
+    return copy
+
+
+def split_batches(sizes: Mapping[str, int], limit: int) -> Iterator[list[str]]:
+    """Names in order, in lists whose sizes add up to at most ``limit`` bytes, or of one name that alone is larger."""
+    batch: list[str] = []
+    total = 0
+    for name, size in sizes.items():
+        if batch and total + size > limit:
+            yield batch
+            batch, total = [], 0
+        batch.append(name)
+        total += size
+    if batch:
+        yield batch
+
+
+def input_names(model: onnxruntime.InferenceSession) -> list[str]:
+    """The names of a session's inputs, in order."""
+    return [value.name for value in model.get_inputs()]
+
+
+def run_session(model: onnxruntime.InferenceSession, feeds: Mapping[str, Any]) -> dict[str, Any]:
+    """Output names to arrays.
+
+    Raises:
+        UsageError: The inputs are not of the model's names, types or shapes, or a node fails.
+    """
+    names = [output.name for output in model.get_outputs()]
+    try:
+        arrays = model.run(names, dict(feeds))
+    except Exception as error:  # its exception types are not public
+        raise UsageError(f"ONNX Runtime does not run the model: {' '.join(str(error).split())[:600]}") from error
+    return dict(zip(names, arrays, strict=True))

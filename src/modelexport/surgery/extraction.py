@@ -1,0 +1,209 @@
+"""``extract``: one module call of a tagged file becomes a model of its own. The graph is cut by ``cut.py``."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+import msgspec
+import onnx_ir as ir
+
+from modelexport.core.calls import ModuleCall
+from modelexport.core.text import nearest
+from modelexport.errors import FileFormatError, OutputError, UsageError
+from modelexport.files.atomic import check_writable, written_together
+from modelexport.files.onnx_models import LARGEST_INSIDE, save_model
+from modelexport.format.dtypes import dtype_name
+from modelexport.graph.boundaries import match_values
+from modelexport.graph.nodes import initializers
+from modelexport.surgery.cutter import Cut, Cutter
+
+if TYPE_CHECKING:
+    from modelexport.tagged.file import TaggedFile
+
+
+class ExtractedValue(msgspec.Struct, frozen=True):
+    """An input or output of an extracted model."""
+
+    name: str
+    value: str
+    """Its name in the file that it was cut out of."""
+    dtype: str
+    shape: list[int | str | None]
+
+
+class Extracted(msgspec.Struct, frozen=True, kw_only=True):
+    """One call that was written to a file."""
+
+    path: str
+    call: str
+    tag: str
+    nodes: int
+    """Nodes in the file, those of nested graphs included."""
+    borrowed: int
+    """How many of these belong to other calls, and are there because they compute a constant or a size."""
+    bytes: int
+    """Size of the weights."""
+    inputs: list[ExtractedValue]
+    outputs: list[ExtractedValue]
+
+
+def extract(tagged: TaggedFile, name: str, output: str | Path) -> Extracted:
+    """Write one module call as a model of its own.
+
+    Its inputs are the values that enter the call's nodes, under the names and in the order of ``forward``'s arguments
+    where the sidecar leaves no doubt which is which; its outputs are the values that leave them. What other calls
+    compute from weights and constants alone comes along, as do sizes that can be read off the inputs. Weights that the
+    call does not need are not read. They are embedded up to 1 GB; above, they go to ``output`` with ``.data`` appended.
+
+    Args:
+        name: An address (``encoder.layer.0``, ``shared@1``) or a tag.
+        output: The file to write.
+
+    Raises:
+        UsageError: There is no such call, or it has no nodes; says why.
+        FileFormatError: Weights in other files are missing, or the sidecar is not that of this file.
+        OutputError: ``output`` cannot be written. What was there before is still there.
+    """
+    output = Path(output)
+    call = tagged.find(name)
+    check_writable(output)
+    extractor = _Extractor(tagged)
+    with written_together(output.parent) as staging:
+        return extractor.write(call, staging, output)
+
+
+def extract_all(tagged: TaggedFile, names: Sequence[str], folder: str | Path) -> list[Extracted]:
+    """Write several calls, each to ``folder/ADDRESS.onnx``; all of them or none.
+
+    Raises:
+        UsageError, FileFormatError, OutputError: As :func:`extract`.
+    """
+    return _write_all(tagged, dict.fromkeys(tagged.find(name) for name in names), Path(folder))
+
+
+def extract_each(tagged: TaggedFile, class_name: str, folder: str | Path) -> list[Extracted]:
+    """Write every call of the modules of a class that has nodes, each to ``folder/ADDRESS.onnx``.
+
+    Raises:
+        UsageError: No module of that class was called, or none of its calls has nodes.
+        FileFormatError, OutputError: As :func:`extract`.
+    """
+    classes = {call: tagged.class_of(call) for call in tagged.tags}
+    calls = [call for call, its_class in classes.items() if its_class == class_name]
+    if not calls:
+        raise UsageError(
+            f"{tagged.path} has no call of a module of class '{class_name}'{nearest(class_name, set(classes.values()))}"
+        )
+    extractor = _Extractor(tagged)
+    with_nodes = [call for call in calls if extractor.cutter.has_nodes(call)]
+    if not with_nodes:
+        raise UsageError(f"none of the {len(calls)} calls of {class_name} has nodes: {extractor.reason(calls[0])}")
+    return _write_all(tagged, with_nodes, Path(folder), extractor)
+
+
+def _write_all(
+    tagged: TaggedFile, calls: Iterable[ModuleCall], folder: Path, extractor: _Extractor | None = None
+) -> list[Extracted]:
+    if folder.exists() and not folder.is_dir():
+        raise OutputError(f"{folder} is a file: several calls go to a folder")
+    check_writable(folder / "@0.onnx" if folder.is_dir() else folder)
+    extractor = extractor or _Extractor(tagged)
+    with written_together(folder.parent) as staging:
+        (staging / folder.name).mkdir()
+        return [extractor.write(call, staging / folder.name, folder / f"{file_stem(call)}.onnx") for call in calls]
+
+
+def file_stem(call: ModuleCall) -> str:
+    """A file name for a call, safe on every file system and different for each: the address, as in a URL where need be.
+
+    The root's is ``@0``; one that is too long for a file system ends in a hash of the rest.
+    """
+    stem = quote(call.path, safe="") + (f"@{call.index}" if call.index or not call.path else "")
+    if len(stem) > 200:
+        stem = f"{stem[:160]}-{hashlib.sha256(stem.encode()).hexdigest()[:16]}"
+    return stem
+
+
+@dataclass(frozen=True, eq=False)
+class _Extractor:
+    """Names and writes what is cut out of one file."""
+
+    tagged: TaggedFile
+
+    @cached_property
+    def cutter(self) -> Cutter:
+        return Cutter(self.tagged)
+
+    def reason(self, call: ModuleCall) -> str:
+        """Why a call has no nodes."""
+        sidecar = self.tagged.hierarchy
+        modules = sidecar.modules if sidecar is not None else []
+        reason = next((module.reason for module in modules if module.path == call.path), "")
+        return reason or "it returns its input, or its operations were folded away or merged into others"
+
+    def write(self, call: ModuleCall, staging: Path, output: Path) -> Extracted:
+        """Cut a call out and write it into a folder, from which it will be moved to ``output``."""
+        if output.exists() and output.samefile(self.tagged.path):
+            raise OutputError(f"{output} is the file to extract from: give another name")
+        if not self.cutter.has_nodes(call):
+            raise UsageError(f"'{call}' has no nodes in {self.tagged.path}: {self.reason(call)}")
+        cut = self.cutter.cut(call)
+        self._name_inputs(call, cut)
+        size = _size_of_weights(cut.model, self.tagged.path)
+        save_model(cut.model, staging / output.name, external=size > LARGEST_INSIDE)
+        return Extracted(
+            path=str(output),
+            call=str(call),
+            tag=self.tagged.tags[call],
+            nodes=sum(1 for _ in cut.model.graph.all_nodes()),
+            borrowed=cut.borrowed,
+            bytes=size,
+            inputs=[_describe(value, source) for value, source in zip(cut.model.graph.inputs, cut.inputs, strict=True)],
+            outputs=[
+                _describe(value, source) for value, source in zip(cut.model.graph.outputs, cut.outputs, strict=True)
+            ],
+        )
+
+    def _name_inputs(self, call: ModuleCall, cut: Cut) -> None:
+        """Give inputs and outputs the order, and inputs the names, that the module's ``forward`` has."""
+        sidecar = self.tagged.hierarchy
+        entries = sidecar.calls if sidecar is not None else []
+        entry = next((entry for entry in entries if entry.address == call.address), None)
+        if entry is None:
+            return
+        arguments = match_values(cut.inputs, entry.inputs)
+        cut.reorder(list(arguments), list(match_values(cut.outputs, entry.outputs)))
+        cut.rename({source: argument.name for source, argument in arguments.items()})
+
+
+def _size_of_weights(model: ir.Model, source: Path) -> int:
+    """Bytes of a model's initializers.
+
+    Raises:
+        FileFormatError: A file that holds some of them is missing or too short.
+    """
+    size = 0
+    for value in initializers(model):
+        tensor = value.const_value
+        if tensor is None:
+            raise FileFormatError(f"{source} has no value for '{value.name}': export it again with its weights")
+        size += tensor.nbytes
+        if isinstance(tensor, ir.ExternalTensor):
+            path = Path(tensor.path)
+            end = (tensor.offset or 0) + (tensor.length or tensor.nbytes)
+            if not path.is_file() or path.stat().st_size < end:
+                fault = "too short" if path.is_file() else "missing"
+                raise FileFormatError(f"{path}, which holds weights of {source}, is {fault}: put it back beside it")
+    return size
+
+
+def _describe(value: ir.Value, source: ir.Value) -> ExtractedValue:
+    shape = [size if isinstance(size, int) else size.value for size in value.shape] if value.shape is not None else []
+    dtype = dtype_name(value.dtype) if value.dtype is not None else ""
+    return ExtractedValue(value.name or "", source.name or "", dtype, shape)

@@ -1,0 +1,362 @@
+"""``compare``: two tagged files side by side, module call by module call. Neither is run, and torch is not needed.
+
+Calls are paired by address, which every front end, opset and optimisation level gives alike. What is compared of a pair
+is what its own nodes are: operators, attributes, the parameters they use. How they are wired is not, nor what they
+compute: that is ``verify --against``.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import msgspec
+import onnx
+import onnx_ir as ir
+
+from modelexport.core.calls import ModuleCall
+from modelexport.errors import FileFormatError
+from modelexport.format import documents, keys
+from modelexport.format.dtypes import dtype_name
+from modelexport.graph.nodes import initializers
+from modelexport.graph.owners import owner_of
+from modelexport.tagged.file import TaggedFile, read_tagged
+from modelexport.weights.transforms import ParameterPlan, parameter_plan, state_dict_of
+
+TENSOR_LIMIT = 2**16
+"""Bytes of a tensor in an attribute up to which its elements are compared; of larger ones, element type and shape."""
+
+
+class Held(msgspec.Struct, frozen=True):
+    """Some initializers of a file."""
+
+    initializers: int
+    bytes: int
+
+
+class FileFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What one file is, as a whole."""
+
+    path: str
+    bytes: int
+    """With the files that its weights are in."""
+    version: str
+    """Of modelexport, that wrote it."""
+    carrier: str
+    opsets: dict[str, int]
+    """The standard domain is the empty string."""
+    settings: documents.Settings | None
+    """What it was exported with; ``None`` without a sidecar."""
+    environment: dict[str, str]
+    """Package to version; empty without a sidecar."""
+    calls: int
+    nodes: int
+    coverage: documents.Coverage
+    operators: dict[str, int]
+    """Operator to number of nodes, nested graphs included."""
+    parameters: dict[str, Held]
+    """Element type to the initializers that are, or are computed from, ``state_dict`` entries."""
+    constants: dict[str, Held]
+    """Element type to the other initializers."""
+    entries: int
+    """``state_dict`` entries of the module."""
+
+
+class OnlyInOne(msgspec.Struct, frozen=True):
+    """A call that only one of the files has; those inside it are counted with it and not listed."""
+
+    address: str
+    tag: str
+    calls: int
+    """With those inside it, which the other file does not have either."""
+    nodes: int
+    """Of all these."""
+
+
+class CallChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A call that both files have, and what differs. A pair is what the first file has, and what the second."""
+
+    address: str
+    class_name: tuple[str, str] | None = None
+    tag: tuple[str, str] | None = None
+    """Its own tag."""
+    source_module: tuple[str, str] | None = None
+    """The tag that its nodes carry; not compared where it has no nodes in one of the files."""
+    operators: dict[str, tuple[int, int]] = {}
+    """Operator to how many of its own nodes: only where that differs."""
+    attributes: dict[str, int] = {}
+    """Operator, where their number is the same, to how many of its own nodes have other attributes."""
+    parameters: dict[str, tuple[str | None, str | None]] = {}
+    """``state_dict`` key to how its own nodes hold it: ``float32[384, 384] by Transpose``."""
+
+
+class EntryChange(msgspec.Struct, frozen=True):
+    """A ``state_dict`` entry that the modules do not have alike: ``float32[384, 384]``, or ``None`` where missing."""
+
+    key: str
+    entry: tuple[str | None, str | None]
+
+
+class Values(msgspec.Struct, frozen=True):
+    """Parameters that both files hold alike, compared byte by byte."""
+
+    equal: int
+    different: list[str]
+    """Names of initializers in the first file."""
+
+
+class FileComparison(msgspec.Struct, frozen=True, kw_only=True):
+    """How two tagged files differ."""
+
+    first: FileFacts
+    second: FileFacts
+    only_in_first: list[OnlyInOne]
+    only_in_second: list[OnlyInOne]
+    changed: list[CallChange]
+    """In the order of the first file."""
+    same: int
+    """Calls that both files have and in which nothing differs."""
+    entries: list[EntryChange]
+    values: Values | None
+    """``None`` where they were not compared."""
+    notes: list[str]
+    """What could not be compared, and why."""
+
+    @property
+    def differs(self) -> bool:
+        """Whether anything differs module by module; size, versions and settings of the files do not count."""
+        modules = (self.only_in_first, self.only_in_second, self.changed, self.entries)
+        return any(modules) or bool(self.values and self.values.different)
+
+
+def compare(first: str | Path | TaggedFile, second: str | Path | TaggedFile, *, values: bool = False) -> FileComparison:
+    """Compare two tagged files, whatever their carriers.
+
+    Args:
+        values: Compare the elements of parameters as well; this reads all weights. Without it none are read.
+
+    Raises:
+        FileFormatError: A file is missing or not tagged, or, with ``values``, its weights are missing.
+    """
+    one, other = (_Side(file if isinstance(file, TaggedFile) else read_tagged(file)) for file in (first, second))
+    notes: list[str] = []
+    facts = one.facts(notes), other.facts(notes)
+    changed = [change for call in one.calls if call in other.calls and (change := _changed(call, one, other))]
+    return FileComparison(
+        first=facts[0],
+        second=facts[1],
+        only_in_first=one.missing_in(other),
+        only_in_second=other.missing_in(one),
+        changed=changed,
+        same=len(one.calls.keys() & other.calls.keys()) - len(changed),
+        entries=_entry_changes(one.entries, other.entries),
+        values=_values(one, other) if values else None,
+        notes=notes,
+    )
+
+
+class _Own:
+    """The nodes of one call, those of calls inside it left out, as what can be compared."""
+
+    def __init__(self) -> None:
+        self.operators: Counter[str] = Counter()
+        self.attributes: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        self.parameters: dict[str, str] = {}
+        self.source_module: str | None = None
+
+
+class _Side:
+    """One of the files."""
+
+    def __init__(self, tagged: TaggedFile) -> None:
+        self.tagged = tagged
+        self.held = {value: plan for value in initializers(tagged.model) if (plan := parameter_plan(value))}
+        try:
+            self.entries = {key: _typed(entry.dtype, entry.shape) for key, entry in state_dict_of(tagged.model).items()}
+        except FileFormatError as error:
+            raise FileFormatError(f"{tagged.path}: {error}") from error
+        self.calls = {traced.call: _Own() for traced in tagged.calls}
+        how_held = {value: _how_held(value, plan) for value, plan in self.held.items()}
+        for node in tagged.nodes:
+            owner = owner_of(node)
+            if owner is None or owner.call not in self.calls:
+                continue
+            own, operator = self.calls[owner.call], _operator(node)
+            own.operators[operator] += 1
+            own.attributes[operator][_attributes(node, tagged.model.opset_imports.get(node.domain, 1))] += 1
+            own.source_module = node.metadata_props.get(keys.SOURCE_MODULE)
+            for value in node.inputs:
+                if value in self.held:
+                    own.parameters.update(dict.fromkeys(self.held[value].keys, how_held[value]))
+
+    def facts(self, notes: list[str]) -> FileFacts:
+        tagged, model = self.tagged, self.tagged.model
+        sidecar = None
+        try:
+            sidecar = tagged.hierarchy
+        except FileFormatError as error:
+            notes.append(f"settings and environment of {tagged.path} are not known: {error}")
+        parameters: dict[str, Held] = {}
+        constants: dict[str, Held] = {}
+        files = {tagged.path}
+        for value in initializers(model):
+            tensor = value.const_value
+            if tensor is None:
+                continue
+            if isinstance(tensor, ir.ExternalTensor):
+                files.add(Path(tensor.path))
+            held, dtype = parameters if value in self.held else constants, dtype_name(tensor.dtype)
+            before = held.get(dtype, Held(0, 0))
+            held[dtype] = Held(before.initializers + 1, before.bytes + tensor.nbytes)
+        missing = sorted(str(file) for file in files if not file.is_file())
+        notes += [f"{file}, where weights of {tagged.path} should be, is missing" for file in missing]
+        return FileFacts(
+            path=str(tagged.path),
+            bytes=sum(file.stat().st_size for file in files if file.is_file()),
+            version=model.metadata_props.get(keys.VERSION_KEY, ""),
+            carrier=tagged.carrier,
+            opsets=dict(model.opset_imports),
+            settings=sidecar.settings if sidecar else None,
+            environment=dict(sidecar.environment) if sidecar else {},
+            calls=len(tagged.calls),
+            nodes=len(tagged.nodes),
+            coverage=tagged.coverage,
+            operators=dict(sorted(Counter(map(_operator, tagged.nodes)).items())),
+            parameters=dict(sorted(parameters.items())),
+            constants=dict(sorted(constants.items())),
+            entries=len(self.entries),
+        )
+
+    def missing_in(self, other: _Side) -> list[OnlyInOne]:
+        """The calls that the other file does not have, without those inside another such call."""
+        calls: Counter[ModuleCall] = Counter()
+        nodes: Counter[ModuleCall] = Counter()
+        tops = []
+        for traced in reversed(self.tagged.calls.calls):
+            call, parent = traced.call, traced.parent
+            if call in other.calls:
+                continue
+            calls[call] += 1
+            nodes[call] += self.calls[call].operators.total()
+            if parent is None or parent in other.calls:
+                tops.append(call)
+            else:
+                calls[parent] += calls[call]
+                nodes[parent] += nodes[call]
+        return [OnlyInOne(call.address, self.tagged.tags[call], calls[call], nodes[call]) for call in reversed(tops)]
+
+
+def _changed(call: ModuleCall, one: _Side, other: _Side) -> CallChange | None:
+    ours, theirs = one.calls[call], other.calls[call]
+    sources = (ours.source_module, theirs.source_module)
+    attributes = {
+        operator: (ours.attributes[operator] - theirs.attributes[operator]).total()
+        for operator, count in ours.operators.items()
+        if count == theirs.operators[operator]
+    }
+    parameters = {
+        key: (ours.parameters.get(key), theirs.parameters.get(key)) for key in {**ours.parameters, **theirs.parameters}
+    }
+    change = CallChange(
+        address=call.address,
+        class_name=_unless_equal(one.tagged.class_of(call), other.tagged.class_of(call)),
+        tag=_unless_equal(one.tagged.tags[call], other.tagged.tags[call]),
+        source_module=None if sources[0] is None or sources[1] is None else _unless_equal(sources[0], sources[1]),
+        operators=_different_counts(ours.operators, theirs.operators),
+        attributes={operator: count for operator, count in sorted(attributes.items()) if count},
+        parameters={key: held for key, held in parameters.items() if held[0] != held[1]},
+    )
+    return change if change != CallChange(address=call.address) else None
+
+
+def _unless_equal(one: str, other: str) -> tuple[str, str] | None:
+    return None if one == other else (one, other)
+
+
+def _different_counts(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+    pairs = {name: (one.get(name, 0), other.get(name, 0)) for name in sorted({*one, *other})}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def _entry_changes(one: Mapping[str, str], other: Mapping[str, str]) -> list[EntryChange]:
+    pairs = {key: (one.get(key), other.get(key)) for key in {**one, **other}}
+    return [EntryChange(key, pair) for key, pair in pairs.items() if pair[0] != pair[1]]
+
+
+def _values(one: _Side, other: _Side) -> Values:
+    """Initializers of the same entries, held alike, byte by byte, one pair in memory at a time."""
+    theirs = {(*plan.keys, _how_held(value, plan)): value for value, plan in other.held.items()}
+    equal, different = 0, []
+    for value, plan in one.held.items():
+        match = theirs.get((*plan.keys, _how_held(value, plan)))
+        if match is None:
+            continue
+        if _bytes(one.tagged.path, value) == _bytes(other.tagged.path, match):
+            equal += 1
+        else:
+            different.append(value.name or "")
+    return Values(equal, different)
+
+
+def _bytes(path: Path, value: ir.Value) -> bytes:
+    assert value.const_value is not None  # or it would be no initializer
+    try:
+        return value.const_value.tobytes()
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise FileFormatError(f"{path}: the weights of {value.name} cannot be read: {why}") from error
+
+
+def _operator(node: ir.Node) -> str:
+    return f"{node.domain}::{node.op_type}" if node.domain else node.op_type
+
+
+def _attributes(node: ir.Node, version: int) -> str:
+    """The attributes of a node as text, without those that have the operator's default: exporters write them or not."""
+    defaults = _defaults(node.domain, node.op_type, version)
+    texts = {name: _attribute(attribute) for name, attribute in sorted(node.attributes.items())}
+    return "; ".join(f"{name}={text}" for name, text in texts.items() if text != defaults.get(name))
+
+
+@functools.cache
+def _defaults(domain: str, op_type: str, version: int) -> Mapping[str, str]:
+    try:
+        schema_of_operator = onnx.defs.get_schema(op_type, version, domain)
+    except onnx.defs.SchemaError:  # an operator of a runtime
+        return {}
+    return {
+        name: _attribute(ir.serde.deserialize_attribute(attribute.default_value))
+        for name, attribute in schema_of_operator.attributes.items()
+        if attribute.default_value.type != onnx.AttributeProto.UNDEFINED
+    }
+
+
+def _attribute(attribute: ir.Attr) -> str:
+    """An attribute as text: equal for equal ones. The nodes of graphs are counted themselves."""
+    match attribute.type:
+        case ir.AttributeType.GRAPH | ir.AttributeType.GRAPHS:
+            return attribute.type.name
+        case ir.AttributeType.TENSOR:
+            return _tensor(attribute.as_tensor())
+        case ir.AttributeType.TENSORS:
+            return ", ".join(map(_tensor, attribute.as_tensors()))
+    return f"{attribute.type.name} {attribute.value!r}"
+
+
+def _tensor(tensor: ir.TensorProtocol) -> str:
+    typed = _typed(dtype_name(tensor.dtype), tensor.shape)
+    return typed if tensor.nbytes > TENSOR_LIMIT else f"{typed} {hashlib.sha256(tensor.tobytes()).hexdigest()}"
+
+
+def _how_held(value: ir.Value, plan: ParameterPlan) -> str:
+    tensor = value.const_value
+    assert tensor is not None  # or it would be no initializer
+    steps = ", ".join(step.op_type for step in plan.steps)
+    return _typed(dtype_name(tensor.dtype), tensor.shape) + (f" by {steps}" if steps else "")
+
+
+def _typed(dtype: str, shape: Iterable[object]) -> str:
+    return f"{dtype}[{', '.join(map(str, shape))}]"

@@ -1,0 +1,121 @@
+"""``NAME.dag.json``: the operations of every module call and the edges between them."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+import onnx_ir as ir
+
+from modelexport.core.calls import CallTree, ModuleCall
+from modelexport.core.tags import CallTags
+from modelexport.errors import OutputError
+from modelexport.files.atomic import check_writable, written_together
+from modelexport.format import documents
+from modelexport.graph.nodes import all_nodes, nested_graphs
+from modelexport.graph.owners import owner_of
+
+Scope = ir.Graph | ir.Function | None
+"""What holds nodes."""
+
+_CONSTANT = ("", "Constant", "")
+_LONGEST_NAME = 120
+"""Characters of a tag in a file name: with the rest below the 143 that encrypted file systems allow."""
+
+
+def dag_document(model: ir.Model, tags: CallTags) -> dict[str, documents.Dag]:
+    """The tag of every call to its operations, those of the calls inside it included.
+
+    Neither graph inputs and outputs nor initializers nor ``Constant`` nodes appear. A node that holds graphs (``If``,
+    ``Loop``, ``Scan``) stands for the nodes in them, and for what they use from outside; only a call that ran
+    inside such a graph, so that the holder is none of its nodes, lists the nodes themselves.
+
+    Args:
+        model: Its nodes carry their owners and have unique names, and each graph is sorted.
+    """
+    dags = {traced.call: documents.Dag([], []) for traced in tags.calls}
+    listed, holders = _listed(model, tags.calls)
+    for node, calls in listed.items():
+        if node.op_identifier() != _CONSTANT:
+            for call in calls:
+                dags[call].nodes.append(node.name or "")
+    for producer, consumer in dict.fromkeys(_edges(model, holders)):
+        users = listed[consumer]
+        for call in listed[producer]:
+            if call in users:
+                dags[call].edges.append((producer.name or "", consumer.name or ""))
+    return {tags.tag(call): dag for call, dag in dags.items()}
+
+
+def _listed(model: ir.Model, calls: CallTree) -> tuple[dict[ir.Node, Mapping[ModuleCall, None]], dict[Scope, ir.Node]]:
+    """The calls whose DAG lists each node, in the order of the nodes; and the node that holds each nested graph."""
+    running: dict[tuple[ModuleCall, ...], dict[ModuleCall, None]] = {}
+    listed: dict[ir.Node, Mapping[ModuleCall, None]] = {}
+    holders: dict[Scope, ir.Node] = {}
+    spoken_for: dict[Scope, Mapping[ModuleCall, None]] = {}
+    for node in all_nodes(model):
+        owner = owner_of(node)
+        assert owner is not None, "coverage is checked before anything is written"
+        if owner.calls not in running:
+            running[owner.calls] = dict.fromkeys(call for owned in owner.calls for call in calls.stack(owned))
+        inside = running[owner.calls]
+        hidden = spoken_for.get(node.graph)
+        listed[node] = inside if hidden is None else {call: None for call in inside if call not in hidden}
+        for graph in nested_graphs(node):
+            holders[graph] = node
+            spoken_for[graph] = inside if hidden is None else {**hidden, **inside}
+    return listed, holders
+
+
+def _edges(model: ir.Model, holders: Mapping[Scope, ir.Node]) -> Iterator[tuple[ir.Node, ir.Node]]:
+    """Producer and consumer of every value, in the order of the consumers. What holds a consumer consumes as well."""
+    for node in all_nodes(model):
+        for value in node.inputs:
+            producer = value.producer() if value is not None else None
+            if producer is None or producer.op_identifier() == _CONSTANT:
+                continue
+            consumer = node
+            yield producer, consumer
+            while consumer.graph is not producer.graph:
+                consumer = holders[consumer.graph]
+                yield producer, consumer
+
+
+def check_dag_directory(directory: Path) -> None:
+    """Fail before the work, not after it, when files cannot be written into ``directory``.
+
+    Raises:
+        OutputError: It is a file, cannot be written to, or is not there and cannot be made.
+    """
+    if directory.is_file():
+        raise OutputError(f"{directory} is a file: name a folder for the DAG files, or one that can be made")
+    check_writable(directory / "DAG files" if directory.is_dir() else directory)
+
+
+def write_dag_files(directory: Path, dags: Mapping[str, documents.Dag]) -> None:
+    """Write each entry of ``NAME.dag.json`` into a file of its own. The folder is made if need be.
+
+    Raises:
+        OutputError: The files cannot be written. What was there before is still there.
+    """
+    encode = msgspec.json.Encoder().encode
+    try:
+        directory.mkdir(exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"cannot make the folder {directory}: {error.strerror or error}") from error
+    with written_together(directory) as staging:
+        for tag, dag in dags.items():
+            (staging / dag_file_name(tag)).write_bytes(encode(dag) + b"\n")
+
+
+def dag_file_name(tag: str) -> str:
+    """``/BertModel/BertLayer.0`` is ``BertModel-BertLayer.0-<8 hexadecimal digits>.json``.
+
+    The digits begin the SHA-256 of the tag: they tell names apart that differ in case only, or in characters that some
+    file system does not allow, or at the beginning of a long one. They also keep a name from being a reserved one.
+    """
+    readable = "-".join(re.sub(r"[^A-Za-z0-9_.@]", "_", segment) for segment in tag[1:].split("/"))
+    return f"{readable[-_LONGEST_NAME:]}-{hashlib.sha256(tag.encode()).hexdigest()[:8]}.json"

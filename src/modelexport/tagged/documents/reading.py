@@ -1,0 +1,106 @@
+"""The JSON documents beside a model, read back into their types."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import zip_longest
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import onnx_ir as ir
+
+from modelexport.errors import FileFormatError
+from modelexport.format import documents, keys
+from modelexport.format.call_tree import unknown_version
+from modelexport.graph.owners import owner_of
+
+T = TypeVar("T")
+_MISSING = "missing"
+
+
+def load_hierarchy(path: str | Path) -> documents.Hierarchy:
+    """Read a sidecar, ``NAME.hierarchy.json``.
+
+    Raises:
+        FileFormatError: It is missing, is no such document, or has an unknown format version.
+    """
+    path = Path(path)
+    version = _decode(path, _Versioned).format_version
+    if version != keys.FORMAT_VERSION:
+        raise unknown_version(path, version)
+    return _decode(path, documents.Hierarchy)
+
+
+def load_dag(path: str | Path) -> dict[str, documents.Dag]:
+    """Read ``NAME.dag.json``: tag to operations and edges.
+
+    Raises:
+        FileFormatError: It is missing, or is no such document.
+    """
+    return _decode(Path(path), dict[str, documents.Dag])
+
+
+def load_operations(path: str | Path) -> dict[str, documents.Operation]:
+    """Read ``NAME.operations.json``: the name of a node or an initializer to what it is.
+
+    Raises:
+        FileFormatError: It is missing, or is no such document.
+    """
+    return _decode(Path(path), dict[str, documents.Operation])
+
+
+def check_same_calls(path: Path, sidecar: documents.Hierarchy, calls: Sequence[documents.CallTreeEntry]) -> None:
+    """Compare the calls in a model with those in the sidecar beside it.
+
+    Raises:
+        FileFormatError: They are not the same. Names the first that differ.
+    """
+    _check_same(
+        path,
+        "call",
+        (f"'{call.address or '.'}' in '{call.parent or '.'}', {call.tag}" for call in sidecar.calls),
+        (f"'{call.call or '.'}' in '{call.parent or '.'}', {call.tag}" for call in calls),
+    )
+
+
+def check_same_nodes(path: Path, sidecar: documents.Hierarchy, nodes: Sequence[ir.Node]) -> None:
+    """Compare the nodes of a model and their owners with those in the sidecar beside it, in any order.
+
+    Raises:
+        FileFormatError: They are not the same. Names the first that differ.
+    """
+    facts = {}
+    for node in nodes:
+        owner = owner_of(node)
+        facts[node.name or ""] = f"{node.op_type} of {owner.call if owner else 'no call'}"
+    listed = {node.name: f"{node.op_type} of {node.call or '.'}" for node in sidecar.nodes}
+    order = dict.fromkeys([*listed, *facts])
+    _check_same(
+        path,
+        "node",
+        (f"'{name}' ({listed[name]})" if name in listed else _MISSING for name in order),
+        (f"'{name}' ({facts[name]})" if name in facts else _MISSING for name in order),
+    )
+
+
+def _check_same(path: Path, kind: str, there: Iterable[str], here: Iterable[str]) -> None:
+    for its, own in zip_longest(there, here, fillvalue=_MISSING):
+        if its != own:
+            raise FileFormatError(
+                f"{path} contradicts the model beside it: {kind} {its} there is {own} in the model; export again, or "
+                "remove the document: the model can be read without it"
+            )
+
+
+class _Versioned(msgspec.Struct):
+    format_version: str
+
+
+def _decode(path: Path, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except OSError as error:
+        raise FileFormatError(f"cannot read {path}: {error.strerror or error}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise FileFormatError(f"{path} is damaged or another document ({error}): export it again") from error

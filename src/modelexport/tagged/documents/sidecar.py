@@ -1,0 +1,249 @@
+"""``NAME.hierarchy.json``, the sidecar: everything that is known of an exported model, as one document."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+
+import msgspec
+import onnx_ir as ir
+
+from modelexport.core.calls import CallTree, Port, Side, TracedCall
+from modelexport.core.hierarchies import Comparison
+from modelexport.core.modules import ModuleTree
+from modelexport.core.owners import Owner
+from modelexport.core.tags import CallTags, Tags
+from modelexport.core.version import __version__
+from modelexport.format import documents, keys
+from modelexport.format.dtypes import dtype_name
+from modelexport.graph.boundaries import CallBoundary, find_boundaries, match_values
+from modelexport.graph.nodes import all_nodes, initializers
+from modelexport.graph.owners import owner_of
+from modelexport.graph.snapshot import Source
+from modelexport.tagged.encodings.metadata import initializer_tags
+from modelexport.weights.origins import Origin
+
+_PACKAGES = ("torch", "transformers", "onnx", "onnx-ir", "onnxscript", "onnxruntime")
+
+
+def hierarchy_document(
+    *,
+    name: str,
+    model: ir.Model,
+    source: Source,
+    tree: ModuleTree,
+    calls: CallTree,
+    values: Mapping[Port, ir.Value],
+    tags: Tags,
+    comparison: Comparison,
+    origins: Mapping[str, Origin],
+    coverage: documents.Coverage,
+    settings: documents.Settings,
+) -> documents.Hierarchy:
+    """Describe an exported model, whose nodes carry their owners.
+
+    Args:
+        name: The model's short name.
+        source: The unoptimised graph, for the reason why a call has no nodes.
+        values: Which value of the model each tensor is that a call gets or returns.
+        comparison: For the reason why a module has no calls.
+    """
+    return documents.Hierarchy(
+        format_version=keys.FORMAT_VERSION,
+        modelexport_version=__version__,
+        model=documents.ModelEntry(name, tree.root.qualified_class, tree.root.parameters, model.opset_imports[""]),
+        settings=settings,
+        environment={package: importlib.metadata.version(package) for package in _PACKAGES},
+        inputs=[_graph_value(value) for value in model.graph.inputs],
+        outputs=[_graph_value(value) for value in model.graph.outputs],
+        coverage=coverage,
+        modules=_modules(model, source, tree, calls, tags, comparison),
+        calls=_calls(model, calls, tags, values),
+        nodes=[_node(node, tags) for node in all_nodes(model)],
+        initializers=[_initializer(value, tags, origins.get(value.name or "")) for value in initializers(model)],
+    )
+
+
+def descended_document(
+    before: documents.Hierarchy,
+    *,
+    model: ir.Model,
+    values: Mapping[str, ir.Value],
+    tags: CallTags,
+    origins: Mapping[str, Origin],
+    coverage: documents.Coverage,
+) -> documents.Hierarchy:
+    """Describe what another tool made of an exported model, from what was said of that.
+
+    Args:
+        before: The sidecar of the file that the tool changed.
+        model: What it made; its nodes carry their owners.
+        values: Names of values of that file to what they are in the model, where they are there.
+    """
+
+    def tensors(listed: Iterable[documents.CallTensor]) -> list[documents.CallTensor]:
+        present = ((tensor, values.get(tensor.value or "")) for tensor in listed)
+        return [msgspec.structs.replace(tensor, value=value.name if value else None) for tensor, value in present]
+
+    borders = find_boundaries(model, tags.calls)
+    own = Counter(owner.call.address for owner in _owners(model))
+    by_address = {traced.call.address: traced.call for traced in tags.calls}
+    with_nodes = _paths_with(tags.calls, _owners(model))
+    return msgspec.structs.replace(
+        before,
+        modelexport_version=__version__,
+        model=msgspec.structs.replace(before.model, opset=model.opset_imports[""]),
+        inputs=[_graph_value(value) for value in model.graph.inputs],
+        outputs=[_graph_value(value) for value in model.graph.outputs],
+        coverage=coverage,
+        modules=[
+            msgspec.structs.replace(module, reason=_VANISHED)
+            if module.calls and not module.reason and module.path not in with_nodes
+            else module
+            for module in before.modules
+        ],
+        calls=[
+            msgspec.structs.replace(
+                call,
+                inputs=tensors(call.inputs),
+                outputs=tensors(call.outputs),
+                boundary=_boundary(borders[by_address[call.address]]),
+                nodes=own[call.address],
+            )
+            for call in before.calls
+        ],
+        nodes=[_node(node, tags) for node in all_nodes(model) if owner_of(node) is not None],
+        initializers=[_initializer(value, tags, origins.get(value.name or "")) for value in initializers(model)],
+    )
+
+
+_VANISHED = "its operations were folded away or merged into others"
+
+
+def _boundary(border: CallBoundary) -> documents.Boundary:
+    return documents.Boundary(
+        [value.name or "" for value in border.inputs], [value.name or "" for value in border.outputs]
+    )
+
+
+def _modules(
+    model: ir.Model, source: Source, tree: ModuleTree, calls: CallTree, tags: Tags, comparison: Comparison
+) -> list[documents.ModuleEntry]:
+    executed = Counter(traced.call.path for traced in calls)
+    with_nodes = _paths_with(calls, _owners(model))
+    with_operations = _paths_with(calls, (node.owner for node in source.nodes if node.owner is not None))
+    compared = {module.path: module.reason for module in comparison.modules}
+    entries = []
+    for module in tree:
+        if not executed[module.path]:
+            reason = compared[module.path]
+        elif module.path in with_nodes:
+            reason = ""
+        elif module.path in with_operations:
+            reason = _VANISHED
+        else:
+            reason = "it has no operations: it returns its input"
+        entries.append(
+            documents.ModuleEntry(
+                path=module.path,
+                tag=tags.module_tag(module.path),
+                class_name=module.class_name,
+                qualified_class=module.qualified_class,
+                depth=module.depth,
+                leaf=module.is_leaf,
+                aliases=list(module.aliases),
+                parameters=module.parameters,
+                trainable=module.trainable,
+                shapes={name: list(shape) for name, shape in module.shapes.items()},
+                level=tags.is_level(module.path),
+                calls=executed[module.path],
+                reason=reason,
+            )
+        )
+    return entries
+
+
+def _paths_with(calls: CallTree, owners: Iterable[Owner]) -> set[str]:
+    """The paths of the modules that have at least one of the owners' calls at or below one of their own."""
+    reached = {call for owner in owners for call in owner.calls}
+    for traced in reversed(calls.calls):
+        if traced.call in reached and traced.parent is not None:
+            reached.add(traced.parent)
+    return {call.path for call in reached}
+
+
+def _calls(model: ir.Model, calls: CallTree, tags: Tags, values: Mapping[Port, ir.Value]) -> list[documents.CallEntry]:
+    borders = find_boundaries(model, calls)
+    own = Counter(owner.call for owner in _owners(model))
+    return [
+        documents.CallEntry(
+            address=traced.call.address,
+            tag=tags.tag(traced.call),
+            parent=None if traced.parent is None else traced.parent.address,
+            enter=traced.enter,
+            exit=traced.exit,
+            inputs=_tensors(traced, "inputs", values, borders[traced.call].inputs),
+            outputs=_tensors(traced, "outputs", values, borders[traced.call].outputs),
+            boundary=_boundary(borders[traced.call]),
+            nodes=own[traced.call],
+        )
+        for traced in calls
+    ]
+
+
+def _owners(model: ir.Model) -> Iterator[Owner]:
+    return (owner for node in all_nodes(model) if (owner := owner_of(node)) is not None)
+
+
+def _node(node: ir.Node, tags: CallTags) -> documents.NodeEntry:
+    owner = owner_of(node)
+    assert owner is not None, "coverage is checked before anything is written"
+    several = owner.calls if len(owner.calls) > 1 else ()
+    return documents.NodeEntry(
+        name=node.name or "",
+        op_type=node.op_type,
+        domain=node.domain,
+        call=owner.call.address,
+        source_module=tags.source_tag(owner.call),
+        evidence=owner.evidence.value,
+        calls=[call.address for call in several],
+        hierarchy_tags=[tags.source_tag(call) for call in several],
+    )
+
+
+def _initializer(value: ir.Value, tags: CallTags, origin: Origin | None) -> documents.InitializerEntry:
+    assert value.dtype is not None
+    return documents.InitializerEntry(
+        name=value.name or "",
+        dtype=dtype_name(value.dtype),
+        shape=list(value.shape.numpy()) if value.shape is not None else [],
+        parameter=list(origin.keys) if origin else [],
+        transform=list(origin.transform) if origin else [],
+        hierarchy_tags=initializer_tags(value, tags),
+    )
+
+
+def _graph_value(value: ir.Value) -> documents.Value:
+    shape = [size if isinstance(size, int) else size.value for size in value.shape] if value.shape is not None else []
+    return documents.Value(value.name or "", dtype_name(value.dtype) if value.dtype else "", shape)
+
+
+def _tensors(
+    traced: TracedCall, side: Side, values: Mapping[Port, ir.Value], border: Iterable[ir.Value]
+) -> list[documents.CallTensor]:
+    """The tensors that a module gets or returns, and which value each is: by the trace, or where only one can be it.
+
+    The trace loses a tensor where the exporter removed what made it, because it did nothing.
+    """
+    tensors = []
+    for position, spec in enumerate(traced.inputs if side == "inputs" else traced.outputs):
+        value = values.get(Port(traced.call, side, position))
+        tensors.append(documents.CallTensor(spec.name, spec.dtype, list(spec.shape), value.name if value else None))
+    open_positions = [position for position, tensor in enumerate(tensors) if tensor.value is None]
+    taken = {tensor.value for tensor in tensors}
+    left = [value for value in border if value.name not in taken]
+    for value, tensor in match_values(left, [tensors[position] for position in open_positions]).items():
+        position = next(p for p in open_positions if tensors[p] is tensor)
+        tensors[position] = msgspec.structs.replace(tensor, value=value.name)
+    return tensors

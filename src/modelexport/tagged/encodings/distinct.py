@@ -1,0 +1,281 @@
+"""Which of the grouped calls have equal bodies, and what their common body takes and gives.
+
+Bodies are equal when their nodes are, one by one: operator, attributes, connections, types of what they make, owners
+relative to the call, and the bodies of the calls inside. Which values come from outside does not matter, nor whether
+two of them are the same in one call and not in another: the common body has an input for each value that is its own in
+at least one call.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import defaultdict
+from collections.abc import Collection, Hashable, Sequence
+from dataclasses import dataclass, field
+
+import onnx_ir as ir
+
+from modelexport.core.relative import Scope
+from modelexport.core.tags import Tags
+from modelexport.format import keys
+from modelexport.graph.nodes import nested_graphs
+from modelexport.graph.owners import owner_of
+from modelexport.tagged.encodings.grouping import Group, Grouping, Item
+
+CONSTANT_LIMIT = 256
+"""Bytes up to which an initializer that all calls have in common becomes a constant of the body."""
+
+
+@dataclass(eq=False)
+class Instance:
+    """One call that becomes one node. The root's becomes the main graph."""
+
+    group: Group
+    height: int
+    """How many functions are called inside one another in it."""
+    last: int
+    """The number of its last node, counted in the order in which all of them run."""
+    key: Hashable = None
+    slots: list[ir.Value] = field(default_factory=list)
+    """The uses of values from outside, in the order of the walk."""
+    produced: list[ir.Value] = field(default_factory=list)
+    """The outputs of its items."""
+    walk: list[ir.Node | ir.Value | Instance] = field(default_factory=list)
+    """Its nodes, those of nested graphs before the node that holds them, each followed by its outputs; inputs and
+    initializers of nested graphs; and the calls inside, whose own walks go on from there."""
+    form: Form | None = None
+
+    def inputs(self) -> list[ir.Value]:
+        """What fills the inputs of its function."""
+        return [self.slots[slot] for slot in self._form.inputs]
+
+    def constants(self) -> list[ir.Value]:
+        """The initializers that are constants in its function."""
+        return [self.slots[slot] for slot in self._form.constants]
+
+    def outputs(self) -> list[ir.Value]:
+        """What its function gives."""
+        return [self.produced[index] for index in self._form.outputs]
+
+    @property
+    def _form(self) -> Form:
+        assert self.form is not None
+        return self.form
+
+
+@dataclass(eq=False)
+class Form:
+    """What equal instances have in common: a function to be."""
+
+    members: list[Instance]
+    inputs: list[int] = field(default_factory=list)
+    """For each input of the function, one of the slots that it fills."""
+    constants: list[int] = field(default_factory=list)
+    """For each constant, one of the slots that it fills."""
+    fills: list[int] = field(default_factory=list)
+    """For each slot, the index of what fills it among the inputs and, after them, the constants."""
+    outputs: list[int] = field(default_factory=list)
+    """Indices into what an instance produces."""
+
+
+@dataclass(eq=False)
+class Distinct:
+    """The main graph and the functions that it takes."""
+
+    root: Instance
+    instances: dict[Group, Instance]
+    forms: list[Form]
+    """Those without calls inside first."""
+
+
+def distinct_bodies(model: ir.Model, tags: Tags, grouping: Grouping) -> Distinct:
+    """Find the distinct bodies among the groups of a model whose nodes have owners."""
+    return _Search(model, tags, grouping).run()
+
+
+class _Search:
+    def __init__(self, model: ir.Model, tags: Tags, grouping: Grouping) -> None:
+        self.tags = tags
+        self.graph = model.graph
+        self.items = grouping.items
+        self.instances: dict[Group, Instance] = {}
+        self.last_use: dict[ir.Value, float] = {}
+        self.counter = 0
+
+    def run(self) -> Distinct:
+        root = self._number(Group(self.tags.calls.calls[0].call, self.items[self.graph]))
+        self.last_use.update(dict.fromkeys(self.graph.outputs, math.inf))
+        order = {traced.call: index for index, traced in enumerate(self.tags.calls)}
+        by_height: dict[int, list[Instance]] = defaultdict(list)
+        for instance in self.instances.values():
+            if instance is not root:
+                by_height[instance.height].append(instance)
+        forms: list[Form] = []
+        for height in sorted(by_height):
+            equal: dict[Hashable, list[Instance]] = {}
+            for instance in sorted(by_height[height], key=lambda instance: order[instance.group.call]):
+                self._encode(instance, ())
+                equal.setdefault(instance.key, []).append(instance)
+            forms.extend(self._form(members) for members in equal.values())
+        self._encode(root, [*self.graph.inputs, *self.graph.initializers.values()])
+        root.form = Form([root])
+        return Distinct(root, self.instances, forms)
+
+    def _number(self, group: Group) -> Instance:
+        height = max((self._visit(item) for item in group.items), default=0)
+        instance = self.instances[group] = Instance(group, height, self.counter)
+        return instance
+
+    def _visit(self, item: Item) -> int:
+        """Number the nodes of an item, note the last use of each value, and return how deep functions are nested."""
+        if isinstance(item, Group):
+            return self._number(item).height + 1
+        height = 0
+        for graph in nested_graphs(item):
+            height = max([height, *(self._visit(inner) for inner in self.items[graph])])
+        self.counter += 1
+        for graph in nested_graphs(item):
+            self.last_use.update(dict.fromkeys(graph.outputs, self.counter))
+        self.last_use.update((value, self.counter) for value in item.inputs if value is not None)
+        return height
+
+    def _encode(self, instance: Instance, known: Collection[ir.Value]) -> None:
+        encoding = _Encoding(self.items, self.instances, Scope(self.tags, instance.group.call), known)
+        instance.key = encoding.encode(instance.group.items)
+        instance.slots, instance.produced, instance.walk = encoding.slots, encoding.produced, encoding.walk
+
+    def _form(self, members: list[Instance]) -> Form:
+        slots = list(zip(*(member.slots for member in members), strict=True))
+        first: dict[tuple[ir.Value, ...], int] = {}
+        for slot, values in enumerate(slots):
+            first.setdefault(values, slot)
+        constants = [values for values in first if self._is_constant(values)]
+        taken = set(constants)
+        inputs = [values for values in first if values not in taken]
+        inputs.sort(key=lambda values: all(value.is_initializer() for value in values))  # weights last
+        index = {values: index for index, values in enumerate([*inputs, *constants])}
+        form = Form(
+            members,
+            inputs=[first[values] for values in inputs],
+            constants=[first[values] for values in constants],
+            fills=[index[values] for values in slots],
+            outputs=[
+                output
+                for output, values in enumerate(zip(*(member.produced for member in members), strict=True))
+                if any(self.last_use.get(v, 0) > member.last for v, member in zip(values, members, strict=True))
+            ],
+        )
+        if not form.outputs:  # nothing uses what it makes; a node has an output all the same
+            form.outputs = [len(members[0].produced) - 1]
+        for member in members:
+            member.form = form
+        return form
+
+    def _is_constant(self, values: tuple[ir.Value, ...]) -> bool:
+        """Whether the same small tensor fills a slot in every call, and nothing but its users is known of it."""
+        first = values[0].const_value
+        if first is None or isinstance(first, ir.ExternalTensor) or first.nbytes > CONSTANT_LIMIT:
+            return False
+        for value in dict.fromkeys(values):
+            tensor = value.const_value
+            if (
+                tensor is None
+                or self.graph.initializers.get(value.name or "") is not value
+                or value.is_graph_input()
+                or value.is_graph_output()
+                or kept_properties(value)
+                or tensor.nbytes > CONSTANT_LIMIT
+                or _tensor_key(tensor) != _tensor_key(first)
+            ):
+                return False
+        return True
+
+
+class _Encoding:
+    """The structure of an instance as a value that can be compared."""
+
+    def __init__(
+        self,
+        items: dict[ir.Graph, list[Item]],
+        instances: dict[Group, Instance],
+        scope: Scope,
+        known: Collection[ir.Value],
+    ) -> None:
+        self.items = items
+        self.instances = instances
+        self.scope = scope
+        self.numbers = {value: number for number, value in enumerate(known)}
+        self.slots: list[ir.Value] = []
+        self.produced: list[ir.Value] = []
+        self.walk: list[ir.Node | ir.Value | Instance] = []
+
+    def encode(self, items: Sequence[Item]) -> Hashable:
+        encoded = []
+        for item in items:
+            encoded.append(self._call(item) if isinstance(item, Group) else self._node(item))
+            self.produced.extend(self.instances[item].outputs() if isinstance(item, Group) else item.outputs)
+        return tuple(encoded)
+
+    def _value(self, value: ir.Value | None) -> Hashable:
+        if value is None or value in self.numbers:
+            return None if value is None else self.numbers[value]
+        self.slots.append(value)
+        return "outside"
+
+    def _define(self, value: ir.Value) -> Hashable:
+        self.numbers[value] = len(self.numbers)
+        return bool(value.name), str(value.type)
+
+    def _call(self, group: Group) -> Hashable:
+        instance = self.instances[group]
+        inputs = tuple(self._value(value) for value in instance.inputs())
+        self.walk.append(instance)
+        for value in instance.outputs():
+            self._define(value)
+        return id(instance.form), inputs, self.scope.address(group.call), self.scope.tag(group.call)
+
+    def _node(self, node: ir.Node) -> Hashable:
+        owner = owner_of(node)
+        assert owner is not None
+        inputs = tuple(self._value(value) for value in node.inputs)
+        attributes = tuple((name, self._attribute(attribute)) for name, attribute in sorted(node.attributes.items()))
+        self.walk.extend((node, *node.outputs))
+        outputs = tuple(self._define(value) for value in node.outputs)
+        owners = tuple((self.scope.address(call), self.scope.tag(call)) for call in owner.calls)
+        return node.op_identifier(), node.version, inputs, attributes, outputs, owners, owner.evidence
+
+    def _attribute(self, attribute: ir.Attr) -> Hashable:
+        if attribute.is_ref():
+            return attribute.type, attribute.ref_attr_name
+        if attribute.type == ir.AttributeType.GRAPH:
+            return self._graph(attribute.as_graph())
+        if attribute.type == ir.AttributeType.GRAPHS:
+            return tuple(self._graph(graph) for graph in attribute.as_graphs())
+        if attribute.type == ir.AttributeType.TENSOR:
+            return _tensor_key(attribute.as_tensor())
+        if attribute.type == ir.AttributeType.TENSORS:
+            return tuple(_tensor_key(tensor) for tensor in attribute.as_tensors())
+        # repr tells -0.0 from 0.0, holds nan equal to nan, and is the same for tuples and lists of the same type
+        return attribute.type, repr(attribute.value)
+
+    def _graph(self, graph: ir.Graph) -> Hashable:
+        defined = []
+        for value in (*graph.inputs, *graph.initializers.values()):
+            self.walk.append(value)
+            tensor = value.const_value
+            known = tuple(sorted(kept_properties(value).items()))
+            defined.append((self._define(value), None if tensor is None else _tensor_key(tensor), known))
+        produced, self.produced = self.produced, []
+        items = self.encode(self.items[graph])
+        self.produced = produced
+        return len(graph.inputs), tuple(defined), items, tuple(self._value(value) for value in graph.outputs)
+
+
+def kept_properties(initializer: ir.Value) -> dict[str, str]:
+    """What an initializer's metadata says that does not follow from its users."""
+    return {key: text for key, text in initializer.metadata_props.items() if key != keys.HIERARCHY_TAGS}
+
+
+def _tensor_key(tensor: ir.TensorProtocol) -> Hashable:
+    return tensor.dtype, tuple(tensor.shape), hashlib.sha256(tensor.tobytes()).digest()

@@ -1,0 +1,375 @@
+"""The `functions` carrier: one ONNX local function for each distinct module, called wherever an equal one ran.
+
+    main graph   BertLayer(hidden, mask, weights...)               the call encoder.layer.0
+                 BertLayer(hidden, mask, weights...)               the call encoder.layer.1
+    BertLayer    BertAttention(...), BertIntermediate(...), ...    the calls attention, intermediate, ... inside
+
+What differs between the calls (weights, the values they work on) are inputs. Small constants that all calls have in
+common stand in the body as ``Constant`` nodes. A body says its nodes' tags and addresses relative to the call. The
+names that its values have in the flat graph, and shapes that are not the same in all calls, stand in the metadata of
+the outermost call node. `unpack` makes the flat graph of it again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import onnx_ir as ir
+
+from modelexport.core.calls import ModuleCall
+from modelexport.core.owners import Evidence, Owner
+from modelexport.core.relative import Scope, short_name
+from modelexport.core.tags import Tags
+from modelexport.format import keys
+from modelexport.format.repeats import fold_repeats
+from modelexport.graph.nodes import nested_graphs
+from modelexport.graph.owners import owner_of
+from modelexport.tagged.encodings.distinct import Distinct, Form, Instance, distinct_bodies, kept_properties
+from modelexport.tagged.encodings.grouping import FlatCall, Group, Grouping, Hoisted, Item, group_calls
+from modelexport.tagged.encodings.metadata import call_tree_entries
+
+_Step = ir.Node | ir.Value | Instance
+Dimensions = list[int | str | None] | None
+_OWNER_KEYS = {
+    keys.SOURCE_MODULE,
+    keys.CALL,
+    keys.EVIDENCE,
+    keys.HIERARCHY_TAGS,
+    keys.CALLS,
+    keys.NAMESPACE,
+}
+_FUNCTION_VALUE_INFO_IR_VERSION = 10
+"""The first IR version whose functions have types and shapes of their values."""
+
+
+@dataclass(frozen=True)
+class FunctionsForm:
+    """A model with functions, and what could not become one."""
+
+    model: ir.Model
+    flat: Sequence[FlatCall]
+    hoisted: Sequence[Hoisted]
+
+
+def write_functions(model: ir.Model, tags: Tags) -> FunctionsForm:
+    """The functions form of a flat model that has owners and metadata. The model stays as it is; tensors are shared."""
+    grouping = group_calls(model, tags.calls)
+    return FunctionsForm(_Writer(model, tags, grouping).run(), grouping.flat, grouping.hoisted)
+
+
+class _Writer:
+    def __init__(self, model: ir.Model, tags: Tags, grouping: Grouping) -> None:
+        self.model = model
+        self.tags = tags
+        self.items = grouping.items
+        self.distinct: Distinct = distinct_bodies(model, tags, grouping)
+        self.instances = self.distinct.instances
+        self.names = self._function_names()
+        self.shapes: dict[Form, list[ir.Shape | None]] = {}
+        """The shape of each value of the walk, as far as all calls agree."""
+        self.constants: dict[Form, list[str]] = {}
+        """The names of the constants in the body."""
+
+    def run(self) -> ir.Model:
+        functions = [self._function(form) for form in self.distinct.forms]
+        return ir.Model(
+            self._main_graph(),
+            ir_version=max(self.model.ir_version, _FUNCTION_VALUE_INFO_IR_VERSION),
+            producer_name=self.model.producer_name,
+            producer_version=self.model.producer_version,
+            domain=self.model.domain,
+            model_version=self.model.model_version,
+            doc_string=self.model.doc_string,
+            functions=[*self.model.functions.values(), *functions],
+            metadata_props={
+                **self.model.metadata_props,
+                keys.CARRIER: "functions",
+                keys.CALL_TREE: self._call_tree(),
+            },
+        )
+
+    def _function_names(self) -> dict[Form, str]:
+        """The class that most of its calls have; a number behind it for the second of the name in the run."""
+        order = {traced.call: index for index, traced in enumerate(self.tags.calls)}
+        names: dict[Form, str] = {}
+        taken: set[str] = set()
+        for form in sorted(self.distinct.forms, key=lambda form: order[form.members[0].group.call]):
+            classes = Counter(_class_name(self.tags.tag(member.group.call)) for member in form.members)
+            names[form] = _unique(classes.most_common(1)[0][0], taken)
+        return names
+
+    def _call_tree(self) -> str:
+        equal = [[member.group.call.address for member in form.members] for form in self.distinct.forms]
+        return msgspec.json.encode(fold_repeats(call_tree_entries(self.tags), equal)).decode()
+
+    def _main_graph(self) -> ir.Graph:
+        graph = self.model.graph
+        env: dict[ir.Value, ir.Value] = {}
+        for value in (*graph.inputs, *graph.initializers.values()):
+            if value not in env:
+                env[value] = _copied(value, value.shape)
+                env[value].const_value = value.const_value
+                env[value].metadata_props.update(kept_properties(value))
+        nodes = _Body(self, self.distinct.root, env, ()).build()
+        outputs = [env[value] for value in graph.outputs]
+        embedded = {value for form in self.distinct.forms for member in form.members for value in member.constants()}
+        return ir.Graph(
+            [env[value] for value in graph.inputs],
+            outputs,
+            nodes=nodes,
+            initializers=[
+                env[value]
+                for value in graph.initializers.values()
+                if value not in embedded or env[value].uses() or value.is_graph_output()
+            ],
+            doc_string=graph.doc_string,
+            opset_imports=dict(graph.opset_imports) | ({keys.FUNCTIONS_DOMAIN: 1} if self.distinct.forms else {}),
+            name=graph.name,
+            metadata_props=dict(graph.metadata_props),
+        )
+
+    def _function(self, form: Form) -> ir.Function:
+        first = form.members[0]
+        names = {value.name or "" for value in (*first.produced, *first.walk) if isinstance(value, ir.Value)}
+        inputs = [ir.Value(name=_unique(_input_name(value, first.group.call), names)) for value in first.inputs()]
+        constants = [_constant(value, _unique(value.name or "", names)) for value in first.constants()]
+        self.constants[form] = [node.name or "" for node in constants]
+        env: dict[ir.Value, ir.Value] = {}
+        nodes = [*constants, *_Body(self, first, env, [*inputs, *(node.outputs[0] for node in constants)]).build()]
+        graph = ir.Graph(
+            inputs, [env[value] for value in first.outputs()], nodes=nodes, opset_imports=self._opsets(nodes)
+        )
+        parameters = [
+            ir.Attr(keys.SOURCE_MODULE_ATTRIBUTE, ir.AttributeType.STRING, None),
+            ir.Attr(keys.HIERARCHY_TAGS_ATTRIBUTE, ir.AttributeType.STRINGS, None),
+        ]
+        return ir.Function(keys.FUNCTIONS_DOMAIN, self.names[form], graph=graph, attributes=parameters)
+
+    def _opsets(self, nodes: Sequence[ir.Node]) -> dict[str, int]:
+        pending, domains = list(nodes), {""}
+        while pending:
+            node = pending.pop()
+            domains.add(node.domain)
+            for graph in nested_graphs(node):
+                pending.extend(graph)
+        versions = {**self.model.opset_imports, keys.FUNCTIONS_DOMAIN: 1}
+        return {domain: versions[domain] for domain in sorted(domains) if domain in versions}
+
+    def names_and_shapes(self, instance: Instance) -> dict[str, str]:
+        """What the flat graph has and the shared bodies cannot say."""
+        names: list[str | int | None] = []
+        shapes: dict[str, Dimensions] = {}
+        pending: list[tuple[_Step, _Step, ir.Shape | None]] = [(instance, instance, None)]
+        while pending:
+            step, first, shape = pending.pop()
+            if isinstance(step, Instance):
+                assert step.form is not None
+                names.extend(
+                    short_name(value.name or "", name)
+                    for value, name in zip(step.constants(), self.constants[step.form], strict=True)
+                )
+                common = iter(self.shapes[step.form])
+                inside = [
+                    (part, of_first, next(common) if isinstance(part, ir.Value) else None)
+                    for part, of_first in zip(step.walk, step.form.members[0].walk, strict=True)
+                ]
+                pending.extend(reversed(inside))
+                continue
+            assert not isinstance(first, Instance)
+            if isinstance(step, ir.Value) and dimensions(step.shape) != dimensions(shape):
+                shapes[str(len(names))] = dimensions(step.shape)
+            names.append(short_name(step.name or "", first.name or ""))
+        properties = {keys.NAMES: json.dumps(names, separators=(",", ":"))}
+        if shapes:
+            properties[keys.SHAPES] = json.dumps(shapes, separators=(",", ":"))
+        return properties
+
+
+class _Body:
+    """Builds the nodes of a function, or of the main graph, from the first of the calls that share it.
+
+    Args:
+        env: Values of the flat graph to those of the body; filled on the way.
+        outside: The function's inputs and constants.
+    """
+
+    def __init__(
+        self, writer: _Writer, instance: Instance, env: dict[ir.Value, ir.Value], outside: Sequence[ir.Value]
+    ) -> None:
+        assert instance.form is not None
+        self.writer = writer
+        self.instance = instance
+        self.scope = Scope(writer.tags, instance.group.call)
+        self.env = env
+        self.fills: Iterator[ir.Value] = (outside[index] for index in instance.form.fills)
+        self.steps = zip(*(member.walk for member in instance.form.members), strict=True)
+        self.shapes = writer.shapes[instance.form] = []
+
+    def build(self) -> list[ir.Node]:
+        return self._items(self.instance.group.items)
+
+    def _items(self, items: Sequence[Item]) -> list[ir.Node]:
+        return [self._call(item) if isinstance(item, Group) else self._node(item) for item in items]
+
+    def _value(self, value: ir.Value | None) -> ir.Value | None:
+        if value is None:
+            return None
+        return self.env[value] if value in self.env else next(self.fills)
+
+    def _define(self) -> ir.Value:
+        """The next value of the walk."""
+        values = [value for value in next(self.steps) if isinstance(value, ir.Value)]
+        shape = _common_shape(values)
+        self.shapes.append(shape)
+        self.env[values[0]] = _copied(values[0], shape)
+        return self.env[values[0]]
+
+    def _call(self, group: Group) -> ir.Node:
+        twins = [instance for instance in next(self.steps) if isinstance(instance, Instance)]
+        instance = self.writer.instances[group]
+        assert instance.form is not None
+        inputs = [self._value(value) for value in instance.inputs()]
+        for values in zip(*(twin.outputs() for twin in twins), strict=True):
+            self.env[values[0]] = _copied(values[0], _common_shape(values))
+        properties = self._properties(Owner((group.call,), Evidence.EXACT))
+        tag = properties[keys.SOURCE_MODULE]
+        if self.scope.is_root:
+            properties[keys.NAMESPACE] = self.writer.tags.namespace(group.call)
+            properties.update(self.writer.names_and_shapes(instance))
+        return ir.Node(
+            keys.FUNCTIONS_DOMAIN,
+            self.writer.names[instance.form],
+            inputs,
+            [
+                ir.AttrString(keys.SOURCE_MODULE_ATTRIBUTE, tag),
+                ir.AttrStrings(keys.HIERARCHY_TAGS_ATTRIBUTE, [tag]),
+            ],
+            outputs=[self.env[value] for value in instance.outputs()],
+            name=properties[keys.CALL],
+            metadata_props=properties,
+        )
+
+    def _node(self, node: ir.Node) -> ir.Node:
+        owner = owner_of(node)
+        assert owner is not None
+        inputs = [self._value(value) for value in node.inputs]
+        attributes = [self._attribute(attribute) for _, attribute in sorted(node.attributes.items())]
+        twins = [twin for twin in next(self.steps) if isinstance(twin, ir.Node)]
+        if self.scope.is_root:
+            properties = dict(node.metadata_props)
+        else:
+            common = set(node.metadata_props.items()).intersection(*(twin.metadata_props.items() for twin in twins))
+            properties = {key: value for key, value in common if key not in _OWNER_KEYS} | self._properties(owner)
+        return ir.Node(
+            node.domain,
+            node.op_type,
+            inputs,
+            attributes,
+            overload=node.overload,
+            outputs=[self._define() for _ in node.outputs],
+            version=node.version,
+            name=node.name,
+            doc_string=node.doc_string,
+            metadata_props=properties,
+        )
+
+    def _attribute(self, attribute: ir.Attr) -> ir.Attr:
+        if attribute.is_ref():
+            return attribute
+        if attribute.type == ir.AttributeType.GRAPH:
+            return ir.AttrGraph(attribute.name, self._graph(attribute.as_graph()))
+        if attribute.type == ir.AttributeType.GRAPHS:
+            return ir.AttrGraphs(attribute.name, [self._graph(graph) for graph in attribute.as_graphs()])
+        return attribute
+
+    def _graph(self, graph: ir.Graph) -> ir.Graph:
+        inputs = [self._define() for _ in graph.inputs]
+        initializers = [self._define() for _ in graph.initializers]
+        for value, original in zip(initializers, graph.initializers.values(), strict=True):
+            value.const_value = original.const_value
+            value.metadata_props.update(kept_properties(original))
+        nodes = self._items(self.writer.items[graph])
+        outputs = [self._value(value) for value in graph.outputs]
+        return ir.Graph(
+            inputs,
+            [value for value in outputs if value is not None],
+            nodes=nodes,
+            initializers=initializers,
+            name=graph.name,
+        )
+
+    def _properties(self, owner: Owner) -> dict[str, str]:
+        addresses = [self.scope.address(call) for call in owner.calls]
+        tags = [self.scope.tag(call) for call in owner.calls]
+        properties = {
+            keys.SOURCE_MODULE: tags[0],
+            keys.CALL: addresses[0],
+            keys.EVIDENCE: owner.evidence.value,
+        }
+        if len(addresses) > 1:
+            properties |= {keys.HIERARCHY_TAGS: json.dumps(tags), keys.CALLS: json.dumps(addresses)}
+        return properties
+
+
+def dimensions(shape: ir.Shape | None) -> Dimensions:
+    """A shape as JSON has it: a dynamic dimension is its name, one that is not known ``null``."""
+    return None if shape is None else [size if isinstance(size, int) else size.value for size in shape]
+
+
+def _common_shape(values: Sequence[ir.Value]) -> ir.Shape | None:
+    """What the shapes of all values agree on."""
+    shapes = [dimensions(value.shape) for value in values]
+    first = shapes[0]
+    if first is None or any(shape is None or len(shape) != len(first) for shape in shapes):
+        return None
+    sizes = zip(*(shape for shape in shapes if shape is not None), strict=True)
+    return ir.Shape([same[0] if len(set(same)) == 1 else None for same in sizes])
+
+
+def _copied(value: ir.Value, shape: ir.Shape | None) -> ir.Value:
+    return ir.Value(name=value.name, type=value.type, shape=None if shape is None else shape.copy())
+
+
+def _constant(value: ir.Value, name: str) -> ir.Node:
+    assert value.const_value is not None
+    output = _copied(value, value.shape)
+    output.name = name
+    return ir.Node(
+        "",
+        "Constant",
+        [],
+        [ir.AttrTensor("value", value.const_value)],
+        outputs=[output],
+        name=name,
+        metadata_props={
+            keys.SOURCE_MODULE: "",
+            keys.CALL: ".",
+            keys.EVIDENCE: Evidence.EXACT.value,
+            keys.INITIALIZER: "true",
+        },
+    )
+
+
+def _input_name(value: ir.Value, call: ModuleCall) -> str:
+    """The name that a parameter has in the module, or the value's own."""
+    entries = json.loads(value.metadata_props.get(keys.PARAMETER, "[]"))
+    below = [key.removeprefix(f"{call.path}.") for key in entries if key.startswith(f"{call.path}.")]
+    return below[0] if len(below) == 1 else value.name or ""
+
+
+def _class_name(tag: str) -> str:
+    return tag.rpartition("/")[2].partition(".")[0].partition("@")[0]
+
+
+def _unique(name: str, taken: set[str]) -> str:
+    """The name, with a number behind it if it is taken; it is from now on."""
+    candidate, number = name, 0
+    while candidate in taken:
+        number += 1
+        candidate = f"{name}_{number}"
+    taken.add(candidate)
+    return candidate

@@ -1,0 +1,355 @@
+"""Which nodes of a flat graph stand for which call, where the nodes of a call can be replaced by one node.
+
+That is the case when no value that leaves a call's nodes comes back to them through others, when calls beside each
+other do not wait for one another, and when a call's nodes lie in one graph. A node that several calls own stands in the
+deepest call around all of them, or, where a value would come back to one of its owners through it, in that one.
+
+The search goes from the outside in. Each call is one pass over the edges between what stands inside it; only where
+those do not fit one behind the other does a second pass find out which of them are to blame.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import onnx_ir as ir
+
+from modelexport.core.calls import CallTree, ModuleCall
+from modelexport.graph.nodes import nested_graphs
+from modelexport.graph.owners import owner_of
+
+COMES_BACK = "values that leave it come back to it"
+INTERLEAVED = "it and the calls beside it wait for each other's values"
+SCATTERED = "its nodes lie in different nested graphs"
+MERGED = "all of its nodes are shared with other calls"
+
+
+@dataclass(frozen=True, slots=True)
+class FlatCall:
+    """A call whose nodes do not form a function of their own, and the values because of which."""
+
+    address: str
+    reason: str
+    values: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Hoisted:
+    """Nodes that several calls own, so that they stand in the deepest call around those."""
+
+    address: str
+    """The call that they stand in."""
+    owners: tuple[str, ...]
+    values: tuple[str, ...]
+    """What the nodes make."""
+
+
+@dataclass(eq=False)
+class Group:
+    """The nodes of one call, in an order in which they can run; the calls inside it are groups again."""
+
+    call: ModuleCall
+    items: list[Item]
+
+
+Item = ir.Node | Group
+Part = ModuleCall | ir.Node
+"""A call's nodes as a whole, or a node by itself."""
+Blame = tuple[ModuleCall, str, list[ir.Value]]
+"""A call that cannot be one group, why, and because of which values."""
+
+
+@dataclass
+class Grouping:
+    """A graph as nested groups."""
+
+    items: dict[ir.Graph, list[Item]] = field(default_factory=dict)
+    """The main graph and the nested graphs to what they hold."""
+    flat: list[FlatCall] = field(default_factory=list)
+    hoisted: list[Hoisted] = field(default_factory=list)
+
+
+def group_calls(model: ir.Model, calls: CallTree) -> Grouping:
+    """Group the nodes of a model, every one of which has an owner, by call. The root is the graph itself."""
+    return _Grouper(calls).run(model.graph)
+
+
+@dataclass
+class _Grouper:
+    calls: CallTree
+    found: Grouping = field(default_factory=Grouping)
+    home: dict[ir.Node, tuple[ModuleCall, ...]] = field(default_factory=dict)
+    """Node to the call that it stands in, as the stack of calls down to it."""
+    uses: dict[ir.Node, list[ir.Value]] = field(default_factory=dict)
+    """Node to the values that it and the graphs nested in it take from outside."""
+    scattered: set[ModuleCall] = field(default_factory=set)
+    stacks: dict[ModuleCall, tuple[ModuleCall, ...]] = field(default_factory=dict)
+    formed: set[ModuleCall] = field(default_factory=set)
+    flat: dict[ModuleCall, FlatCall] = field(default_factory=dict)
+
+    def run(self, graph: ir.Graph) -> Grouping:
+        self._settle(graph)
+        root = self.calls.calls[0].call
+        self._find_scattered(graph, root)
+        self._plan_graph(graph, root)
+        self._report_shared(graph)
+        self.found.flat = [self.flat[traced.call] for traced in self.calls if traced.call in self.flat]
+        return self.found
+
+    def _stack(self, call: ModuleCall) -> tuple[ModuleCall, ...]:
+        if call not in self.stacks:
+            self.stacks[call] = self.calls.stack(call)
+        return self.stacks[call]
+
+    def _settle(self, graph: ir.Graph) -> list[ir.Value]:
+        """Find where each node stands; returns the values that the graph takes from outside."""
+        outside: dict[ir.Value, None] = {}
+        inside: set[ir.Value] = {*graph.inputs, *graph.initializers.values()}
+        for node in graph:
+            owner = owner_of(node)
+            assert owner is not None, "coverage is checked before anything is written"
+            home = _common(map(self._stack, owner.calls))
+            used = dict.fromkeys(value for value in node.inputs if value is not None)
+            for nested in nested_graphs(node):
+                used.update(dict.fromkeys(self._settle(nested)))
+                home = _common([home, *(self.home[inner] for inner in nested)])
+            self.home[node] = home
+            self.uses[node] = list(used)
+            outside.update((value, None) for value in used if value not in inside)
+            inside.update(node.outputs)
+        outside.update((value, None) for value in graph.outputs if value not in inside)
+        return list(outside)
+
+    def _find_scattered(self, graph: ir.Graph, root: ModuleCall) -> None:
+        seen: dict[ModuleCall, ir.Graph] = {}
+        pending = [(graph, root)]
+        while pending:
+            current, base = pending.pop()
+            depth = len(self._stack(base))
+            for node in current:
+                for call in self.home[node][depth:]:
+                    if seen.setdefault(call, current) is not current:
+                        self.scattered.add(call)
+                pending.extend((nested, self.home[node][-1]) for nested in nested_graphs(node))
+
+    def _plan_graph(self, graph: ir.Graph, base: ModuleCall) -> None:
+        self.found.items[graph] = self._plan(list(graph), base)
+
+    def _plan(self, nodes: Sequence[ir.Node], base: ModuleCall) -> list[Item]:
+        """What stands in a call, or in a graph nested in it, in an order in which it can run."""
+        scope = _Scope(nodes, self.uses, self.home, len(self._stack(base)), self._stack)
+        while blamed := self._scattered_in(scope) or scope.blame():
+            if scope.strays:
+                for node, owner in scope.strays:
+                    self.home[node] = self._stack(owner)
+                    scope.move(node)
+                continue
+            for call, reason, values in blamed:
+                self.flat[call] = FlatCall(str(call), reason, tuple(value.name or "" for value in values))
+                scope.dissolve(call)
+        items: list[Item] = []
+        for item in scope.order:
+            if isinstance(item, ModuleCall):
+                self.formed.add(item)
+                items.append(Group(item, self._plan(scope.members[item], item)))
+            else:
+                items.append(item)
+                for nested in nested_graphs(item):
+                    self._plan_graph(nested, self.home[item][-1])
+        return items
+
+    def _scattered_in(self, scope: _Scope) -> list[Blame]:
+        return [(call, SCATTERED, []) for call in scope.members if call in self.scattered]
+
+    def _report_shared(self, graph: ir.Graph) -> None:
+        shared: dict[tuple[ModuleCall, tuple[ModuleCall, ...]], list[str]] = defaultdict(list)
+        of_call: dict[ModuleCall, list[str]] = defaultdict(list)
+        for node in graph.all_nodes():
+            owner = owner_of(node)
+            assert owner is not None
+            home = self.home[node][-1]
+            names = [value.name for value in node.outputs if value.name]
+            if any(call != home for call in owner.calls):
+                shared[home, tuple(sorted(owner.calls))].extend(names)
+                for call in owner.calls:
+                    of_call[call].extend(names)
+        self.found.hoisted = [
+            Hoisted(str(home), tuple(map(str, owners)), tuple(names)) for (home, owners), names in shared.items()
+        ]
+        for call, names in of_call.items():
+            if call not in self.formed and call not in self.flat and call != self.calls.calls[0].call:
+                self.flat[call] = FlatCall(str(call), MERGED, tuple(names))
+
+
+def _common(stacks: Iterable[tuple[ModuleCall, ...]]) -> tuple[ModuleCall, ...]:
+    """The deepest stack that all of them begin with."""
+    levels = zip(*stacks, strict=False)
+    common: list[ModuleCall] = []
+    for level in levels:
+        if len(set(level)) > 1:
+            break
+        common.append(level[0])
+    return tuple(common)
+
+
+@dataclass
+class _Scope:
+    """The nodes that stand inside one call, each by itself or in the group of a call inside it."""
+
+    nodes: Sequence[ir.Node]
+    uses: Mapping[ir.Node, list[ir.Value]]
+    home: Mapping[ir.Node, tuple[ModuleCall, ...]]
+    depth: int
+    """Length of the call's stack."""
+    stack: Callable[[ModuleCall], tuple[ModuleCall, ...]]
+
+    def __post_init__(self) -> None:
+        self.position = {node: index for index, node in enumerate(self.nodes)}
+        self.part: dict[ir.Node, Part] = {}
+        self.members: dict[ModuleCall, list[ir.Node]] = {}
+        self.strays: list[tuple[ir.Node, ModuleCall]] = []
+        self.moved: set[ir.Node] = set()
+        for node in self.nodes:
+            self._place(node, self.depth)
+
+    def _place(self, node: ir.Node, depth: int) -> None:
+        """Put a node into the group of its call at a depth, or by itself if it stands above that."""
+        stack = self.home[node]
+        if len(stack) > depth:
+            self.part[node] = stack[depth]
+            self.members.setdefault(stack[depth], []).append(node)
+        else:
+            self.part[node] = node
+
+    def dissolve(self, call: ModuleCall) -> None:
+        """Break a group into its own nodes and the groups inside it."""
+        members = self.members.pop(call)
+        depth = self.home[members[0]].index(call) + 1
+        for node in members:
+            self._place(node, depth)
+
+    def move(self, node: ir.Node) -> None:
+        """Put a node that stood by itself into the group that it has come to stand in."""
+        group = next(call for call in self.home[node] if call in self.members)
+        self.part[node] = group
+        self.members[group].append(node)
+        self.members[group].sort(key=self.position.__getitem__)
+        self.moved.add(node)
+
+    def sources(self, node: ir.Node) -> Iterator[tuple[ir.Value, ir.Node]]:
+        """The values that a node takes from other nodes of the scope, and those nodes."""
+        for value in self.uses[node]:
+            producer = value.producer()
+            if producer is not None and producer in self.position:
+                yield value, producer
+
+    def blame(self) -> list[Blame]:
+        """The groups to dissolve, because they wait for each other. Without any, ``order`` holds the parts in order.
+
+        Before that the ``strays`` have to be moved: nodes outside their owners' groups by which values come back.
+        """
+        self.strays = []
+        after: dict[Part, set[Part]] = {}
+        waits: dict[Part, int] = {}
+        rank: dict[Part, int] = {}
+        for index, node in enumerate(self.nodes):
+            part = self.part[node]
+            rank.setdefault(part, index)
+            after.setdefault(part, set())
+            waits.setdefault(part, 0)
+            for _, producer in self.sources(node):
+                source = self.part[producer]
+                if source != part and part not in after[source]:
+                    after[source].add(part)
+                    waits[part] += 1
+        by_rank = {index: part for part, index in rank.items()}
+        ready = [rank[part] for part, count in waits.items() if not count]
+        heapq.heapify(ready)
+        self.order: list[Part] = []
+        while ready:
+            part = by_rank[heapq.heappop(ready)]
+            self.order.append(part)
+            for later in after[part]:
+                waits[later] -= 1
+                if not waits[later]:
+                    heapq.heappush(ready, rank[later])
+        waiting = [part for part, count in waits.items() if count]
+        blamed: list[Blame] = []
+        for cycle in _cycles(waiting, after):
+            if returning := self._returning(cycle):
+                blamed.extend((call, COMES_BACK, list(values)) for call, values in returning.items())
+                continue
+            calls = [part for part in cycle if isinstance(part, ModuleCall)]
+            call = min(calls, key=lambda call: self.position[self.members[call][0]])
+            inputs = (value for node in self.members[call] for value, _ in self.sources(node))
+            others = {producer for part in cycle if part != call for producer in self._nodes(part)}
+            blamed.append((call, INTERLEAVED, [value for value in dict.fromkeys(inputs) if value.producer() in others]))
+        return blamed
+
+    def _nodes(self, part: Part) -> Sequence[ir.Node]:
+        return self.members[part] if isinstance(part, ModuleCall) else (part,)
+
+    def _returning(self, cycle: Sequence[Part]) -> dict[ModuleCall, dict[ir.Value, None]]:
+        """The groups that a path leaves and comes back to, with the values that it comes back as."""
+        bits = {part: 1 << i for i, part in enumerate(part for part in cycle if isinstance(part, ModuleCall))}
+        passed: dict[ir.Node, int] = {}
+        returning: dict[ModuleCall, dict[ir.Value, None]] = {}
+        nodes = sorted((node for part in cycle for node in self._nodes(part)), key=self.position.__getitem__)
+        for node in nodes:
+            part = self.part[node]
+            own = bits[part] if isinstance(part, ModuleCall) else 0
+            before = 0
+            for value, producer in self.sources(node):
+                reached = passed.get(producer, 0)
+                before |= reached
+                if isinstance(part, ModuleCall) and reached & own and self.part[producer] != part:
+                    returning.setdefault(part, {})[value] = None
+            passed[node] = before | own
+            movable = part == node and node not in self.moved and not any(nested_graphs(node))
+            if movable and (owner := self._owner_passed(node, before, bits)) is not None:
+                self.strays.append((node, owner))
+        return returning
+
+    def _owner_passed(self, node: ir.Node, passed: int, bits: Mapping[ModuleCall, int]) -> ModuleCall | None:
+        """Of a node's owners, one in a group that a path to the node has passed."""
+        owner = owner_of(node)
+        assert owner is not None
+        for call in owner.calls:
+            if any(bits.get(around, 0) & passed for around in self.stack(call)):
+                return call
+        return None
+
+
+def _cycles(parts: Iterable[Part], after: Mapping[Part, Iterable[Part]]) -> Iterator[list[Part]]:
+    """The sets of parts each of which leads to every other: Tarjan's algorithm, without recursion."""
+    number: dict[Part, int] = {}
+    low: dict[Part, int] = {}
+    open_parts: dict[Part, None] = {}
+    for start in parts:
+        if start in number:
+            continue
+        work = [(start, iter(after[start]))]
+        number[start] = low[start] = len(number)
+        open_parts[start] = None
+        while work:
+            part, rest = work[-1]
+            following = next(rest, None)
+            if following is None:
+                work.pop()
+                if work:
+                    low[work[-1][0]] = min(low[work[-1][0]], low[part])
+                if low[part] == number[part]:
+                    component: list[Part] = []
+                    while not component or component[-1] != part:
+                        component.append(open_parts.popitem()[0])
+                    if len(component) > 1:
+                        yield component
+            elif following not in number:
+                number[following] = low[following] = len(number)
+                open_parts[following] = None
+                work.append((following, iter(after[following])))
+            elif following in open_parts:
+                low[part] = min(low[part], number[following])

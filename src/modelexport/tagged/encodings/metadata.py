@@ -1,0 +1,94 @@
+"""The `metadata` carrier: owners as ``metadata_props`` of nodes and initializers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+import msgspec
+import onnx_ir as ir
+
+from modelexport.core.owners import Owner
+from modelexport.core.tags import CallTags
+from modelexport.core.version import __version__
+from modelexport.format import documents, keys
+from modelexport.graph.nodes import all_nodes, initializers
+from modelexport.graph.owners import owner_of
+from modelexport.weights.origins import Origin
+
+_TORCH_KEYS = ("pkg.torch.", "pkg.onnxscript.")
+
+
+def write_metadata(
+    model: ir.Model,
+    tags: CallTags,
+    origins: Mapping[str, Origin],
+    entries: Mapping[str, documents.StateDictEntry],
+    *,
+    keep_torch_metadata: bool = False,
+) -> None:
+    """Write every node's owner and every initializer's origin and users into the model, in place."""
+    if not keep_torch_metadata:
+        drop_torch_metadata(model)
+    for node in all_nodes(model):
+        owner = owner_of(node)
+        if owner is not None:  # what was made of another exporter's file may have none; export checks for them
+            write_owner(node, owner, tags)
+    for value in initializers(model):
+        value.metadata_props[keys.HIERARCHY_TAGS] = json.dumps(initializer_tags(value, tags))
+        origin = origins.get(value.name or "")
+        if origin is not None:
+            value.metadata_props[keys.PARAMETER] = json.dumps(origin.keys)
+            if origin.transform:
+                value.metadata_props[keys.TRANSFORM] = msgspec.json.encode(origin.transform).decode()
+    model.metadata_props[keys.FORMAT_VERSION_KEY] = keys.FORMAT_VERSION
+    model.metadata_props[keys.STATE_DICT] = msgspec.json.encode(entries).decode()
+    model.metadata_props[keys.CALL_TREE] = msgspec.json.encode(call_tree_entries(tags)).decode()
+    model.metadata_props[keys.VERSION_KEY] = __version__
+
+
+def write_owner(node: ir.Node, owner: Owner, tags: CallTags) -> None:
+    """Write a node's owner into its metadata."""
+    properties = node.metadata_props
+    properties[keys.SOURCE_MODULE] = tags.source_tag(owner.call)
+    properties[keys.CALL] = owner.call.address
+    properties[keys.EVIDENCE] = owner.evidence.value
+    properties[keys.NAMESPACE] = tags.namespace(owner.call)
+    if len(owner.calls) > 1:
+        properties[keys.HIERARCHY_TAGS] = json.dumps([tags.source_tag(call) for call in owner.calls])
+        properties[keys.CALLS] = json.dumps([call.address for call in owner.calls])
+
+
+def call_tree_entries(tags: CallTags) -> list[documents.CallTreeEntry]:
+    """Every call with its tag and the call it ran in."""
+    return [
+        documents.CallTreeEntry(
+            traced.call.address, tags.tag(traced.call), None if traced.parent is None else traced.parent.address
+        )
+        for traced in tags.calls
+    ]
+
+
+def initializer_tags(value: ir.Value, tags: CallTags) -> list[str]:
+    """The tags of every call that uses an initializer, in the order of the nodes."""
+    users: dict[str, None] = {}
+    for node, _ in value.uses():
+        owner = owner_of(node)
+        if owner is not None:
+            users.update((tags.source_tag(call), None) for call in owner.calls)
+    return list(users)
+
+
+def drop_torch_metadata(model: ir.Model) -> None:
+    """Remove the exporter's own keys: most of the graph file, and paths of the machine that exported."""
+    stores = [model.metadata_props]
+    for graph in model.graphs():
+        stores.append(graph.metadata_props)
+        stores.extend(value.metadata_props for value in (*graph.inputs, *graph.initializers.values()))
+    for node in all_nodes(model):
+        node.doc_string = None
+        stores.append(node.metadata_props)
+        stores.extend(value.metadata_props for value in node.outputs)
+    for store in stores:
+        for key in [key for key in store if key == keys.NAMESPACE or key.startswith(_TORCH_KEYS)]:
+            del store[key]

@@ -1,0 +1,227 @@
+"""The `attributes` and `functions` carriers back into metadata of a flat graph, in memory. Writers are in `writers`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import msgspec
+import onnx_ir as ir
+
+from modelexport.core.calls import CallTree, ModuleCall
+from modelexport.core.relative import full_name, relative_addresses
+from modelexport.format import documents, keys
+from modelexport.graph.nodes import all_nodes, initializers, nested_graphs
+
+
+def unpack_tags(model: ir.Model, calls: CallTree, tags: Mapping[ModuleCall, str]) -> str:
+    """Turn a model of any carrier into one with the `metadata` carrier, in place; returns which it was.
+
+    Raises:
+        KeyError, IndexError, TypeError, ValueError: What the carrier says is damaged.
+    """
+    carrier = model.metadata_props.pop(keys.CARRIER, "metadata")
+    if carrier == "attributes":
+        _unpack_attributes(model)
+    elif carrier == "functions":
+        _Inliner(model, calls, tags).run()
+    elif carrier != "metadata":
+        raise ValueError(f"unknown carrier '{carrier}'")
+    return carrier
+
+
+def _unpack_attributes(model: ir.Model) -> None:
+    for node in all_nodes(model):
+        node.metadata_props[keys.SOURCE_MODULE] = node.attributes.pop(keys.SOURCE_MODULE_ATTRIBUTE).as_string()
+        tags = list(node.attributes.pop(keys.HIERARCHY_TAGS_ATTRIBUTE).as_strings())
+        if len(tags) > 1:
+            node.metadata_props[keys.HIERARCHY_TAGS] = json.dumps(tags)
+
+
+class _Inliner:
+    """Puts the body of a function in the place of every call, under the names that its values had."""
+
+    def __init__(self, model: ir.Model, calls: CallTree, tags: Mapping[ModuleCall, str]) -> None:
+        self.model = model
+        self.calls = calls
+        self.tags = tags
+        self.functions = {
+            name: function for name, function in model.functions.items() if name[0] == keys.FUNCTIONS_DOMAIN
+        }
+        self.restored: dict[str, ir.Value] = {}
+        """Initializers that were constants of bodies."""
+
+    def run(self) -> None:
+        self._inline(self.model.graph, _Scope(self.calls, self.calls.calls[0].call, ""))
+        for value in self.restored.values():
+            self.model.graph.initializers.add(value)
+        for value in initializers(self.model):
+            value.metadata_props[keys.HIERARCHY_TAGS] = json.dumps(_tags_of_users(value))
+        for name in self.functions:
+            del self.model.functions[name]
+        self.model.opset_imports.pop(keys.FUNCTIONS_DOMAIN, None)
+        entries = [
+            documents.CallTreeEntry(
+                traced.call.address, self.tags[traced.call], None if traced.parent is None else traced.parent.address
+            )
+            for traced in self.calls
+        ]
+        self.model.metadata_props[keys.CALL_TREE] = msgspec.json.encode(entries).decode()
+
+    def _inline(self, graph: ir.Graph, main: _Scope) -> None:
+        for node in list(graph):
+            if node.op_identifier() not in self.functions:
+                for nested in nested_graphs(node):
+                    self._inline(nested, main)
+                continue
+            expansion = _Expansion(self, node)
+            nodes, values = expansion.call(node, node.inputs, main)
+            graph.insert_before(node, nodes)
+            ir.convenience.replace_all_uses_with(node.outputs, values, replace_graph_outputs=True)
+            graph.remove(node, safe=True)
+
+    def initializer(self, name: str, constant: ir.Node) -> ir.Value:
+        """The initializer of the main graph that a constant of a body was."""
+        if name in self.model.graph.initializers:
+            return self.model.graph.initializers[name]
+        if name not in self.restored:
+            value = _copied(constant.outputs[0], name)
+            value.const_value = constant.attributes["value"].as_tensor()
+            self.restored[name] = value
+        return self.restored[name]
+
+
+@dataclass(frozen=True)
+class _Scope:
+    """The call whose body a node is in."""
+
+    calls: CallTree
+    call: ModuleCall
+    tag: str
+    """What stands before the tags in the body."""
+
+    @cached_property
+    def addresses(self) -> Mapping[str, ModuleCall]:
+        return {address: call for call, address in relative_addresses(self.calls, self.call).items()}
+
+    def absolute(self, address: str) -> ModuleCall:
+        """The call that an address in the body means."""
+        outside = address.startswith("//") and address not in self.addresses
+        return ModuleCall.parse(address[2:]) if outside else self.addresses[address]
+
+    def absolute_tag(self, tag: str) -> str:
+        return tag[1:] if tag.startswith("//") else self.tag + tag
+
+
+class _Expansion:
+    """Makes the nodes of one outermost call."""
+
+    def __init__(self, inliner: _Inliner, node: ir.Node) -> None:
+        self.inliner = inliner
+        self.names: list[str | int | None] = json.loads(node.metadata_props[keys.NAMES])
+        self.shapes: dict[str, list[int | str | None] | None] = json.loads(node.metadata_props.get(keys.SHAPES, "{}"))
+        self.next_name = 0
+
+    def call(
+        self, node: ir.Node, inputs: Sequence[ir.Value | None], outside: _Scope
+    ) -> tuple[list[ir.Node], list[ir.Value]]:
+        """The nodes of a call, and what stands for its outputs."""
+        function = self.inliner.functions[node.op_identifier()]
+        call = outside.addresses[node.metadata_props[keys.CALL]]
+        scope = _Scope(outside.calls, call, outside.tag + node.metadata_props[keys.SOURCE_MODULE])
+        env: dict[ir.Value, ir.Value] = {
+            parameter: value for parameter, value in zip(function.inputs, inputs, strict=True) if value is not None
+        }
+        nodes = self._nodes(function, env, scope)
+        return nodes, [env[output] for output in function.outputs]
+
+    def _nodes(self, nodes: Iterable[ir.Node], env: dict[ir.Value, ir.Value], scope: _Scope) -> list[ir.Node]:
+        made: list[ir.Node] = []
+        for node in nodes:
+            inputs = [None if value is None else env[value] for value in node.inputs]
+            if keys.INITIALIZER in node.metadata_props:
+                env[node.outputs[0]] = self.inliner.initializer(self._name(node.name), node)
+            elif node.op_identifier() in self.inliner.functions:
+                inner, values = self.call(node, inputs, scope)
+                made.extend(inner)
+                env.update(zip(node.outputs, values, strict=True))
+            else:
+                made.append(self._node(node, inputs, env, scope))
+        return made
+
+    def _node(
+        self, node: ir.Node, inputs: Sequence[ir.Value | None], env: dict[ir.Value, ir.Value], scope: _Scope
+    ) -> ir.Node:
+        attributes = [self._attribute(attribute, env, scope) for _, attribute in sorted(node.attributes.items())]
+        return ir.Node(
+            node.domain,
+            node.op_type,
+            inputs,
+            attributes,
+            overload=node.overload,
+            name=self._name(node.name) or None,
+            outputs=[self._define(value, env) for value in node.outputs],
+            version=node.version,
+            doc_string=node.doc_string,
+            metadata_props=self._properties(node.metadata_props, scope),
+        )
+
+    def _attribute(self, attribute: ir.Attr, env: dict[ir.Value, ir.Value], scope: _Scope) -> ir.Attr:
+        if attribute.is_ref():
+            return attribute
+        if attribute.type == ir.AttributeType.GRAPH:
+            return ir.AttrGraph(attribute.name, self._graph(attribute.as_graph(), env, scope))
+        if attribute.type == ir.AttributeType.GRAPHS:
+            return ir.AttrGraphs(attribute.name, [self._graph(graph, env, scope) for graph in attribute.as_graphs()])
+        return attribute
+
+    def _graph(self, graph: ir.Graph, env: dict[ir.Value, ir.Value], scope: _Scope) -> ir.Graph:
+        inputs = [self._define(value, env) for value in graph.inputs]
+        initializers = [self._define(value, env) for value in graph.initializers.values()]
+        for value, original in zip(initializers, graph.initializers.values(), strict=True):
+            value.const_value = original.const_value
+            value.metadata_props.update(original.metadata_props)
+        nodes = self._nodes(graph, env, scope)
+        outputs = [env[value] for value in graph.outputs]
+        return ir.Graph(inputs, outputs, nodes=nodes, initializers=initializers, name=graph.name)
+
+    def _name(self, body: str | None) -> str:
+        """The next name, given the one that stands in the body."""
+        self.next_name += 1
+        return full_name(self.names[self.next_name - 1], body or "")
+
+    def _define(self, value: ir.Value, env: dict[ir.Value, ir.Value]) -> ir.Value:
+        env[value] = _copied(value, self._name(value.name))
+        own = str(self.next_name - 1)
+        if own in self.shapes:
+            shape = self.shapes[own]
+            env[value].shape = None if shape is None else ir.Shape(shape)
+        return env[value]
+
+    def _properties(self, properties: Mapping[str, str], scope: _Scope) -> dict[str, str]:
+        call = scope.absolute(properties[keys.CALL])
+        joined = {
+            **properties,
+            keys.CALL: call.address,
+            keys.SOURCE_MODULE: scope.absolute_tag(properties[keys.SOURCE_MODULE]),
+            keys.NAMESPACE: self.inliner.tags[call].removeprefix("/"),
+        }
+        if keys.CALLS in properties:
+            calls = [scope.absolute(address).address for address in json.loads(properties[keys.CALLS])]
+            tags = [scope.absolute_tag(tag) for tag in json.loads(properties[keys.HIERARCHY_TAGS])]
+            joined |= {keys.CALLS: json.dumps(calls), keys.HIERARCHY_TAGS: json.dumps(tags)}
+        return joined
+
+
+def _copied(value: ir.Value, name: str) -> ir.Value:
+    return ir.Value(name=name, type=value.type, shape=None if value.shape is None else value.shape.copy())
+
+
+def _tags_of_users(value: ir.Value) -> list[str]:
+    tags: dict[str, None] = {}
+    for node, _ in value.uses():
+        several = node.metadata_props.get(keys.HIERARCHY_TAGS)
+        tags.update(dict.fromkeys(json.loads(several) if several else [node.metadata_props[keys.SOURCE_MODULE]]))
+    return list(tags)

@@ -1,0 +1,198 @@
+"""A tagged file, read back. Needs neither torch nor the PyTorch model."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import msgspec
+import onnx_ir as ir
+
+from modelexport.core.calls import CallTree, ModuleCall
+from modelexport.core.owners import Evidence, Owner
+from modelexport.core.text import nearest
+from modelexport.errors import FileFormatError, UsageError
+from modelexport.files.onnx_models import load_onnx
+from modelexport.format import documents, keys
+from modelexport.format.call_tree import check_version, read_call_tree
+from modelexport.graph.boundaries import CallBoundary, find_boundaries
+from modelexport.graph.nodes import all_nodes
+from modelexport.graph.owners import OWNER, owned_operators, owner_of
+from modelexport.tagged.documents.reading import check_same_calls, check_same_nodes, load_hierarchy
+from modelexport.tagged.encodings.unpacking import unpack_tags
+from modelexport.tagged.skim import Skimmed
+
+
+@dataclass(frozen=True, eq=False)
+class TaggedFile:
+    """An ONNX model whose nodes carry the module calls they came from.
+
+    :class:`modelexport.TaggedFile` is this with what a person does with it.
+    """
+
+    path: Path
+    model: ir.Model
+    calls: CallTree
+    tags: Mapping[ModuleCall, str]
+    """The tag of every call."""
+    carrier: str = "metadata"
+    """How the file carries the tags. The model in memory is flat, with tags as metadata, whatever this is."""
+
+    @cached_property
+    def nodes(self) -> tuple[ir.Node, ...]:
+        """Every node, those of nested graphs after the node that holds them."""
+        return tuple(all_nodes(self.model))
+
+    @cached_property
+    def coverage(self) -> documents.Coverage:
+        """How many nodes have an owner by which evidence."""
+        counts = Counter(None if owner is None else owner.evidence for owner in map(owner_of, self.nodes))
+        return documents.Coverage(*(counts[kind] for kind in (*Evidence, None)))
+
+    @property
+    def skimmed(self) -> Skimmed:
+        """What its tree shows."""
+        return Skimmed(self.calls, dict(self.tags), list(owned_operators(self.model)), self.coverage)
+
+    @cached_property
+    def hierarchy(self) -> documents.Hierarchy | None:
+        """The sidecar, which also knows what the graph cannot hold; ``None`` if there is none.
+
+        Raises:
+            FileFormatError: It cannot be read, or was not written for this file. Says what differs first.
+        """
+        path = self.path.with_suffix(".hierarchy.json")
+        if not path.exists():
+            return None
+        sidecar = load_hierarchy(path)
+        entries = [
+            documents.CallTreeEntry(
+                traced.call.address, self.tags[traced.call], None if traced.parent is None else traced.parent.address
+            )
+            for traced in self.calls
+        ]
+        check_same_calls(path, sidecar, entries)
+        check_same_nodes(path, sidecar, self.nodes)
+        return sidecar
+
+    def find(self, name: str) -> ModuleCall:
+        """The call that an address (``.``, ``encoder.layer.0``, ``shared@1``) or a tag names.
+
+        The end of either (``layer.0``, ``BertLayer.0``) or a class does as well where only one call has it.
+
+        Raises:
+            UsageError: There is none, or there are several; names those, or the nearest that there are.
+        """
+        by_name = {str(call): call for call in self.tags} | {tag: call for call, tag in self.tags.items()}
+        if name in by_name:
+            return by_name[name]
+        ends = (f".{name}", f"/{name.removeprefix('/')}")
+        meant = [
+            call
+            for call, tag in self.tags.items()
+            if str(call).endswith(ends[0]) or tag.endswith(ends[1]) or self.class_of(call) == name
+        ]
+        if len(meant) == 1:
+            return meant[0]
+        if meant:
+            some = ", ".join(map(str, meant[:5])) + (f" and {len(meant) - 5} more" if len(meant) > 5 else "")
+            raise UsageError(f"'{name}' is ambiguous in {self.path}: it could be {some}; give one of these")
+        known = [known for known in by_name if known.startswith("/") == name.startswith("/")]
+        raise UsageError(
+            f"{self.path} has no module call '{name}'{nearest(name, known)}; `modelexport tree {self.path}` lists them"
+        )
+
+    def class_of(self, call: ModuleCall) -> str:
+        """The name of the class of the module that was called."""
+        segment = self.tags[call].rpartition("/")[2]
+        return segment.partition("@")[0].partition(".")[0]
+
+    @cached_property
+    def borders(self) -> Mapping[ModuleCall, CallBoundary]:
+        """The values that enter and leave the nodes of each call."""
+        return find_boundaries(self.model, self.calls)
+
+    def nodes_of(self, call: ModuleCall) -> Iterator[ir.Node]:
+        """The nodes of a call and of the calls inside it, in the order of the graph."""
+        return (self.nodes[index] for index in self._node_indices[call])
+
+    @cached_property
+    def _node_indices(self) -> Mapping[ModuleCall, list[int]]:
+        found: dict[ModuleCall, list[int]] = {traced.call: [] for traced in self.calls}
+        for index, node in enumerate(self.nodes):
+            owner = owner_of(node)
+            for call in {around for owned in owner.calls for around in self.calls.stack(owned)} if owner else ():
+                found[call].append(index)
+        return found
+
+    def describe_nodes(self, call: ModuleCall) -> list[NodeRow]:
+        """The nodes of a call and of the calls inside it, as values."""
+        rows = []
+        for node in self.nodes_of(call):
+            owner = owner_of(node)
+            assert owner is not None
+            rows.append(
+                NodeRow(
+                    node.name or "",
+                    node.op_type,
+                    owner.call.address,
+                    node.metadata_props[keys.SOURCE_MODULE],
+                    owner.evidence.value,
+                    [value.name or "" if value is not None else "" for value in node.inputs],
+                    [value.name or "" for value in node.outputs],
+                    [other.address for other in owner.calls[1:]],
+                )
+            )
+        return rows
+
+
+class NodeRow(msgspec.Struct, frozen=True):
+    """One node, as ``modelexport nodes`` shows it."""
+
+    name: str
+    op_type: str
+    call: str
+    source_module: str
+    evidence: str
+    inputs: list[str]
+    outputs: list[str]
+    also: list[str]
+    """The other calls that own it."""
+
+
+def read_tagged(path: str | Path) -> TaggedFile:
+    """Read a tagged ONNX file. Weights are read when they are used, from the file as it was.
+
+    Raises:
+        FileFormatError: It is missing, not an ONNX file, has no tags, or has those of an unknown format version.
+    """
+    path = Path(path)
+    model = load_onnx(path)
+    check_version(path, model.metadata_props)
+    try:
+        calls, tags = read_call_tree(model.metadata_props)
+        carrier = unpack_tags(model, calls, tags)
+        owners: dict[tuple[str, str], Owner] = {}
+        for node in all_nodes(model):
+            owner = _read_owner(node, owners)
+            if owner is not None:
+                node.meta[OWNER] = owner
+    except (LookupError, ValueError, TypeError) as error:
+        raise FileFormatError(f"{path} has damaged tags ({error}): export it again") from error
+    return TaggedFile(path, model, calls, tags, carrier)
+
+
+def _read_owner(node: ir.Node, known: dict[tuple[str, str], Owner]) -> Owner | None:
+    """What a node's metadata says; nodes of which it says the same share one object."""
+    properties = node.metadata_props
+    if keys.CALL not in properties:
+        return None
+    calls, evidence = properties.get(keys.CALLS) or json.dumps([properties[keys.CALL]]), properties[keys.EVIDENCE]
+    if (calls, evidence) not in known:
+        owner = Owner(tuple(ModuleCall.parse(call) for call in json.loads(calls)), Evidence(evidence))
+        known[calls, evidence] = owner
+    return known[calls, evidence]

@@ -1,0 +1,59 @@
+"""Files of the `attributes` and `functions` carriers made flat and runnable again: ``strip`` and ``inline``."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from modelexport.errors import UsageError
+from modelexport.files.atomic import check_writable, written_together
+from modelexport.files.onnx_models import save_model
+from modelexport.tagged import file
+
+
+def strip(path: str | Path, output: str | Path) -> None:
+    """Turn a file with tags as node attributes into one with tags as metadata, which ONNX Runtime runs.
+
+    Weights in a file of their own are copied to ``OUTPUT.data``.
+
+    Raises:
+        FileFormatError: ``path`` cannot be read.
+        OutputError: ``output`` cannot be written.
+        UsageError: The tags of ``path`` are no attributes.
+    """
+    _rewrite(Path(path), Path(output), "attributes", "nothing to strip")
+
+
+def inline(path: str | Path, output: str | Path) -> None:
+    """Turn a file with a function for each distinct module into a flat one, with the names and tags it would have.
+
+    Weights in a file of their own are copied to ``OUTPUT.data``.
+
+    Raises:
+        FileFormatError: ``path`` cannot be read.
+        OutputError: ``output`` cannot be written.
+        UsageError: ``path`` has no functions of modules.
+    """
+    _rewrite(Path(path), Path(output), "functions", "nothing to inline")
+
+
+@contextlib.contextmanager
+def runnable(path: Path, carrier: str) -> Iterator[Path]:
+    """A file that ONNX Runtime accepts: ``path``, or for the time of the block a copy without tags as attributes."""
+    if carrier != "attributes":
+        yield path
+        return
+    with tempfile.TemporaryDirectory(dir=path.parent) as directory:
+        strip(path, Path(directory, path.name))
+        yield Path(directory, path.name)
+
+
+def _rewrite(path: Path, output: Path, carrier: str, otherwise: str) -> None:
+    check_writable(output)
+    tagged = file.read_tagged(path)
+    if tagged.carrier != carrier:
+        raise UsageError(f"{path} has the carrier '{tagged.carrier}', not '{carrier}': there is {otherwise}")
+    with written_together(output.parent) as staging:
+        save_model(tagged.model, staging / output.name)

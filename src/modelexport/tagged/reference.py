@@ -1,0 +1,179 @@
+"""``NAME.vectors.safetensors``: the values of a PyTorch run beside a file, which prove it without PyTorch."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from modelexport.core.calls import ModuleCall
+from modelexport.core.limits import BATCH_BYTES
+from modelexport.errors import FileFormatError, InputsError, OutputError
+from modelexport.format import keys
+from modelexport.runtime.sessions import split_batches
+from modelexport.tagged.file import TaggedFile
+
+_TYPES = {
+    "float64": "F64",
+    "int64": "I64",
+    "uint64": "U64",
+    "float32": "F32",
+    "int32": "I32",
+    "uint32": "U32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "int16": "I16",
+    "uint16": "U16",
+    "int8": "I8",
+    "uint8": "U8",
+    "bool": "BOOL",
+}
+"""NumPy's name of an element type to that of safetensors; widest first, so that every tensor is aligned in the file."""
+
+_INPUTS, _VALUES = "inputs/", "values/"
+_MODULES, _OUTPUTS = "modules", "outputs"
+
+TypeAndShape = tuple[str, tuple[int, ...]]
+
+
+def vectors_path(path: Path) -> Path:
+    """Where the vectors of a file lie."""
+    return path.with_suffix(".vectors.safetensors")
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """The vectors of a file, of which one tensor at a time is read: a reference for ``verify_calls``."""
+
+    inputs: Mapping[str, Any]
+    """Name of an input of the file to its array."""
+    outputs: Sequence[str]
+    """The names under which the model's outputs are kept, in order."""
+    modules: Sequence[ModuleCall]
+    """The calls whose values are kept; none where all are."""
+    available: Collection[str]
+    read: Callable[[str], Any]
+    """The name of a value to its array."""
+
+    def __call__(self, names: Collection[str]) -> dict[str, Any]:
+        return {name: self.read(name) for name in names}
+
+
+def write_vectors(
+    path: Path,
+    *,
+    inputs: Mapping[str, Any],
+    outputs: Mapping[str, Any],
+    values: Mapping[str, TypeAndShape],
+    read: Callable[[Collection[str]], Mapping[str, Any]],
+    modules: Sequence[ModuleCall] = (),
+    announce: Callable[[int], None] = lambda size: None,
+    batch_bytes: int = BATCH_BYTES,
+) -> None:
+    """Write the vectors of a file, the same bytes for the same values.
+
+    Args:
+        path: The file to write; it should not be there yet.
+        inputs: Name of an input of the file to its array.
+        outputs: Name to what the model returns, in order.
+        values: Name of a border value to its element type and shape.
+        read: Gives the arrays of some of these; asked for at most ``batch_bytes`` at a time.
+        modules: The calls whose values these are; none for all.
+        announce: Told the size in bytes before anything is computed or written.
+
+    Raises:
+        InputsError: ``read`` gives other types or shapes than announced: the model does not repeat itself.
+        OutputError: The disk has no room for it.
+    """
+    held = {f"{_INPUTS}{name}": array for name, array in inputs.items()}
+    held |= {f"{_VALUES}{name}": array for name, array in outputs.items()}
+    tensors = {key: (str(array.dtype), tuple(array.shape)) for key, array in held.items()}
+    tensors |= {f"{_VALUES}{name}": kind for name, kind in values.items() if f"{_VALUES}{name}" not in held}
+    order = list(_TYPES)
+    known = {key: tensors[key] for key in tensors if tensors[key][0] in _TYPES}
+    known = dict(sorted(known.items(), key=lambda one: order.index(one[1][0])))
+    sizes = {key: _width(dtype) * prod(shape) for key, (dtype, shape) in known.items()}
+    metadata = {
+        keys.FORMAT_VERSION_KEY: keys.FORMAT_VERSION,
+        _OUTPUTS: json.dumps([*outputs]),
+        _MODULES: json.dumps([call.address for call in modules]),
+    }
+    header = _header(metadata, known, sizes)
+    total = len(header) + sum(sizes.values())
+    announce(total)
+    if total > (free := shutil.disk_usage(path.parent).free):
+        raise OutputError(f"the vectors need {total:,} bytes and {path.parent} has {free:,}: choose fewer modules")
+    with path.open("wb") as file:
+        file.write(header)
+        for batch in split_batches(sizes, batch_bytes):
+            missing = {key.removeprefix(_VALUES) for key in batch if key not in held}
+            found = read(missing) if missing else {}
+            for key in batch:
+                array = held[key] if key in held else found.get(key.removeprefix(_VALUES))
+                if array is None or (str(array.dtype), tuple(array.shape)) != known[key]:
+                    raise InputsError(f"the model computes {key} otherwise in a second run: its values cannot be kept")
+                file.write(np.ascontiguousarray(array).tobytes())
+
+
+def _header(metadata: Mapping[str, str], tensors: Mapping[str, TypeAndShape], sizes: Mapping[str, int]) -> bytes:
+    entries: dict[str, Any] = {"__metadata__": dict(metadata)}
+    end = 0
+    for key, (dtype, shape) in tensors.items():
+        begin, end = end, end + sizes[key]
+        entries[key] = {"dtype": _TYPES[dtype], "shape": list(shape), "data_offsets": [begin, end]}
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _width(dtype: str) -> int:
+    return 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
+
+
+@contextmanager
+def open_vectors(tagged: TaggedFile) -> Iterator[Vectors]:
+    """The vectors beside a file.
+
+    Raises:
+        FileFormatError: They are missing or damaged, or of another file.
+    """
+    import ml_dtypes  # noqa: F401 - gives NumPy the bfloat16 that safetensors asks it for
+    from safetensors import SafetensorError, safe_open
+
+    path = vectors_path(tagged.path)
+    if not path.is_file():
+        raise FileFormatError(
+            f"there is no {path} to verify {tagged.path} with: give the model with --model, another file with "
+            f"--against, or export with --vectors"
+        )
+    try:
+        opened = safe_open(path, framework="numpy")
+        # safetensors has no annotations here.
+        metadata = opened.metadata() or {}  # type: ignore[no-untyped-call]
+        version = metadata.get(keys.FORMAT_VERSION_KEY)
+        if version != keys.FORMAT_VERSION:
+            raise FileFormatError(f"{path} has the format version {version}, not {keys.FORMAT_VERSION}: export again")
+        outputs, modules = json.loads(metadata[_OUTPUTS]), json.loads(metadata[_MODULES])
+    except (SafetensorError, OSError, LookupError, ValueError) as error:
+        raise FileFormatError(f"{path} is damaged ({error}): export again with --vectors") from error
+    with opened as file:
+        stored = list(file.keys())
+        names = [value.name for value in tagged.model.graph.inputs]
+        kept = [key.removeprefix(_INPUTS) for key in stored if key.startswith(_INPUTS)]
+        calls = [ModuleCall.parse(address) for address in modules]
+        if set(kept) != set(names) or any(call not in tagged.calls for call in calls):
+            raise FileFormatError(f"{path} is not of {tagged.path}: inputs or modules differ; export with --vectors")
+        yield Vectors(
+            inputs={name: file.get_tensor(f"{_INPUTS}{name}") for name in kept},
+            outputs=outputs,
+            modules=calls,
+            available={key.removeprefix(_VALUES) for key in stored if key.startswith(_VALUES)},
+            read=lambda name: file.get_tensor(f"{_VALUES}{name}"),
+        )

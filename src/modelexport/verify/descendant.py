@@ -1,0 +1,326 @@
+"""``verify A --against B``: what a descendant of a file (half precision, quantized, optimised) loses in which module.
+
+Both run on the same inputs, without PyTorch. What each call of the descendant loses is measured twice: *chained*, in
+one run of each file, and *isolated*, with the values of the first file fed to each stretch of the second.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import onnx_ir as ir
+
+from modelexport.core.calls import ModuleCall
+from modelexport.core.limits import BATCH_BYTES
+from modelexport.errors import InputsError, UsageError
+from modelexport.graph.boundaries import find_boundaries
+from modelexport.graph.nodes import may_be
+from modelexport.graph.owners import owner_of
+from modelexport.runtime.random_inputs import made_up_inputs
+from modelexport.runtime.sessions import CPU, open_session, run_session, split_batches, with_outputs
+from modelexport.tagged.file import TaggedFile, read_tagged
+from modelexport.tagged.flattening import runnable
+from modelexport.tagged.reference import open_vectors, vectors_path
+from modelexport.verify.differences import TOLERANCES, Difference, compare_arrays
+from modelexport.verify.segments import GIVEN, owners_between, segmented
+
+
+class Loss(msgspec.Struct, frozen=True, kw_only=True):
+    """One value in both files."""
+
+    difference: Difference
+    """Under the looser of the two element types' tolerances."""
+    norm: float | None = None
+    """The norm of the difference over the norm of the value in the first file."""
+    cosine: float | None = None
+    """Of the angle between the two as vectors; ``None`` where one is zero."""
+
+
+class CallLoss(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of one call."""
+
+    address: str
+    tag: str
+    status: str
+    """``agree``, ``differ``, ``not comparable``, or ``no nodes``."""
+    reason: str = ""
+    nodes: int = 0
+    """Its own nodes in the second file."""
+    chained: Loss | None = None
+    """The worst of the values that it returns, in one run of each file."""
+    isolated: Loss | None = None
+    """The worst of the values that its own nodes compute, from the first file's values."""
+
+
+class AgainstReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The comparison of two tagged files."""
+
+    outputs: list[Loss]
+    calls: list[CallLoss]
+    """Every call of the first file, in the order in which they began."""
+    inputs: str
+    """``vectors`` of the first file, or ``made up``."""
+    provider: str
+
+    @property
+    def agrees(self) -> bool:
+        """Whether every output and every call that can be compared agrees."""
+        outputs = all(loss.difference.status == "agree" for loss in self.outputs)
+        return outputs and not any(call.status == "differ" for call in self.calls)
+
+    @property
+    def ranked(self) -> list[CallLoss]:
+        """The calls that compute something comparable of their own, the one that loses most first."""
+        measured = [call for call in self.calls if call.isolated is not None]
+        return sorted(measured, key=lambda call: -_weight(call.isolated))
+
+
+def verify_against(
+    path: str | Path,
+    other: str | Path,
+    *,
+    modules: Sequence[str] = (),
+    provider: str = CPU,
+    seed: int = 0,
+    batch_bytes: int = BATCH_BYTES,
+) -> AgainstReport:
+    """Compare a tagged file with a descendant of it, module by module, without PyTorch.
+
+    A value of one file is that of the other when both sidecars give it to the same place of the same call, or else when
+    it has the same name.
+
+    Args:
+        path: A tagged file: what is right. Its vectors' inputs are used if it has them.
+        other: A tagged file with the same calls, whose loss is measured.
+        modules: Addresses or tags of the calls to look at, with those inside them; all if left out.
+        provider: The execution provider of ONNX Runtime, for both.
+        seed: For made-up inputs.
+
+    Raises:
+        FileFormatError: A file is missing or has no tags.
+        InputsError: The files do not take the same inputs, or none that are made up fit.
+        UsageError: ONNX Runtime does not load a file, there is no such module or provider, or the files have no value
+            in common.
+    """
+    one, two = read_tagged(path), read_tagged(other)
+    chosen = [one.find(name) for name in modules]
+    given, source = _inputs(one, provider, seed)
+    fed = _fit(given, two)
+    pairs = _pairs(one, two)
+    if not pairs:
+        raise UsageError(f"{other} has no value of a module in common with {path}: it is no descendant of it")
+    sizes = _sizes(one, pairs)
+    ends = zip(one.model.graph.outputs, two.model.graph.outputs, strict=False)
+    names = {a.name or "": b.name or "" for a, b in ends}
+    if len(one.model.graph.outputs) != len(two.model.graph.outputs):
+        raise UsageError(f"{path} and {other} have different numbers of outputs: they are not of one model")
+    outputs = _finish(names, _whole(one, given, names, provider), _whole(two, fed, names.values(), provider))
+    chained: dict[str, Loss] = {}
+    types: dict[str, Any] = {}
+    for batch in split_batches(sizes, batch_bytes):
+        right = _values(one, given, batch, provider)
+        found = _values(two, fed, [pairs[name] for name in batch], provider)
+        types.update((name, array.dtype) for name, array in found.items())
+        chained.update((name, _loss(name, right[name], found[pairs[name]])) for name in batch)
+    _set_types(two.model, types)
+    isolated: dict[str, Loss] = {}
+    back = {b: a for a, b in pairs.items()}
+    for batch in split_batches(sizes, batch_bytes):
+        cut = segmented(two.model, back, [pairs[name] for name in batch])
+        needed = [str(value.name) for value in cut.graph.inputs]
+        borders = {name: back[name.removesuffix(GIVEN)] for name in needed if name.endswith(GIVEN)}
+        right = _values(one, given, {*batch, *borders.values()}, provider)
+        pieces = open_session(cut, folder=two.path.parent, provider=provider)
+        feeds = {
+            name: right[borders[name]].astype(types[name.removesuffix(GIVEN)]) if name in borders else fed[name]
+            for name in needed
+        }
+        found = run_session(pieces, feeds)
+        isolated.update((name, _loss(name, right[name], found[pairs[name]])) for name in batch)
+    return AgainstReport(
+        outputs=outputs,
+        calls=list(_calls(one, two, pairs, chained, isolated, chosen)),
+        inputs=source,
+        provider=provider,
+    )
+
+
+def _inputs(tagged: TaggedFile, provider: str, seed: int) -> tuple[Mapping[str, Any], str]:
+    if vectors_path(tagged.path).is_file():
+        with open_vectors(tagged) as vectors:
+            return vectors.inputs, "vectors"
+    with runnable(tagged.path, tagged.carrier) as file:
+        return made_up_inputs(tagged.model, open_session(file, provider=provider, optimized=True), seed=seed), "made up"
+
+
+def _fit(given: Mapping[str, Any], tagged: TaggedFile) -> dict[str, Any]:
+    """Inputs under the names and in the element types of another file: by name, or by order where names differ."""
+    wanted = tagged.model.graph.inputs
+    if len(wanted) != len(given):
+        raise InputsError(
+            f"{tagged.path} takes {len(wanted)} inputs, not {len(given)}: it is no descendant of the file"
+        )
+    names = [value.name or "" for value in wanted]
+    arrays = [given[name] for name in names] if set(names) == set(given) else list(given.values())
+    return {
+        name: array.astype(value.dtype.numpy()) if value.dtype is not None else array
+        for name, value, array in zip(names, wanted, arrays, strict=True)
+    }
+
+
+def _whole(tagged: TaggedFile, feeds: Mapping[str, Any], names: Collection[str], provider: str) -> dict[str, Any]:
+    """The outputs of a file, some of which may be its inputs or initializers as they stand."""
+    with runnable(tagged.path, tagged.carrier) as file:
+        found = run_session(open_session(file, provider=provider), feeds)
+    return {name: found[name] for name in names}
+
+
+def _finish(names: Mapping[str, str], right: Mapping[str, Any], found: Mapping[str, Any]) -> list[Loss]:
+    return [_loss(name, right[name], found[names[name]]) for name in names]
+
+
+def _values(tagged: TaggedFile, feeds: Mapping[str, Any], names: Collection[str], provider: str) -> dict[str, Any]:
+    made = _made(tagged.model)
+    model = with_outputs(tagged.model, [made[name] for name in names])
+    return run_session(open_session(model, folder=tagged.path.parent, provider=provider), feeds)
+
+
+def _made(model: ir.Model) -> dict[str, ir.Value]:
+    return {value.name or "": value for node in model.graph for value in node.outputs}
+
+
+def _ports(tagged: TaggedFile) -> dict[tuple[str, str, int], str]:
+    """Call, side and position to the name of a value; without a sidecar what enters and leaves the call's nodes."""
+    if tagged.hierarchy is None:
+        return {
+            (call.address, side, index): value.name or ""
+            for call, border in find_boundaries(tagged.model, tagged.calls).items()
+            for side, values in (("inputs", border.inputs), ("outputs", border.outputs))
+            for index, value in enumerate(values)
+        }
+    return {
+        (call.address, side, index): tensor.value
+        for call in tagged.hierarchy.calls
+        for side, tensors in (("inputs", call.inputs), ("outputs", call.outputs))
+        for index, tensor in enumerate(tensors)
+        if tensor.value is not None
+    }
+
+
+def _pairs(one: TaggedFile, two: TaggedFile) -> dict[str, str]:
+    """Border values of the first file to what they are in the second, in the order of the first."""
+    known, made = _made(one.model), _made(two.model)
+    ports = _ports(one)
+    places = _ports(two) if one.hierarchy is not None and two.hierarchy is not None else {}
+    # What another tool folded into a node may leave the old name on a new value, and the sidecar says so.
+    renamed = {name for port, name in places.items() if ports.get(port, name) != name}
+    found: dict[str, str] = {}
+    taken: set[str] = set()
+    for port, name in ports.items():
+        same = places.get(port)
+        match = same if same in made else name if name in made and name not in renamed else None
+        if match is not None and name in known and not may_be(known[name].shape, made[match].shape):
+            continue  # a tool may move a reshape, and leave the name where it was
+        if name in known and match is not None and match not in taken and name not in found:
+            found[name] = match
+            taken.add(match)
+    return {name: found[name] for name in known if name in found}
+
+
+def _sizes(tagged: TaggedFile, names: Collection[str]) -> dict[str, int]:
+    """Sizes in bytes; a dynamic one counts as the largest that is known of any value."""
+    made = _made(tagged.model)
+    shapes = {name: list(shape) if (shape := made[name].shape) is not None else [None] * 4 for name in names}
+    largest = max((size for shape in shapes.values() for size in shape if isinstance(size, int)), default=1)
+    return {name: 8 * prod(size if isinstance(size, int) else largest for size in shapes[name]) for name in names}
+
+
+def _set_types(model: ir.Model, types: Mapping[str, Any]) -> None:
+    """Give values the element types that they had in a run: a tool may leave them out, and an input needs one."""
+    for name, value in _made(model).items():
+        if name in types and value.dtype is None:
+            value.dtype = ir.DataType.from_numpy(types[name])
+
+
+def _loss(name: str, right: Any, found: Any) -> Loss:
+    floats = str(right.dtype) in TOLERANCES and str(found.dtype) in TOLERANCES
+    if right.shape != found.shape or (right.dtype != found.dtype and not floats):
+        return Loss(difference=compare_arrays(name, right, found))
+    if not floats:
+        return Loss(difference=compare_arrays(name, right, found))
+    limits = max(TOLERANCES[str(right.dtype)], TOLERANCES[str(found.dtype)])
+    a, b = right.astype(np.float64), found.astype(np.float64)
+    difference = msgspec.structs.replace(compare_arrays(name, a, b, limits=limits), dtype=str(found.dtype))
+    finite = np.isfinite(a) & np.isfinite(b)
+    a, b = a[finite], b[finite]
+    length, other = float(np.linalg.norm(a)), float(np.linalg.norm(b))
+    return Loss(
+        difference=difference,
+        norm=float(np.linalg.norm(b - a)) / length if length else None,
+        cosine=float(a @ b) / (length * other) if length and other else None,
+    )
+
+
+def _weight(loss: Loss | None) -> float:
+    """How bad a loss is: what cannot be compared worst, then by the norm."""
+    if loss is None:
+        return -1.0
+    if loss.difference.status == "not comparable" or loss.difference.nans:
+        return float("inf")
+    return loss.norm if loss.norm is not None else loss.difference.absolute or 0.0
+
+
+def _calls(
+    one: TaggedFile,
+    two: TaggedFile,
+    pairs: Mapping[str, str],
+    chained: Mapping[str, Loss],
+    isolated: Mapping[str, Loss],
+    modules: Sequence[ModuleCall],
+) -> Iterator[CallLoss]:
+    borders = set(pairs.values())
+    producers = {value.name or "": node for node in two.model.graph for value in node.outputs}
+    own: dict[str, list[Loss]] = defaultdict(list)
+    for name, loss in isolated.items():
+        for address in owners_between(producers[pairs[name]], borders):
+            own[address].append(loss)
+    returned: dict[str, list[Loss]] = defaultdict(list)
+    for (address, side, _), name in _ports(one).items():
+        if side == "outputs" and name in chained:
+            returned[address].append(chained[name])
+    counts: dict[str, int] = defaultdict(int)
+    inside: set[str] = set()
+    for node in two.nodes:
+        owner = owner_of(node)
+        if owner is not None:
+            counts[owner.call.address] += 1
+            for call in owner.calls:
+                inside.update(above.address for above in two.calls.stack(call) if call in two.calls)
+    for traced in one.calls:
+        if modules and set(modules).isdisjoint(one.calls.stack(traced.call)):
+            continue
+        address = traced.call.address
+        made = max(own[address], key=_weight, default=None)
+        through = max(returned[address], key=_weight, default=None)
+        decisive = made or through
+        if address not in inside:
+            status, reason = "no nodes", ""
+        elif decisive is None:
+            status, reason = "not comparable", "none of the values that it returns is in both files"
+        else:
+            status, reason = decisive.difference.status, decisive.difference.reason
+        yield CallLoss(
+            address=address,
+            tag=one.tags[traced.call],
+            status=status,
+            reason=reason,
+            nodes=counts[address],
+            chained=through,
+            isolated=made,
+        )

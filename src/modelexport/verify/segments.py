@@ -1,0 +1,62 @@
+"""A graph cut at the borders of its modules, so that each module computes from the right inputs.
+
+At each border value the graph is cut in two: what made it computes it still, and what uses it takes it from a new
+input. Fed with the values of the PyTorch run, every stretch between two borders is computed once and on its own, and an
+error shows where it is made and nowhere else, all in one run of one model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import onnx_ir as ir
+import onnx_ir.passes.common as passes
+
+from modelexport.graph.owners import owner_of
+
+GIVEN = ".given"
+"""Behind the name of a border value: the input that its users take it from."""
+
+
+def segmented(model: ir.Model, borders: Collection[str], wanted: Collection[str]) -> ir.Model:
+    """A copy of a model, sharing its tensors, cut at ``borders`` and computing ``wanted``.
+
+    Args:
+        borders: Names of values of the main graph. Those that are inputs of the graph stay inputs.
+        wanted: The borders to compute: the outputs of the copy.
+
+    Returns:
+        A model whose inputs are the inputs of the graph and, named ``NAME.given``, the borders that are needed.
+    """
+    copy = model.clone()
+    made = {value.name: value for node in copy.graph for value in node.outputs}
+    copy.graph.outputs.clear()
+    for name in borders:
+        value = made.get(name)
+        if value is None:
+            continue
+        given = ir.Value(name=f"{name}{GIVEN}", type=value.type, shape=value.shape)
+        value.replace_all_uses_with(given)
+        copy.graph.inputs.append(given)
+    copy.graph.outputs.extend(made[name] for name in wanted if name in made)
+    passes.RemoveUnusedNodesPass()(copy)
+    for value in list(copy.graph.inputs):
+        if not value.uses():
+            copy.graph.inputs.remove(value)
+    return copy
+
+
+def owners_between(node: ir.Node, borders: Collection[str]) -> set[str]:
+    """Addresses of the calls whose nodes compute between ``borders`` and what a node gives, itself included."""
+    found: set[str] = set()
+    pending, seen = [node], {node}
+    while pending:
+        current = pending.pop()
+        owner = owner_of(current)
+        found |= {owner.call.address} if owner is not None else set()
+        for value in current.inputs:
+            producer = value.producer() if value is not None and value.name not in borders else None
+            if producer is not None and producer not in seen:
+                seen.add(producer)
+                pending.append(producer)
+    return found

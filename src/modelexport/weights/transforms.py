@@ -1,0 +1,156 @@
+"""How the initializers of a file come from ``state_dict`` entries: read from its metadata, and computed again.
+
+The operators are those of onnx's reference implementation, which is also what folded them: the same bytes come out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import onnx_ir as ir
+
+from modelexport.errors import FileFormatError
+from modelexport.format.documents import StateDictEntry, TransformStep
+from modelexport.format.dtypes import dtype_name
+from modelexport.format.keys import PARAMETER, STATE_DICT, TRANSFORM, UNRECORDED, UNRECORDED_DOMAIN
+
+_DTYPES = {dtype_name(dtype): dtype for dtype in ir.DataType}
+
+
+class ParameterPlan(msgspec.Struct, frozen=True):
+    """How an initializer comes from ``state_dict`` entries."""
+
+    keys: list[str]
+    """The names of a tied parameter follow one another."""
+    steps: list[TransformStep]
+    """Empty when it is the entry as it stands."""
+
+    @property
+    def recorded(self) -> bool:
+        """Whether the steps can be run: what another tool did to the entries is not known."""
+        return not any((step.domain, step.op_type) == (UNRECORDED_DOMAIN, UNRECORDED) for step in self.steps)
+
+    def inputs(self) -> list[str]:
+        """The keys that the steps name: the first name of each parameter."""
+        named = {name for step in self.steps for name in step.inputs}
+        return [key for key in self.keys if key in named] or self.keys[:1]
+
+    def groups(self) -> list[tuple[str, ...]]:
+        """All names of each parameter."""
+        starts = [self.keys.index(key) for key in self.inputs()]
+        return [tuple(self.keys[a:b]) for a, b in zip(starts, [*starts[1:], None], strict=True)]
+
+    def compute(self, tensors: Mapping[str, np.ndarray]) -> np.ndarray:
+        """The initializer's value, from the entries of :meth:`inputs`."""
+        return apply_transform(self.steps, tensors) if self.steps else tensors[self.keys[0]]
+
+
+def parameter_plan(value: ir.Value) -> ParameterPlan | None:
+    """What the metadata of an initializer says about its entries; ``None`` if it comes from none.
+
+    Raises:
+        FileFormatError: The metadata is damaged.
+    """
+    if PARAMETER not in value.metadata_props:
+        return None
+    try:
+        keys = msgspec.json.decode(value.metadata_props[PARAMETER], type=list[str])
+        steps = msgspec.json.decode(value.metadata_props.get(TRANSFORM, "[]"), type=list[TransformStep])
+    except msgspec.DecodeError as error:
+        raise FileFormatError(f"initializer {value.name} has damaged metadata ({error}): export it again") from error
+    return ParameterPlan(keys, steps)
+
+
+def state_dict_of(model: ir.Model) -> dict[str, StateDictEntry]:
+    """The ``state_dict`` entries of the module that a tagged file was exported from.
+
+    Raises:
+        FileFormatError: The file does not say, or its metadata is damaged.
+    """
+    if STATE_DICT not in model.metadata_props:
+        raise FileFormatError("the file does not say which parameters its module had: export it again")
+    try:
+        return msgspec.json.decode(model.metadata_props[STATE_DICT], type=dict[str, StateDictEntry])
+    except msgspec.DecodeError as error:
+        raise FileFormatError(f"the file has a damaged list of parameters ({error}): export it again") from error
+
+
+def apply_transform(steps: Sequence[TransformStep], tensors: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Compute an initializer from ``state_dict`` entries.
+
+    Args:
+        steps: What ``modelexport.transform`` holds.
+        tensors: The entries under their keys, as PyTorch has them.
+
+    Raises:
+        KeyError: An entry is missing.
+        FileFormatError: A step cannot be run.
+    """
+    outputs: dict[str, Any] = {}
+    for number, step in enumerate(steps):
+        try:
+            inputs = [_input(name, outputs, tensors) for name in step.inputs]
+            results = _run(step, inputs)
+        except KeyError:
+            raise
+        except Exception as error:
+            raise FileFormatError(
+                f"step {number} of a transform, {step.op_type}, cannot be run ({type(error).__name__}: {error}): "
+                "the tensors do not fit, or the file was written by another version; export it again"
+            ) from error
+        outputs[f"%{number}"] = results[0]
+        outputs.update((f"%{number}:{i}", result) for i, result in enumerate(results))
+    result = outputs[f"%{len(steps) - 1}"]
+    assert isinstance(result, np.ndarray)
+    return result
+
+
+def _input(name: str, outputs: Mapping[str, Any], tensors: Mapping[str, np.ndarray]) -> Any:
+    if not name:
+        return None
+    return outputs[name] if name in outputs else tensors[name]
+
+
+def _run(step: TransformStep, inputs: Sequence[Any]) -> tuple[Any, ...]:
+    if step.op_type == "Constant" and not step.domain:
+        return (decode_tensor(step.attributes["value"]),)
+    attributes = {
+        name: ir.serde.serialize_tensor(ir.tensor(decode_tensor(value))) if isinstance(value, dict) else value
+        for name, value in step.attributes.items()
+    }
+    return run_operator(step.domain, step.op_type, step.version, inputs, attributes)
+
+
+def run_operator(
+    domain: str, op_type: str, version: int, inputs: Sequence[Any], attributes: Mapping[str, Any]
+) -> tuple[Any, ...]:
+    """The outputs of one operator; raises whatever the reference implementation does when it cannot run it."""
+    import onnx.reference.ops  # slow to import, and readers of a file rarely need it
+
+    with np.errstate(all="ignore"):
+        results = onnx.reference.ops.load_op(domain, op_type, version).eval(*inputs, **attributes)
+    return results if isinstance(results, tuple) else (results,)
+
+
+def encode_tensor(array: np.ndarray) -> dict[str, Any]:
+    """A tensor as JSON values: its ``dtype`` and ``value``, nested lists; what is no finite number is a string."""
+    values = array.tolist()
+    if array.dtype.kind not in "biu" and not np.isfinite(array.astype(np.float64)).all():
+        values = _spelled(values)
+    return {"dtype": dtype_name(ir.DataType.from_numpy(array.dtype)), "value": values}
+
+
+def _spelled(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_spelled(part) for part in value]
+    return value if np.isfinite(value) else str(value)
+
+
+def decode_tensor(document: Mapping[str, Any]) -> np.ndarray:
+    """The tensor that :func:`encode_tensor` wrote."""
+    array = np.array(document["value"], dtype=object)
+    dtype = _DTYPES[document["dtype"]].numpy()
+    return array.astype(dtype if dtype.kind in "biu" else np.float64).astype(dtype)

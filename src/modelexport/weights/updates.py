@@ -1,0 +1,262 @@
+"""New weights of the same shapes for an exported file, without exporting again."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import onnx_ir as ir
+
+from modelexport.core.text import nearest
+from modelexport.errors import FileFormatError, WeightsError
+from modelexport.files.atomic import check_writable, written_together
+from modelexport.files.onnx_models import load_onnx, save_model
+from modelexport.format import documents
+from modelexport.format.call_tree import check_version
+from modelexport.graph.nodes import initializers
+from modelexport.weights.transforms import ParameterPlan, parameter_plan, state_dict_of
+
+
+class UpdateResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What was written."""
+
+    path: str
+    files: list[str]
+    replaced: int
+    """Initializers with new values."""
+    transformed: int
+    """Those of them that are computed from an entry rather than being one."""
+    kept: int
+    """Initializers that no entry has part in."""
+    used: int
+    """Entries that went into the file."""
+    unused: int
+    """Entries that the exported module has and the graph does not use."""
+
+
+def update_weights(path: str | Path, state_dict: Mapping[str, Any] | str | Path, output: str | Path) -> UpdateResult:
+    """Write a tagged file with other weights; its graph and its tags stay as they are.
+
+    Weights in a file beside the model are written to one beside the output, one tensor at a time, and embedded ones are
+    embedded. The sidecar is copied along.
+
+    Args:
+        path: The tagged file.
+        state_dict: Key to tensor (NumPy's, torch's, or whatever NumPy can read), or a ``.safetensors`` file. Of the
+            names of a tied parameter one is enough.
+        output: The file to write; may be ``path``.
+
+    Raises:
+        WeightsError: The weights do not fit: entries are missing, surplus or of another shape or type. Lists them all.
+        FileFormatError: ``path`` is not a tagged file, or the weights are no safetensors file.
+        OutputError: The output cannot be written. What was there before is still there.
+    """
+    path, output = Path(path), Path(output)
+    check_writable(output)
+    if isinstance(state_dict, Mapping):
+        return _update(path, _InMemory(state_dict), output)
+    with _opened(Path(state_dict)) as weights:
+        return _update(path, weights, output)
+
+
+class _InMemory:
+    """A mapping of tensors."""
+
+    def __init__(self, tensors: Mapping[str, Any]) -> None:
+        self._tensors = tensors
+        self.types = {
+            key: (str(tensor.dtype).removeprefix("torch."), list(tensor.shape))
+            for key, tensor in tensors.items()
+            if hasattr(tensor, "dtype")  # a state_dict may hold a module's extra state, which is no tensor
+        }
+
+    def read(self, key: str) -> np.ndarray:
+        tensor = self._tensors[key]
+        return ir.tensor(tensor.detach() if hasattr(tensor, "detach") else tensor).numpy()
+
+
+class _SafeTensors:
+    """An open safetensors file, of which one tensor at a time is read."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self.types = {}
+        for key in file.keys():  # noqa: SIM118 - it is no mapping
+            part = file.get_slice(key)
+            dtype = part.get_dtype()
+            self.types[key] = (_SAFETENSORS_DTYPES.get(dtype, dtype.lower()), list(part.get_shape()))
+
+    def read(self, key: str) -> np.ndarray:
+        array: np.ndarray = self._file.get_tensor(key)
+        return array
+
+
+_SAFETENSORS_DTYPES = {
+    "BOOL": "bool",
+    **{
+        f"{letter}{bits}": f"{word}{bits}" for letter, word in (("I", "int"), ("U", "uint")) for bits in (8, 16, 32, 64)
+    },
+    **{f"F{bits}": f"float{bits}" for bits in (16, 32, 64)},
+    "BF16": "bfloat16",
+    "C64": "complex64",
+}
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[_SafeTensors]:
+    import ml_dtypes  # noqa: F401 - gives NumPy the bfloat16 that safetensors asks it for
+    from safetensors import SafetensorError, safe_open
+
+    if not path.is_file():
+        raise FileFormatError(f"there is no file {path}: give the weights as a .safetensors file")
+    try:
+        opened = safe_open(path, framework="numpy")
+    except (SafetensorError, OSError) as error:
+        raise FileFormatError(
+            f"{path} is not a safetensors file, or damaged ({error}): write it with safetensors.torch.save_file"
+        ) from error
+    with opened as file:
+        yield _SafeTensors(file)
+
+
+def _update(path: Path, weights: _InMemory | _SafeTensors, output: Path) -> UpdateResult:
+    model = load_onnx(path)
+    check_version(path, model.metadata_props)
+    values = list(initializers(model))
+    try:
+        entries = state_dict_of(model)
+        plans = {value: plan for value in values if (plan := parameter_plan(value)) is not None}
+    except FileFormatError as error:
+        raise FileFormatError(f"{path}: {error}") from error
+    _check_recorded(path, entries, plans)
+    tied = {key: names for plan in plans.values() for names in plan.groups() for key in names}
+    _check(path, entries, dict.fromkeys(tied.values()).keys(), weights)
+
+    def read(key: str) -> np.ndarray:
+        return weights.read(next(name for name in tied[key] if name in weights.types))
+
+    tensors = {value: _new_tensor(path, value, plan, read) for value, plan in plans.items()}
+    sidecar = path.with_suffix(".hierarchy.json")
+    with written_together(output.parent) as staging:
+        target = staging / output.name
+        _save(model, target, tensors)
+        if sidecar.is_file():
+            shutil.copyfile(sidecar, target.with_suffix(".hierarchy.json"))
+        files = [str(output.parent / file.name) for file in sorted(staging.iterdir())]
+    return UpdateResult(
+        path=str(output),
+        files=files,
+        replaced=len(plans),
+        transformed=sum(bool(plan.steps) for plan in plans.values()),
+        kept=len(values) - len(plans),
+        used=len(tied),
+        unused=len(weights.types.keys() - tied.keys()),
+    )
+
+
+def _check_recorded(
+    path: Path, entries: Mapping[str, documents.StateDictEntry], plans: Mapping[ir.Value, ParameterPlan]
+) -> None:
+    """Refuse a file in which another tool has quantized, packed or folded parameters.
+
+    Raises:
+        WeightsError: An initializer, or a lost entry, cannot be computed. Lists them all.
+    """
+    changed = [value.name or "" for value, plan in plans.items() if not plan.recorded]
+    there = {key for plan in plans.values() for key in plan.keys}
+    lost = [key for key, entry in entries.items() if entry.used and key not in there]
+    if changed or lost:
+        lists = {"changed": changed, "lost": lost}
+        told = " and ".join(f"{word} {_some(names)}" for word, names in lists.items() if names)
+        raise WeightsError(
+            f"another tool has {told} in {path}: put the weights into the file that it was made from, with "
+            "`modelexport update-weights`, and run the tool on that again",
+            missing=[*changed, *lost],
+        )
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def _new_tensor(path: Path, value: ir.Value, plan: ParameterPlan, read: Callable[[str], np.ndarray]) -> ir.LazyTensor:
+    """What takes an initializer's place, computed when it is written."""
+    old = value.const_value
+    assert old is not None
+    dtype, shape = old.dtype, tuple(old.shape.numpy())
+
+    def compute() -> ir.TensorProtocol:
+        array = plan.compute({key: read(key) for key in plan.inputs()})
+        if array.dtype != dtype.numpy() or array.shape != shape:
+            raise FileFormatError(
+                f"{path}: initializer {value.name} is {_type(str(dtype.numpy()), shape)} and its entries give "
+                f"{_type(str(array.dtype), array.shape)}: another tool changed it; export the file again"
+            )
+        return ir.Tensor(np.asarray(array, order="C"), dtype=dtype)
+
+    return ir.LazyTensor(compute, dtype=dtype, shape=ir.Shape(shape), name=value.name)
+
+
+def _save(model: ir.Model, target: Path, tensors: Mapping[ir.Value, ir.LazyTensor]) -> None:
+    """Write a model with other tensors, beside it what was beside it."""
+    external = any(isinstance(value.const_value, ir.ExternalTensor) for value in initializers(model))
+    for value, tensor in tensors.items():
+        value.const_value = tensor
+    save_model(model, target, external=external)
+
+
+def _check(
+    path: Path,
+    entries: Mapping[str, documents.StateDictEntry],
+    groups: Collection[tuple[str, ...]],
+    weights: _InMemory | _SafeTensors,
+) -> None:
+    """Compare keys, shapes and types, and the names of tied parameters with each other.
+
+    Raises:
+        WeightsError: Something does not fit.
+    """
+    given = weights.types
+    missing = [names[0] for names in groups if not any(name in given for name in names)]
+    surplus = [key for key in given if key not in entries]
+    misshapen = [
+        key
+        for key, found in given.items()
+        if (entry := entries.get(key)) is not None and found != (entry.dtype, entry.shape)
+    ]
+    untied = [] if misshapen else [key for names in groups for key in _differing(names, weights)]
+    lists = {
+        "missing": missing,
+        "surplus": [f"{key}{nearest(key, missing)}" for key in surplus],
+        "of another shape or type": [
+            f"{key}: {_type(*given[key])} instead of {_type(entries[key].dtype, entries[key].shape)}"
+            for key in misshapen
+        ],
+        "one tensor in the module with others here": untied,
+    }
+    if any(lists.values()):
+        listed = ", and ".join(f"{len(keys)} {word} ({', '.join(keys)})" for word, keys in lists.items() if keys)
+        raise WeightsError(
+            f"the weights do not fit {path}: {listed}; give the state_dict of a module like the one that was exported",
+            missing=missing,
+            surplus=surplus,
+            misshapen=misshapen,
+        )
+
+
+def _differing(names: tuple[str, ...], weights: _InMemory | _SafeTensors) -> list[str]:
+    """The names of a tied parameter whose tensor is not that of the first name that there is."""
+    given = [name for name in names if name in weights.types]
+    if len(given) < 2:
+        return []
+    first = weights.read(given[0]).tobytes()
+    return [name for name in given[1:] if weights.read(name).tobytes() != first]
+
+
+def _type(dtype: str, shape: Sequence[int]) -> str:
+    return f"{dtype}{list(shape)}"
