@@ -7,9 +7,9 @@
 - `torchscript` and `dynamo`, the front ends.
 
 The truth knows none of them. In a run of PyTorch, hooks keep what each layer gets and returns; in a run of the file
-every value is computed; a value of the file that has the numbers of a layer's input or output is that border. A node
+every value is computed; a value of the file that has the numbers of a layer's input or output is that boundary. A node
 without which a layer's output cannot be computed from what the layer got is that layer's, if that is so of one layer
-only; one that no layer's output needs behind its borders is outside. What several layers need (a mask that a model
+only; one that no layer's output needs behind its boundaries is outside. What several layers need (a mask that a model
 makes only while it is captured) is not judged. Layers are the outermost calls of modules with a number for a name
 whose class is not torch's.
 
@@ -222,12 +222,12 @@ def computed_in(
     for call, got, returned in record.values():
         if layers_of(tree, tagged.calls.stack(call)) != call:
             continue
-        borders = {v for v in values for array in got if same(arrays[v.name], array)}
+        boundaries = {v for v in values for array in got if same(arrays[v.name], array)}
         ends = {v for v in values for array in returned if same(arrays[v.name], array)}
         if not ends:
             raise SystemExit(f"no value of the file is what {call} returns")
-        inside[call] = set(behind(ends, borders))
-        before[call] = set(behind(borders, set()))
+        inside[call] = set(behind(ends, boundaries))
+        before[call] = set(behind(boundaries, set()))
     claimed = Counter(node for nodes in inside.values() for node in nodes)
     found: dict[ir.Node, ModuleCall | None] = {
         node: call for call, nodes in inside.items() for node in nodes - before[call] if claimed[node] == 1
@@ -240,8 +240,8 @@ def same(one: Any, other: Any) -> bool:
     return one.shape == other.shape and one.dtype == other.dtype and bool(np.allclose(one, other, 1e-3, 1e-4))
 
 
-def behind(values: set[ir.Value], borders: set[ir.Value]) -> Iterator[ir.Node]:
-    """The nodes that compute values, from borders on."""
+def behind(values: set[ir.Value], boundaries: set[ir.Value]) -> Iterator[ir.Node]:
+    """The nodes that compute values, from boundaries on."""
     pending = list(values)
     seen: set[ir.Node] = set()
     while pending:
@@ -249,7 +249,7 @@ def behind(values: set[ir.Value], borders: set[ir.Value]) -> Iterator[ir.Node]:
         if node is not None and node not in seen and node.op_type != "Constant":
             seen.add(node)
             yield node
-            pending.extend(value for value in node.inputs if value is not None and value not in borders)
+            pending.extend(value for value in node.inputs if value is not None and value not in boundaries)
 
 
 def tables(results: dict[tuple[str, str], Measured]) -> str:

@@ -33,7 +33,7 @@ MODELS = {
 
 
 def build(path: Path, layers: int, width: int, vocabulary: int, external: bool) -> None:
-    """Export the model, and write down the border of the layer for ``extract_model``."""
+    """Export the model, and write down the boundary of the layer for ``extract_model``."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -51,8 +51,8 @@ def build(path: Path, layers: int, width: int, vocabulary: int, external: bool) 
     inputs = {name: torch.ones(1, 16, dtype=torch.long) for name in ("input_ids", "attention_mask")}
     export(LlamaForCausalLM(config).eval(), inputs, path, weights="copy" if external else "auto")
     extracted = load(path).extract(LAYER, path.with_name("layer.onnx"))
-    border = [[value.value for value in extracted.inputs], [value.value for value in extracted.outputs]]
-    path.with_name("border.json").write_text(json.dumps(border))
+    boundary = [[value.value for value in extracted.inputs], [value.value for value in extracted.outputs]]
+    path.with_name("boundary.json").write_text(json.dumps(boundary))
 
 
 def tools(path: Path) -> dict[str, Callable[[], object]]:
@@ -60,7 +60,7 @@ def tools(path: Path) -> dict[str, Callable[[], object]]:
     import onnx.utils
 
     output = path.with_name("layer.onnx")
-    inputs, outputs = json.loads(path.with_name("border.json").read_text())
+    inputs, outputs = json.loads(path.with_name("boundary.json").read_text())
     return {
         "modelexport": lambda: modelexport.extract.extract(load(path), LAYER, output),
         "onnx": lambda: onnx.utils.extract_model(path, output, inputs, outputs),

@@ -33,7 +33,7 @@ from modelexport.format import keys
 from modelexport.graph.owners import owner_of
 from modelexport.lineage.tools import TOOLS, optimize_file
 from modelexport.runtime.sessions import open_session, run_session, with_outputs
-from modelexport.tagged.reference import open_vectors
+from modelexport.tagged.reference import open_reference
 from modelexport.verify.segments import GIVEN, segmented
 
 LOSSY = {"quantize-dynamic": 0.3, "quantize-qdq": 0.5, "quantize-qoperator": 0.5, "quantize-4bit": 0.5, "float16": 0.03}
@@ -84,7 +84,7 @@ def values_of(tagged: modelexport.TaggedModel, inputs: Mapping[str, Any]) -> dic
     return run_session(open_session(with_outputs(tagged.model, made), folder=tagged.path.parent), given)
 
 
-def isolated(
+def per_module(
     tagged: modelexport.TaggedModel, right: Mapping[str, Any], made: Mapping[str, Any], inputs: Mapping[str, Any]
 ) -> dict[str, np.ndarray]:
     """The values of a file, each computed from those of the tagged one: small losses do not add up."""
@@ -117,17 +117,17 @@ class Truth:
     """The owners that the values allow for the nodes of a changed file."""
 
     def __init__(self, before: modelexport.TaggedModel, after: modelexport.TaggedModel, limit: float) -> None:
-        with open_vectors(before) as vectors:
-            inputs = dict(vectors.inputs)
+        with open_reference(before) as reference:
+            inputs = dict(reference.inputs)
         a, b = values_of(before, inputs), values_of(after, inputs)
-        b = isolated(after, {name: a[name] for name in b if name in a and a[name].shape == b[name].shape}, b, inputs)
+        b = per_module(after, {name: a[name] for name in b if name in a and a[name].shape == b[name].shape}, b, inputs)
         self.believed = {name for name in b if agree(a[name], b[name], limit)}
         self.believed.update(str(value.name) for value in before.model.graph.inputs)
         self.producer = {value.name: node for node in before.model.graph for value in node.outputs}
         equal: dict[tuple[Any, ...], list[str]] = defaultdict(list)
         for name, array in a.items():
             equal[array.shape, str(array.dtype), array.tobytes()].append(name)
-        self.twins = {name: names for names in equal.values() for name in names}
+        self.duplicates = {name: names for names in equal.values() for name in names}
         self.after = after
 
     def allowed(self, node: ir.Node) -> set[ModuleCall]:
@@ -163,7 +163,7 @@ class Truth:
                     pending.append(producer)
 
     def _owners(self, names: set[str], *, through: bool) -> set[ModuleCall]:
-        pending = [twin for name in names for twin in self.twins.get(name, [name])]
+        pending = [duplicate for name in names for duplicate in self.duplicates.get(name, [name])]
         seen, found = set(pending), set()
         while pending:
             node = self.producer.get(pending.pop())
@@ -196,7 +196,7 @@ def survival(names: list[str], folder: Path) -> None:
     for name in names:
         source = folder / f"{name}.onnx"
         model, inputs = MODELS[name]()
-        modelexport.export(model, inputs, source, vectors=True)
+        modelexport.export(model, inputs, source, reference=True)
         before = modelexport.load(source)
         for tool in TOOLS:
             output = folder / f"{name}.{tool}.onnx"

@@ -20,7 +20,7 @@ from transformers import BertConfig, BertModel
 
 import modelexport
 from modelexport.runtime.sessions import open_session, run_session
-from modelexport.tagged.reference import vectors_path, verify_vectors
+from modelexport.tagged.reference import reference_path, verify_reference
 from modelexport.verify.model import feeds, run_module
 
 LAYERS = (2, 6, 12)
@@ -38,7 +38,7 @@ def measure(layers: int, folder: Path) -> None:
     model = BertModel(BertConfig(num_hidden_layers=layers)).eval()
     inputs = {"input_ids": torch.randint(0, 30000, (2, 64)), "attention_mask": torch.ones(2, 64, dtype=torch.long)}
     path = folder / f"bert{layers}.onnx"
-    modelexport.export(model, inputs, path, vectors=True)
+    modelexport.export(model, inputs, path, reference=True)
 
     def in_onnx_runtime() -> None:
         runs = open_session(path, optimized=True)
@@ -52,7 +52,7 @@ def measure(layers: int, folder: Path) -> None:
         "PyTorch": lambda: run_module(model, inputs),
         "ONNX Runtime": in_onnx_runtime,
         "verify": verified,
-        "with vectors": lambda: verify_vectors(path),
+        "with reference values": lambda: verify_reference(path),
     }
     taken: dict[str, list[float]] = {name: [] for name in work}
     for _ in range(RUNS):
@@ -61,15 +61,17 @@ def measure(layers: int, folder: Path) -> None:
     median = {name: statistics.median(times) for name, times in taken.items()}
     base = median["load"] + median["PyTorch"] + median["ONNX Runtime"]
     calls = len(modelexport.load(path).calls)
-    weights, kept = path.stat().st_size / 1e6, vectors_path(path).stat().st_size / 1e6
+    weights, kept = path.stat().st_size / 1e6, reference_path(path).stat().st_size / 1e6
     columns = "".join(f"{median[name]:14.2f}" for name in work)
-    ratios = f"{median['verify'] / base:9.1f} x{median['with vectors'] / base:9.1f} x"
+    ratios = f"{median['verify'] / base:9.1f} x{median['with reference values'] / base:9.1f} x"
     print(f"{layers:6}{calls:7}{weights:9.0f}{kept:9.0f}{columns}{ratios}", flush=True)
 
 
 def main() -> None:
-    header = "".join(f"{name:>14}" for name in ("load", "PyTorch", "ONNX Runtime", "verify", "with vectors"))
-    print(f"{'layers':>6}{'calls':>7}{'file MB':>9}{'kept MB':>9}{header}{'verify/base':>11}{'vectors/base':>13}")
+    header = "".join(f"{name:>14}" for name in ("load", "PyTorch", "ONNX Runtime", "verify", "with reference values"))
+    print(
+        f"{'layers':>6}{'calls':>7}{'file MB':>9}{'kept MB':>9}{header}{'verify/base':>11}{'reference values/base':>13}"
+    )
     with tempfile.TemporaryDirectory() as folder:
         for layers in [int(argument) for argument in sys.argv[1:]] or LAYERS:
             measure(layers, Path(folder))

@@ -68,17 +68,17 @@ def test_a_file_does_not_differ_from_itself(name: str, exported: Exporter) -> No
     assert comparison.values.equal == sum(held.initializers for held in comparison.first.parameters.values()) > 0
 
 
-@pytest.mark.parametrize("carrier", ["functions", "attributes"])
-def test_the_same_export_in_another_carrier_differs_in_the_carrier_only(
-    carrier: Any, exported: Exporter, tmp_path: Path
+@pytest.mark.parametrize("encoding", ["functions", "attributes"])
+def test_the_same_export_in_another_encoding_differs_in_the_encoding_only(
+    encoding: Any, exported: Exporter, tmp_path: Path
 ) -> None:
     path = exported("blocks").path
     case = models.case("blocks")
-    export(case.build(), case.inputs(), tmp_path / "other.onnx", carrier=carrier)
+    export(case.build(), case.inputs(), tmp_path / "other.onnx", tags_as=encoding)
     comparison = compare(path, tmp_path / "other.onnx", values=True)
     assert not comparison.differs
     assert comparison.first.operators == comparison.second.operators
-    assert (comparison.first.carrier, comparison.second.carrier) == ("metadata", carrier)
+    assert (comparison.first.encoding, comparison.second.encoding) == ("metadata", encoding)
 
 
 @pytest.fixture(scope="module")

@@ -45,7 +45,7 @@ def test_a_node_is_exact_where_nothing_before_it_was_lost() -> None:
     assert found == {"t": ("exact", ["a"]), "u": ("exact", ["b"]), "y": ("exact", ["c"])}
 
 
-def test_the_same_operator_that_swallowed_another_is_not_exact() -> None:
+def test_the_same_operator_that_fused_another_is_not_exact() -> None:
     before = """(float[2] x) => (float[2] y) <float[2] v = {1.0, 1.0}, float[2] w = {2.0, 2.0}>
         { t = Add(x, v)  y = Add(t, w) }"""
     found, _ = derived(before, "(float[2] x) => (float[2] y) <float[2] z = {3.0, 3.0}> { y = Add(x, z) }", t="a", y="b")
@@ -100,7 +100,7 @@ def test_calls_of_one_module_are_told_apart_by_where_they_stand() -> None:
     assert (found["n1"], found["n2"]) == (("derived", ["m"]), ("derived", ["m@1"]))
 
 
-def test_an_activation_that_an_attribute_names_was_swallowed() -> None:
+def test_an_activation_that_an_attribute_names_was_fused() -> None:
     before = "(float[2] x) => (float[2] y) { t = Sin(x)  u = Relu(t)  y = Abs(u) }"
     after = '(float[2] x) => (float[2] y) { t_fused = other.Wave<activation = "Relu">(x)  y = Abs(t_fused) }'
     found, _ = derived(before, after, t="a", u="b", y="c")

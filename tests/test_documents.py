@@ -36,12 +36,12 @@ FORMAT_PAGE = Path(__file__).parent.parent / "docs" / "format.md"
 # --- the same facts, from the model alone and in the plainest way -----------------------------------------------------
 
 
-def holders(model: ir.Model) -> dict[ir.Node, list[ir.Node]]:
+def enclosing(model: ir.Model) -> dict[ir.Node, list[ir.Node]]:
     """Every node to the nodes that hold it, the innermost first."""
-    holder = {graph: node for node in all_nodes(model) for graph in nested_graphs(node)}
+    enclosing = {graph: node for node in all_nodes(model) for graph in nested_graphs(node)}
     found: dict[ir.Node, list[ir.Node]] = {}
     for node in all_nodes(model):  # what holds a node comes before it
-        found[node] = [] if node.graph not in holder else [holder[node.graph], *found[holder[node.graph]]]
+        found[node] = [] if node.graph not in enclosing else [enclosing[node.graph], *found[enclosing[node.graph]]]
     return found
 
 
@@ -60,7 +60,7 @@ def consumptions(model: ir.Model) -> Iterator[tuple[ir.Node, ir.Node]]:
 
 
 def expected_dag(model: ir.Model, calls: CallTree, call: ModuleCall) -> tuple[set[str], set[tuple[str, str]]]:
-    held_by = holders(model)
+    held_by = enclosing(model)
     inside = {node for node in all_nodes(model) if call in calls_of(node, calls)}
     nodes = {node for node in inside if not inside.intersection(held_by[node]) and node.op_type != "Constant"}
     edges = {
@@ -138,7 +138,7 @@ def test_the_dag_of_the_root_has_every_operation_but_constants(beside: tuple) ->
 @every_model
 def test_the_nodes_of_a_call_are_among_those_of_the_call_it_ran_in_or_held_by_one(beside: tuple) -> None:
     tagged, dags, _ = beside
-    held_by = {node.name: [holder.name for holder in above] for node, above in holders(tagged.model).items()}
+    held_by = {node.name: [one.name for one in above] for node, above in enclosing(tagged.model).items()}
     for traced in tagged.calls:
         if traced.parent is not None:
             parent = set(dags[tagged.tags[traced.parent]].nodes)
@@ -150,9 +150,9 @@ def test_the_nodes_of_a_call_are_among_those_of_the_call_it_ran_in_or_held_by_on
 def test_every_edge_is_an_edge_of_the_graph(beside: tuple) -> None:
     tagged, dags, operations = beside
     users: dict[str, set[str]] = {name: set(operation.inputs) for name, operation in operations.items()}
-    for node, above in holders(tagged.model).items():
-        for holder in above:
-            users[holder.name] |= users[node.name]
+    for node, above in enclosing(tagged.model).items():
+        for one in above:
+            users[one.name] |= users[node.name]
     for dag in dags.values():
         for producer, consumer in dag.edges:
             assert {producer, consumer} <= set(dag.nodes)
@@ -188,13 +188,13 @@ def test_an_embedding_that_is_tied_shows_both_its_users(exported: Exporter) -> N
     ]
 
 
-def test_a_holder_stands_for_what_runs_in_it_and_a_call_in_a_branch_has_operations(exported: Exporter) -> None:
+def test_a_enclosing_stands_for_what_runs_in_it_and_a_call_in_a_branch_has_operations(exported: Exporter) -> None:
     dags = reading.load_dag(exported("condition").path.with_suffix(".dag.json"))
     operations = reading.load_operations(exported("condition").path.with_suffix(".operations.json"))
-    [holder] = [name for name, operation in operations.items() if operation.op_type == "If"]
+    [enclosing] = [name for name, operation in operations.items() if operation.op_type == "If"]
     before = dags["/Branches/Block.before"].nodes
-    assert dags["/Branches"].nodes[-1] == holder
-    assert (before[-1], holder) in dags["/Branches"].edges, "both branches use what the block made"
+    assert dags["/Branches"].nodes[-1] == enclosing
+    assert (before[-1], enclosing) in dags["/Branches"].edges, "both branches use what the block made"
     in_branch = dags["/Branches/Block.before@1"]
     assert [operations[name].op_type for name in in_branch.nodes] == [operations[name].op_type for name in before]
     assert len(in_branch.edges) == 2

@@ -142,10 +142,10 @@ def test_an_input_named_after_an_argument_is_that_argument(name: str, exported: 
     tagged, values = load(whole.path), every_value(whole.path, whole.case.inputs())
     arguments = arguments_of_calls(whole.case.build(), whole.case.inputs())
     entries = {entry.address: entry for entry in whole.hierarchy.calls}
-    borders = find_boundaries(tagged.model, tagged.calls)
+    boundaries = find_boundaries(tagged.model, tagged.calls)
     compared = 0
     for call in calls_with_nodes(tagged):
-        for value, argument in match_values(list(borders[call].inputs), entries[call.address].inputs).items():
+        for value, argument in match_values(list(boundaries[call].inputs), entries[call.address].inputs).items():
             # The exporter makes a mask where the model itself does without one.
             if argument.name in arguments[call]:
                 expected = arguments[call][argument.name]

@@ -112,7 +112,7 @@ def test_a_traced_model_is_owned_valid_and_right(name: str, exported: Exporter) 
 def test_every_call_of_a_traced_model_with_nodes_agrees_with_pytorch(name: str, exported: Exporter) -> None:
     report = verified(exported(name, frontend="torchscript"))
     assert [call for call in report.calls if call.status not in ("agree", "no nodes")] == []
-    assert any(call.isolated is not None for call in report.calls)
+    assert any(call.per_module is not None for call in report.calls)
     assert report.agrees
 
 
@@ -150,7 +150,7 @@ def test_a_traced_model_with_open_sizes_takes_other_sizes(name: str, exported: E
     assert export.case.dynamic is not None
     report = verify(export.case.build(), export.case.dynamic(), export.path)
     assert report.agrees, [call for call in report.calls if call.status == "differ"]
-    assert any(call.isolated is not None for call in report.calls)
+    assert any(call.per_module is not None for call in report.calls)
 
 
 # --- both alike -----------------------------------------------------------------------------------------------------
@@ -254,8 +254,8 @@ def test_a_model_that_cannot_be_traced_names_operator_or_line_in_one_line(name: 
     assert "\n" not in str(raised.value)
 
 
-class Borders(nn.Module):
-    """Two transpositions with a border between them, and one that is equal in two calls."""
+class Boundaries(nn.Module):
+    """Two transpositions with a boundary between them, and one that is equal in two calls."""
 
     class Turn(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -269,8 +269,8 @@ class Borders(nn.Module):
         return self.one(x).transpose(0, 1) * self.two(x).transpose(0, 1)
 
 
-def test_the_exporters_passes_merge_nothing_across_borders() -> None:
-    made = FRONT_ENDS["torchscript"](Borders().eval(), {"x": torch.ones(2, 3)})
+def test_the_exporters_passes_merge_nothing_across_boundaries() -> None:
+    made = FRONT_ENDS["torchscript"](Boundaries().eval(), {"x": torch.ones(2, 3)})
     owners = [(str(owner_of(n).call), n.op_type) for n in all_nodes(made.model) if n.op_type != "Constant"]
     assert owners == [
         ("one", "Add"), ("one", "Transpose"), (".", "Transpose"), ("two", "Add"), ("two", "Transpose"),
@@ -376,7 +376,7 @@ def test_torch_still_has_what_the_front_end_relies_on() -> None:
     assert {owner_of(node).evidence for node in all_nodes(made.model)} == {"exact"}, "scopes no longer reach node names"
     for side in ("inputs", "outputs"):
         ports = {port.call for port in made.values if port.side == side}
-        assert ports == {traced.call for traced in made.calls}, "border values no longer leave the trace as outputs"
+        assert ports == {traced.call for traced in made.calls}, "boundary values no longer leave the trace as outputs"
 
 
 # --- auto -----------------------------------------------------------------------------------------------------------

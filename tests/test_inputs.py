@@ -1,4 +1,4 @@
-"""Inputs are made up from the signature, the config and the parameters, and the model has run with them."""
+"""Inputs are generated from the signature, the config and the parameters, and the model has run with them."""
 
 from __future__ import annotations
 

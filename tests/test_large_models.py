@@ -308,7 +308,7 @@ def test_a_linked_model_takes_other_weights(linked: Path, tmp_path: Path) -> Non
 
 
 def test_functions_share_linked_weights(llama: Path) -> None:
-    exported(llama, llama / "model.onnx", carrier="functions", verify=True)
+    exported(llama, llama / "model.onnx", tags_as="functions", verify=True)
     np.testing.assert_allclose(computed(llama / "model.onnx"), expected(llama), atol=1e-5)
 
 

@@ -106,7 +106,7 @@ def test_what_a_tool_makes_is_a_tagged_file(case: ToolCase, model: str, optimize
         *(node.name for node in tagged.nodes), *(value.name for value in initializers(tagged.model)),
     }  # fmt: skip
     compared = verify_against(source, output)
-    assert any(call.isolated is not None for call in compared.calls)
+    assert any(call.per_module is not None for call in compared.calls)
     if case.lossless:
         assert compared.agrees, [call for call in compared.calls if call.status == "differ"]
 
@@ -129,7 +129,7 @@ def test_a_node_that_a_tool_did_not_touch_keeps_owner_and_evidence(case: ToolCas
     assert [key for key in same if owner_of(after[key]) != owner_of(before[key])] == []
 
 
-# --- fusions, by hand: what was swallowed, and what makes the output first
+# --- fusions, by hand: what was fused, and what makes the output first
 
 LAYER = "encoder.layer.0"
 BLOCK = "transformer.h.0"
@@ -168,7 +168,7 @@ FUSIONS = {
 
 
 @pytest.mark.parametrize("fusion", FUSIONS)
-def test_a_fused_node_has_the_modules_that_it_swallowed(fusion: str, optimized: Optimized) -> None:
+def test_a_fused_node_has_the_modules_that_it_fused(fusion: str, optimized: Optimized) -> None:
     model, tool, operator, _, output, expected = FUSIONS[fusion]
     _, path, _ = optimized(model, tool)
     nodes = [node for node in modelexport.load(path).nodes if node.op_type == operator]
@@ -254,13 +254,13 @@ def test_update_weights_names_the_entries_that_a_tool_folded_away(exported: Expo
         modelexport.update_weights(tmp_path / "out.onnx", weights, tmp_path / "no.onnx")
 
 
-# --- carriers, functions, weights beside the file
+# --- encodings, functions, weights beside the file
 
 
-@pytest.mark.parametrize("carrier", ["attributes", "functions"])
-def test_a_file_with_another_carrier_is_optimised_and_retagged(carrier: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("encoding", ["attributes", "functions"])
+def test_a_file_with_another_encoding_is_optimised_and_retagged(encoding: str, tmp_path: Path) -> None:
     case = models.case("blocks")
-    modelexport.export(case.build(), case.inputs(), tmp_path / "a.onnx", carrier=carrier)  # type: ignore[arg-type]
+    modelexport.export(case.build(), case.inputs(), tmp_path / "a.onnx", tags_as=encoding)  # type: ignore[arg-type]
     report = optimize_file(tmp_path / "a.onnx", "ort-extended", tmp_path / "out.onnx")
     assert (report.coverage.inferred, report.coverage.untagged) == (0, 0)
     assert verify_against(tmp_path / "a.onnx", tmp_path / "out.onnx").agrees
@@ -298,7 +298,7 @@ def functions(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     """An export with a function for each distinct module."""
     case = models.case(request.param)
     path = tmp_path_factory.mktemp("functions") / f"{request.param}.onnx"
-    modelexport.export(case.build(), case.inputs(), path, carrier="functions")
+    modelexport.export(case.build(), case.inputs(), path, tags_as="functions")
     return path
 
 

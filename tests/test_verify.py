@@ -20,13 +20,13 @@ import torch
 from safetensors.numpy import load_file
 
 import models
-from modelexport import export, load, update_weights, verify, verify_against, verify_vectors
+from modelexport import export, load, update_weights, verify, verify_against, verify_reference
 from modelexport.api import TaggedModel
 from modelexport.errors import FileFormatError, InputsError, UsageError
 from modelexport.format import keys
 from modelexport.graph.owners import owner_of
 from modelexport.runtime.sessions import open_session, run_session, with_outputs
-from modelexport.tagged.reference import open_vectors, vectors_path, write_vectors
+from modelexport.tagged.reference import open_reference, reference_path, write_reference
 from modelexport.verify.verdicts import VerifyReport
 
 AGREEING = (
@@ -51,14 +51,14 @@ Proven = Callable[[str], Path]
 
 @pytest.fixture(scope="session")
 def proven(tmp_path_factory: pytest.TempPathFactory) -> Proven:
-    """``proven(name)``: the export of a case with vectors."""
+    """``proven(name)``: the export of a case with reference."""
     folder = tmp_path_factory.mktemp("proven")
 
     def get(name: str) -> Path:
         path = folder / f"{name}.onnx"
         if not path.exists():
             case = models.case(name)
-            export(case.build(), case.inputs(), path, vectors=True)
+            export(case.build(), case.inputs(), path, reference=True)
         return path
 
     return get
@@ -66,7 +66,7 @@ def proven(tmp_path_factory: pytest.TempPathFactory) -> Proven:
 
 def copied(path: Path, folder: Path) -> Path:
     """The same file elsewhere, to be changed."""
-    for suffix in (".onnx", ".hierarchy.json", ".vectors.safetensors"):
+    for suffix in (".onnx", ".hierarchy.json", ".reference.safetensors"):
         shutil.copyfile(path.with_suffix(suffix), folder / path.with_suffix(suffix).name)
     return folder / path.name
 
@@ -76,16 +76,16 @@ def copied(path: Path, folder: Path) -> Path:
 
 @pytest.mark.parametrize("name", AGREEING)
 def test_every_call_with_nodes_is_comparable_and_agrees(name: str, proven: Proven) -> None:
-    report = verify_vectors(proven(name))
+    report = verify_reference(proven(name))
     assert [call for call in report.calls if call.status not in ("agree", "no nodes")] == []
     assert report.agrees
     assert report.diverging is None
     # The root's own nodes aside, whoever has nodes is compared on its own, too.
-    assert any(call.isolated is not None for call in report.calls)
+    assert any(call.per_module is not None for call in report.calls)
 
 
 def test_only_calls_inside_a_branch_cannot_be_compared(proven: Proven) -> None:
-    report = verify_vectors(proven("condition"))
+    report = verify_reference(proven("condition"))
     inside = [call for call in report.calls if call.status == "not comparable"]
     assert inside
     assert {call.reason for call in inside} == {"inside a branch, of which PyTorch shows no values"}
@@ -95,7 +95,7 @@ def test_only_calls_inside_a_branch_cannot_be_compared(proven: Proven) -> None:
 @pytest.mark.parametrize("name", ["blocks", "bert", "nested-structures"])
 def test_vectors_give_the_verdicts_that_the_model_gives(name: str, proven: Proven) -> None:
     case, path = models.case(name), proven(name)
-    with_model, without = verify(case.build(), case.inputs(), path), verify_vectors(path)
+    with_model, without = verify(case.build(), case.inputs(), path), verify_reference(path)
     assert without.calls == with_model.calls
     assert without.outputs == with_model.outputs
     assert with_model.parameters is not None
@@ -145,7 +145,7 @@ def wrong_axis(node: ir.Node) -> bool:
 def computed(tagged: TaggedModel, position: int) -> Any:
     """What the first output of a node is in a run of the whole file; ``None`` where ONNX Runtime refuses it."""
     value = tagged.model.graph[position].outputs[0]
-    inputs = {k.removeprefix("inputs/"): a for k, a in load_file(vectors_path(tagged.path)).items() if "inputs/" in k}
+    inputs = {k.removeprefix("inputs/"): a for k, a in load_file(reference_path(tagged.path)).items() if "inputs/" in k}
     try:
         return run_session(open_session(with_outputs(tagged.model, [value]), folder=tagged.path.parent), inputs)[
             value.name or ""
@@ -190,7 +190,9 @@ def faults(path: Path) -> Iterator[Fault]:
 
 
 def wrong_of_their_own(report: VerifyReport) -> list[str]:
-    return [c.address for c in report.calls if c.status == "differ" and c.isolated and c.isolated.status == "differ"]
+    return [
+        c.address for c in report.calls if c.status == "differ" and c.per_module and c.per_module.status == "differ"
+    ]
 
 
 @pytest.mark.parametrize("name", FAULTY)
@@ -202,7 +204,7 @@ def test_a_wrong_node_is_found_in_the_call_that_owns_it_and_in_no_other(
     for fault in planted:
         path = copied(proven(name), tmp_path)
         ir.save(fault.tagged.model, path)
-        report = verify_vectors(path)
+        report = verify_reference(path)
         assert wrong_of_their_own(report) == [fault.address], fault.what
         assert report.diverging is not None
         assert report.diverging.address == fault.address, fault.what
@@ -232,18 +234,18 @@ def test_a_tag_moved_to_another_call_is_found(name: str, proven: Proven, tmp_pat
             entry["call"] = moved.metadata_props[keys.CALL]
             entry["source_module"] = moved.metadata_props[keys.SOURCE_MODULE]
     sidecar.write_text(json.dumps(document))
-    report = verify_vectors(path)
+    report = verify_reference(path)
     wrong = {call.address for call in report.calls if "tags are wrong" in call.reason}
     assert target.call.address in wrong
     assert not report.agrees
 
 
-# --- vectors --------------------------------------------------------------------------------------------------------
+# --- reference values -----------------------------------------------------------------------------------------------
 
 
 def test_vectors_hold_the_inputs_and_the_values_under_their_names_in_the_file(proven: Proven) -> None:
     path = proven("bert")
-    kept, tagged = load_file(vectors_path(path)), load(path)
+    kept, tagged = load_file(reference_path(path)), load(path)
     made = {value.name for node in tagged.model.graph for value in node.outputs}
     inputs = models.case("bert").inputs()
     assert {key for key in kept if key.startswith("inputs/")} == {f"inputs/{v.name}" for v in tagged.model.graph.inputs}
@@ -256,22 +258,22 @@ def test_vectors_hold_the_inputs_and_the_values_under_their_names_in_the_file(pr
 
 def test_the_same_run_gives_the_same_bytes(proven: Proven, tmp_path: Path) -> None:
     case = models.case("blocks")
-    export(case.build(), case.inputs(), tmp_path / "blocks.onnx", vectors=True)
-    assert vectors_path(tmp_path / "blocks.onnx").read_bytes() == vectors_path(proven("blocks")).read_bytes()
+    export(case.build(), case.inputs(), tmp_path / "blocks.onnx", reference=True)
+    assert reference_path(tmp_path / "blocks.onnx").read_bytes() == reference_path(proven("blocks")).read_bytes()
 
 
 def test_vectors_of_chosen_modules_are_smaller_and_prove_those(proven: Proven, tmp_path: Path) -> None:
     case = models.case("bert")
     path = tmp_path / "bert.onnx"
-    export(case.build(), case.inputs(), path, vectors=["encoder.layer.1"])
-    assert vectors_path(path).stat().st_size < vectors_path(proven("bert")).stat().st_size
-    report = verify_vectors(path)
-    everything = {call.address: call for call in verify_vectors(proven("bert")).calls}
+    export(case.build(), case.inputs(), path, reference=["encoder.layer.1"])
+    assert reference_path(path).stat().st_size < reference_path(proven("bert")).stat().st_size
+    report = verify_reference(path)
+    everything = {call.address: call for call in verify_reference(proven("bert")).calls}
     assert report.calls == [everything[call.address] for call in report.calls]
     assert [call.address for call in report.calls if "." not in call.address.removeprefix("encoder.layer.1")]
     assert all(call.address.startswith("encoder.layer.1") for call in report.calls)
     with pytest.raises(UsageError, match=r"has no values of encoder.layer.0: it has those of encoder.layer.1"):
-        verify_vectors(path, modules=["encoder.layer.0"])
+        verify_reference(path, modules=["encoder.layer.0"])
 
 
 def test_values_are_held_a_batch_at_a_time(tmp_path: Path) -> None:
@@ -282,7 +284,7 @@ def test_values_are_held_a_batch_at_a_time(tmp_path: Path) -> None:
         asked.append(sorted(names))
         return {name: arrays[name] for name in names}
 
-    write_vectors(
+    write_reference(
         tmp_path / "x.safetensors",
         inputs={},
         outputs={},
@@ -300,7 +302,7 @@ def test_values_are_held_a_batch_at_a_time(tmp_path: Path) -> None:
 def test_the_size_is_told_before_anything_is_written(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     told = []
-    write_vectors(
+    write_reference(
         path,
         inputs={"x": np.zeros((3, 5), dtype=np.int64), "flag": np.array([True])},
         outputs={"y": np.zeros((2,), dtype=np.float32)},
@@ -317,13 +319,13 @@ def test_bfloat16_values_are_kept(tmp_path: Path) -> None:
 
     model = Net(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)).to(torch.bfloat16).eval()
     path = tmp_path / "net.onnx"
-    export(model, (torch.ones(2, 4, dtype=torch.bfloat16),), path, vectors=True)
-    with open_vectors(load(path)) as vectors:
-        assert {str(vectors.read(name).dtype) for name in vectors.available} == {"bfloat16"}
-        assert [array.dtype.name for array in vectors.inputs.values()] == ["bfloat16"]
+    export(model, (torch.ones(2, 4, dtype=torch.bfloat16),), path, reference=True)
+    with open_reference(load(path)) as reference:
+        assert {str(reference.read(name).dtype) for name in reference.available} == {"bfloat16"}
+        assert [array.dtype.name for array in reference.inputs.values()] == ["bfloat16"]
 
 
-@pytest.mark.parametrize("arguments", [[], ["--against", "bert.onnx"]], ids=["vectors", "against"])
+@pytest.mark.parametrize("arguments", [[], ["--against", "bert.onnx"]], ids=["reference values", "against"])
 def test_files_are_verified_without_torch(arguments: list[str], proven: Proven) -> None:
     code = (
         "import sys; from modelexport.cli import main\n"
@@ -351,19 +353,19 @@ def perturbed(path: Path, output: Path, module: str) -> None:
 def test_the_module_with_other_weights_loses_most(module: str, proven: Proven, tmp_path: Path) -> None:
     perturbed(proven("bert"), tmp_path / "other.onnx", module)
     report = verify_against(proven("bert"), tmp_path / "other.onnx")
-    assert report.inputs == "vectors"
+    assert report.inputs == "reference values"
     assert report.ranked[0].address == module
-    assert [c.address for c in report.calls if c.isolated and c.isolated.difference.status == "differ"] == [module]
-    assert report.ranked[0].isolated is not None
-    assert report.ranked[0].isolated.norm == pytest.approx(0.1, abs=0.05)
+    assert [c.address for c in report.calls if c.per_module and c.per_module.difference.status == "differ"] == [module]
+    assert report.ranked[0].per_module is not None
+    assert report.ranked[0].per_module.norm == pytest.approx(0.1, abs=0.05)
     assert not report.agrees
 
 
 def test_a_file_loses_nothing_against_itself_with_inputs_that_are_made_up(proven: Proven, tmp_path: Path) -> None:
     path = copied(proven("bert"), tmp_path)
-    vectors_path(path).unlink()
+    reference_path(path).unlink()
     report = verify_against(path, path)
-    assert report.inputs == "made up"
+    assert report.inputs == "random"
     assert report.agrees
     assert {call.status for call in report.calls} == {"agree", "no nodes"}
 
@@ -388,7 +390,7 @@ def test_half_precision_is_compared_in_its_own_tolerance(proven: Proven, tmp_pat
     half(proven("blocks"), tmp_path / "half.onnx")
     report = verify_against(proven("blocks"), tmp_path / "half.onnx")
     assert report.agrees
-    losses = [call.isolated for call in report.ranked if call.isolated is not None]
+    losses = [call.per_module for call in report.ranked if call.per_module is not None]
     assert {loss.difference.dtype for loss in losses} == {"float16"}
     assert all(loss.norm is not None and 0 < loss.norm < 1e-2 for loss in losses[:3])
     assert [loss.norm for loss in losses] == sorted((loss.norm for loss in losses), reverse=True)
@@ -437,7 +439,7 @@ def test_wrong_arguments_end_with_status_2_and_one_line(arguments: list[str], to
 @pytest.mark.parametrize(
     ("suffix", "told"),
     [
-        (".vectors.safetensors", "--model, another file with --against, or export with --vectors"),
+        (".reference.safetensors", "--model, another file with --against, or export with --reference"),
         (".hierarchy.json", "hierarchy.json is missing: it says which values"),
     ],
 )
@@ -445,21 +447,21 @@ def test_a_missing_document_is_named(suffix: str, told: str, proven: Proven, tmp
     path = copied(proven("blocks"), tmp_path)
     path.with_suffix(suffix).unlink()
     with pytest.raises(FileFormatError, match=re.escape(told)):
-        verify_vectors(path)
+        verify_reference(path)
 
 
 def test_vectors_of_another_file_are_refused(proven: Proven, tmp_path: Path) -> None:
     path = copied(proven("blocks"), tmp_path)
-    shutil.copyfile(vectors_path(proven("bert")), vectors_path(path))
+    shutil.copyfile(reference_path(proven("bert")), reference_path(path))
     with pytest.raises(FileFormatError, match="is not of"):
-        verify_vectors(path)
+        verify_reference(path)
 
 
 def test_damaged_vectors_are_refused(proven: Proven, tmp_path: Path) -> None:
     path = copied(proven("blocks"), tmp_path)
-    vectors_path(path).write_bytes(vectors_path(path).read_bytes()[:-1])
+    reference_path(path).write_bytes(reference_path(path).read_bytes()[:-1])
     with pytest.raises(FileFormatError, match="is damaged"):
-        verify_vectors(path)
+        verify_reference(path)
 
 
 def test_a_model_that_is_not_the_exported_one_is_refused_before_anything_runs(proven: Proven) -> None:
@@ -480,11 +482,11 @@ def test_inputs_that_do_not_fit_are_refused(proven: Proven) -> None:
 def test_missing_external_data_is_named(tmp_path: Path) -> None:
     case = models.case("bert")
     path = tmp_path / "bert.onnx"
-    export(case.build(), case.inputs(), path, vectors=True, weights="copy")
-    assert verify_vectors(path).agrees
+    export(case.build(), case.inputs(), path, reference=True, weights="copy")
+    assert verify_reference(path).agrees
     path.with_name("bert.onnx.data").unlink()
     with pytest.raises(UsageError, match=r"bert\.onnx\.data"):
-        verify_vectors(path)
+        verify_reference(path)
 
 
 def test_a_file_that_is_no_descendant_is_refused(proven: Proven) -> None:

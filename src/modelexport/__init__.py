@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from modelexport.tagged.flattening import strip as strip
     from modelexport.verify.descendant import verify_against as verify_against
     from modelexport.verify.model import verify as verify
-    from modelexport.verify.reference import verify_vectors as verify_vectors
+    from modelexport.verify.reference import verify_reference as verify_reference
     from modelexport.verify.verdicts import VerifyReport as VerifyReport
     from modelexport.weights.updates import update_weights as update_weights
 
@@ -46,7 +46,7 @@ _PUBLIC = {
     "update_weights": "modelexport.weights.updates",
     "verify": "modelexport.verify.model",
     "verify_against": "modelexport.verify.descendant",
-    "verify_vectors": "modelexport.verify.reference",
+    "verify_reference": "modelexport.verify.reference",
 }
 __all__ = sorted(_PUBLIC)  # noqa: PLE0605 - the table above is the list
 

@@ -72,7 +72,7 @@ def load(path: str | Path) -> TaggedModel:
 
 @dataclass(frozen=True, eq=False)
 class ModuleView:
-    """A call of a module: its nodes, its border, its parameters, the calls inside it."""
+    """A call of a module: its nodes, its boundary, its parameters, the calls inside it."""
 
     tagged: TaggedModel
     call: ModuleCall
@@ -105,12 +105,12 @@ class ModuleView:
     @property
     def inputs(self) -> tuple[ir.Value, ...]:
         """The values that enter its nodes; initializers do not count."""
-        return tuple(self.tagged.borders[self.call].inputs)
+        return tuple(self.tagged.boundaries[self.call].inputs)
 
     @property
     def outputs(self) -> tuple[ir.Value, ...]:
         """The values that leave its nodes."""
-        return tuple(self.tagged.borders[self.call].outputs)
+        return tuple(self.tagged.boundaries[self.call].outputs)
 
     @property
     def parameters(self) -> Mapping[str, ir.Value]:

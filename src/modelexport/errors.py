@@ -3,7 +3,7 @@
     ModelExportError              anything below; the command line prints its text as one line
     ├── UsageError                the input was wrong or missing: exit status 2
     │   ├── ModelLoadError        MODEL cannot be loaded
-    │   ├── InputsError           example inputs cannot be made up, or do not fit
+    │   ├── InputsError           example inputs cannot be generated, or do not fit
     │   ├── CaptureError          the model cannot be exported: names the module and the exporter's own reason
     │   ├── FileFormatError       a file is missing, empty, not ONNX, without tags, or of an unknown version
     │   ├── WeightsError          weights are not those of the exported module: lists every entry that does not fit
@@ -31,7 +31,7 @@ class ModelLoadError(UsageError):
 
 
 class InputsError(UsageError):
-    """Example inputs cannot be made up, or those that were given do not fit the model."""
+    """Example inputs cannot be generated, or those that were given do not fit the model."""
 
 
 class CaptureError(UsageError):

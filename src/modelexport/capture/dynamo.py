@@ -266,7 +266,7 @@ class _Owners:
             if call == before:
                 owners.update(dict.fromkeys(unknown, Owner((call,), Evidence.DERIVED)))
             before, unknown = call, []
-        # Those at a border between calls stay unknown here; lineage looks at what is around them.
+        # Those at a boundary between calls stay unknown here; lineage looks at what is around them.
         return owners | {
             node: owners[source]
             for node in graph.nodes

@@ -123,34 +123,36 @@ def _nothing_merged() -> Iterator[None]:
     """
     peephole = torch._C._jit_pass_onnx_peephole
 
-    def between_borders(graph: Any, *options: Any) -> None:
-        borders = [_border(graph, value) for value in {value.unique(): value for value in graph.outputs()}.values()]
+    def between_boundaries(graph: Any, *options: Any) -> None:
+        boundaries = [
+            _boundary(graph, value) for value in {value.unique(): value for value in graph.outputs()}.values()
+        ]
         peephole(graph, *options)
-        for border in borders:
-            border.output().replaceAllUsesWith(border.input())
-            border.destroy()
+        for boundary in boundaries:
+            boundary.output().replaceAllUsesWith(boundary.input())
+            boundary.destroy()
 
     with (
         mock.patch.object(torch._C, "_jit_pass_cse", lambda graph: False),
-        mock.patch.object(torch._C, "_jit_pass_onnx_peephole", between_borders),
+        mock.patch.object(torch._C, "_jit_pass_onnx_peephole", between_boundaries),
         mock.patch.object(torch._C, "_jit_onnx_log", lambda *lines: None),
     ):
         yield
 
 
-def _border(graph: Any, value: Any) -> Any:
+def _boundary(graph: Any, value: Any) -> Any:
     """A node that no pass knows, between a value and all that use it."""
-    border = graph.create("modelexport::border", [value], 1)
+    boundary = graph.create("modelexport::boundary", [value], 1)
     if value.node().kind() == "prim::Param":
-        graph.prependNode(border)
+        graph.prependNode(boundary)
     else:
-        border.insertAfter(value.node())
-    border.output().setType(value.type())
-    value.replaceAllUsesAfterNodeWith(border, border.output())
-    return border
+        boundary.insertAfter(value.node())
+    boundary.output().setType(value.type())
+    value.replaceAllUsesAfterNodeWith(boundary, boundary.output())
+    return boundary
 
 
-def _forget_made_up_sizes(model: ir.Model) -> None:
+def _forget_invented_sizes(model: ir.Model) -> None:
     """Keep the names of open sizes that are sizes of inputs: inference makes up others, alike for different sizes.
 
     ONNX Runtime puts values of one size into one buffer.
@@ -258,7 +260,7 @@ class _Traced(nn.Module):  # type: ignore[misc]
         passes.RemoveUnusedNodesPass()(model)
         _assign_owners(model, [traced.call for traced in seen])
         self._insert_parameters(graph, given)
-        _forget_made_up_sizes(model)
+        _forget_invented_sizes(model)
         _rename(model)
         output_names = tuple(name for name, _ in self._returned)
         for value, name in zip(graph.inputs, self._input_names(output_names), strict=True):

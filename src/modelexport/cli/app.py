@@ -47,7 +47,7 @@ RemoteCodeOption = Annotated[bool, typer.Option("--trust-remote-code", help="Run
 DtypeOption = Annotated[
     str | None, typer.Option(metavar="NAME", help="float32, float16, bfloat16: convert the weights while loading.")
 ]
-SeedOption = Annotated[int, typer.Option(help="For made-up weights and inputs.")]
+SeedOption = Annotated[int, typer.Option(help="For random weights and inputs.")]
 IncludeOption = Annotated[
     list[str] | None, typer.Option("--include", metavar="CLASS", help="A class that gets a segment in tags as well.")
 ]
@@ -75,7 +75,7 @@ class WeightsChoice(StrEnum):
     NONE = "none"
 
 
-class CarrierChoice(StrEnum):
+class EncodingChoice(StrEnum):
     METADATA = "metadata"
     ATTRIBUTES = "attributes"
     FUNCTIONS = "functions"
@@ -123,8 +123,9 @@ def export(
         Path | None, typer.Option("--dag-dir", metavar="DIR", help="Also write each module call's DAG as a file here.")
     ] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Compare every output with PyTorch's.")] = False,
-    vectors: Annotated[
-        bool, typer.Option("--vectors", help="Keep the inputs and every call's values of the PyTorch run beside FILE.")
+    reference: Annotated[
+        bool,
+        typer.Option("--reference", help="Keep the inputs and every call's values of the PyTorch run beside FILE."),
     ] = False,
     weights: Annotated[
         WeightsChoice,
@@ -134,10 +135,10 @@ def export(
         ),
     ] = WeightsChoice.AUTO,
     dtype: DtypeOption = None,
-    carrier: Annotated[
-        CarrierChoice,
+    tags_as: Annotated[
+        EncodingChoice,
         typer.Option(help="How FILE carries tags: metadata or attributes of nodes, or a function for each module."),
-    ] = CarrierChoice.METADATA,
+    ] = EncodingChoice.METADATA,
     model_class: ModelClassOption = None,
     trust_remote_code: RemoteCodeOption = False,
     seed: SeedOption = 0,
@@ -171,15 +172,15 @@ def export(
             source=loaded.weights,
             keep_torch_metadata=keep_torch_metadata,
             dag_dir=dag_dir,
-            carrier=carrier.value,
+            tags_as=tags_as.value,
             verify=verify,
-            vectors=vectors,
+            reference=reference,
             stages=stages,
         )
     if failure := result.hierarchy.settings.dynamo_failure:
         reason = failure.splitlines()[0]
         print(f"modelexport: warning: exported with torchscript; dynamo failed: {reason}", file=sys.stderr)
-    if carrier is CarrierChoice.ATTRIBUTES:
+    if tags_as is EncodingChoice.ATTRIBUTES:
         print(
             f"modelexport: warning: onnx.checker and ONNX Runtime refuse tags as attributes; "
             f"`modelexport strip {output} -o OUT.onnx` makes a file that they take",
@@ -433,7 +434,7 @@ def verify(
     seed: SeedOption = 0,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare FILE module by module: with MODEL, with OTHER, or with the vectors that `export --vectors` left."""
+    """Compare FILE module by module: with MODEL, with OTHER, or with the values that `export --reference` kept."""
     from modelexport.cli import show_verification
     from modelexport.core.stages import Stages
 
@@ -454,10 +455,10 @@ def verify(
             text = show_verification.format_losses(losses)
         else:
             if model is None:
-                from modelexport.verify.reference import verify_vectors
+                from modelexport.verify.reference import verify_reference
 
                 with stages("verify"):
-                    report = verify_vectors(file, modules=modules or (), provider=provider)
+                    report = verify_reference(file, modules=modules or (), provider=provider)
             else:
                 loaded, example = _load(
                     model, inputs, model_class, trust_remote_code, seed, stages, dtype=dtype, weights="auto"

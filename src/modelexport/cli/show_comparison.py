@@ -64,7 +64,7 @@ def _files(one: FileFacts, other: FileFacts) -> str:
     return align(rows)
 
 
-_LINES = ("size", "opset", "carrier", "version", "calls", "nodes", "evidence", "parameters", "constants")
+_LINES = ("size", "opset", "encoding", "version", "calls", "nodes", "evidence", "parameters", "constants")
 
 
 def _fact_cells(facts: FileFacts) -> Sequence[str]:
@@ -73,7 +73,7 @@ def _fact_cells(facts: FileFacts) -> Sequence[str]:
     return (
         _size(facts.bytes),
         opsets,
-        facts.carrier,
+        facts.encoding,
         facts.version,
         f"{facts.calls:,}",
         f"{facts.nodes:,}",

@@ -38,18 +38,18 @@ def format_verify(report: VerifyReport) -> str:
     lines += [f"{o.name}: {o.status} ({o.reason})" for o in report.outputs if o.status != "agree"]
     rows = [("MODULE", "CALL", "STATUS", "CHAINED", "ISOLATED", "")]
     rows += [
-        (*_verdict_cells(call), _largest(call.chained), _largest(call.isolated), shortened(call.reason, 100))
+        (*_verdict_cells(call), _largest(call.end_to_end), _largest(call.per_module), shortened(call.reason, 100))
         for call in report.calls
         if call.status in ("differ", "not comparable")
     ]
     if len(rows) > 1:
         lines += ["", align(rows, right={3, 4}), ""]
     statuses = Counter(call.status for call in report.calls)
-    chained = max((call.chained.absolute or 0.0 for call in report.calls if call.chained), default=0.0)
-    isolated = max((call.isolated.absolute or 0.0 for call in report.calls if call.isolated), default=0.0)
+    end_to_end = max((call.end_to_end.absolute or 0.0 for call in report.calls if call.end_to_end), default=0.0)
+    per_module = max((call.per_module.absolute or 0.0 for call in report.calls if call.per_module), default=0.0)
     summary = [
         f"{statuses['agree']:,} of {plural(len(report.calls) - statuses['no nodes'], 'call')} with nodes agree",
-        f"largest difference {chained:.1e} chained, {isolated:.1e} isolated",
+        f"largest difference {end_to_end:.1e} end to end, {per_module:.1e} per module",
     ]
     if report.parameters is not None:
         wrong = [*report.parameters.unaccounted, *report.parameters.differing]
@@ -68,7 +68,7 @@ def format_losses(report: AgainstReport, most: int = 20) -> str:
     rows = [("MODULE", "CALL", "STATUS", "ISOLATED", "NORM", "CHAINED", "NORM", "COSINE")]
     ranked = report.ranked
     for call in ranked[:most]:
-        made, through = call.isolated, call.chained
+        made, through = call.per_module, call.end_to_end
         rows.append(
             (
                 *_verdict_cells(call),

@@ -48,7 +48,7 @@ Side = Literal["inputs", "outputs"]
 
 
 class Port(NamedTuple):
-    """One tensor at the border of a call: the one in this position of all that its module gets or returns."""
+    """One tensor at the boundary of a call: the one in this position of all that its module gets or returns."""
 
     call: ModuleCall
     side: Side

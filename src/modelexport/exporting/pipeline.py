@@ -59,9 +59,9 @@ def export(
     source: Weights | None = None,
     keep_torch_metadata: bool = False,
     dag_dir: str | Path | None = None,
-    carrier: Literal["metadata", "attributes", "functions"] = "metadata",
+    tags_as: Literal["metadata", "attributes", "functions"] = "metadata",
     verify: bool = False,
-    vectors: bool | Sequence[str] = False,
+    reference: bool | Sequence[str] = False,
     stages: Stages | None = None,
 ) -> ExportResult:
     """Export a model to ``path``, every node tagged with the module call it came from.
@@ -88,11 +88,11 @@ def export(
             (:func:`modelexport.pytorch.loading.load_model` with ``weights="files"``).
         keep_torch_metadata: Keep the exporter's own ``pkg.torch.*`` keys, which hold paths of this machine.
         dag_dir: A folder for the entries of ``NAME.dag.json`` as files of their own; made if need be.
-        carrier: How the file carries the tags: ``metadata`` of nodes, ``attributes`` of nodes (which ONNX Runtime
+        tags_as: How the file carries the tags: ``metadata`` of nodes, ``attributes`` of nodes (which ONNX Runtime
             refuses until :func:`modelexport.strip` removes them), or ``functions``, one for each distinct module.
         verify: Run both models on ``inputs`` and compare every output.
-        vectors: Keep the inputs and the border values of every call, or of the calls with these addresses or tags and
-            inside them, in ``NAME.vectors.safetensors``: they prove the file without PyTorch.
+        reference: Keep the inputs and boundary values of every call, or of the calls with these addresses or tags and those
+            inside them, in ``NAME.reference.safetensors``: they prove the file without PyTorch.
         stages: Times the stages of the export; says on the way which one is running.
 
     Raises:
@@ -166,10 +166,10 @@ def export(
             ".operations.json": encode_table(operations_document(graph, tags)),
         }
     functions = None
-    with stages("carrier"):
-        if carrier == "functions":
+    with stages("encoding"):
+        if tags_as == "functions":
             functions = write_functions(graph, tags)
-        elif carrier == "attributes":
+        elif tags_as == "attributes":
             write_attributes(graph)
     verified = None
     with written_together(path.parent) as staging:
@@ -178,23 +178,23 @@ def export(
             summary = save_with_weights(written, path, staging, mode=weights, parameters=found, weights=source)
             for suffix, document in written_documents.items():
                 (staging / path.name).with_suffix(suffix).write_bytes(document)
-        with reachable(staging, path, summary) if verify or vectors else nullcontext():
+        with reachable(staging, path, summary) if verify or reference else nullcontext():
             if verify:
                 from modelexport.verify.model import verify as verify_file
 
-                with stages("verify"), runnable(staging / path.name, carrier) as file:
+                with stages("verify"), runnable(staging / path.name, tags_as) as file:
                     verified = verify_file(model, inputs, file, sidecar=hierarchy, weights=source)
-            if vectors:
-                from modelexport.verify.model import record_vectors
+            if reference:
+                from modelexport.verify.model import record_reference
 
-                with stages("vectors"):
-                    record_vectors(
+                with stages("reference values"):
+                    record_reference(
                         model,
                         inputs,
                         staging / path.name,
-                        modules=() if isinstance(vectors, bool) else vectors,
+                        modules=() if isinstance(reference, bool) else reference,
                         sidecar=hierarchy,
-                        announce=lambda size: stages.tell(f"vectors, {size / 1e6:,.1f} MB"),
+                        announce=lambda size: stages.tell(f"reference values, {size / 1e6:,.1f} MB"),
                         weights=source,
                     )
         write_report(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from modelexport.format import documents, keys
 from modelexport.graph.nodes import all_nodes
-from modelexport.tagged.encodings.functions import FunctionsForm
+from modelexport.tagged.encodings.functions import FunctionsModel
 from modelexport.weights.placement import WeightsSummary
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ def write_report(
     hierarchy: documents.Hierarchy,
     seconds: Mapping[str, float],
     verified: VerifyReport | None,
-    functions: FunctionsForm | None = None,
+    functions: FunctionsModel | None = None,
     weights: WeightsSummary | None = None,
 ) -> None:
     """Write the report of an export as Markdown."""
@@ -32,7 +32,7 @@ def format_report(
     hierarchy: documents.Hierarchy,
     seconds: Mapping[str, float],
     verified: VerifyReport | None,
-    functions: FunctionsForm | None = None,
+    functions: FunctionsModel | None = None,
     weights: WeightsSummary | None = None,
 ) -> str:
     """The report: tree, coverage, time by stage, what has no nodes and why, the weights, and the verification."""
@@ -101,7 +101,7 @@ def _verification(verified: VerifyReport | None) -> list[str]:
     return ["## Against PyTorch", f"On `{verified.provider}`.", _table(header, rows)]
 
 
-def _functions(functions: FunctionsForm | None) -> list[str]:
+def _functions(functions: FunctionsModel | None) -> list[str]:
     if functions is None:
         return []
     calls = Counter(node.op_identifier() for node in all_nodes(functions.model))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from modelexport.format import documents
-from modelexport.tagged.encodings.functions import FunctionsForm
+from modelexport.tagged.encodings.functions import FunctionsModel
 from modelexport.tagged.tree import TreeRow
 from modelexport.weights.placement import WeightsSummary
 
@@ -32,8 +32,8 @@ class ExportResult:
     files: Sequence[Path]
     """Every file that was written; of the DAG files the folder."""
 
-    functions: FunctionsForm | None = None
-    """With the `functions` carrier: the model as written, and the calls that could not become functions."""
+    functions: FunctionsModel | None = None
+    """With the `functions` encoding: the model as written, and the calls that could not become functions."""
 
     weights: WeightsSummary = field(default_factory=WeightsSummary)
     """Where the weights are."""

@@ -13,7 +13,7 @@ import onnx_ir as ir
 from modelexport.errors import FileFormatError
 from modelexport.files.linked import read_linked
 from modelexport.files.wire import SMALL, with_weights, without_weights
-from modelexport.format.keys import WEIGHTS
+from modelexport.format import keys
 from modelexport.graph.nodes import initializers
 
 LARGEST_INSIDE = 10**9
@@ -60,6 +60,10 @@ def read_without_weights(path: Path) -> ir.Model:
     model = ir.serde.deserialize_model(onnx.ModelProto.FromString(rest))
     if b"location" in rest:  # the key of every tensor in another file
         ir.external_data.set_base_dir(model.graph, path.parent)
+    for value in initializers(model):
+        if value.const_value is not None and value.const_value.metadata_props:
+            value.metadata_props.update(value.const_value.metadata_props)
+            value.const_value.metadata_props.clear()
     for value in model.graph.initializers.values():
         place, tensor = found.get(value.name or ""), value.const_value
         if place is not None and tensor is not None:
@@ -101,9 +105,16 @@ def save_model(model: ir.Model, path: Path, *, external: bool | None = None) -> 
         now = [value.const_value for value in initializers(model) if value.const_value is not None]
         apart = any(isinstance(tensor, ir.ExternalTensor) for tensor in now)
         external = apart or sum(tensor.nbytes for tensor in now) > LARGEST_INSIDE
-    model.metadata_props.pop(WEIGHTS, None)
+    model.metadata_props.pop(keys.WEIGHTS, None)
     if external:
-        ir.save(model, path, external_data=f"{path.name}.data")
+        values = [value for value in initializers(model) if value.const_value is not None]
+        tensors = [value.const_value for value in values]
+        try:
+            ir.external_data.unload_from_model(model, path.parent, f"{path.name}.data")
+            save_with_references(model, path)
+        finally:
+            for value, tensor in zip(values, tensors, strict=True):
+                value.const_value = tensor
     else:
         _write(model, path, lambda tensor: isinstance(tensor, ir.ExternalTensor) or _is_large(tensor))
 
@@ -123,18 +134,53 @@ def _write(model: ir.Model, path: Path, streamed: Callable[[ir.TensorProtocol], 
     try:
         for value in values:
             value.const_value = _Hollow(tensors[value.name or ""])
-        rest = ir.serde.serialize_model(model).SerializeToString()
+        proto = ir.serde.serialize_model(model)
     finally:
         for value in values:
             value.const_value = tensors[value.name or ""]
+    _describe_initializers(proto.graph)
     with path.open("wb") as file:
-        for part in with_weights(rest, tensors):
+        for part in with_weights(proto.SerializeToString(), tensors):
             if isinstance(part, bytes):
                 file.write(part)
             elif hasattr(part, "tofile"):  # an optional part of the protocol
                 part.tofile(file)
             else:
                 file.write(part.tobytes())
+
+
+def _describe_initializers(graph: onnx.GraphProto) -> None:
+    """Move the properties of initializers from ``value_info``, where onnx_ir writes them, to their tensors.
+
+    A tensor has its type and shape itself, and ONNX Runtime's quantizers fail on an initializer that has both.
+    """
+    tensors = {tensor.name: tensor for tensor in graph.initializer}
+    described = 0
+    for info in graph.value_info:  # those of initializers come first
+        if info.name not in tensors:
+            break
+        tensors[info.name].metadata_props.extend(info.metadata_props)
+        described += 1
+    del graph.value_info[:described]
+    for value in graph.input:
+        if value.name in tensors:
+            tensors[value.name].metadata_props.extend(value.metadata_props)
+            del value.metadata_props[:]
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                _describe_initializers(attribute.g)
+            for nested in attribute.graphs:
+                _describe_initializers(nested)
+
+
+def _upgrade(model: ir.Model) -> None:
+    """Bring a model of an older format version up to today's, in place."""
+    properties = model.metadata_props
+    if properties.get(keys.FORMAT_VERSION_KEY) in keys.READ_VERSIONS:
+        properties[keys.FORMAT_VERSION_KEY] = keys.FORMAT_VERSION
+        if keys.FORMER_ENCODING in properties:
+            properties[keys.ENCODING] = properties.pop(keys.FORMER_ENCODING)
 
 
 def _is_large(tensor: ir.TensorProtocol) -> bool:
@@ -158,6 +204,7 @@ def load_onnx(path: Path) -> ir.Model:
         model = read_without_weights(path)
     except Exception as error:  # protobuf's exception type is not public, and damage shows in many ways
         raise FileFormatError(f"{path} is not an ONNX file, or damaged ({type(error).__name__})") from error
+    _upgrade(model)
     read_linked(model, path.parent)
     if not model.opset_imports and not len(model.graph):
         raise FileFormatError(f"{path} is not an ONNX file: it has no operator set and no nodes")

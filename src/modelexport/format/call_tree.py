@@ -25,14 +25,15 @@ def check_version(path: Path, properties: Mapping[str, str]) -> None:
             f"{path} has no tags of modelexport: export it with `modelexport export`, or make some of what another "
             f"exporter left with `modelexport adopt {path} -o OUT.onnx`"
         )
-    if version != keys.FORMAT_VERSION:
+    if version not in keys.READ_VERSIONS:
         raise unknown_version(path, version)
 
 
 def unknown_version(path: Path, version: str) -> FileFormatError:
     """The error for a file of a format version that this version of modelexport cannot read."""
     return FileFormatError(
-        f"{path} has format version {version}, and this version of modelexport reads {keys.FORMAT_VERSION}: "
+        f"{path} has format version {version}, and this version of modelexport reads "
+        f"{' and '.join(sorted(keys.READ_VERSIONS))}: "
         "export it again, or use the version that wrote it"
     )
 

@@ -172,7 +172,7 @@ class CallTreeEntry(msgspec.Struct, frozen=True, omit_defaults=True):
     tag: str
     parent: str | None = None
     like: str | None = None
-    """Where the carrier is `functions`: an earlier call. What is inside this one is left out; it is what is inside that
+    """With the encoding `functions`: an earlier call. What is inside this one is left out; it is what is inside that
     one, with addresses and tags that begin with this one's in the place of that one's."""
 
 

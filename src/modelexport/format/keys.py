@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-FORMAT_VERSION = "2026-11-21"
-"""2026-11-21: first version."""
+FORMAT_VERSION = "2026-11-22"
+"""2026-11-22: properties of initializers are in ``TensorProto.metadata_props``; ``modelexport.carrier`` is now
+``modelexport.encoding``; ``NAME.vectors.safetensors`` is ``NAME.reference.safetensors``.
+2026-11-21: first version."""
+
+READ_VERSIONS = frozenset({FORMAT_VERSION, "2026-11-21"})
+"""Versions that this version of modelexport reads."""
 
 # metadata_props of nodes
 SOURCE_MODULE = "modelexport.source_module"
@@ -13,7 +18,7 @@ HIERARCHY_TAGS = "modelexport.hierarchy_tags"  # also of initializers
 CALLS = "modelexport.calls"
 NAMESPACE = "namespace"
 
-# metadata_props of call nodes in the main graph, where the carrier is `functions`
+# metadata_props of call nodes in the main graph, where the encoding is `functions`
 NAMES = "modelexport.names"
 """A JSON array: the names that the values and nodes inside the call have in the flat graph, in the order of a walk. A
 number stands for the name in the body with that number at its end (``mul_3`` and 15: ``mul_15``), ``null`` for the name
@@ -25,7 +30,7 @@ SHAPES = "modelexport.shapes"
 INITIALIZER = "modelexport.initializer"
 """Marks a ``Constant`` that is an initializer in the flat graph."""
 
-# attributes of nodes, where the carrier is `attributes`, and of call nodes, where it is `functions`
+# attributes of nodes, where the encoding is `attributes`, and of call nodes, where it is `functions`
 SOURCE_MODULE_ATTRIBUTE = "source_module"
 HIERARCHY_TAGS_ATTRIBUTE = "hierarchy_tags"
 FUNCTIONS_DOMAIN = "modelexport"
@@ -42,8 +47,10 @@ FORMAT_VERSION_KEY = "modelexport.format_version"
 VERSION_KEY = "modelexport.version"
 STATE_DICT = "modelexport.state_dict"
 """A JSON object: key to :class:`StateDictEntry`, for every entry of the module, in its order."""
-CARRIER = "modelexport.carrier"
+ENCODING = "modelexport.encoding"
 """``attributes`` or ``functions``; left out where it is ``metadata``."""
+FORMER_ENCODING = "modelexport.carrier"
+"""What the property was called in files of 2026-11-21."""
 ADOPTED = "modelexport.adopted"
 """In a file that another exporter wrote: a JSON object, source of the tags to how many nodes have them from it."""
 WEIGHTS = "modelexport.weights"

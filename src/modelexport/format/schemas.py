@@ -1,4 +1,4 @@
-"""JSON Schemas of the documents, made from their types. ``python -m modelexport.format.schemas`` writes those we ship."""
+"""JSON Schemas of the documents, made from their types. ``python -m modelexport.format.schemas`` writes them."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from modelexport.graph.owners import owner_of
 
 @dataclass
 class CallBoundary:
-    """The values at the border of a call's nodes, those of the calls inside it included. Initializers do not count."""
+    """The values that enter and leave a call's nodes, those of the calls inside it included; no initializers."""
 
     inputs: dict[ir.Value, None] = field(default_factory=dict)
     outputs: dict[ir.Value, None] = field(default_factory=dict)
@@ -48,7 +48,7 @@ class _Boundaries:
         self._owners: dict[ir.Node, tuple[int, ...]] = {}
         self._around: dict[tuple[int, ...], frozenset[int]] = {}
         """Owners to the calls that they ran in, themselves included."""
-        self._holders: dict[ir.Graph, ir.Node] = {}
+        self._enclosing: dict[ir.Graph, ir.Node] = {}
         self._left: set[tuple[ir.Value, int | None]] = set()
         for node in all_nodes(model):
             owner = owner_of(node)
@@ -56,7 +56,7 @@ class _Boundaries:
             if owners not in self._around:
                 self._around[owners] = frozenset(call for owned in owners for call in self._stacks[owned])
             for graph in nested_graphs(node):
-                self._holders[graph] = node
+                self._enclosing[graph] = node
         for node, owners in self._owners.items():
             for value in node.inputs:
                 if value is None or value.is_initializer():
@@ -67,19 +67,19 @@ class _Boundaries:
         for graph in model.graphs():
             for value in graph.outputs:
                 if not value.is_initializer():
-                    self._edge(value, self._holders.get(graph))
+                    self._edge(value, self._enclosing.get(graph))
 
-    def _with_holders(self, node: ir.Node | None) -> Iterator[ir.Node]:
+    def _with_enclosing(self, node: ir.Node | None) -> Iterator[ir.Node]:
         """A node, the node that holds the graph it is in, and so on outwards."""
         while node is not None:
             yield node
-            node = self._holders.get(node.graph) if isinstance(node.graph, ir.Graph) else None
+            node = self._enclosing.get(node.graph) if isinstance(node.graph, ir.Graph) else None
 
     def _edge(self, value: ir.Value, user: ir.Node | None) -> None:
         """Let a value leave and enter calls on its way from its producer to a node, or out of the graph."""
         producer = value.producer()
-        makers = [self._around[self._owners[node]] for node in self._with_holders(producer)]
-        for node in self._with_holders(user):
+        makers = [self._around[self._owners[node]] for node in self._with_enclosing(producer)]
+        for node in self._with_enclosing(user):
             for call in self._owners[node]:
                 for above in self._stacks[call]:
                     if any(above in around for around in makers):

@@ -48,10 +48,10 @@ def may_be(one: ir.Shape | None, other: ir.Shape | None) -> bool:
     )
 
 
-def consumers(node: ir.Node, holders: Mapping[ir.Graph, ir.Node]) -> Iterator[ir.Node]:
+def consumers(node: ir.Node, enclosing: Mapping[ir.Graph, ir.Node]) -> Iterator[ir.Node]:
     """The nodes that use a node's outputs; a nested graph's outputs are used by the node that holds it."""
     for value in node.outputs:
         for user, _ in value.uses():
             yield user
-        if value.is_graph_output() and isinstance(value.graph, ir.Graph) and value.graph in holders:
-            yield holders[value.graph]
+        if value.is_graph_output() and isinstance(value.graph, ir.Graph) and value.graph in enclosing:
+            yield enclosing[value.graph]

@@ -209,13 +209,13 @@ def _repeated(model: ir.Model, unnumbered: set[ir.Node]) -> list[str]:
     """
     found: dict[str, None] = {}
     for value in initializers(model):
-        holder = (value.name or "").rpartition(".")[0]
+        enclosing = (value.name or "").rpartition(".")[0]
         uses: Counter[tuple[ModuleCall, str]] = Counter()
         for node, _ in value.uses():
-            if node in unnumbered and (owner := owner_of(node)) is not None and owner.call.path == holder != "":
+            if node in unnumbered and (owner := owner_of(node)) is not None and owner.call.path == enclosing != "":
                 uses[owner.call, node.op_type] += 1
         if any(count > 1 for count in uses.values()):
-            found[holder] = None
+            found[enclosing] = None
     return list(found)
 
 
@@ -232,8 +232,8 @@ def _parameters(model: ir.Model, paths: set[str]) -> set[ir.Value]:
             persistent = value.metadata_props.get(f"{_SPECIFICATION}persistent") != "False"
             is_entry = kind == "PARAMETER" or (kind == "BUFFER" and persistent)
         else:
-            holder, dot, _ = (value.name or "").rpartition(".")
-            is_entry = bool(dot) and holder in paths
+            enclosing, dot, _ = (value.name or "").rpartition(".")
+            is_entry = bool(dot) and enclosing in paths
         if is_entry:
             found.add(value)
     return found

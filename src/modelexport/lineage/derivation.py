@@ -33,7 +33,7 @@ from modelexport.graph.owners import OWNER, owner_of
 from modelexport.graph.snapshot import _INDEX, Source, SourceNode, scoped_nodes
 
 _IDENTITY = ("", "Identity", "")
-"""Computes nothing, so that it leaves no owner behind where it was swallowed."""
+"""Computes nothing, so that it leaves no owner behind where it was fused."""
 
 
 def derive_owners(source: Source, changed: ir.Model) -> dict[str, ir.Value]:
@@ -56,7 +56,7 @@ class Derivation:
     values: dict[str, ir.Value] = field(default_factory=dict)
     """Names of source values that the changed graph has, under that name or another, to what they are there."""
     behind: dict[str, tuple[ModuleCall, ...]] = field(default_factory=dict)
-    holders: dict[ir.Graph, ir.Node] = field(default_factory=dict)
+    enclosing: dict[ir.Graph, ir.Node] = field(default_factory=dict)
     """Nested graph to the node that holds it."""
     scopes: dict[ir.Node, str] = field(default_factory=dict)
     """Node in the body of a function to what its names begin with."""
@@ -80,7 +80,7 @@ class Derivation:
         for scope, node in scoped_nodes(self.changed):
             if scope:
                 self.scopes[node] = scope
-            self.holders.update((graph, node) for graph in nested_graphs(node))
+            self.enclosing.update((graph, node) for graph in nested_graphs(node))
             yield node
 
     def place(self, nodes: list[ir.Node]) -> None:
@@ -91,7 +91,7 @@ class Derivation:
             node.meta.pop(_INDEX, None)
             if owner is not None:
                 node.meta[OWNER] = owner
-        _place([node for node in nodes if node not in self.matches], self.holders)
+        _place([node for node in nodes if node not in self.matches], self.enclosing)
         self._infer(nodes)
 
     def _match(self, node: ir.Node) -> int | None:
@@ -122,10 +122,13 @@ class Derivation:
             producer = value.producer()
             if index is None or producer is None:
                 continue
-            twins = self.matches.setdefault(producer, [])
-            if not twins or self.source.nodes[index].op == self.source.nodes[twins[0]].op == producer.op_identifier():
-                if index not in twins:
-                    twins.append(index)
+            duplicates = self.matches.setdefault(producer, [])
+            if (
+                not duplicates
+                or self.source.nodes[index].op == self.source.nodes[duplicates[0]].op == producer.op_identifier()
+            ):
+                if index not in duplicates:
+                    duplicates.append(index)
                 self._is(self.source.nodes[index], producer)
             elif value.shape is not None and self.source.types.get(name) == (value.dtype, value.shape):
                 # What made it did nothing, and is gone.
@@ -181,7 +184,7 @@ class Derivation:
         """A node of which the source itself knew nothing belongs to the call that everything around it belongs to."""
         for node in nodes:
             if OWNER not in node.meta:
-                around = _calls_of([*_producers(node), *consumers(node, self.holders)], {})
+                around = _calls_of([*_producers(node), *consumers(node, self.enclosing)], {})
                 if len(around) == 1:
                     node.meta[OWNER] = Owner(around, Evidence.INFERRED)
 
@@ -200,14 +203,14 @@ _BY_IDENTITY = (ir.AttributeType.TENSOR, ir.AttributeType.GRAPH, ir.AttributeTyp
 def place_unowned(model: ir.Model) -> None:
     """Give each node that has no owner the owners of the nodes that it leads to, or else of those it comes from."""
     nodes = list(all_nodes(model))
-    _place([node for node in nodes if OWNER not in node.meta], _holders(nodes))
+    _place([node for node in nodes if OWNER not in node.meta], _enclosing(nodes))
 
 
-def _place(new: Sequence[ir.Node], holders: Mapping[ir.Graph, ir.Node]) -> None:
+def _place(new: Sequence[ir.Node], enclosing: Mapping[ir.Graph, ir.Node]) -> None:
     """A new node belongs to the nodes that it leads to, or else to those that it comes from."""
     leads: dict[ir.Node, tuple[ModuleCall, ...]] = {}
     for node in reversed(new):
-        leads[node] = _calls_of(consumers(node, holders), leads)
+        leads[node] = _calls_of(consumers(node, enclosing), leads)
     for node in new:
         leads[node] = leads[node] or _calls_of(_producers(node), leads)
         if leads[node]:
@@ -229,6 +232,6 @@ def _producers(node: ir.Node) -> Iterator[ir.Node]:
             yield producer
 
 
-def _holders(nodes: Iterable[ir.Node]) -> dict[ir.Graph, ir.Node]:
+def _enclosing(nodes: Iterable[ir.Node]) -> dict[ir.Graph, ir.Node]:
     """Nested graph to the node that holds it."""
     return {graph: node for node in nodes for graph in nested_graphs(node)}

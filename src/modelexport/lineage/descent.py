@@ -4,7 +4,7 @@ The rules are those of :mod:`modelexport.lineage`. Of a file from outside less i
 in memory, so that a node is matched by what is left:
 
 - by the name of a value that it makes, as there;
-- by a name *made after* one: ``linear_3_quantized``, ``node_MatMul_46/MatMulAddFusion``. Such a node makes a form of
+- by a name *made after* one: ``linear_3_quantized``, ``node_MatMul_46/MatMulAddFusion``. Such a node makes a variant of
   the value. The name counts only where the node takes what the value is computed from: names alone would do harm
   where two tools number their values in the same way;
 - by the parameter that it takes, where one source node took that, or one of those that are lost around it;
@@ -15,7 +15,7 @@ in memory, so that a node is matched by what is left:
   ``QLinearConv``) takes what the fused node takes.
 
 A node with the operator that the source had is ``exact`` where nothing between its inputs and its output was lost. A
-form of a value never is.
+variant of a value never is.
 
 Over 400 lines because the rules work on one another's findings, and are read in the order in which they run.
 """
@@ -42,7 +42,7 @@ _MOVES = frozenset({"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transp
 """Operators of ONNX that compute nothing: tools drop them, or move them."""
 _SEPARATOR = re.compile(r"[^A-Za-z0-9]+")
 _NEAR = 24
-"""Source nodes between a value and what a node may take to make a form of it."""
+"""Source nodes between a value and what a node may take to make a variant of it."""
 _CHAIN = 4
 """Nodes that do no more than pass a value on (casts, reshapes), one behind the other."""
 _REGION = 1_000
@@ -56,13 +56,13 @@ class Descent:
     values: Mapping[str, ir.Value]
     """Names of source values to what they are in the changed graph, where they are there."""
     names: Mapping[ir.Value, str]
-    """Values of the changed graph to the source value that they are, or are a form of."""
+    """Values of the changed graph to the source value that they are, or are a variant of."""
     merged: Mapping[ir.Value, Sequence[str]]
     """Initializers of the changed graph to others of the source that they stand for too."""
     lost: Mapping[ir.Value, Sequence[str]]
     """Initializers to those of the source that were used where they are used, and are not there any more."""
     common: int
-    """Values of the changed graph, initializers included, that are or are forms of a source value."""
+    """Values of the changed graph, initializers included, that are or are variants of a source value."""
     total: int
     several: Mapping[ir.Node, str]
     """Nodes with several owners to why they have."""
@@ -110,10 +110,10 @@ class _Names:
 @dataclass
 class _Descent(Derivation):
     names: dict[ir.Value, str] = field(default_factory=dict)
-    forms: set[str] = field(default_factory=set)
-    """Source values of which the changed graph has a form."""
+    variants: set[str] = field(default_factory=set)
+    """Source values of which the changed graph has a variant."""
     resembling: set[ir.Node] = field(default_factory=set)
-    """Nodes that make a form of a value and not the value itself."""
+    """Nodes that make a variant of a value and not the value itself."""
     merged: dict[ir.Value, list[str]] = field(default_factory=lambda: defaultdict(list))
     anchors: dict[ir.Node, list[int]] = field(default_factory=lambda: defaultdict(list))
     """Nodes to the source nodes whose parameters they take."""
@@ -152,7 +152,7 @@ class _Descent(Derivation):
                 self.values[name] = value
                 self.names[value] = name
             elif (original := self._original.original(name)) is not None:
-                self._is_form(value, original)
+                self._is_variant(value, original)
 
     def _known(self, name: str) -> bool:
         return name in self.source.producer or name in self.source.initializers or name in self._inputs
@@ -173,9 +173,9 @@ class _Descent(Derivation):
     def _is_same(self, node: ir.Node, before: SourceNode) -> bool:
         return node.op_identifier() == before.op and len(before.outputs) == len(node.outputs)
 
-    def _is_form(self, value: ir.Value, original: str) -> None:
+    def _is_variant(self, value: ir.Value, original: str) -> None:
         self.names[value] = original
-        self.forms.add(original)
+        self.variants.add(original)
 
     def _resemble(self, node: ir.Node) -> None:
         """Match a node whose output, or which itself, is named after a value of the source."""
@@ -186,9 +186,9 @@ class _Descent(Derivation):
             index = self.source.producer.get(original)
             if index is None:  # of a graph input or an initializer: belongs to what it leads to
                 if any(self.names.get(used) == original for used in node.inputs if used is not None):
-                    self._is_form(value, original)
+                    self._is_variant(value, original)
             elif self._takes_what(node, original):
-                self._is_form(value, original)
+                self._is_variant(value, original)
                 self.matches.setdefault(node, [index])
                 self.resembling.add(node)
 
@@ -242,7 +242,7 @@ class _Descent(Derivation):
                 return
             self.resembling.add(node)
         if node.outputs[0] not in self.names:
-            self._is_form(node.outputs[0], before.outputs[0])
+            self._is_variant(node.outputs[0], before.outputs[0])
         self.matches[node] = sorted({*found, *self.anchors[node]}, reverse=True)
 
     def _around(self, node: ir.Node) -> set[int]:
@@ -250,7 +250,7 @@ class _Descent(Derivation):
         known = list(self.matches.get(node, ()))
         pending, seen = [node], {node}
         while pending and not known and len(seen) <= _NEAR:
-            for user in consumers(pending.pop(), self.holders):
+            for user in consumers(pending.pop(), self.enclosing):
                 known.extend(self.matches.get(user, ()))
                 if user not in self.matches and user not in seen:
                     seen.add(user)
@@ -264,7 +264,7 @@ class _Descent(Derivation):
         return value.is_initializer() or self.names.get(value) in self.source.constant
 
     def _by_activation(self, node: ir.Node) -> None:
-        """A form of a value may go on to an operator that one of the node's attributes names: ``activation: Relu``."""
+        """A variant of a value may go on to an operator that an attribute of the node names: ``activation: Relu``."""
         named = {a.as_string() for a in node.attributes.values() if a.type == ir.AttributeType.STRING}
         index = self.matches[node][0]
         if not named & self._operators or any(
@@ -274,12 +274,12 @@ class _Descent(Derivation):
         for _ in range(_CHAIN):
             users = {user for output in self.source.nodes[index].outputs for user in self._users.get(output, ())}
             outputs = {output for user in users for output in self.source.nodes[user].outputs}
-            if len(users) != 1 or any(output in self.forms for output in outputs):
+            if len(users) != 1 or any(output in self.variants for output in outputs):
                 return
             index = users.pop()
             if self.source.nodes[index].op[1] in named:
                 self.matches[node].insert(0, index)
-                self._is_form(node.outputs[0], self.source.nodes[index].outputs[0])
+                self._is_variant(node.outputs[0], self.source.nodes[index].outputs[0])
                 return
 
     @cached_property
@@ -312,7 +312,7 @@ class _Descent(Derivation):
                     self.values[name] = value
             elif value not in self.names or producer in self.resembling:
                 self._makes(producer, value, index, name)
-            elif name not in self.forms:
+            elif name not in self.variants:
                 self._has_two_names(value, producer, index, name, alone=len(differing) == 1)
 
     def _initializer_is(self, value: ir.Value, name: str) -> None:
@@ -338,8 +338,8 @@ class _Descent(Derivation):
 
     def _has_two_names(self, value: ir.Value, producer: ir.Node, index: int, name: str, *, alone: bool) -> None:
         """A value of one name stands where the source has another: equal nodes became one, or a node did nothing."""
-        twins = self.matches.get(producer, [])
-        other, one = self.source.nodes[index], self.source.nodes[twins[0]] if twins else None
+        duplicates = self.matches.get(producer, [])
+        other, one = self.source.nodes[index], self.source.nodes[duplicates[0]] if duplicates else None
         if one is not None and self._takes_others(producer, one):
             # The name is the one that the value had before something was folded into the node.
             self.values.pop(self.names[value], None)
@@ -347,8 +347,8 @@ class _Descent(Derivation):
             return
         if one is not None and one.op == other.op == producer.op_identifier():
             if same_attributes(one.attributes, other.attributes) or _compatible(producer.attributes, other.attributes):
-                if index not in twins:
-                    twins.append(index)
+                if index not in duplicates:
+                    duplicates.append(index)
                 self.values[name] = value
         elif alone and self.source.types.get(name, (None, None))[1] == self._shape_of(value):
             self.values[name] = value
@@ -439,7 +439,7 @@ class _Descent(Derivation):
         return any(self.names.get(value) in before.inputs for value in node.inputs if value is not None)
 
     def _is_open(self, value: ir.Value) -> bool:
-        """Whether it is computed, and not known, or only as a form."""
+        """Whether it is computed, and not known, or only as a variant."""
         producer = value.producer()
         return producer is not None and (value not in self.names or producer in self.resembling)
 
@@ -509,7 +509,7 @@ class _Descent(Derivation):
     # --- owners
 
     def is_boundary(self, name: str) -> bool:
-        return name in self.forms or super().is_boundary(name)
+        return name in self.variants or super().is_boundary(name)
 
     def owner(self, node: ir.Node) -> Owner | None:
         """The owner of a matched node: exact where it is the source's node and nothing before it was lost."""
@@ -518,23 +518,23 @@ class _Descent(Derivation):
         for before in matched:
             calls.update(dict.fromkeys(before.owner.calls if before.owner is not None else ()))
         same = node not in self.resembling and node.op_identifier() == matched[0].op
-        swallowed: dict[ModuleCall, None] = {}
+        fused: dict[ModuleCall, None] = {}
         for before in matched:
             if self._passes_on(node, before):
                 continue
             for name in before.inputs:
-                swallowed.update(dict.fromkeys(self.calls_behind(name)))
+                fused.update(dict.fromkeys(self.calls_behind(name)))
         first = matched[0].owner
-        if same and len(matched) == 1 and not swallowed:
+        if same and len(matched) == 1 and not fused:
             return first
-        calls.update(swallowed)
+        calls.update(fused)
         if len(calls) > 1:
-            merged = same and not swallowed
+            merged = same and not fused
             self.placed[node] = "equal operations of these calls became one" if merged else "fused out of these calls"
         return Owner(tuple(calls), Evidence.DERIVED) if calls else None
 
     def _passes_on(self, node: ir.Node, before: SourceNode) -> bool:
-        """Whether a node takes the value of which it makes a form, or a form of the value that it makes."""
+        """Whether a node takes the value of which it makes a variant, or a variant of the value that it makes."""
         given = (value for value in node.inputs if value is not None and not value.is_initializer())
         return any(self.names.get(value) in before.outputs for value in given)
 

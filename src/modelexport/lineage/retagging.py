@@ -61,7 +61,7 @@ class RetagReport(msgspec.Struct, frozen=True, kw_only=True):
     files: list[str]
     coverage: documents.Coverage
     common: int
-    """Values of the changed file that are values of the tagged one, or forms of them."""
+    """Values of the changed file that are values of the tagged one, or variants of them."""
     values: int
     """Values of the changed file, initializers included."""
     fused: list[SeveralOwners]
@@ -184,9 +184,9 @@ def _flat(path: Path, tagged: TaggedFile) -> tuple[ir.Model, bool]:
     """What a tool wrote, without functions and without what it may have kept of our tags."""
     model = load_onnx(path)
     inlined = bool(model.functions)
-    if inlined and tagged.carrier == "functions":
+    if inlined and tagged.encoding == "functions":
         try:  # a tool that kept the functions may have kept what they say about names in the flat graph
-            model.metadata_props.setdefault(keys.CARRIER, tagged.carrier)
+            model.metadata_props.setdefault(keys.ENCODING, tagged.encoding)
             unpack_tags(model, tagged.calls, tagged.tags)
         except (LookupError, ValueError, TypeError):
             model = load_onnx(path)
@@ -205,7 +205,7 @@ def _flat(path: Path, tagged: TaggedFile) -> tuple[ir.Model, bool]:
     for store in (model.metadata_props, *stores):
         for key in [key for key in store if key.startswith("modelexport.")]:
             del store[key]
-    if tagged.carrier == "attributes":
+    if tagged.encoding == "attributes":
         for node in all_nodes(model):
             node.attributes.pop(keys.SOURCE_MODULE_ATTRIBUTE, None)
             node.attributes.pop(keys.HIERARCHY_TAGS_ATTRIBUTE, None)

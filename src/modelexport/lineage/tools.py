@@ -19,10 +19,10 @@ from modelexport.files.atomic import check_writable
 from modelexport.files.onnx_models import save_model
 from modelexport.graph.nodes import initializers
 from modelexport.lineage.retagging import RetagReport, retag
-from modelexport.runtime.random_inputs import made_up_inputs
+from modelexport.runtime.random_inputs import make_random_inputs
 from modelexport.runtime.sessions import open_session
 from modelexport.tagged.file import TaggedFile, read_tagged
-from modelexport.tagged.reference import open_vectors, vectors_path
+from modelexport.tagged.reference import open_reference, reference_path
 
 Inputs = Callable[[], Mapping[str, Any]]
 """Gives example inputs, for the tools that run the file."""
@@ -44,8 +44,8 @@ class Tool:
 def optimize_file(path: str | Path, tool: str, output: str | Path) -> RetagReport:
     """Run a tool on a tagged file, and give what comes out its tags back.
 
-    A file with another carrier than ``metadata`` is made flat for the tool first. A tool that has to run the file
-    gets the inputs of the file's vectors, or made-up ones.
+    A file with another encoding than ``metadata`` is made flat for the tool first. A tool that has to run the file
+    gets the inputs of the file's reference, or random ones.
 
     Args:
         path: A tagged file.
@@ -70,7 +70,7 @@ def optimize_file(path: str | Path, tool: str, output: str | Path) -> RetagRepor
     tagged = read_tagged(path)
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=".modelexport-") as folder:
         source, target = path, Path(folder, output.name)
-        if tagged.carrier != "metadata":
+        if tagged.encoding != "metadata":
             source = Path(folder, f"flat-{path.name}")
             save_model(tagged.model, source)
         try:
@@ -85,10 +85,10 @@ def optimize_file(path: str | Path, tool: str, output: str | Path) -> RetagRepor
 
 
 def _inputs(tagged: TaggedFile, file: Path) -> Mapping[str, Any]:
-    if vectors_path(tagged.path).is_file():
-        with open_vectors(tagged) as vectors:
-            return dict(vectors.inputs)
-    return made_up_inputs(tagged.model, open_session(file, optimized=True))
+    if reference_path(tagged.path).is_file():
+        with open_reference(tagged) as reference:
+            return dict(reference.inputs)
+    return make_random_inputs(tagged.model, open_session(file, optimized=True))
 
 
 def _ort(level: str) -> Callable[[Path, Path, Inputs], None]:

@@ -29,13 +29,13 @@ Inputs = dict[str, Any]
 Shape = tuple[int, ...]
 
 _LENGTHS = (16, 4)
-"""Lengths of made-up sequences; the second is for models that have few positions."""
+"""Lengths of generated sequences; the second is for models that have few positions."""
 _EDGES = (64, 224, 32, 28, 96, 128, 256, 299, 384)
 """Edges of images, where only a convolution says what an image is."""
 _SAMPLES = (1024, 16000, 128, 64, 16)
 """Lengths of signals, where only a convolution says what a signal is."""
 _MAIN = ("input_ids", "pixel_values", "input_features", "input_values", "decoder_input_ids")
-"""Arguments that carry data. They are made up even where optional, so that every part of the model runs."""
+"""Arguments that carry data. They are generated even where optional, so that every part of the model runs."""
 _BESIDE_TEXT = ("attention_mask", "token_type_ids")
 """Optional arguments that go with ``input_ids``."""
 _SHAPED_BY_ANOTHER = ("mask", "token_type_ids", "position_ids", "bool_masked_pos")
@@ -63,17 +63,17 @@ def example_inputs(
 
     Args:
         model: It runs in eval mode without gradients; its modes and the caller's random state stay as they were.
-        spec: What to use in place of, or beside, what would be made up: a dict, or the path of a JSON file with name ->
+        spec: Replaces or adds to what would be generated: a dict, or the path of a JSON file with name ->
             ``{"dtype": "int64", "shape": [2, 8], "range": [0, 100]}`` (100 is excluded), ``{"value": [[1, 2]]}``, or
             ``null`` to leave an argument out.
         directory: Where the model's tokenizer or ``preprocessor_config.json`` lies.
         seed: For the values.
         batch: The first dimension; 1 where the model takes no other.
         has_weights: Whether it can run. Without weights its run is one of shapes and types alone, and where those
-            fit no inputs, the first that were made up are returned.
+            fit no inputs, the first that were generated are returned.
 
     Raises:
-        InputsError: ``spec`` is wrong, or an argument cannot be made up; the message then has the JSON to write.
+        InputsError: ``spec`` is wrong, or an argument cannot be generated; the message then has the JSON to write.
     """
     signature = inspect.signature(model.forward).parameters
     kind = inspect.Parameter
@@ -137,7 +137,7 @@ def _line(error: BaseException | None, limit: int = 240) -> str:
 
 
 def _advice(runner: _Runner, maker: _Maker, given: Inputs) -> str:
-    """Why nothing ran, and the JSON to correct: what was made up first."""
+    """Why nothing ran, and the JSON to correct: what was generated first."""
     kind, tried = type(runner.model).__name__, runner.first_inputs or {}
     entries: dict[str, Any] = {}
     for name, value in tried.items():
@@ -148,7 +148,7 @@ def _advice(runner: _Runner, maker: _Maker, given: Inputs) -> str:
     problem = f"{kind} does not run with {_describe(tried)}: {_line(runner.first_error)}"
     if not entries:
         return f"{problem}; give others, or let a factory return the module and its inputs"
-    return f"{problem}; correct the made-up part and pass it with --inputs SPEC.json: {json.dumps(entries)}"
+    return f"{problem}; correct the generated part and pass it with --inputs SPEC.json: {json.dumps(entries)}"
 
 
 def _plans(

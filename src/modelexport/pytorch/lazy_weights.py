@@ -189,17 +189,17 @@ def with_weights(model: nn.Module, weights: Weights, never_called: Collection[st
             get theirs while the module around them runs.
     """
     modules = dict(model.named_modules())
-    holders: dict[str, dict[str, nn.Parameter]] = {}
+    by_module: dict[str, dict[str, nn.Parameter]] = {}
     for path, module in modules.items():
-        holder = path
-        while holder in never_called and holder:
-            holder = holder.rpartition(".")[0]
+        called = path
+        while called in never_called and called:
+            called = called.rpartition(".")[0]
         for name, parameter in module.named_parameters(recurse=False):
             key = f"{path}.{name}" if path else name
             if key in weights.tensors:
-                holders.setdefault(holder, {})[key] = parameter
+                by_module.setdefault(called, {})[key] = parameter
     with contextlib.ExitStack() as stack:
-        for path, parameters in holders.items():
+        for path, parameters in by_module.items():
             loader = _Loader(weights, parameters)
             stack.callback(modules[path].register_forward_pre_hook(loader.before).remove)
             stack.callback(modules[path].register_forward_hook(loader.after, always_call=True).remove)

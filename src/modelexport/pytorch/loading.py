@@ -67,7 +67,7 @@ def load_model(
             arguments, or a tuple of positional ones.
         model_class: A class of transformers, an ``Auto`` class included, in place of the one that the config names.
         trust_remote_code: Whether Python code from the model's own repository may run.
-        seed: For all weights that are made up: those of ``bert-tiny``, of a factory, and those a checkpoint lacks.
+        seed: For all weights that are generated: those of ``bert-tiny``, of a factory, and those a checkpoint lacks.
         dtype: ``float32``, ``float16``, ...; ``None`` keeps what the checkpoint or the factory has.
         weights: ``files`` builds the module without them: it cannot run by itself, and ``LoadedModel.weights`` says
             where they are. ``auto`` does so if the checkpoint is in safetensors files of more than 1 GB.

@@ -67,16 +67,16 @@ def _all_paths(module: nn.Module, path: str, above: set[nn.Module]) -> Iterator[
 def _parameter_counts(modules: list[nn.Module]) -> tuple[dict[nn.Module, int], dict[nn.Module, int]]:
     """Elements of the parameters, and of those to be trained, that each module and its descendants hold."""
     parents: dict[nn.Module, list[nn.Module]] = {module: [] for module in modules}
-    holders: dict[nn.Parameter, list[nn.Module]] = {}
+    enclosing: dict[nn.Parameter, list[nn.Module]] = {}
     for module in modules:
         for child in module.children():
             parents[child].append(module)
         for parameter in module.parameters(recurse=False):
-            holders.setdefault(parameter, []).append(module)
+            enclosing.setdefault(parameter, []).append(module)
 
     total = dict.fromkeys(modules, 0)
     trainable = dict.fromkeys(modules, 0)
-    for parameter, direct in holders.items():
+    for parameter, direct in enclosing.items():
         if is_lazy(parameter):
             continue
         # Each module from which the parameter can be reached counts it once, however many ways lead to it.

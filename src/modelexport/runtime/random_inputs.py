@@ -18,7 +18,7 @@ _SIZES = ((2, 8), (2, 32), (1, 64), (1, 224), (1, 1))
 """For a dynamic first axis and for every other dynamic axis."""
 
 
-def made_up_inputs(model: ir.Model, runs: onnxruntime.InferenceSession, *, seed: int = 0) -> dict[str, Any]:
+def make_random_inputs(model: ir.Model, runs: onnxruntime.InferenceSession, *, seed: int = 0) -> dict[str, Any]:
     """Arrays that a file has run with and given no NaN: numbers drawn from a normal distribution, whole numbers, true.
 
     Args:
@@ -42,7 +42,7 @@ def made_up_inputs(model: ir.Model, runs: onnxruntime.InferenceSession, *, seed:
                             break
                 return draw(whole)
     names = ", ".join(value.name or "" for value in model.graph.inputs)
-    raise InputsError(f"no inputs that are made up fit ({names}): export with --vectors, which keeps inputs that do")
+    raise InputsError(f"none of the random inputs fit ({names}): export with --reference, which keeps inputs that do")
 
 
 class _Draw:

@@ -67,7 +67,7 @@ class Cutter:
         self._tagged = tagged
         self._model = tagged.model
         self._position = {node: i for i, node in enumerate(tagged.nodes)}
-        self._holders = {graph: node for node in tagged.nodes for graph in nested_graphs(node)}
+        self._enclosing = {graph: node for node in tagged.nodes for graph in nested_graphs(node)}
         self._in_functions = {node for function in self._model.functions.values() for node in function.all_nodes()}
         self._own: dict[ModuleCall, list[ir.Node]] = defaultdict(list)
         for node in tagged.nodes:
@@ -78,7 +78,7 @@ class Cutter:
         self._repeatable: dict[ir.OperatorIdentifier, bool] = {}
 
     @cached_property
-    def borders(self) -> Mapping[ModuleCall, CallBoundary]:
+    def boundaries(self) -> Mapping[ModuleCall, CallBoundary]:
         """The boundary of every call in the whole model."""
         return find_boundaries(self._model, self._tagged.calls)
 
@@ -91,7 +91,7 @@ class Cutter:
 
         Raises:
             UsageError: Its nodes are in the body of a function.
-            FileFormatError: A value at its border has no type, not even one that can be inferred.
+            FileFormatError: A value at its boundary has no type, not even one that can be inferred.
         """
         inside = set(self._inside(call))
         own = {node for each in inside for node in self._own.get(each, ())}
@@ -99,11 +99,11 @@ class Cutter:
             raise UsageError(
                 f"nodes of '{call}' are in functions of {self._tagged.path}: use `modelexport inline` first"
             )
-        border = self.borders[call]
-        self._check_types(call, [*border.inputs, *border.outputs])
-        constants = {value: None for value in border.inputs if self._is_constant(value)}
+        boundary = self.boundaries[call]
+        self._check_types(call, [*boundary.inputs, *boundary.outputs])
+        constants = {value: None for value in boundary.inputs if self._is_constant(value)}
         borrowed = set(self._behind(constants))
-        others = [value for value in border.inputs if value not in constants]
+        others = [value for value in boundary.inputs if value not in constants]
         arguments = {value: None for value in others if not _is_size(value)}
         inputs: list[ir.Value] = []
         renewed: dict[ir.Value, _Renewed] = {}
@@ -114,11 +114,11 @@ class Cutter:
             else:
                 borrowed |= found[0]
                 renewed |= found[1]
-        graph = self._copy(own | borrowed, [*inputs, *renewed], list(border.outputs))
+        graph = self._copy(own | borrowed, [*inputs, *renewed], list(boundary.outputs))
         for renewal in renewed.values():
             _read_off(graph, renewal, graph.inputs.pop(len(inputs)), graph.inputs[inputs.index(renewal.source)])
         model = self._wrap(graph, call, inside)
-        return Cut(model, inputs, list(border.outputs), len(borrowed - own) + len(renewed))
+        return Cut(model, inputs, list(boundary.outputs), len(borrowed - own) + len(renewed))
 
     def _inside(self, call: ModuleCall) -> Iterator[ModuleCall]:
         pending = [call]
@@ -232,15 +232,15 @@ class Cutter:
         ).clone()
 
     def _is_held(self, node: ir.Node, nodes: set[ir.Node]) -> bool:
-        holder = self._holder(node)
-        while holder is not None:
-            if holder in nodes:
+        enclosing = self._enclosing_node(node)
+        while enclosing is not None:
+            if enclosing in nodes:
                 return True
-            holder = self._holder(holder)
+            enclosing = self._enclosing_node(enclosing)
         return False
 
-    def _holder(self, node: ir.Node) -> ir.Node | None:
-        return self._holders.get(node.graph) if isinstance(node.graph, ir.Graph) else None
+    def _enclosing_node(self, node: ir.Node) -> ir.Node | None:
+        return self._enclosing.get(node.graph) if isinstance(node.graph, ir.Graph) else None
 
     def _wrap(self, graph: ir.Graph, call: ModuleCall, inside: set[ModuleCall]) -> ir.Model:
         """A model of a graph, with the functions it uses, the whole's metadata, and the tags that concern it."""

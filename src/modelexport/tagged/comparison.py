@@ -45,7 +45,7 @@ class FileFacts(msgspec.Struct, frozen=True, kw_only=True):
     """With the files that its weights are in."""
     version: str
     """Of modelexport, that wrote it."""
-    carrier: str
+    encoding: str
     opsets: dict[str, int]
     """The standard domain is the empty string."""
     settings: documents.Settings | None
@@ -133,7 +133,7 @@ class FileComparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compare(first: str | Path | TaggedFile, second: str | Path | TaggedFile, *, values: bool = False) -> FileComparison:
-    """Compare two tagged files, whatever their carriers.
+    """Compare two tagged files, whatever their encodings.
 
     Args:
         values: Compare the elements of parameters as well; this reads all weights. Without it none are read.
@@ -217,7 +217,7 @@ class _Side:
             path=str(tagged.path),
             bytes=sum(file.stat().st_size for file in files if file.is_file()),
             version=model.metadata_props.get(keys.VERSION_KEY, ""),
-            carrier=tagged.carrier,
+            encoding=tagged.encoding,
             opsets=dict(model.opset_imports),
             settings=sidecar.settings if sidecar else None,
             environment=dict(sidecar.environment) if sidecar else {},

@@ -39,7 +39,7 @@ class TaggedFile:
     calls: CallTree
     tags: Mapping[ModuleCall, str]
     """The tag of every call."""
-    carrier: str = "metadata"
+    encoding: str = "metadata"
     """How the file carries the tags. The model in memory is flat, with tags as metadata, whatever this is."""
 
     @cached_property
@@ -112,7 +112,7 @@ class TaggedFile:
         return segment.partition("@")[0].partition(".")[0]
 
     @cached_property
-    def borders(self) -> Mapping[ModuleCall, CallBoundary]:
+    def boundaries(self) -> Mapping[ModuleCall, CallBoundary]:
         """The values that enter and leave the nodes of each call."""
         return find_boundaries(self.model, self.calls)
 
@@ -175,7 +175,7 @@ def read_tagged(path: str | Path) -> TaggedFile:
     check_version(path, model.metadata_props)
     try:
         calls, tags = read_call_tree(model.metadata_props)
-        carrier = unpack_tags(model, calls, tags)
+        encoding = unpack_tags(model, calls, tags)
         owners: dict[tuple[str, str], Owner] = {}
         for node in all_nodes(model):
             owner = _read_owner(node, owners)
@@ -183,7 +183,7 @@ def read_tagged(path: str | Path) -> TaggedFile:
                 node.meta[OWNER] = owner
     except (LookupError, ValueError, TypeError) as error:
         raise FileFormatError(f"{path} has damaged tags ({error}): export it again") from error
-    return TaggedFile(path, model, calls, tags, carrier)
+    return TaggedFile(path, model, calls, tags, encoding)
 
 
 def _read_owner(node: ir.Node, known: dict[tuple[str, str], Owner]) -> Owner | None:

@@ -1,4 +1,4 @@
-"""Files of the `attributes` and `functions` carriers made flat and runnable again: ``strip`` and ``inline``."""
+"""Files of the `attributes` and `functions` encodings made flat and runnable again: ``strip`` and ``inline``."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def inline(path: str | Path, output: str | Path) -> None:
 
 
 @contextlib.contextmanager
-def runnable(path: Path, carrier: str) -> Iterator[Path]:
+def runnable(path: Path, encoding: str) -> Iterator[Path]:
     """A file that ONNX Runtime accepts: ``path``, or for the time of the block a copy without tags as attributes."""
-    if carrier != "attributes":
+    if encoding != "attributes":
         yield path
         return
     with tempfile.TemporaryDirectory(dir=path.parent) as directory:
@@ -50,10 +50,10 @@ def runnable(path: Path, carrier: str) -> Iterator[Path]:
         yield Path(directory, path.name)
 
 
-def _rewrite(path: Path, output: Path, carrier: str, otherwise: str) -> None:
+def _rewrite(path: Path, output: Path, encoding: str, otherwise: str) -> None:
     check_writable(output)
     tagged = file.read_tagged(path)
-    if tagged.carrier != carrier:
-        raise UsageError(f"{path} has the carrier '{tagged.carrier}', not '{carrier}': there is {otherwise}")
+    if tagged.encoding != encoding:
+        raise UsageError(f"{path} has the encoding '{tagged.encoding}', not '{encoding}': there is {otherwise}")
     with written_together(output.parent) as staging:
         save_model(tagged.model, staging / output.name)

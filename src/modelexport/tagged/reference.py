@@ -1,4 +1,4 @@
-"""``NAME.vectors.safetensors``: the values of a PyTorch run beside a file, which prove it without PyTorch."""
+"""``NAME.reference.safetensors``: the values of a PyTorch run beside a file, which prove it without PyTorch."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ _MODULES, _OUTPUTS = "modules", "outputs"
 TypeAndShape = tuple[str, tuple[int, ...]]
 
 
-def vectors_path(path: Path) -> Path:
-    """Where the vectors of a file lie."""
-    return path.with_suffix(".vectors.safetensors")
+def reference_path(path: Path) -> Path:
+    """Where the reference values of a file lie."""
+    return path.with_suffix(".reference.safetensors")
 
 
 @dataclass(frozen=True)
-class Vectors:
-    """The vectors of a file, of which one tensor at a time is read: a reference for ``verify_calls``."""
+class ReferenceValues:
+    """The reference values of a file, of which one tensor at a time is read: a reference for ``verify_calls``."""
 
     inputs: Mapping[str, Any]
     """Name of an input of the file to its array."""
@@ -66,7 +66,7 @@ class Vectors:
         return {name: self.read(name) for name in names}
 
 
-def write_vectors(
+def write_reference(
     path: Path,
     *,
     inputs: Mapping[str, Any],
@@ -77,13 +77,13 @@ def write_vectors(
     announce: Callable[[int], None] = lambda size: None,
     batch_bytes: int = BATCH_BYTES,
 ) -> None:
-    """Write the vectors of a file, the same bytes for the same values.
+    """Write the reference values of a file, the same bytes for the same values.
 
     Args:
         path: The file to write; it should not be there yet.
         inputs: Name of an input of the file to its array.
         outputs: Name to what the model returns, in order.
-        values: Name of a border value to its element type and shape.
+        values: Name of a boundary value to its element type and shape.
         read: Gives the arrays of some of these; asked for at most ``batch_bytes`` at a time.
         modules: The calls whose values these are; none for all.
         announce: Told the size in bytes before anything is computed or written.
@@ -109,7 +109,9 @@ def write_vectors(
     total = len(header) + sum(sizes.values())
     announce(total)
     if total > (free := shutil.disk_usage(path.parent).free):
-        raise OutputError(f"the vectors need {total:,} bytes and {path.parent} has {free:,}: choose fewer modules")
+        raise OutputError(
+            f"the reference values need {total:,} bytes and {path.parent} has {free:,}: choose fewer modules"
+        )
     with path.open("wb") as file:
         file.write(header)
         for batch in split_batches(sizes, batch_bytes):
@@ -138,8 +140,8 @@ def _width(dtype: str) -> int:
 
 
 @contextmanager
-def open_vectors(tagged: TaggedFile) -> Iterator[Vectors]:
-    """The vectors beside a file.
+def open_reference(tagged: TaggedFile) -> Iterator[ReferenceValues]:
+    """The reference values beside a file.
 
     Raises:
         FileFormatError: They are missing or damaged, or of another file.
@@ -147,30 +149,32 @@ def open_vectors(tagged: TaggedFile) -> Iterator[Vectors]:
     import ml_dtypes  # noqa: F401 - gives NumPy the bfloat16 that safetensors asks it for
     from safetensors import SafetensorError, safe_open
 
-    path = vectors_path(tagged.path)
+    path = reference_path(tagged.path)
     if not path.is_file():
         raise FileFormatError(
             f"there is no {path} to verify {tagged.path} with: give the model with --model, another file with "
-            f"--against, or export with --vectors"
+            f"--against, or export with --reference"
         )
     try:
         opened = safe_open(path, framework="numpy")
         # safetensors has no annotations here.
         metadata = opened.metadata() or {}  # type: ignore[no-untyped-call]
         version = metadata.get(keys.FORMAT_VERSION_KEY)
-        if version != keys.FORMAT_VERSION:
-            raise FileFormatError(f"{path} has the format version {version}, not {keys.FORMAT_VERSION}: export again")
+        if version not in keys.READ_VERSIONS:
+            raise FileFormatError(
+                f"{path} has the format version {version}, which this version cannot read: export again"
+            )
         outputs, modules = json.loads(metadata[_OUTPUTS]), json.loads(metadata[_MODULES])
     except (SafetensorError, OSError, LookupError, ValueError) as error:
-        raise FileFormatError(f"{path} is damaged ({error}): export again with --vectors") from error
+        raise FileFormatError(f"{path} is damaged ({error}): export again with --reference") from error
     with opened as file:
         stored = list(file.keys())
         names = [value.name for value in tagged.model.graph.inputs]
         kept = [key.removeprefix(_INPUTS) for key in stored if key.startswith(_INPUTS)]
         calls = [ModuleCall.parse(address) for address in modules]
         if set(kept) != set(names) or any(call not in tagged.calls for call in calls):
-            raise FileFormatError(f"{path} is not of {tagged.path}: inputs or modules differ; export with --vectors")
-        yield Vectors(
+            raise FileFormatError(f"{path} is not of {tagged.path}: inputs or modules differ; export with --reference")
+        yield ReferenceValues(
             inputs={name: file.get_tensor(f"{_INPUTS}{name}") for name in kept},
             outputs=outputs,
             modules=calls,

@@ -39,7 +39,7 @@ def skim(path: Path) -> Skimmed | None:
             model = onnx.ModelProto.FromString(without_weights(data)[0])
         properties = _properties(model)
         check_version(path, properties)
-        if keys.CARRIER in properties:
+        if keys.ENCODING in properties or keys.FORMER_ENCODING in properties:
             return None
         calls, tags = read_call_tree(properties)
         nodes: list[tuple[ModuleCall | None, str]] = []

@@ -2,8 +2,8 @@
 
 Two runs of the file are compared with PyTorch's, at every value that a module gets or returns:
 
-- *chained*: the file as it is, from its inputs to its outputs;
-- *isolated*: the file cut at all those values, each stretch between them fed with PyTorch's, so that an error shows
+- *end to end*: the file as it is, from its inputs to its outputs;
+- *per module*: the file cut at all those values, each stretch between them fed with PyTorch's, so that an error shows
   where it is made (:mod:`modelexport.segments`).
 
 And the tags themselves: what enters and leaves the nodes of a call has to be what its module gets and returns.
@@ -61,7 +61,7 @@ def sidecar_of(tagged: TaggedFile) -> documents.Hierarchy:
 
 @dataclass(frozen=True)
 class _Ports:
-    """The values of the file at the borders of its modules, as the sidecar knows them."""
+    """The values of the file at the boundaries of its modules, as the sidecar knows them."""
 
     tagged: TaggedFile
     sidecar: documents.Hierarchy
@@ -85,7 +85,7 @@ class _Ports:
 
     @cached_property
     def sizes(self) -> dict[str, int]:
-        """Every border value that a node of the main graph makes and the reference has, in order, to its size in bytes.
+        """Every boundary value that a node of the main graph makes and the reference has, in order, to its bytes.
 
         A dynamic size counts as the largest size of any tensor that is known.
         """
@@ -122,8 +122,8 @@ def verify_calls(
     ports = _Ports(tagged, sidecar, given.available)
     shown = [call for call in sidecar.calls if not modules or _inside(tagged, call.address, modules)]
     wanted = _wanted(ports, shown, everything=not modules)
-    chained: dict[str, Difference] = {}
-    isolated: dict[str, Difference] = {}
+    end_to_end: dict[str, Difference] = {}
+    per_module: dict[str, Difference] = {}
     folder = tagged.path.parent
     for batch in sessions.split_batches({name: ports.sizes[name] for name in wanted}, batch_bytes):
         cut = segmented(tagged.model, ports.sizes, batch)
@@ -132,7 +132,7 @@ def verify_calls(
         values = [_output(ports.made[name], name) for name in batch]
         whole = sessions.open_session(sessions.with_outputs(tagged.model, values), folder=folder, provider=provider)
         actual = sessions.run_session(whole, {name: feeds[name] for name in sessions.input_names(whole)})
-        chained.update((name, compare_arrays(name, right[name], array)) for name, array in actual.items())
+        end_to_end.update((name, compare_arrays(name, right[name], array)) for name, array in actual.items())
         del whole
         pieces = sessions.open_session(cut, folder=folder, provider=provider)
         inputs = {
@@ -140,8 +140,8 @@ def verify_calls(
             for name in sessions.input_names(pieces)
         }
         actual = sessions.run_session(pieces, inputs)
-        isolated.update((name, compare_arrays(name, right[name], array)) for name, array in actual.items())
-    return list(_verdicts(ports, shown, chained, isolated))
+        per_module.update((name, compare_arrays(name, right[name], array)) for name, array in actual.items())
+    return list(_verdicts(ports, shown, end_to_end, per_module))
 
 
 def sampled_calls(tagged: TaggedFile, count: int, *, seed: int = 0) -> list[ModuleCall]:
@@ -184,17 +184,17 @@ def verify_alone(
             needed.update(wanted, (str(value.name).removesuffix(GIVEN) for value in cut.graph.inputs))
             weights.update(value.name or "" for value in initializers(cut))
     right = given(needed - set(feeds))
-    isolated: dict[str, Difference] = {}
+    per_module: dict[str, Difference] = {}
     for cut, wanted in cuts:
         session = sessions.open_session(cut, folder=tagged.path.parent, provider=provider)
         names = sessions.input_names(session)
         inputs = {n: right[n.removesuffix(GIVEN)] if n.endswith(GIVEN) else feeds[n] for n in names}
         actual = sessions.run_session(session, inputs)
-        isolated.update((name, compare_arrays(name, right[name], actual[name])) for name in wanted)
-    return list(_verdicts(ports, shown, {}, isolated)), weights
+        per_module.update((name, compare_arrays(name, right[name], actual[name])) for name in wanted)
+    return list(_verdicts(ports, shown, {}, per_module)), weights
 
 
-def border_values(
+def boundary_values(
     tagged: TaggedFile, sidecar: documents.Hierarchy, available: Collection[str], modules: Collection[ModuleCall] = ()
 ) -> list[str]:
     """The values that :func:`verify_calls` asks its reference for, of those that it has, in the order of the file."""
@@ -238,28 +238,28 @@ def _is_of_type(node: ir.Node, name: str, tensor: documents.CallTensor) -> bool:
 def _verdicts(
     ports: _Ports,
     shown: Sequence[documents.CallEntry],
-    chained: Mapping[str, Difference],
-    isolated: Mapping[str, Difference],
+    end_to_end: Mapping[str, Difference],
+    per_module: Mapping[str, Difference],
 ) -> Iterator[CallVerdict]:
     blamed: dict[str, list[Difference]] = defaultdict(list)
-    for name, difference in isolated.items():
+    for name, difference in per_module.items():
         for address in _makers(ports, name, segment=difference.status != "agree"):
             blamed[address].append(difference)
-    strangers = _strangers(ports)
+    misplaced = _misplaced(ports)
     reasons = {module.path: module.reason for module in ports.sidecar.modules}
     inside = _addresses_with_nodes(ports.tagged)
     for call in shown:
-        outputs = [chained[name] for name in ports.of_call[call.address][1] if name in chained]
+        outputs = [end_to_end[name] for name in ports.of_call[call.address][1] if name in end_to_end]
         own, chain = worst(blamed[call.address]), worst(outputs)
-        status, reason = _status(call, own, chain, strangers.get(call.address, ""), call.address in inside, reasons)
+        status, reason = _status(call, own, chain, misplaced.get(call.address, ""), call.address in inside, reasons)
         yield CallVerdict(
             address=call.address,
             tag=call.tag,
             status=status,
             reason=reason,
             nodes=call.nodes,
-            chained=chain,
-            isolated=own,
+            end_to_end=chain,
+            per_module=own,
         )
 
 
@@ -267,14 +267,14 @@ def _status(
     call: documents.CallEntry,
     own: Difference | None,
     chain: Difference | None,
-    strangers: str,
+    misplaced: str,
     has_nodes: bool,
     reasons: Mapping[str, str],
 ) -> tuple[str, str]:
     if not has_nodes:
         return "no nodes", reasons.get(ModuleCall.parse(call.address).path, "")
-    if strangers:
-        return "differ", strangers
+    if misplaced:
+        return "differ", misplaced
     if own is not None and own.status == "differ" and chain is not None and chain.status == "agree":
         # An unstable sort, say: rows in another order inside, the same result.
         return "agree", f"it computes {own.name} otherwise than PyTorch, and returns the same"
@@ -287,7 +287,7 @@ def _status(
 
 
 def _makers(ports: _Ports, name: str, *, segment: bool) -> set[str]:
-    """The calls whose nodes make a border value; with ``segment`` all that compute between the borders and it."""
+    """The calls whose nodes make a boundary value; with ``segment`` all that compute between the boundaries and it."""
     node = ports.made[name]
     if segment:
         return owners_between(node, ports.sizes)
@@ -295,16 +295,16 @@ def _makers(ports: _Ports, name: str, *, segment: bool) -> set[str]:
     return {owner.call.address} if owner is not None else set()
 
 
-def _strangers(ports: _Ports) -> dict[str, str]:
+def _misplaced(ports: _Ports) -> dict[str, str]:
     """Calls whose nodes take or give values that their modules, by the sidecar, do not: their tags are wrong."""
     free = _free_of_inputs(ports.tagged.model)
     recorded = {call.address: call.boundary for call in ports.sidecar.calls}
     found: dict[str, str] = {}
-    for call, border in find_boundaries(ports.tagged.model, ports.tagged.calls).items():
+    for call, boundary in find_boundaries(ports.tagged.model, ports.tagged.calls).items():
         gets, returns = ports.of_call.get(call.address, (set(), set()))
         known = recorded.get(call.address)
-        taken = _names(border, "inputs") - gets - free - set(known.inputs if known else ())
-        left = _names(border, "outputs") - returns - free - set(known.outputs if known else ())
+        taken = _names(boundary, "inputs") - gets - free - set(known.inputs if known else ())
+        left = _names(boundary, "outputs") - returns - free - set(known.outputs if known else ())
         if taken or left:
             told = [f"takes {', '.join(sorted(taken))}"] if taken else []
             told += [f"gives {', '.join(sorted(left))}"] if left else []
@@ -312,8 +312,8 @@ def _strangers(ports: _Ports) -> dict[str, str]:
     return found
 
 
-def _names(border: CallBoundary, side: str) -> set[str]:
-    return {value.name or "" for value in getattr(border, side)}
+def _names(boundary: CallBoundary, side: str) -> set[str]:
+    return {value.name or "" for value in getattr(boundary, side)}
 
 
 def _free_of_inputs(model: ir.Model) -> set[str]:

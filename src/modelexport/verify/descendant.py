@@ -1,7 +1,7 @@
 """``verify A --against B``: what a descendant of a file (half precision, quantized, optimised) loses in which module.
 
-Both run on the same inputs, without PyTorch. What each call of the descendant loses is measured twice: *chained*, in
-one run of each file, and *isolated*, with the values of the first file fed to each stretch of the second.
+Both run on the same inputs, without PyTorch. What each call of the descendant loses is measured twice: *end to end*, in
+one run of each file, and *per module*, with the values of the first file fed to each stretch of the second.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from modelexport.errors import InputsError, UsageError
 from modelexport.graph.boundaries import find_boundaries
 from modelexport.graph.nodes import may_be
 from modelexport.graph.owners import owner_of
-from modelexport.runtime.random_inputs import made_up_inputs
+from modelexport.runtime.random_inputs import make_random_inputs
 from modelexport.runtime.sessions import CPU, open_session, run_session, split_batches, with_outputs
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tagged.flattening import runnable
-from modelexport.tagged.reference import open_vectors, vectors_path
+from modelexport.tagged.reference import open_reference, reference_path
 from modelexport.verify.differences import TOLERANCES, Difference, compare_arrays
 from modelexport.verify.segments import GIVEN, owners_between, segmented
 
@@ -52,9 +52,9 @@ class CallLoss(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     nodes: int = 0
     """Its own nodes in the second file."""
-    chained: Loss | None = None
+    end_to_end: Loss | None = None
     """The worst of the values that it returns, in one run of each file."""
-    isolated: Loss | None = None
+    per_module: Loss | None = None
     """The worst of the values that its own nodes compute, from the first file's values."""
 
 
@@ -65,7 +65,7 @@ class AgainstReport(msgspec.Struct, frozen=True, kw_only=True):
     calls: list[CallLoss]
     """Every call of the first file, in the order in which they began."""
     inputs: str
-    """``vectors`` of the first file, or ``made up``."""
+    """``reference values`` of the first file, or ``random``."""
     provider: str
 
     @property
@@ -77,8 +77,8 @@ class AgainstReport(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def ranked(self) -> list[CallLoss]:
         """The calls that compute something comparable of their own, the one that loses most first."""
-        measured = [call for call in self.calls if call.isolated is not None]
-        return sorted(measured, key=lambda call: -_weight(call.isolated))
+        measured = [call for call in self.calls if call.per_module is not None]
+        return sorted(measured, key=lambda call: -_weight(call.per_module))
 
 
 def verify_against(
@@ -96,15 +96,15 @@ def verify_against(
     it has the same name.
 
     Args:
-        path: A tagged file: what is right. Its vectors' inputs are used if it has them.
+        path: A tagged file: what is right. Its reference values' inputs are used if it has them.
         other: A tagged file with the same calls, whose loss is measured.
         modules: Addresses or tags of the calls to look at, with those inside them; all if left out.
         provider: The execution provider of ONNX Runtime, for both.
-        seed: For made-up inputs.
+        seed: For random inputs.
 
     Raises:
         FileFormatError: A file is missing or has no tags.
-        InputsError: The files do not take the same inputs, or none that are made up fit.
+        InputsError: The files do not take the same inputs, or no random ones fit.
         UsageError: ONNX Runtime does not load a file, there is no such module or provider, or the files have no value
             in common.
     """
@@ -121,42 +121,44 @@ def verify_against(
     if len(one.model.graph.outputs) != len(two.model.graph.outputs):
         raise UsageError(f"{path} and {other} have different numbers of outputs: they are not of one model")
     outputs = _finish(names, _whole(one, given, names, provider), _whole(two, fed, names.values(), provider))
-    chained: dict[str, Loss] = {}
+    end_to_end: dict[str, Loss] = {}
     types: dict[str, Any] = {}
     for batch in split_batches(sizes, batch_bytes):
         right = _values(one, given, batch, provider)
         found = _values(two, fed, [pairs[name] for name in batch], provider)
         types.update((name, array.dtype) for name, array in found.items())
-        chained.update((name, _loss(name, right[name], found[pairs[name]])) for name in batch)
+        end_to_end.update((name, _loss(name, right[name], found[pairs[name]])) for name in batch)
     _set_types(two.model, types)
-    isolated: dict[str, Loss] = {}
+    per_module: dict[str, Loss] = {}
     back = {b: a for a, b in pairs.items()}
     for batch in split_batches(sizes, batch_bytes):
         cut = segmented(two.model, back, [pairs[name] for name in batch])
         needed = [str(value.name) for value in cut.graph.inputs]
-        borders = {name: back[name.removesuffix(GIVEN)] for name in needed if name.endswith(GIVEN)}
-        right = _values(one, given, {*batch, *borders.values()}, provider)
+        boundaries = {name: back[name.removesuffix(GIVEN)] for name in needed if name.endswith(GIVEN)}
+        right = _values(one, given, {*batch, *boundaries.values()}, provider)
         pieces = open_session(cut, folder=two.path.parent, provider=provider)
         feeds = {
-            name: right[borders[name]].astype(types[name.removesuffix(GIVEN)]) if name in borders else fed[name]
+            name: right[boundaries[name]].astype(types[name.removesuffix(GIVEN)]) if name in boundaries else fed[name]
             for name in needed
         }
         found = run_session(pieces, feeds)
-        isolated.update((name, _loss(name, right[name], found[pairs[name]])) for name in batch)
+        per_module.update((name, _loss(name, right[name], found[pairs[name]])) for name in batch)
     return AgainstReport(
         outputs=outputs,
-        calls=list(_calls(one, two, pairs, chained, isolated, chosen)),
+        calls=list(_calls(one, two, pairs, end_to_end, per_module, chosen)),
         inputs=source,
         provider=provider,
     )
 
 
 def _inputs(tagged: TaggedFile, provider: str, seed: int) -> tuple[Mapping[str, Any], str]:
-    if vectors_path(tagged.path).is_file():
-        with open_vectors(tagged) as vectors:
-            return vectors.inputs, "vectors"
-    with runnable(tagged.path, tagged.carrier) as file:
-        return made_up_inputs(tagged.model, open_session(file, provider=provider, optimized=True), seed=seed), "made up"
+    if reference_path(tagged.path).is_file():
+        with open_reference(tagged) as reference:
+            return reference.inputs, "reference values"
+    with runnable(tagged.path, tagged.encoding) as file:
+        return make_random_inputs(
+            tagged.model, open_session(file, provider=provider, optimized=True), seed=seed
+        ), "random"
 
 
 def _fit(given: Mapping[str, Any], tagged: TaggedFile) -> dict[str, Any]:
@@ -176,7 +178,7 @@ def _fit(given: Mapping[str, Any], tagged: TaggedFile) -> dict[str, Any]:
 
 def _whole(tagged: TaggedFile, feeds: Mapping[str, Any], names: Collection[str], provider: str) -> dict[str, Any]:
     """The outputs of a file, some of which may be its inputs or initializers as they stand."""
-    with runnable(tagged.path, tagged.carrier) as file:
+    with runnable(tagged.path, tagged.encoding) as file:
         found = run_session(open_session(file, provider=provider), feeds)
     return {name: found[name] for name in names}
 
@@ -200,8 +202,8 @@ def _ports(tagged: TaggedFile) -> dict[tuple[str, str, int], str]:
     if tagged.hierarchy is None:
         return {
             (call.address, side, index): value.name or ""
-            for call, border in find_boundaries(tagged.model, tagged.calls).items()
-            for side, values in (("inputs", border.inputs), ("outputs", border.outputs))
+            for call, boundary in find_boundaries(tagged.model, tagged.calls).items()
+            for side, values in (("inputs", boundary.inputs), ("outputs", boundary.outputs))
             for index, value in enumerate(values)
         }
     return {
@@ -214,7 +216,7 @@ def _ports(tagged: TaggedFile) -> dict[tuple[str, str, int], str]:
 
 
 def _pairs(one: TaggedFile, two: TaggedFile) -> dict[str, str]:
-    """Border values of the first file to what they are in the second, in the order of the first."""
+    """Boundary values of the first file to what they are in the second, in the order of the first."""
     known, made = _made(one.model), _made(two.model)
     ports = _ports(one)
     places = _ports(two) if one.hierarchy is not None and two.hierarchy is not None else {}
@@ -280,20 +282,20 @@ def _calls(
     one: TaggedFile,
     two: TaggedFile,
     pairs: Mapping[str, str],
-    chained: Mapping[str, Loss],
-    isolated: Mapping[str, Loss],
+    end_to_end: Mapping[str, Loss],
+    per_module: Mapping[str, Loss],
     modules: Sequence[ModuleCall],
 ) -> Iterator[CallLoss]:
-    borders = set(pairs.values())
+    boundaries = set(pairs.values())
     producers = {value.name or "": node for node in two.model.graph for value in node.outputs}
     own: dict[str, list[Loss]] = defaultdict(list)
-    for name, loss in isolated.items():
-        for address in owners_between(producers[pairs[name]], borders):
+    for name, loss in per_module.items():
+        for address in owners_between(producers[pairs[name]], boundaries):
             own[address].append(loss)
     returned: dict[str, list[Loss]] = defaultdict(list)
     for (address, side, _), name in _ports(one).items():
-        if side == "outputs" and name in chained:
-            returned[address].append(chained[name])
+        if side == "outputs" and name in end_to_end:
+            returned[address].append(end_to_end[name])
     counts: dict[str, int] = defaultdict(int)
     inside: set[str] = set()
     for node in two.nodes:
@@ -321,6 +323,6 @@ def _calls(
             status=status,
             reason=reason,
             nodes=counts[address],
-            chained=through,
-            isolated=made,
+            end_to_end=through,
+            per_module=made,
         )

@@ -23,8 +23,8 @@ from modelexport.pytorch.values import run_arguments, tensors_in
 from modelexport.runtime.sessions import CPU, input_names, open_session, run_session
 from modelexport.tagged.file import read_tagged
 from modelexport.tagged.flattening import runnable
-from modelexport.tagged.reference import vectors_path, write_vectors
-from modelexport.verify.calls import border_values, sampled_calls, sidecar_of, verify_alone, verify_calls
+from modelexport.tagged.reference import reference_path, write_reference
+from modelexport.verify.calls import boundary_values, sampled_calls, sidecar_of, verify_alone, verify_calls
 from modelexport.verify.differences import TOLERANCES, compare_outputs
 from modelexport.verify.verdicts import ParameterReport, VerifyReport
 from modelexport.weights.sources import Weights
@@ -61,7 +61,7 @@ def verify(
     sidecar = sidecar or sidecar_of(tagged)
     _check_same_model(model, sidecar, path)
     check_files(tagged.path, tagged.model)
-    with runnable(path, tagged.carrier) as file:
+    with runnable(path, tagged.encoding) as file:
         runs = open_session(file, provider=provider, optimized=True)
         given = feeds(inputs, runs)
         outputs = run_session(runs, given)
@@ -125,7 +125,7 @@ def verify_sample(
     )
 
 
-def record_vectors(
+def record_reference(
     model: nn.Module,
     inputs: Mapping[str, Any] | Sequence[Any],
     path: str | Path,
@@ -135,10 +135,10 @@ def record_vectors(
     announce: Callable[[int], None] = lambda size: None,
     weights: Weights | None = None,
 ) -> Path:
-    """Run a model and keep its inputs, its outputs and the border values of its calls beside its file.
+    """Run a model and keep its inputs, its outputs and the boundary values of its calls beside its file.
 
     Args:
-        path: A tagged file of the model; ``NAME.vectors.safetensors`` is written beside it.
+        path: A tagged file of the model; ``NAME.reference.safetensors`` is written beside it.
         modules: Addresses or tags of the calls whose values to keep, with those inside them; all if left out.
         sidecar: ``NAME.hierarchy.json``; read from beside the file if left out.
         announce: Told the size in bytes before anything is written.
@@ -157,11 +157,11 @@ def record_vectors(
     sidecar = sidecar or sidecar_of(tagged)
     chosen = [tagged.find(name) for name in modules]
     reference = ModelRun(model, inputs, sidecar, weights)
-    kept = border_values(tagged, sidecar, reference.available, chosen)
+    kept = boundary_values(tagged, sidecar, reference.available, chosen)
     names = [value.name or "" for value in tagged.model.graph.outputs]
     names += [f"output {i}" for i in range(len(names), len(reference.outputs))]
-    target = vectors_path(tagged.path)
-    write_vectors(
+    target = reference_path(tagged.path)
+    write_reference(
         target,
         inputs=_under_names(inputs, [value.name or "" for value in tagged.model.graph.inputs]),
         outputs=dict(zip(names, reference.outputs, strict=False)),

@@ -9,40 +9,42 @@ from modelexport.errors import UsageError
 from modelexport.runtime.sessions import CPU, input_names, open_session, run_session
 from modelexport.tagged.file import read_tagged
 from modelexport.tagged.flattening import runnable
-from modelexport.tagged.reference import open_vectors, vectors_path
+from modelexport.tagged.reference import open_reference, reference_path
 from modelexport.verify.calls import sidecar_of, verify_calls
 from modelexport.verify.differences import TOLERANCES, compare_outputs
 from modelexport.verify.verdicts import VerifyReport
 
 
-def verify_vectors(path: str | Path, *, modules: Sequence[str] = (), provider: str = CPU) -> VerifyReport:
+def verify_reference(path: str | Path, *, modules: Sequence[str] = (), provider: str = CPU) -> VerifyReport:
     """Compare every output and every call of a file with the values of the PyTorch run beside it. Imports no torch.
 
     Args:
-        path: A tagged file with ``NAME.vectors.safetensors`` and the sidecar beside it.
+        path: A tagged file with ``NAME.reference.safetensors`` and the sidecar beside it.
         modules: Addresses or tags of the calls to look at, with those inside them; all that were kept if left out.
         provider: The execution provider of ONNX Runtime.
 
     Raises:
-        FileFormatError: The file has no tags, no sidecar or no vectors.
+        FileFormatError: The file has no tags, no sidecar or no reference.
         UsageError: There is no such module or provider, or the values of a module were not kept.
     """
     tagged = read_tagged(path)
     sidecar = sidecar_of(tagged)
     chosen = [tagged.find(name) for name in modules]
-    with open_vectors(tagged) as vectors:
+    with open_reference(tagged) as reference:
         for call in chosen:
-            if vectors.modules and set(vectors.modules).isdisjoint(tagged.calls.stack(call)):
-                kept = ", ".join(map(str, vectors.modules))
-                raise UsageError(f"{vectors_path(tagged.path)} has no values of {call}: it has those of {kept}")
-        with runnable(tagged.path, tagged.carrier) as file:
+            if reference.modules and set(reference.modules).isdisjoint(tagged.calls.stack(call)):
+                kept = ", ".join(map(str, reference.modules))
+                raise UsageError(f"{reference_path(tagged.path)} has no values of {call}: it has those of {kept}")
+        with runnable(tagged.path, tagged.encoding) as file:
             whole = open_session(file, provider=provider, optimized=True)
-            outputs = run_session(whole, {name: vectors.inputs[name] for name in input_names(whole)})
+            outputs = run_session(whole, {name: reference.inputs[name] for name in input_names(whole)})
             del whole
         return VerifyReport(
-            outputs=compare_outputs(list(outputs), [vectors.read(n) for n in vectors.outputs], list(outputs.values())),
+            outputs=compare_outputs(
+                list(outputs), [reference.read(n) for n in reference.outputs], list(outputs.values())
+            ),
             calls=verify_calls(
-                tagged, sidecar, vectors.inputs, vectors, provider=provider, modules=chosen or vectors.modules
+                tagged, sidecar, reference.inputs, reference, provider=provider, modules=chosen or reference.modules
             ),
             provider=provider,
             tolerances=TOLERANCES,

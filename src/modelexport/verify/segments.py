@@ -1,7 +1,7 @@
-"""A graph cut at the borders of its modules, so that each module computes from the right inputs.
+"""A graph cut at the boundaries of its modules, so that each module computes from the right inputs.
 
-At each border value the graph is cut in two: what made it computes it still, and what uses it takes it from a new
-input. Fed with the values of the PyTorch run, every stretch between two borders is computed once and on its own, and an
+At each boundary value the graph is cut in two: what made it computes it still, and what uses it takes it from a new
+input. Fed with the values of the PyTorch run, every segment between two boundaries is computed once and alone, and an
 error shows where it is made and nowhere else, all in one run of one model.
 """
 
@@ -15,23 +15,23 @@ import onnx_ir.passes.common as passes
 from modelexport.graph.owners import owner_of
 
 GIVEN = ".given"
-"""Behind the name of a border value: the input that its users take it from."""
+"""Behind the name of a boundary value: the input that its users take it from."""
 
 
-def segmented(model: ir.Model, borders: Collection[str], wanted: Collection[str]) -> ir.Model:
-    """A copy of a model, sharing its tensors, cut at ``borders`` and computing ``wanted``.
+def segmented(model: ir.Model, boundaries: Collection[str], wanted: Collection[str]) -> ir.Model:
+    """A copy of a model, sharing its tensors, cut at ``boundaries`` and computing ``wanted``.
 
     Args:
-        borders: Names of values of the main graph. Those that are inputs of the graph stay inputs.
-        wanted: The borders to compute: the outputs of the copy.
+        boundaries: Names of values of the main graph. Those that are inputs of the graph stay inputs.
+        wanted: The boundaries to compute: the outputs of the copy.
 
     Returns:
-        A model whose inputs are the inputs of the graph and, named ``NAME.given``, the borders that are needed.
+        A model whose inputs are the inputs of the graph and, named ``NAME.given``, the boundaries that are needed.
     """
     copy = model.clone()
     made = {value.name: value for node in copy.graph for value in node.outputs}
     copy.graph.outputs.clear()
-    for name in borders:
+    for name in boundaries:
         value = made.get(name)
         if value is None:
             continue
@@ -46,8 +46,8 @@ def segmented(model: ir.Model, borders: Collection[str], wanted: Collection[str]
     return copy
 
 
-def owners_between(node: ir.Node, borders: Collection[str]) -> set[str]:
-    """Addresses of the calls whose nodes compute between ``borders`` and what a node gives, itself included."""
+def owners_between(node: ir.Node, boundaries: Collection[str]) -> set[str]:
+    """Addresses of the calls whose nodes compute between ``boundaries`` and what a node gives, itself included."""
     found: set[str] = set()
     pending, seen = [node], {node}
     while pending:
@@ -55,7 +55,7 @@ def owners_between(node: ir.Node, borders: Collection[str]) -> set[str]:
         owner = owner_of(current)
         found |= {owner.call.address} if owner is not None else set()
         for value in current.inputs:
-            producer = value.producer() if value is not None and value.name not in borders else None
+            producer = value.producer() if value is not None and value.name not in boundaries else None
             if producer is not None and producer not in seen:
                 seen.add(producer)
                 pending.append(producer)

@@ -20,9 +20,9 @@ class CallVerdict(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     nodes: int = 0
     """Its own nodes."""
-    chained: Difference | None = None
+    end_to_end: Difference | None = None
     """The worst of the values that it returns, in one run of the whole file."""
-    isolated: Difference | None = None
+    per_module: Difference | None = None
     """The worst of the values that its own nodes compute, from the right values."""
 
 
@@ -66,7 +66,7 @@ class VerifyReport(msgspec.Struct, frozen=True, kw_only=True):
     def diverging(self) -> CallVerdict | None:
         """The first call whose own nodes are wrong, or else the first that does not return what it should."""
         wrong = [call for call in self.calls if call.status == "differ"]
-        return next((call for call in wrong if call.isolated is not None), wrong[0] if wrong else None)
+        return next((call for call in wrong if call.per_module is not None), wrong[0] if wrong else None)
 
     @property
     def counts(self) -> dict[str, int]:

@@ -265,9 +265,9 @@ def name_after_entries(model: ir.Model, found: Mapping[str, Origin]) -> dict[str
             continue
         if origin.transform:
             assert isinstance(value.graph, ir.Graph)
-            twin = same.setdefault((value.graph, msgspec.json.encode(origin)), value)
-            if twin is not value and not value.is_graph_output():
-                value.replace_all_uses_with(twin)
+            duplicate = same.setdefault((value.graph, msgspec.json.encode(origin)), value)
+            if duplicate is not value and not value.is_graph_output():
+                value.replace_all_uses_with(duplicate)
                 value.graph.initializers.pop(value.name or "")
                 continue
             entries = {name for step in origin.transform for name in step.inputs if name in origin.keys}

@@ -26,7 +26,7 @@ class _Call:
 
     node: ir.Node
     function: ir.OperatorIdentifier
-    holder: _Call | None
+    enclosing: _Call | None
     keys: frozenset[str]
     """The names of the initializers that come in."""
     inside: list[_Call] = field(default_factory=list)
@@ -55,7 +55,7 @@ def inline_functions(model: ir.Model) -> dict[ir.Node, Found]:
     for node in all_nodes(model):
         call = node.meta.pop(_CALL, None)
         if call is not None:
-            told = all(above is root or above.path is not None for above in _with_holders(call))
+            told = all(above is root or above.path is not None for above in _with_enclosing(call))
             found[node] = Found(stacks[call], Evidence.DERIVED if told else Evidence.INFERRED, Source.FUNCTIONS)
     return found
 
@@ -64,7 +64,7 @@ def _separate(
     model: ir.Model,
     nodes: Iterable[ir.Node],
     names: Mapping[ir.Value, str],
-    holder: _Call | None,
+    enclosing: _Call | None,
     calls: list[_Call],
 ) -> None:
     """Give every call a copy of its function, whose nodes know the call that they are in.
@@ -73,18 +73,18 @@ def _separate(
         names: The initializer that comes in as each input of the function around.
     """
     for node in nodes:
-        if holder is not None:
-            node.meta[_CALL] = holder
+        if enclosing is not None:
+            node.meta[_CALL] = enclosing
         for graph in nested_graphs(node):
-            _separate(model, graph, names, holder, calls)
+            _separate(model, graph, names, enclosing, calls)
         function = model.functions.get(node.op_identifier())
         if function is None:
             continue
         given = [_initializer_name(value) or names.get(value) if value is not None else None for value in node.inputs]
-        call = _Call(node, node.op_identifier(), holder, frozenset(name for name in given if name and "." in name))
+        call = _Call(node, node.op_identifier(), enclosing, frozenset(name for name in given if name and "." in name))
         calls.append(call)
-        if holder is not None:
-            holder.inside.append(call)
+        if enclosing is not None:
+            enclosing.inside.append(call)
         copy = function.clone()
         copy.overload = f"{function.overload}#{len(calls)}"
         node.overload = copy.overload
@@ -102,9 +102,9 @@ def _initializer_name(value: ir.Value) -> str | None:
 
 def _find_paths(calls: list[_Call]) -> None:
     for call in reversed(calls):  # those inside come after
-        holders = [name.split(".")[:-1] for name in call.keys]
-        common = list(holders[0]) if holders else []
-        for parts in holders[1:]:
+        enclosing = [name.split(".")[:-1] for name in call.keys]
+        common = list(enclosing[0]) if enclosing else []
+        for parts in enclosing[1:]:
             same = 0
             while same < min(len(common), len(parts)) and common[same] == parts[same]:
                 same += 1
@@ -122,14 +122,14 @@ def _stacks(calls: list[_Call], root: _Call | None) -> dict[_Call | None, tuple[
         if call is root:
             stacks[call] = (Scope("", module, class_name, identity=call),)
             continue
-        above = stacks[call.holder] if call.holder is not None else (Scope(""),)
+        above = stacks[call.enclosing] if call.enclosing is not None else (Scope(""),)
         path = call.path or ".".join(part for part in (above[-1].path, class_name) if part)
         stacks[call] = (*above, Scope(path, module, class_name, identity=call))
     return stacks
 
 
-def _with_holders(call: _Call) -> Iterable[_Call]:
+def _with_enclosing(call: _Call) -> Iterable[_Call]:
     above: _Call | None = call
     while above is not None:
         yield above
-        above = above.holder
+        above = above.enclosing

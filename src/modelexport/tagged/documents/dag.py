@@ -31,18 +31,18 @@ def dag_document(model: ir.Model, tags: CallTags) -> dict[str, documents.Dag]:
 
     Neither graph inputs and outputs nor initializers nor ``Constant`` nodes appear. A node that holds graphs (``If``,
     ``Loop``, ``Scan``) stands for the nodes in them, and for what they use from outside; only a call that ran
-    inside such a graph, so that the holder is none of its nodes, lists the nodes themselves.
+    inside such a graph, so that the enclosing is none of its nodes, lists the nodes themselves.
 
     Args:
         model: Its nodes carry their owners and have unique names, and each graph is sorted.
     """
     dags = {traced.call: documents.Dag([], []) for traced in tags.calls}
-    listed, holders = _listed(model, tags.calls)
+    listed, enclosing = _listed(model, tags.calls)
     for node, calls in listed.items():
         if node.op_identifier() != _CONSTANT:
             for call in calls:
                 dags[call].nodes.append(node.name or "")
-    for producer, consumer in dict.fromkeys(_edges(model, holders)):
+    for producer, consumer in dict.fromkeys(_edges(model, enclosing)):
         users = listed[consumer]
         for call in listed[producer]:
             if call in users:
@@ -54,7 +54,7 @@ def _listed(model: ir.Model, calls: CallTree) -> tuple[dict[ir.Node, Mapping[Mod
     """The calls whose DAG lists each node, in the order of the nodes; and the node that holds each nested graph."""
     running: dict[tuple[ModuleCall, ...], dict[ModuleCall, None]] = {}
     listed: dict[ir.Node, Mapping[ModuleCall, None]] = {}
-    holders: dict[Scope, ir.Node] = {}
+    enclosing: dict[Scope, ir.Node] = {}
     spoken_for: dict[Scope, Mapping[ModuleCall, None]] = {}
     for node in all_nodes(model):
         owner = owner_of(node)
@@ -65,12 +65,12 @@ def _listed(model: ir.Model, calls: CallTree) -> tuple[dict[ir.Node, Mapping[Mod
         hidden = spoken_for.get(node.graph)
         listed[node] = inside if hidden is None else {call: None for call in inside if call not in hidden}
         for graph in nested_graphs(node):
-            holders[graph] = node
+            enclosing[graph] = node
             spoken_for[graph] = inside if hidden is None else {**hidden, **inside}
-    return listed, holders
+    return listed, enclosing
 
 
-def _edges(model: ir.Model, holders: Mapping[Scope, ir.Node]) -> Iterator[tuple[ir.Node, ir.Node]]:
+def _edges(model: ir.Model, enclosing: Mapping[Scope, ir.Node]) -> Iterator[tuple[ir.Node, ir.Node]]:
     """Producer and consumer of every value, in the order of the consumers. What holds a consumer consumes as well."""
     for node in all_nodes(model):
         for value in node.inputs:
@@ -80,7 +80,7 @@ def _edges(model: ir.Model, holders: Mapping[Scope, ir.Node]) -> Iterator[tuple[
             consumer = node
             yield producer, consumer
             while consumer.graph is not producer.graph:
-                consumer = holders[consumer.graph]
+                consumer = enclosing[consumer.graph]
                 yield producer, consumer
 
 

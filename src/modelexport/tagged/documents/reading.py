@@ -27,7 +27,7 @@ def load_hierarchy(path: str | Path) -> documents.Hierarchy:
     """
     path = Path(path)
     version = _decode(path, _Versioned).format_version
-    if version != keys.FORMAT_VERSION:
+    if version not in keys.READ_VERSIONS:
         raise unknown_version(path, version)
     return _decode(path, documents.Hierarchy)
 

@@ -86,7 +86,7 @@ def descended_document(
         present = ((tensor, values.get(tensor.value or "")) for tensor in listed)
         return [msgspec.structs.replace(tensor, value=value.name if value else None) for tensor, value in present]
 
-    borders = find_boundaries(model, tags.calls)
+    boundaries = find_boundaries(model, tags.calls)
     own = Counter(owner.call.address for owner in _owners(model))
     by_address = {traced.call.address: traced.call for traced in tags.calls}
     with_nodes = _paths_with(tags.calls, _owners(model))
@@ -108,7 +108,7 @@ def descended_document(
                 call,
                 inputs=tensors(call.inputs),
                 outputs=tensors(call.outputs),
-                boundary=_boundary(borders[by_address[call.address]]),
+                boundary=_boundary(boundaries[by_address[call.address]]),
                 nodes=own[call.address],
             )
             for call in before.calls
@@ -121,9 +121,9 @@ def descended_document(
 _VANISHED = "its operations were folded away or merged into others"
 
 
-def _boundary(border: CallBoundary) -> documents.Boundary:
+def _boundary(boundary: CallBoundary) -> documents.Boundary:
     return documents.Boundary(
-        [value.name or "" for value in border.inputs], [value.name or "" for value in border.outputs]
+        [value.name or "" for value in boundary.inputs], [value.name or "" for value in boundary.outputs]
     )
 
 
@@ -174,7 +174,7 @@ def _paths_with(calls: CallTree, owners: Iterable[Owner]) -> set[str]:
 
 
 def _calls(model: ir.Model, calls: CallTree, tags: Tags, values: Mapping[Port, ir.Value]) -> list[documents.CallEntry]:
-    borders = find_boundaries(model, calls)
+    boundaries = find_boundaries(model, calls)
     own = Counter(owner.call for owner in _owners(model))
     return [
         documents.CallEntry(
@@ -183,9 +183,9 @@ def _calls(model: ir.Model, calls: CallTree, tags: Tags, values: Mapping[Port, i
             parent=None if traced.parent is None else traced.parent.address,
             enter=traced.enter,
             exit=traced.exit,
-            inputs=_tensors(traced, "inputs", values, borders[traced.call].inputs),
-            outputs=_tensors(traced, "outputs", values, borders[traced.call].outputs),
-            boundary=_boundary(borders[traced.call]),
+            inputs=_tensors(traced, "inputs", values, boundaries[traced.call].inputs),
+            outputs=_tensors(traced, "outputs", values, boundaries[traced.call].outputs),
+            boundary=_boundary(boundaries[traced.call]),
             nodes=own[traced.call],
         )
         for traced in calls
@@ -230,7 +230,7 @@ def _graph_value(value: ir.Value) -> documents.Value:
 
 
 def _tensors(
-    traced: TracedCall, side: Side, values: Mapping[Port, ir.Value], border: Iterable[ir.Value]
+    traced: TracedCall, side: Side, values: Mapping[Port, ir.Value], boundary: Iterable[ir.Value]
 ) -> list[documents.CallTensor]:
     """The tensors that a module gets or returns, and which value each is: by the trace, or where only one can be it.
 
@@ -242,7 +242,7 @@ def _tensors(
         tensors.append(documents.CallTensor(spec.name, spec.dtype, list(spec.shape), value.name if value else None))
     open_positions = [position for position, tensor in enumerate(tensors) if tensor.value is None]
     taken = {tensor.value for tensor in tensors}
-    left = [value for value in border if value.name not in taken]
+    left = [value for value in boundary if value.name not in taken]
     for value, tensor in match_values(left, [tensors[position] for position in open_positions]).items():
         position = next(p for p in open_positions if tensors[p] is tensor)
         tensors[position] = msgspec.structs.replace(tensor, value=value.name)

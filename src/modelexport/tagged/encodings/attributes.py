@@ -1,4 +1,4 @@
-"""The `attributes` carrier: tags as literal node attributes, which ``onnx.checker`` and ONNX Runtime refuse."""
+"""The `attributes` encoding: tags as literal node attributes, which ``onnx.checker`` and ONNX Runtime refuse."""
 
 from __future__ import annotations
 
@@ -21,4 +21,4 @@ def write_attributes(model: ir.Model) -> None:
         tags = json.loads(node.metadata_props.pop(keys.HIERARCHY_TAGS, json.dumps([source])))
         node.attributes.add(ir.AttrString(keys.SOURCE_MODULE_ATTRIBUTE, source))
         node.attributes.add(ir.AttrStrings(keys.HIERARCHY_TAGS_ATTRIBUTE, tags))
-    model.metadata_props[keys.CARRIER] = "attributes"
+    model.metadata_props[keys.ENCODING] = "attributes"

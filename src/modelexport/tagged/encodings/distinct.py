@@ -44,28 +44,28 @@ class Instance:
     walk: list[ir.Node | ir.Value | Instance] = field(default_factory=list)
     """Its nodes, those of nested graphs before the node that holds them, each followed by its outputs; inputs and
     initializers of nested graphs; and the calls inside, whose own walks go on from there."""
-    form: Form | None = None
+    variant: Variant | None = None
 
     def inputs(self) -> list[ir.Value]:
         """What fills the inputs of its function."""
-        return [self.slots[slot] for slot in self._form.inputs]
+        return [self.slots[slot] for slot in self._variant.inputs]
 
     def constants(self) -> list[ir.Value]:
         """The initializers that are constants in its function."""
-        return [self.slots[slot] for slot in self._form.constants]
+        return [self.slots[slot] for slot in self._variant.constants]
 
     def outputs(self) -> list[ir.Value]:
         """What its function gives."""
-        return [self.produced[index] for index in self._form.outputs]
+        return [self.produced[index] for index in self._variant.outputs]
 
     @property
-    def _form(self) -> Form:
-        assert self.form is not None
-        return self.form
+    def _variant(self) -> Variant:
+        assert self.variant is not None
+        return self.variant
 
 
 @dataclass(eq=False)
-class Form:
+class Variant:
     """What equal instances have in common: a function to be."""
 
     members: list[Instance]
@@ -85,7 +85,7 @@ class Distinct:
 
     root: Instance
     instances: dict[Group, Instance]
-    forms: list[Form]
+    variants: list[Variant]
     """Those without calls inside first."""
 
 
@@ -111,16 +111,16 @@ class _Search:
         for instance in self.instances.values():
             if instance is not root:
                 by_height[instance.height].append(instance)
-        forms: list[Form] = []
+        variants: list[Variant] = []
         for height in sorted(by_height):
             equal: dict[Hashable, list[Instance]] = {}
             for instance in sorted(by_height[height], key=lambda instance: order[instance.group.call]):
                 self._encode(instance, ())
                 equal.setdefault(instance.key, []).append(instance)
-            forms.extend(self._form(members) for members in equal.values())
+            variants.extend(self._variant(members) for members in equal.values())
         self._encode(root, [*self.graph.inputs, *self.graph.initializers.values()])
-        root.form = Form([root])
-        return Distinct(root, self.instances, forms)
+        root.variant = Variant([root])
+        return Distinct(root, self.instances, variants)
 
     def _number(self, group: Group) -> Instance:
         height = max((self._visit(item) for item in group.items), default=0)
@@ -145,7 +145,7 @@ class _Search:
         instance.key = encoding.encode(instance.group.items)
         instance.slots, instance.produced, instance.walk = encoding.slots, encoding.produced, encoding.walk
 
-    def _form(self, members: list[Instance]) -> Form:
+    def _variant(self, members: list[Instance]) -> Variant:
         slots = list(zip(*(member.slots for member in members), strict=True))
         first: dict[tuple[ir.Value, ...], int] = {}
         for slot, values in enumerate(slots):
@@ -155,7 +155,7 @@ class _Search:
         inputs = [values for values in first if values not in taken]
         inputs.sort(key=lambda values: all(value.is_initializer() for value in values))  # weights last
         index = {values: index for index, values in enumerate([*inputs, *constants])}
-        form = Form(
+        variant = Variant(
             members,
             inputs=[first[values] for values in inputs],
             constants=[first[values] for values in constants],
@@ -166,11 +166,11 @@ class _Search:
                 if any(self.last_use.get(v, 0) > member.last for v, member in zip(values, members, strict=True))
             ],
         )
-        if not form.outputs:  # nothing uses what it makes; a node has an output all the same
-            form.outputs = [len(members[0].produced) - 1]
+        if not variant.outputs:  # nothing uses what it makes; a node has an output all the same
+            variant.outputs = [len(members[0].produced) - 1]
         for member in members:
-            member.form = form
-        return form
+            member.variant = variant
+        return variant
 
     def _is_constant(self, values: tuple[ir.Value, ...]) -> bool:
         """Whether the same small tensor fills a slot in every call, and nothing but its users is known of it."""
@@ -233,7 +233,7 @@ class _Encoding:
         self.walk.append(instance)
         for value in instance.outputs():
             self._define(value)
-        return id(instance.form), inputs, self.scope.address(group.call), self.scope.tag(group.call)
+        return id(instance.variant), inputs, self.scope.address(group.call), self.scope.tag(group.call)
 
     def _node(self, node: ir.Node) -> Hashable:
         owner = owner_of(node)

@@ -1,4 +1,4 @@
-"""The `functions` carrier: one ONNX local function for each distinct module, called wherever an equal one ran.
+"""The `functions` encoding: one ONNX local function for each distinct module, called wherever an equal one ran.
 
     main graph   BertLayer(hidden, mask, weights...)               the call encoder.layer.0
                  BertLayer(hidden, mask, weights...)               the call encoder.layer.1
@@ -28,7 +28,7 @@ from modelexport.format import keys
 from modelexport.format.repeats import fold_repeats
 from modelexport.graph.nodes import nested_graphs
 from modelexport.graph.owners import owner_of
-from modelexport.tagged.encodings.distinct import Distinct, Form, Instance, distinct_bodies, kept_properties
+from modelexport.tagged.encodings.distinct import Distinct, Instance, Variant, distinct_bodies, kept_properties
 from modelexport.tagged.encodings.grouping import FlatCall, Group, Grouping, Hoisted, Item, group_calls
 from modelexport.tagged.encodings.metadata import call_tree_entries
 
@@ -47,7 +47,7 @@ _FUNCTION_VALUE_INFO_IR_VERSION = 10
 
 
 @dataclass(frozen=True)
-class FunctionsForm:
+class FunctionsModel:
     """A model with functions, and what could not become one."""
 
     model: ir.Model
@@ -55,10 +55,10 @@ class FunctionsForm:
     hoisted: Sequence[Hoisted]
 
 
-def write_functions(model: ir.Model, tags: Tags) -> FunctionsForm:
-    """The functions form of a flat model that has owners and metadata. The model stays as it is; tensors are shared."""
+def write_functions(model: ir.Model, tags: Tags) -> FunctionsModel:
+    """A flat model with owners and metadata as functions. The model stays as it is; tensors are shared."""
     grouping = group_calls(model, tags.calls)
-    return FunctionsForm(_Writer(model, tags, grouping).run(), grouping.flat, grouping.hoisted)
+    return FunctionsModel(_Writer(model, tags, grouping).run(), grouping.flat, grouping.hoisted)
 
 
 class _Writer:
@@ -69,13 +69,13 @@ class _Writer:
         self.distinct: Distinct = distinct_bodies(model, tags, grouping)
         self.instances = self.distinct.instances
         self.names = self._function_names()
-        self.shapes: dict[Form, list[ir.Shape | None]] = {}
+        self.shapes: dict[Variant, list[ir.Shape | None]] = {}
         """The shape of each value of the walk, as far as all calls agree."""
-        self.constants: dict[Form, list[str]] = {}
+        self.constants: dict[Variant, list[str]] = {}
         """The names of the constants in the body."""
 
     def run(self) -> ir.Model:
-        functions = [self._function(form) for form in self.distinct.forms]
+        functions = [self._function(variant) for variant in self.distinct.variants]
         return ir.Model(
             self._main_graph(),
             ir_version=max(self.model.ir_version, _FUNCTION_VALUE_INFO_IR_VERSION),
@@ -87,23 +87,23 @@ class _Writer:
             functions=[*self.model.functions.values(), *functions],
             metadata_props={
                 **self.model.metadata_props,
-                keys.CARRIER: "functions",
+                keys.ENCODING: "functions",
                 keys.CALL_TREE: self._call_tree(),
             },
         )
 
-    def _function_names(self) -> dict[Form, str]:
+    def _function_names(self) -> dict[Variant, str]:
         """The class that most of its calls have; a number behind it for the second of the name in the run."""
         order = {traced.call: index for index, traced in enumerate(self.tags.calls)}
-        names: dict[Form, str] = {}
+        names: dict[Variant, str] = {}
         taken: set[str] = set()
-        for form in sorted(self.distinct.forms, key=lambda form: order[form.members[0].group.call]):
-            classes = Counter(_class_name(self.tags.tag(member.group.call)) for member in form.members)
-            names[form] = _unique(classes.most_common(1)[0][0], taken)
+        for variant in sorted(self.distinct.variants, key=lambda variant: order[variant.members[0].group.call]):
+            classes = Counter(_class_name(self.tags.tag(member.group.call)) for member in variant.members)
+            names[variant] = _unique(classes.most_common(1)[0][0], taken)
         return names
 
     def _call_tree(self) -> str:
-        equal = [[member.group.call.address for member in form.members] for form in self.distinct.forms]
+        equal = [[member.group.call.address for member in variant.members] for variant in self.distinct.variants]
         return msgspec.json.encode(fold_repeats(call_tree_entries(self.tags), equal)).decode()
 
     def _main_graph(self) -> ir.Graph:
@@ -116,7 +116,9 @@ class _Writer:
                 env[value].metadata_props.update(kept_properties(value))
         nodes = _Body(self, self.distinct.root, env, ()).build()
         outputs = [env[value] for value in graph.outputs]
-        embedded = {value for form in self.distinct.forms for member in form.members for value in member.constants()}
+        embedded = {
+            value for variant in self.distinct.variants for member in variant.members for value in member.constants()
+        }
         return ir.Graph(
             [env[value] for value in graph.inputs],
             outputs,
@@ -127,17 +129,17 @@ class _Writer:
                 if value not in embedded or env[value].uses() or value.is_graph_output()
             ],
             doc_string=graph.doc_string,
-            opset_imports=dict(graph.opset_imports) | ({keys.FUNCTIONS_DOMAIN: 1} if self.distinct.forms else {}),
+            opset_imports=dict(graph.opset_imports) | ({keys.FUNCTIONS_DOMAIN: 1} if self.distinct.variants else {}),
             name=graph.name,
             metadata_props=dict(graph.metadata_props),
         )
 
-    def _function(self, form: Form) -> ir.Function:
-        first = form.members[0]
+    def _function(self, variant: Variant) -> ir.Function:
+        first = variant.members[0]
         names = {value.name or "" for value in (*first.produced, *first.walk) if isinstance(value, ir.Value)}
         inputs = [ir.Value(name=_unique(_input_name(value, first.group.call), names)) for value in first.inputs()]
         constants = [_constant(value, _unique(value.name or "", names)) for value in first.constants()]
-        self.constants[form] = [node.name or "" for node in constants]
+        self.constants[variant] = [node.name or "" for node in constants]
         env: dict[ir.Value, ir.Value] = {}
         nodes = [*constants, *_Body(self, first, env, [*inputs, *(node.outputs[0] for node in constants)]).build()]
         graph = ir.Graph(
@@ -147,7 +149,7 @@ class _Writer:
             ir.Attr(keys.SOURCE_MODULE_ATTRIBUTE, ir.AttributeType.STRING, None),
             ir.Attr(keys.HIERARCHY_TAGS_ATTRIBUTE, ir.AttributeType.STRINGS, None),
         ]
-        return ir.Function(keys.FUNCTIONS_DOMAIN, self.names[form], graph=graph, attributes=parameters)
+        return ir.Function(keys.FUNCTIONS_DOMAIN, self.names[variant], graph=graph, attributes=parameters)
 
     def _opsets(self, nodes: Sequence[ir.Node]) -> dict[str, int]:
         pending, domains = list(nodes), {""}
@@ -167,15 +169,15 @@ class _Writer:
         while pending:
             step, first, shape = pending.pop()
             if isinstance(step, Instance):
-                assert step.form is not None
+                assert step.variant is not None
                 names.extend(
                     short_name(value.name or "", name)
-                    for value, name in zip(step.constants(), self.constants[step.form], strict=True)
+                    for value, name in zip(step.constants(), self.constants[step.variant], strict=True)
                 )
-                common = iter(self.shapes[step.form])
+                common = iter(self.shapes[step.variant])
                 inside = [
                     (part, of_first, next(common) if isinstance(part, ir.Value) else None)
-                    for part, of_first in zip(step.walk, step.form.members[0].walk, strict=True)
+                    for part, of_first in zip(step.walk, step.variant.members[0].walk, strict=True)
                 ]
                 pending.extend(reversed(inside))
                 continue
@@ -200,14 +202,14 @@ class _Body:
     def __init__(
         self, writer: _Writer, instance: Instance, env: dict[ir.Value, ir.Value], outside: Sequence[ir.Value]
     ) -> None:
-        assert instance.form is not None
+        assert instance.variant is not None
         self.writer = writer
         self.instance = instance
         self.scope = Scope(writer.tags, instance.group.call)
         self.env = env
-        self.fills: Iterator[ir.Value] = (outside[index] for index in instance.form.fills)
-        self.steps = zip(*(member.walk for member in instance.form.members), strict=True)
-        self.shapes = writer.shapes[instance.form] = []
+        self.fills: Iterator[ir.Value] = (outside[index] for index in instance.variant.fills)
+        self.steps = zip(*(member.walk for member in instance.variant.members), strict=True)
+        self.shapes = writer.shapes[instance.variant] = []
 
     def build(self) -> list[ir.Node]:
         return self._items(self.instance.group.items)
@@ -229,11 +231,11 @@ class _Body:
         return self.env[values[0]]
 
     def _call(self, group: Group) -> ir.Node:
-        twins = [instance for instance in next(self.steps) if isinstance(instance, Instance)]
+        duplicates = [instance for instance in next(self.steps) if isinstance(instance, Instance)]
         instance = self.writer.instances[group]
-        assert instance.form is not None
+        assert instance.variant is not None
         inputs = [self._value(value) for value in instance.inputs()]
-        for values in zip(*(twin.outputs() for twin in twins), strict=True):
+        for values in zip(*(duplicate.outputs() for duplicate in duplicates), strict=True):
             self.env[values[0]] = _copied(values[0], _common_shape(values))
         properties = self._properties(Owner((group.call,), Evidence.EXACT))
         tag = properties[keys.SOURCE_MODULE]
@@ -242,7 +244,7 @@ class _Body:
             properties.update(self.writer.names_and_shapes(instance))
         return ir.Node(
             keys.FUNCTIONS_DOMAIN,
-            self.writer.names[instance.form],
+            self.writer.names[instance.variant],
             inputs,
             [
                 ir.AttrString(keys.SOURCE_MODULE_ATTRIBUTE, tag),
@@ -258,11 +260,13 @@ class _Body:
         assert owner is not None
         inputs = [self._value(value) for value in node.inputs]
         attributes = [self._attribute(attribute) for _, attribute in sorted(node.attributes.items())]
-        twins = [twin for twin in next(self.steps) if isinstance(twin, ir.Node)]
+        duplicates = [duplicate for duplicate in next(self.steps) if isinstance(duplicate, ir.Node)]
         if self.scope.is_root:
             properties = dict(node.metadata_props)
         else:
-            common = set(node.metadata_props.items()).intersection(*(twin.metadata_props.items() for twin in twins))
+            common = set(node.metadata_props.items()).intersection(
+                *(duplicate.metadata_props.items() for duplicate in duplicates)
+            )
             properties = {key: value for key, value in common if key not in _OWNER_KEYS} | self._properties(owner)
         return ir.Node(
             node.domain,

@@ -1,4 +1,4 @@
-"""The `metadata` carrier: owners as ``metadata_props`` of nodes and initializers."""
+"""The `metadata` encoding: owners as ``metadata_props`` of nodes and initializers."""
 
 from __future__ import annotations
 

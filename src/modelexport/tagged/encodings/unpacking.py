@@ -1,4 +1,4 @@
-"""The `attributes` and `functions` carriers back into metadata of a flat graph, in memory. Writers are in `writers`."""
+"""The `attributes` and `functions` encodings back into metadata of a flat graph, in memory."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from modelexport.graph.nodes import all_nodes, initializers, nested_graphs
 
 
 def unpack_tags(model: ir.Model, calls: CallTree, tags: Mapping[ModuleCall, str]) -> str:
-    """Turn a model of any carrier into one with the `metadata` carrier, in place; returns which it was.
+    """Turn a model of any encoding into one with the `metadata` encoding, in place; returns which it was.
 
     Raises:
-        KeyError, IndexError, TypeError, ValueError: What the carrier says is damaged.
+        KeyError, IndexError, TypeError, ValueError: What the encoding says is damaged.
     """
-    carrier = model.metadata_props.pop(keys.CARRIER, "metadata")
-    if carrier == "attributes":
+    encoding = model.metadata_props.pop(keys.ENCODING, "metadata")
+    if encoding == "attributes":
         _unpack_attributes(model)
-    elif carrier == "functions":
+    elif encoding == "functions":
         _Inliner(model, calls, tags).run()
-    elif carrier != "metadata":
-        raise ValueError(f"unknown carrier '{carrier}'")
-    return carrier
+    elif encoding != "metadata":
+        raise ValueError(f"unknown encoding '{encoding}'")
+    return encoding
 
 
 def _unpack_attributes(model: ir.Model) -> None:

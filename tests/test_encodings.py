@@ -1,4 +1,4 @@
-"""The carriers: every form of a file says the same, `strip` and `inline` are the ways back, the runtime agrees."""
+"""The encodings: every variant of a file says the same, `strip` and `inline` are the ways back, the runtime agrees."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from modelexport.format import keys
 from modelexport.graph.nodes import all_nodes, initializers
 from modelexport.graph.owners import OWNER, owner_of
 from modelexport.tagged.encodings.attributes import write_attributes
-from modelexport.tagged.encodings.functions import FunctionsForm, write_functions
+from modelexport.tagged.encodings.functions import FunctionsModel, write_functions
 from modelexport.tagged.encodings.grouping import (
     COMES_BACK,
     INTERLEAVED,
@@ -126,10 +126,10 @@ def outputs(path: Path, inputs: Mapping[str, Any]) -> list[Any]:
     return session.run(None, feeds(inputs, session))
 
 
-def check_functions_form(case: ExportedCase, folder: Path) -> FunctionsForm:
+def check_functions_variant(case: ExportedCase, folder: Path) -> FunctionsModel:
     flat, path, inputs = load(case.path), folder / "functions.onnx", case.case.inputs()
-    form = write_functions(flat.model, tags_of(case))
-    ir.save(form.model, path)
+    variant = write_functions(flat.model, tags_of(case))
+    ir.save(variant.model, path)
     onnx.checker.check_model(path, full_check=True)
     for expected, actual in zip(outputs(case.path, inputs), outputs(path, inputs), strict=True):
         assert (actual.dtype, actual.shape, actual.tobytes()) == (expected.dtype, expected.shape, expected.tobytes())
@@ -138,17 +138,17 @@ def check_functions_form(case: ExportedCase, folder: Path) -> FunctionsForm:
     assert content(load(folder / "inlined.onnx").model) == content(flat.model)
     assert load(path).tags == flat.tags
     assert load(path).calls == flat.calls
-    return form
+    return variant
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_functions_compute_the_same_bits_and_inline_gives_the_flat_file(
     name: str, exported: Exporter, tmp_path: Path
 ) -> None:
-    form = check_functions_form(exported(name), tmp_path)
+    variant = check_functions_variant(exported(name), tmp_path)
     bodies = [
         [(node.op_identifier(), dict(node.metadata_props)) for node in function]
-        for function in form.model.functions.values()
+        for function in variant.model.functions.values()
         if function.domain == keys.FUNCTIONS_DOMAIN
     ]
     assert bodies
@@ -157,7 +157,7 @@ def test_functions_compute_the_same_bits_and_inline_gives_the_flat_file(
 
 @pytest.mark.parametrize("name", DYNAMIC)
 def test_functions_of_a_dynamic_model_too(name: str, exported: Exporter, tmp_path: Path) -> None:
-    check_functions_form(exported(name, dynamic=True), tmp_path)
+    check_functions_variant(exported(name, dynamic=True), tmp_path)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -180,11 +180,11 @@ def test_attributes_are_read_back_as_they_were_and_strip_makes_them_run(
 
 
 def test_equal_layers_are_one_function_with_the_class_as_its_name(exported: Exporter, tmp_path: Path) -> None:
-    form = check_functions_form(exported("bert"), tmp_path)
-    called = [node.op_type for node in all_nodes(form.model) if node.domain == keys.FUNCTIONS_DOMAIN]
+    variant = check_functions_variant(exported("bert"), tmp_path)
+    called = [node.op_type for node in all_nodes(variant.model) if node.domain == keys.FUNCTIONS_DOMAIN]
     assert called.count("BertLayer") == 2
     assert not any(name.startswith("BertLayer_") for name in called)
-    top = [node for node in form.model.graph if node.domain == keys.FUNCTIONS_DOMAIN]
+    top = [node for node in variant.model.graph if node.domain == keys.FUNCTIONS_DOMAIN]
     assert [node.metadata_props[keys.CALL] for node in top] == ["embeddings", "encoder", "pooler"]
     assert top[1].attributes["source_module"].as_string() == "/BertModel/BertEncoder"
     assert list(top[1].attributes["hierarchy_tags"].as_strings()) == ["/BertModel/BertEncoder"]
@@ -203,7 +203,7 @@ def test_24_layers_are_one_function_ten_times_fewer_nodes_and_a_quarter_of_the_f
     )
     tokens = {"input_ids": torch.arange(16).reshape(2, 8), "attention_mask": torch.ones(2, 8, dtype=torch.long)}
     path = tmp_path / "functions.onnx"
-    result = export(LlamaForCausalLM(config), tokens, path, weights="copy", carrier="functions")
+    result = export(LlamaForCausalLM(config), tokens, path, weights="copy", tags_as="functions")
     assert result.functions is not None
     assert not result.functions.flat
     onnx.checker.check_model(path, full_check=True)
@@ -269,8 +269,8 @@ def test_reading_the_functions_form_of_any_graph_gives_the_graph(
 ) -> None:
     model, tags = drawn
     path = tmp_path_factory.getbasetemp() / "random.onnx"
-    form = write_functions(model, tags)
-    ir.save(form.model, path)
+    variant = write_functions(model, tags)
+    ir.save(variant.model, path)
     onnx.checker.check_model(path, full_check=True)
     onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     assert content(load(path).model) == content(model)
@@ -369,9 +369,9 @@ def test_a_call_in_both_branches_of_a_condition_stays_flat() -> None:
     x = ir.Value(name="x")
     names = ("then_branch", "else_branch")
     held = [ir.AttrGraph(name, branch) for name, branch in zip(names, branches, strict=True)]
-    holder = ir.Node("", "If", [x], held, outputs=[ir.Value(name="y")])
-    holder.meta[OWNER] = Owner((root,))
-    graph = ir.Graph([x], [holder.outputs[0]], nodes=[holder], opset_imports={"": 20})
+    enclosing = ir.Node("", "If", [x], held, outputs=[ir.Value(name="y")])
+    enclosing.meta[OWNER] = Owner((root,))
+    graph = ir.Graph([x], [enclosing.outputs[0]], nodes=[enclosing], opset_imports={"": 20})
     calls = CallTree((TracedCall(root, None, 0, None, None), TracedCall(call, root, 1, None, None)))
     grouping = group_calls(ir.Model(graph, ir_version=10), calls)
     assert [(f.address, f.reason) for f in grouping.flat] == [("a", SCATTERED)]
@@ -398,7 +398,7 @@ def run(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_command_says_that_the_runtime_refuses_attributes_and_strip_is_the_way_out(tmp_path: Path) -> None:
-    done = run("export", "-o", "a.onnx", "--carrier", "attributes", "--verify", cwd=tmp_path)
+    done = run("export", "-o", "a.onnx", "--tags-as", "attributes", "--verify", cwd=tmp_path)
     assert done.returncode == 0
     assert "modelexport strip a.onnx" in done.stderr
     with pytest.raises(Exception, match=r"source_module|hierarchy_tags"):
@@ -408,11 +408,11 @@ def test_the_command_says_that_the_runtime_refuses_attributes_and_strip_is_the_w
     onnxruntime.InferenceSession(tmp_path / "b.onnx", providers=["CPUExecutionProvider"])
 
 
-def test_the_wrong_carrier_is_said_in_one_line_and_nothing_is_written(exported: Exporter, tmp_path: Path) -> None:
+def test_the_wrong_encoding_is_said_in_one_line_and_nothing_is_written(exported: Exporter, tmp_path: Path) -> None:
     flat = exported("blocks").path
-    with pytest.raises(errors.UsageError, match="carrier 'metadata', not 'functions': there is nothing to inline"):
+    with pytest.raises(errors.UsageError, match="encoding 'metadata', not 'functions': there is nothing to inline"):
         inline(flat, tmp_path / "out.onnx")
-    with pytest.raises(errors.UsageError, match="carrier 'metadata', not 'attributes': there is nothing to strip"):
+    with pytest.raises(errors.UsageError, match="encoding 'metadata', not 'attributes': there is nothing to strip"):
         strip(flat, tmp_path / "out.onnx")
     with pytest.raises(errors.OutputError, match="no folder"):
         inline(flat, tmp_path / "missing" / "out.onnx")
@@ -422,19 +422,19 @@ def test_the_wrong_carrier_is_said_in_one_line_and_nothing_is_written(exported: 
 @pytest.mark.parametrize("key", [keys.NAMES, keys.CALL, keys.SOURCE_MODULE])
 def test_a_functions_file_without_what_the_calls_say_is_damaged(key: str, exported: Exporter, tmp_path: Path) -> None:
     case = exported("blocks")
-    form = write_functions(load(case.path).model, tags_of(case))
-    for node in form.model.graph:
+    variant = write_functions(load(case.path).model, tags_of(case))
+    for node in variant.model.graph:
         if node.domain == keys.FUNCTIONS_DOMAIN:
             del node.metadata_props[key]
-    ir.save(form.model, tmp_path / "damaged.onnx")
+    ir.save(variant.model, tmp_path / "damaged.onnx")
     with pytest.raises(errors.FileFormatError, match="damaged tags"):
         load(tmp_path / "damaged.onnx")
 
 
 def test_inline_copies_weights_that_stand_in_a_file_of_their_own(exported: Exporter, tmp_path: Path) -> None:
     case = exported("bert")
-    form = write_functions(load(case.path).model, tags_of(case))
-    ir.save(form.model, tmp_path / "functions.onnx", external_data="functions.onnx.data")
+    variant = write_functions(load(case.path).model, tags_of(case))
+    ir.save(variant.model, tmp_path / "functions.onnx", external_data="functions.onnx.data")
     (tmp_path / "elsewhere").mkdir()
     inline(tmp_path / "functions.onnx", tmp_path / "elsewhere" / "flat.onnx")
     (tmp_path / "functions.onnx.data").unlink()
