@@ -12,7 +12,7 @@ import sys
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import onnx_ir as ir
@@ -29,6 +29,9 @@ _EMBEDDED = 256
 
 _FICLONE = 0x40049409
 """Linux's ioctl that makes a file share the blocks of another until one of them is written to."""
+
+
+WeightsMode = Literal["auto", "link", "copy", "none"]
 
 
 @dataclass

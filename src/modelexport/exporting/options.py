@@ -1,0 +1,98 @@
+"""What an export can be asked for, in groups: how it is tagged, where its weights go, how it is checked."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import TypedDict
+
+from modelexport.core.tags import Granularity
+from modelexport.tagged.encodings import Encoding
+from modelexport.weights.placement import WeightsMode
+from modelexport.weights.sources import Weights
+
+
+@dataclass(frozen=True, kw_only=True)
+class TagOptions:
+    """How a file is tagged."""
+
+    granularity: Granularity = "auto"
+    """Which modules get a segment in the tags (see :class:`~modelexport.core.tags.Tags`)."""
+    include: Collection[str] = ()
+    """Classes that get a segment as well."""
+    exclude: Collection[str] = ()
+    """Classes that get none."""
+    tags_as: Encoding = "metadata"
+    """``metadata`` of nodes, ``attributes`` of nodes (which ONNX Runtime refuses until :func:`modelexport.strip` turns
+    them into metadata), or ``functions``, one for each distinct module."""
+    keep_torch_metadata: bool = False
+    """Keep the exporter's own ``pkg.torch.*`` keys, which hold paths of this machine."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightOptions:
+    """Where the weights of a file go."""
+
+    weights: WeightsMode = "auto"
+    """``link`` leaves them in the files of ``source``, ``copy`` puts them into ``NAME.onnx.data``, ``none`` describes
+    them and leaves them out. ``auto`` links where there is a ``source``, and otherwise copies above 1 GB and embeds
+    below."""
+    source: Weights | None = None
+    """Where the weights of a model are that was built without them
+    (:func:`modelexport.pytorch.loading.load_model` with ``weights="files"``)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckOptions:
+    """How a file is checked."""
+
+    verify: bool = False
+    """Run both models on the example inputs and compare every output, every call and every parameter."""
+    reference: bool | Sequence[str] = False
+    """Keep the inputs and boundary values of every call, or of these calls (addresses or tags) and those inside them,
+    in ``NAME.reference.safetensors``: they prove the file without PyTorch."""
+
+    @property
+    def any(self) -> bool:
+        """Whether the file has to run before it is moved into place."""
+        return self.verify or bool(self.reference)
+
+
+class Keywords(TypedDict, total=False):
+    """The options as keywords of :func:`modelexport.export`."""
+
+    granularity: Granularity
+    include: Collection[str]
+    exclude: Collection[str]
+    tags_as: Encoding
+    keep_torch_metadata: bool
+    weights: WeightsMode
+    source: Weights | None
+    verify: bool
+    reference: bool | Sequence[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The three groups together."""
+
+    tags: TagOptions = TagOptions()
+    weights: WeightOptions = WeightOptions()
+    checks: CheckOptions = CheckOptions()
+
+    def replaced_by(self, keywords: Keywords) -> Options:
+        """The same options, where a keyword does not say otherwise.
+
+        Raises:
+            TypeError: There is no such option.
+        """
+        groups = {}
+        left = dict(keywords)
+        for group in dataclasses.fields(self):
+            before = getattr(self, group.name)
+            given = {f.name: left.pop(f.name) for f in dataclasses.fields(before) if f.name in left}
+            groups[group.name] = dataclasses.replace(before, **given)
+        if left:
+            raise TypeError(f"export() got an unexpected keyword argument '{next(iter(left))}'")
+        return Options(**groups)

@@ -1,0 +1,143 @@
+"""The steps of an export between capture and the written file; ``pipeline.py`` has their order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+import onnx_ir as ir
+
+from modelexport.capture.exported import Exported
+from modelexport.core.hierarchies import compare_hierarchies
+from modelexport.core.modules import ModuleTree
+from modelexport.core.quiet import quiet
+from modelexport.core.tags import Tags
+from modelexport.exporting.optimizer import finish, optimize_graph
+from modelexport.exporting.options import TagOptions
+from modelexport.format import documents
+from modelexport.graph.coverage import check_coverage
+from modelexport.graph.names import name_nodes_apart, with_unique_names
+from modelexport.graph.snapshot import Source, snapshot
+from modelexport.lineage.derivation import derive_owners
+from modelexport.pytorch.static import containers
+from modelexport.tagged.documents.operations import operations_document
+from modelexport.tagged.documents.sidecar import hierarchy_document
+from modelexport.tagged.documents.tables import encode_table
+from modelexport.tagged.encodings.attributes import write_attributes
+from modelexport.tagged.encodings.functions import FunctionsModel, write_functions
+from modelexport.tagged.encodings.metadata import write_metadata
+from modelexport.weights.origins import Computed, Origin, find_origins, name_after_entries, state_dict_entries
+from modelexport.weights.placement import stays_in_file, use_weights
+from modelexport.weights.sources import Weights
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+@dataclass(frozen=True)
+class Unoptimized:
+    """What has to be known of the graph as it was captured, once passes have changed it."""
+
+    source: Source
+    computed: Computed
+    entries: Mapping[str, documents.StateDictEntry]
+
+
+@dataclass(frozen=True)
+class Tagged:
+    """What the tags of a graph are made from, and what was found while they were written."""
+
+    tags: Tags
+    coverage: documents.Coverage
+    origins: Mapping[str, Origin]
+    """Name of an initializer to the entries that it is, or is computed from."""
+    values: Mapping[str, ir.Value]
+    """Names of values of the unoptimised graph to what they are in the optimised one, where they are there."""
+
+
+def remember(model: nn.Module, exported: Exported, weights: Weights | None) -> Unoptimized:
+    """Bind each parameter to its entry, and take down the graph before it is optimised."""
+    graph = exported.model
+    parameters = with_unique_names(graph, exported.parameters)
+    if weights is not None:
+        use_weights(graph, parameters, weights)
+    source = snapshot(graph)
+    return Unoptimized(
+        source, Computed(source, parameters, graph.opset_imports), state_dict_entries(model, parameters, graph)
+    )
+
+
+def optimize_exported(exported: Exported, before: Unoptimized) -> None:
+    """Optimise a captured graph in place; parameters and the values at boundaries stay."""
+    with quiet():
+        optimize_graph(
+            exported.model,
+            is_parameter=before.computed.depends,
+            may_fold=lambda node: before.computed.may_fold(node) and not any(map(stays_in_file, node.inputs)),
+            keep=frozenset(exported.values.values()),
+        )
+
+
+def tag(exported: Exported, before: Unoptimized, tree: ModuleTree, options: TagOptions) -> Tagged:
+    """Give every node its owner and write the tags into the graph, in place.
+
+    Raises:
+        UntaggedNodeError: A node has no owner.
+    """
+    graph = exported.model
+    present = derive_owners(before.source, graph)
+    finish(graph, exported.output_names)
+    coverage = check_coverage(graph)
+    tags = Tags(tree, exported.calls, granularity=options.granularity, include=options.include, exclude=options.exclude)
+    origins = name_after_entries(graph, find_origins(before.computed, graph))
+    name_nodes_apart(graph)
+    write_metadata(graph, tags, origins, before.entries, keep_torch_metadata=options.keep_torch_metadata)
+    return Tagged(tags, coverage, origins, present)
+
+
+def describe(
+    model: nn.Module,
+    exported: Exported,
+    before: Unoptimized,
+    tagged: Tagged,
+    *,
+    name: str | None,
+    settings: documents.Settings,
+) -> documents.Hierarchy:
+    """The sidecar of an export."""
+    tree = tagged.tags.tree
+    return hierarchy_document(
+        name=name or tree.root.class_name,
+        model=exported.model,
+        source=before.source,
+        tree=tree,
+        calls=exported.calls,
+        values={port: tagged.values[name] for port, name in exported.values.items() if name in tagged.values},
+        tags=tagged.tags,
+        comparison=compare_hierarchies(tree, exported.calls, containers(model)),
+        origins=tagged.origins,
+        coverage=tagged.coverage,
+        settings=settings,
+    )
+
+
+def encode(graph: ir.Model, tags: Tags, tags_as: str) -> FunctionsModel | None:
+    """Bring the tags of a graph into another encoding: in place, or as a model of functions beside it."""
+    if tags_as == "functions":
+        return write_functions(graph, tags)
+    if tags_as == "attributes":
+        write_attributes(graph)
+    return None
+
+
+def encode_documents(
+    hierarchy: documents.Hierarchy, dags: Mapping[str, documents.Dag], graph: ir.Model, tags: Tags
+) -> dict[str, bytes]:
+    """The JSON documents of an export: suffix to content."""
+    return {
+        ".hierarchy.json": msgspec.json.format(msgspec.json.encode(hierarchy), indent=1),
+        ".dag.json": encode_table(dags),
+        ".operations.json": encode_table(operations_document(graph, tags)),
+    }
