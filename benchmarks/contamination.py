@@ -40,16 +40,16 @@ sys.path.insert(0, str(REPOSITORY / "tests"))
 
 import modelexport  # noqa: E402
 import models  # noqa: E402
-from modelexport.api import TaggedModel
-from modelexport.core.calls import ModuleCall
-from modelexport.core.modules import ModuleTree
-from modelexport.graph.owners import owner_of
-from modelexport.pytorch.loading import load_model
-from modelexport.pytorch.recorder import CallRecorder
-from modelexport.pytorch.static import module_tree
-from modelexport.pytorch.traced import untouched
-from modelexport.runtime.sessions import open_session, run_session, with_outputs
-from modelexport.verify.model import as_array, feeds
+from modelexport.api import TaggedModel  # noqa: E402
+from modelexport.core.calls import ModuleCall  # noqa: E402
+from modelexport.core.modules import ModuleTree  # noqa: E402
+from modelexport.graph.owners import owner_of  # noqa: E402
+from modelexport.pytorch.loading import load_model  # noqa: E402
+from modelexport.pytorch.recorder import CallRecorder  # noqa: E402
+from modelexport.pytorch.static import module_tree  # noqa: E402
+from modelexport.pytorch.traced import untouched  # noqa: E402
+from modelexport.runtime.sessions import open_session, run_session, with_outputs  # noqa: E402
+from modelexport.verify.model import as_array, feeds  # noqa: E402
 
 PAGE = REPOSITORY / "docs" / "frontends.md"
 BEGIN, END = "<!-- contamination -->", "<!-- end of contamination -->"

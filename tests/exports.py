@@ -14,7 +14,7 @@ from filelock import FileLock
 
 import models
 from modelexport import export
-from modelexport.capture.choice import FrontEnd
+from modelexport.capture import FrontEnd
 from modelexport.format import documents
 
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from torch import nn
 
-from modelexport.capture import dynamo, torchscript
+from modelexport.capture import FrontEnd, dynamo, torchscript
 from modelexport.capture.exported import Exported
 from modelexport.errors import CaptureError, UsageError
-
-FrontEnd = Literal["auto", "dynamo", "torchscript"]
 
 FRONT_ENDS: Mapping[str, Callable[..., Exported]] = {
     "dynamo": dynamo.capture_by_dynamo,

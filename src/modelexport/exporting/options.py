@@ -9,7 +9,7 @@ from typing import TypedDict
 
 from modelexport.core.tags import Granularity
 from modelexport.tagged.encodings import Encoding
-from modelexport.weights.placement import WeightsMode
+from modelexport.weights import WeightsMode
 from modelexport.weights.sources import Weights
 
 

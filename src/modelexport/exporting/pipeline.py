@@ -7,7 +7,8 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from modelexport.capture.choice import FrontEnd, capture
+from modelexport.capture import FrontEnd
+from modelexport.capture.choice import capture
 from modelexport.core.stages import Stages
 from modelexport.exporting.checks import run_checks
 from modelexport.exporting.options import Keywords, Options

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import onnx_ir as ir
@@ -29,9 +29,6 @@ _EMBEDDED = 256
 
 _FICLONE = 0x40049409
 """Linux's ioctl that makes a file share the blocks of another until one of them is written to."""
-
-
-WeightsMode = Literal["auto", "link", "copy", "none"]
 
 
 @dataclass

@@ -1,0 +1,139 @@
+"""What makes a file of a file: `strip`, `inline`, `adopt`, `retag`, `optimize`, `update-weights`, `extract`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from modelexport.cli.options import FileArgument, JsonOption, OutputOption
+from modelexport.cli.running import print_json, progress_shown
+from modelexport.errors import UsageError
+
+
+def strip(
+    file: FileArgument,
+    output: OutputOption,
+) -> None:
+    """Make a file with tags as attributes one that ONNX Runtime takes, with tags as metadata."""
+    from modelexport.tagged.flattening import strip as run
+
+    run(file, output)
+    print(output)
+
+
+def inline(
+    file: FileArgument,
+    output: OutputOption,
+) -> None:
+    """Make a file with a function for each module flat."""
+    from modelexport.tagged.flattening import inline as run
+
+    run(file, output)
+    print(output)
+
+
+def adopt(
+    file: Annotated[Path, typer.Argument(metavar="FILE.onnx", help="An ONNX file of another exporter.")],
+    output: OutputOption,
+    keep_torch_metadata: Annotated[
+        bool, typer.Option("--keep-torch-metadata", help="Keep pkg.torch.* keys, with paths of the exporting machine.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Make a tagged file of one that another exporter wrote, from what that left in it."""
+    from modelexport.cli import show_lineage
+    from modelexport.lineage.adoption import adopt as run
+
+    adopted = run(file, output, keep_torch_metadata=keep_torch_metadata)
+    if as_json:
+        print_json(adopted.document())
+    else:
+        show_lineage.print_adopted(adopted)
+
+
+def retag(
+    changed: Annotated[Path, typer.Argument(metavar="CHANGED.onnx", help="What another tool made of TAGGED.")],
+    source: Annotated[Path, typer.Option("--from", metavar="TAGGED.onnx", help="The tagged file that the tool read.")],
+    output: OutputOption,
+    as_json: JsonOption = False,
+) -> None:
+    """Give a file that another tool made of a tagged one its tags back."""
+    from modelexport.cli import show_lineage
+    from modelexport.lineage.retagging import retag as run
+
+    report = run(changed, source=source, output=output)
+    if as_json:
+        print_json(report)
+    else:
+        print(show_lineage.format_retag(report))
+
+
+def optimize(
+    file: FileArgument,
+    tool: Annotated[str, typer.Option("--with", metavar="TOOL", help="ort-extended, onnxslim, float16, ...")],
+    output: OutputOption,
+    as_json: JsonOption = False,
+) -> None:
+    """Run another package's optimiser, quantizer or converter on FILE, and give the result its tags back."""
+    from modelexport.cli import show_lineage
+    from modelexport.core.stages import Stages
+    from modelexport.lineage.tools import optimize_file as run
+
+    with progress_shown() as progress, Stages(progress)(tool):
+        report = run(file, tool, output)
+    if as_json:
+        print_json(report)
+    else:
+        print(show_lineage.format_retag(report))
+
+
+def update_weights(
+    file: FileArgument,
+    weights: Annotated[Path, typer.Argument(metavar="WEIGHTS.safetensors", help="A state_dict of the same module.")],
+    output: OutputOption,
+    as_json: JsonOption = False,
+) -> None:
+    """Put other weights of the same shapes into FILE, without exporting again."""
+    from modelexport.weights.updates import update_weights as run
+
+    result = run(file, weights, output)
+    if as_json:
+        print_json(result)
+    else:
+        print(
+            f"{result.path}: {result.used} entries in {result.replaced} initializers, {result.transformed} of them "
+            f"transformed; {result.unused} entries are not used, {result.kept} initializers are no parameters"
+        )
+
+
+def extract(
+    file: FileArgument,
+    output: Annotated[
+        Path, typer.Option("-o", "--output", metavar="SUB.onnx", help="The file to write; a folder for several calls.")
+    ],
+    modules: Annotated[
+        list[str] | None, typer.Argument(metavar="ADDRESS|TAG", help="A call: path@1 is the second of a module.")
+    ] = None,
+    each: Annotated[str | None, typer.Option("--each", metavar="CLASS", help="Every call of modules of CLASS.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write module calls as models of their own."""
+    from modelexport.cli import show_export
+    from modelexport.surgery import extraction as cutting
+    from modelexport.tagged.file import read_tagged
+
+    if bool(modules) == bool(each):
+        raise UsageError("name the calls to extract, or a class with --each")
+    tagged = read_tagged(file)
+    if each:
+        extracted = cutting.extract_each(tagged, each, output)
+    elif modules and len(modules) > 1:
+        extracted = cutting.extract_all(tagged, modules, output)
+    else:
+        extracted = [cutting.extract(tagged, name, output) for name in modules or ()]
+    if as_json:
+        print_json(extracted)
+    else:
+        show_export.print_extracted(extracted)

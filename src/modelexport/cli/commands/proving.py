@@ -1,0 +1,111 @@
+"""`verify`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from modelexport.cli.options import (
+    DtypeOption,
+    FileArgument,
+    InputsOption,
+    JsonOption,
+    ModelClassOption,
+    RemoteCodeOption,
+    SeedOption,
+)
+from modelexport.cli.running import load_with_inputs, print_json, progress_shown
+from modelexport.errors import UsageError
+
+
+def verify(
+    file: FileArgument,
+    model: Annotated[str | None, typer.Option("--model", metavar="MODEL", help="What FILE was exported from.")] = None,
+    against: Annotated[
+        Path | None, typer.Option("--against", metavar="OTHER.onnx", help="A tagged descendant of FILE.")
+    ] = None,
+    modules: Annotated[
+        list[str] | None, typer.Option("--module", metavar="ADDRESS", help="A call, with the calls inside it.")
+    ] = None,
+    provider: Annotated[
+        str, typer.Option(metavar="NAME", help="The execution provider of ONNX Runtime.")
+    ] = "CPUExecutionProvider",
+    inputs: InputsOption = None,
+    weights_sample: Annotated[
+        int | None,
+        typer.Option(
+            "--weights-sample",
+            metavar="N",
+            min=0,
+            help="Only N drawn calls and those of --module, each cut out and run alone: for a FILE too large to run.",
+        ),
+    ] = None,
+    model_class: ModelClassOption = None,
+    dtype: DtypeOption = None,
+    trust_remote_code: RemoteCodeOption = False,
+    seed: SeedOption = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare FILE module by module: with MODEL, with OTHER, or with the values that `export --reference` kept."""
+    from modelexport.cli import show_verification
+    from modelexport.core.stages import Stages
+
+    if model is not None and against is not None:
+        raise UsageError("give --model or --against, not both")
+    if model is None and (inputs is not None or model_class is not None or trust_remote_code):
+        raise UsageError("--inputs, --model-class and --trust-remote-code go with --model")
+    if model is None and (weights_sample is not None or dtype is not None):
+        raise UsageError("--weights-sample and --dtype go with --model")
+    with progress_shown() as progress:
+        stages = Stages(progress)
+        if against is not None:
+            from modelexport.verify.descendant import verify_against
+
+            with stages("verify"):
+                losses = verify_against(file, against, modules=modules or (), provider=provider, seed=seed)
+            agrees, document = losses.agrees, show_verification.against_document(losses)
+            text = show_verification.format_losses(losses)
+        else:
+            if model is None:
+                from modelexport.verify.reference import verify_reference
+
+                with stages("verify"):
+                    report = verify_reference(file, modules=modules or (), provider=provider)
+            else:
+                loaded, example = load_with_inputs(
+                    model, inputs, model_class, trust_remote_code, seed, stages, dtype=dtype, weights="auto"
+                )
+                from modelexport.verify.model import verify as run
+                from modelexport.verify.model import verify_sample
+
+                with stages("verify"):
+                    if weights_sample is None:
+                        report = run(
+                            loaded.model,
+                            example,
+                            file,
+                            modules=modules or (),
+                            provider=provider,
+                            weights=loaded.weights,
+                        )
+                    else:
+                        report = verify_sample(
+                            loaded.model,
+                            example,
+                            file,
+                            count=weights_sample,
+                            modules=modules or (),
+                            provider=provider,
+                            seed=seed,
+                            weights=loaded.weights,
+                        )
+            agrees, document = report.agrees, show_verification.verify_document(report)
+            text = show_verification.format_verify(report)
+    if as_json:
+        print_json(document)
+    else:
+        print(text)
+    if not agrees:
+        raise typer.Exit(1)

@@ -1,0 +1,84 @@
+"""What only reads tagged files: `tree`, `nodes`, `compare`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from modelexport.cli.options import FileArgument, JsonOption
+from modelexport.cli.running import print_json
+
+
+def tree(
+    file: FileArgument,
+    depth: Annotated[int | None, typer.Option(metavar="N", help="Show N levels below the root.")] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Also look whether the files that hold its weights are as they were.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the module tree in FILE, with the nodes of each call."""
+    from modelexport.cli import show_export
+    from modelexport.tagged.skim import skim
+    from modelexport.tagged.tree import tree_rows, untagged_operators
+
+    found = skim(file)
+    if found is None:
+        from modelexport.tagged.file import read_tagged
+
+        found = read_tagged(file).skimmed
+    untagged = untagged_operators(found.nodes)
+    rows = tree_rows(found.nodes, found.calls, found.tags.__getitem__)
+    shown = [row for row in rows if depth is None or row.depth <= depth]
+    faults: list[str] = []
+    if check:
+        from modelexport.files.linked import changed_files
+        from modelexport.tagged.file import read_tagged
+
+        faults = changed_files(file, read_tagged(file).model)
+    if as_json:
+        checked = {"weights": faults} if check else {}
+        document = {"path": str(file), "coverage": found.coverage, "tree": shown, "untagged": untagged}
+        print_json(document | checked)
+    else:
+        show_export.print_tree(shown, found.coverage, untagged)
+        for fault in faults:
+            print(fault)
+    if faults:
+        raise typer.Exit(1)
+
+
+def nodes(
+    file: FileArgument,
+    module: Annotated[str, typer.Argument(metavar="ADDRESS|TAG", help="A call: . is the root, path@1 a second call.")],
+    as_json: JsonOption = False,
+) -> None:
+    """List the nodes of a module call and of the calls inside it."""
+    from modelexport.cli import show_export
+    from modelexport.tagged.file import read_tagged
+
+    tagged = read_tagged(file)
+    listed = tagged.describe_nodes(tagged.find(module))
+    if as_json:
+        print_json(listed)
+    else:
+        show_export.print_nodes(listed)
+
+
+def compare(
+    first: Annotated[Path, typer.Argument(metavar="A.onnx", help="A tagged ONNX file.")],
+    second: Annotated[Path, typer.Argument(metavar="B.onnx", help="Another one.")],
+    values: Annotated[bool, typer.Option("--values", help="Compare the elements of parameters: reads all.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show how two tagged files differ, module by module; status 0 also where they do."""
+    from modelexport.cli.show_comparison import print_comparison
+    from modelexport.tagged.comparison import compare as run
+
+    comparison = run(first, second, values=values)
+    if as_json:
+        print_json(comparison)
+    else:
+        print_comparison(comparison)

@@ -1,0 +1,40 @@
+"""The options that several commands have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from modelexport.core.tags import Granularity
+
+MODEL_HELP = (
+    "A Hugging Face directory or hub name, package.module:factory, file.py:factory (a callable that returns the "
+    "module, or the module and its inputs), or bert-tiny, the built-in example."
+)
+ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)]
+FileArgument = Annotated[Path, typer.Argument(metavar="FILE.onnx", help="A tagged ONNX file.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
+InputsOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--inputs", metavar="SPEC.json", help='Example inputs: {"name": {"dtype", "shape", "range"|"value"}}.'
+    ),
+]
+ModelClassOption = Annotated[str | None, typer.Option(help="The transformers class to load a directory with.")]
+RemoteCodeOption = Annotated[bool, typer.Option("--trust-remote-code", help="Run code from the model's repository.")]
+DtypeOption = Annotated[
+    str | None, typer.Option(metavar="NAME", help="float32, float16, bfloat16: convert the weights while loading.")
+]
+SeedOption = Annotated[int, typer.Option(help="For random weights and inputs.")]
+IncludeOption = Annotated[
+    list[str] | None, typer.Option("--include", metavar="CLASS", help="A class that gets a segment in tags as well.")
+]
+ExcludeOption = Annotated[
+    list[str] | None, typer.Option("--exclude", metavar="CLASS", help="A class that gets no segment in tags.")
+]
+GranularityOption = Annotated[
+    Granularity, typer.Option(help="Which modules get a segment: model classes, all, or whichever fits.")
+]
+OutputOption = Annotated[Path, typer.Option("-o", "--output", metavar="OUT.onnx", help="The file to write.")]
