@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import onnx
 import onnx_ir as ir
 
 from modelexport.errors import FileFormatError
@@ -122,6 +123,28 @@ def _run(step: TransformStep, inputs: Sequence[Any]) -> tuple[Any, ...]:
         for name, value in step.attributes.items()
     }
     return run_operator(step.domain, step.op_type, step.version, inputs, attributes)
+
+
+def since_version(operator: ir.OperatorIdentifier, opsets: Mapping[str, int]) -> int | None:
+    """The operator set that last changed an operator; ``None`` for one that is unknown or random."""
+    domain, op_type, overload = operator
+    if overload or not onnx.defs.has(op_type, domain):
+        return None
+    schema = onnx.defs.get_schema(op_type, opsets[domain], domain)
+    # onnx has it, its type stubs do not.
+    if schema.node_determinism == onnx.defs.OpSchema.NodeDeterminism.NonDeterministic:  # type: ignore[attr-defined]
+        return None
+    return int(schema.since_version)
+
+
+def tensor_attributes(attributes: Mapping[str, ir.Attr]) -> dict[str, Any]:
+    """The attributes of a node as :func:`run_operator` takes them."""
+    return {
+        name: ir.serde.serialize_tensor(attribute.as_tensor())
+        if attribute.type == ir.AttributeType.TENSOR
+        else attribute.value
+        for name, attribute in attributes.items()
+    }
 
 
 def run_operator(
