@@ -51,26 +51,27 @@ def linked_files(model: ir.Model) -> dict[str, documents.WeightsFile]:
     return msgspec.json.decode(text, type=dict[str, documents.WeightsFile])
 
 
-def read_linked(model: ir.Model, folder: Path) -> None:
-    """Let the initializers that are linked to safetensors files in or below ``folder`` be read, in place."""
+def linked_tensors(model: ir.Model, folder: Path) -> dict[ir.Value, ir.TensorProtocol]:
+    """The initializers that are linked to safetensors files in or below ``folder``, and tensors that read them."""
     inside = Path(os.path.realpath(folder))
     readable = {
         location for location in linked_files(model) if Path(os.path.realpath(folder / location)).is_relative_to(inside)
     }
-    for value in initializers(model) if readable else ():
-        tensor = value.const_value
-        if isinstance(tensor, ir.ExternalTensor) and str(tensor.location) in readable:
-            value.const_value = LinkedTensor(
-                tensor.location,
-                tensor.offset,
-                tensor.length,
-                tensor.dtype,
-                shape=ir.Shape(tensor.shape.numpy()),
-                name=tensor.name,
-                doc_string=tensor.doc_string,
-                metadata_props=dict(tensor.metadata_props),
-                base_dir=folder,
-            )
+    return {
+        value: LinkedTensor(
+            tensor.location,
+            tensor.offset,
+            tensor.length,
+            tensor.dtype,
+            shape=ir.Shape(tensor.shape.numpy()),
+            name=tensor.name,
+            doc_string=tensor.doc_string,
+            metadata_props=dict(tensor.metadata_props),
+            base_dir=folder,
+        )
+        for value in (initializers(model) if readable else ())
+        if isinstance(tensor := value.const_value, ir.ExternalTensor) and str(tensor.location) in readable
+    }
 
 
 def changed_files(path: Path, model: ir.Model) -> list[str]:

@@ -141,10 +141,11 @@ def _update(path: Path, weights: _InMemory | _SafeTensors, output: Path) -> Upda
         return weights.read(next(name for name in tied[key] if name in weights.types))
 
     tensors = {value: _new_tensor(path, value, plan, read) for value, plan in plans.items()}
+    external = any(isinstance(value.const_value, ir.ExternalTensor) for value in values)
     sidecar = path.with_suffix(".hierarchy.json")
     with written_together(output.parent) as staging:
         target = staging / output.name
-        _save(model, target, tensors)
+        save_model(model, target, external=external, tensors=tensors)
         if sidecar.is_file():
             shutil.copyfile(sidecar, target.with_suffix(".hierarchy.json"))
         files = [str(output.parent / file.name) for file in sorted(staging.iterdir())]
@@ -200,14 +201,6 @@ def _new_tensor(path: Path, value: ir.Value, plan: ParameterPlan, read: Callable
         return ir.Tensor(np.asarray(array, order="C"), dtype=dtype)
 
     return ir.LazyTensor(compute, dtype=dtype, shape=ir.Shape(shape), name=value.name)
-
-
-def _save(model: ir.Model, target: Path, tensors: Mapping[ir.Value, ir.LazyTensor]) -> None:
-    """Write a model with other tensors, beside it what was beside it."""
-    external = any(isinstance(value.const_value, ir.ExternalTensor) for value in initializers(model))
-    for value, tensor in tensors.items():
-        value.const_value = tensor
-    save_model(model, target, external=external)
 
 
 def _check(

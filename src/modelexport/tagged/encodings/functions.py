@@ -26,6 +26,7 @@ from modelexport.core.relative import Scope, short_name
 from modelexport.core.tags import Tags
 from modelexport.format import keys
 from modelexport.format.repeats import fold_repeats
+from modelexport.graph.initializers import bind_tensors
 from modelexport.graph.nodes import nested_graphs
 from modelexport.graph.owners import owner_of
 from modelexport.tagged.encodings.distinct import Distinct, Instance, Variant, distinct_bodies, kept_properties
@@ -111,8 +112,7 @@ class _Writer:
         env: dict[ir.Value, ir.Value] = {}
         for value in (*graph.inputs, *graph.initializers.values()):
             if value not in env:
-                env[value] = _copied(value, value.shape)
-                env[value].const_value = value.const_value
+                env[value] = _copied(value, value.shape, value.const_value)
                 env[value].metadata_props.update(kept_properties(value))
         nodes = _Body(self, self.distinct.root, env, ()).build()
         outputs = [env[value] for value in graph.outputs]
@@ -294,7 +294,8 @@ class _Body:
         inputs = [self._define() for _ in graph.inputs]
         initializers = [self._define() for _ in graph.initializers]
         for value, original in zip(initializers, graph.initializers.values(), strict=True):
-            value.const_value = original.const_value
+            if original.const_value is not None:
+                bind_tensors({value: original.const_value})
             value.metadata_props.update(kept_properties(original))
         nodes = self._items(self.writer.items[graph])
         outputs = [self._value(value) for value in graph.outputs]
@@ -334,8 +335,8 @@ def _common_shape(values: Sequence[ir.Value]) -> ir.Shape | None:
     return ir.Shape([same[0] if len(set(same)) == 1 else None for same in sizes])
 
 
-def _copied(value: ir.Value, shape: ir.Shape | None) -> ir.Value:
-    return ir.Value(name=value.name, type=value.type, shape=None if shape is None else shape.copy())
+def _copied(value: ir.Value, shape: ir.Shape | None, tensor: ir.TensorProtocol | None = None) -> ir.Value:
+    return ir.Value(name=value.name, type=value.type, shape=None if shape is None else shape.copy(), const_value=tensor)
 
 
 def _constant(value: ir.Value, name: str) -> ir.Node:

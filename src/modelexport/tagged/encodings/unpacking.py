@@ -13,6 +13,7 @@ import onnx_ir as ir
 from modelexport.core.calls import CallTree, ModuleCall
 from modelexport.core.relative import full_name, relative_addresses
 from modelexport.format import documents, keys
+from modelexport.graph.initializers import bind_tensors
 from modelexport.graph.nodes import all_nodes, initializers, nested_graphs
 
 
@@ -87,9 +88,7 @@ class _Inliner:
         if name in self.model.graph.initializers:
             return self.model.graph.initializers[name]
         if name not in self.restored:
-            value = _copied(constant.outputs[0], name)
-            value.const_value = constant.attributes["value"].as_tensor()
-            self.restored[name] = value
+            self.restored[name] = _copied(constant.outputs[0], name, constant.attributes["value"].as_tensor())
         return self.restored[name]
 
 
@@ -181,7 +180,8 @@ class _Expansion:
         inputs = [self._define(value, env) for value in graph.inputs]
         initializers = [self._define(value, env) for value in graph.initializers.values()]
         for value, original in zip(initializers, graph.initializers.values(), strict=True):
-            value.const_value = original.const_value
+            if original.const_value is not None:
+                bind_tensors({value: original.const_value})
             value.metadata_props.update(original.metadata_props)
         nodes = self._nodes(graph, env, scope)
         outputs = [env[value] for value in graph.outputs]
@@ -215,8 +215,9 @@ class _Expansion:
         return joined
 
 
-def _copied(value: ir.Value, name: str) -> ir.Value:
-    return ir.Value(name=name, type=value.type, shape=None if value.shape is None else value.shape.copy())
+def _copied(value: ir.Value, name: str, tensor: ir.TensorProtocol | None = None) -> ir.Value:
+    shape = None if value.shape is None else value.shape.copy()
+    return ir.Value(name=name, type=value.type, shape=shape, const_value=tensor)
 
 
 def _tags_of_users(value: ir.Value) -> list[str]:
