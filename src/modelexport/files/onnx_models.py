@@ -82,11 +82,17 @@ def _read(path: Path) -> ir.Model:
         ir.external_data.set_base_dir(model.graph, path.parent)
     _upgrade(model)
     for value in initializers(model):
-        if value.const_value is not None and value.const_value.metadata_props:
-            value.metadata_props.update(value.const_value.metadata_props)
-            value.const_value.metadata_props.clear()
+        if value.const_value is not None:
+            _move_properties(value.const_value, value)
     bind_tensors(linked_tensors(model, path.parent) | dict(_embedded_tensors(model, data, places)))
     return model
+
+
+def _move_properties(tensor: ir.TensorProtocol, value: ir.Value) -> None:
+    value.metadata_props.update(tensor.metadata_props)
+    tensor.metadata_props.clear()
+    if isinstance(tensor, ir.TensorProtoTensor):  # is written as it was read, whatever its properties are now
+        del tensor.raw.metadata_props[:]
 
 
 def _embedded_tensors(
@@ -241,9 +247,10 @@ def _settle_initializers(
             if value in tensors:
                 tensor.CopyFrom(ir.serde.serialize_tensor(tensors[value]))
                 tensor.name = value.name or ""
-            tensor.metadata_props.extend(
-                onnx.StringStringEntryProto(key=key, value=text) for key, text in sorted(value.metadata_props.items())
-            )
+            properties = {entry.key: entry.value for entry in tensor.metadata_props} | dict(value.metadata_props)
+            del tensor.metadata_props[:]
+            for key, text in sorted(properties.items()):
+                tensor.metadata_props.add(key=key, value=text)
     kept = [info for info in proto.value_info if info.name not in written]
     if len(kept) < len(proto.value_info):
         del proto.value_info[:]
