@@ -11,7 +11,7 @@ import onnx
 import onnx_ir as ir
 
 from modelexport.errors import FileFormatError
-from modelexport.files.linked import linked_tensors
+from modelexport.files.linked import read_linked
 from modelexport.files.wire import SMALL, with_weights, without_weights
 from modelexport.format import keys
 from modelexport.graph.initializers import bind_tensors
@@ -84,7 +84,8 @@ def _read(path: Path) -> ir.Model:
     for value in initializers(model):
         if value.const_value is not None:
             _move_properties(value.const_value, value)
-    bind_tensors(linked_tensors(model, path.parent) | dict(_embedded_tensors(model, data, places)))
+    bind_tensors(dict(_embedded_tensors(model, data, places)))
+    read_linked(model, path.parent)
     return model
 
 
@@ -144,7 +145,7 @@ def save_model(
     model.metadata_props.pop(keys.WEIGHTS, None)
     outside = {value: now[value] for value in now if external and now[value].nbytes >= SMALLEST_OUTSIDE}
     placed: dict[ir.Value, ir.TensorProtocol] = {v: inside_file(now[v]) for v in now if v not in outside}
-    save_placed(model, path, placed | write_data_file(outside, path.parent, f"{path.name}.data"))
+    save_with_references(model, path, placed | write_data_file(outside, path.parent, f"{path.name}.data"))
 
 
 def write_data_file(
@@ -162,7 +163,7 @@ def write_data_file(
 
 
 def inside_file(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
-    """A tensor as :func:`save_placed` writes it into the model file: one of another file is read when it is written."""
+    """A tensor as :func:`save_with_references` writes it into the model file: one of another file is read when it is written."""
     if not isinstance(tensor, ir.ExternalTensor):
         return tensor
     return ir.LazyTensor(
@@ -174,8 +175,10 @@ def inside_file(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
     )
 
 
-def save_placed(model: ir.Model, path: Path, tensors: Mapping[ir.Value, ir.TensorProtocol]) -> None:
-    """Write a model, its initializers as they are placed: external data as a reference, all other tensors inside it.
+def save_with_references(
+    model: ir.Model, path: Path, tensors: Mapping[ir.Value, ir.TensorProtocol] | None = None
+) -> None:
+    """Write a model with its weights inside it, except those that are external data: these stay where they are.
 
     Args:
         tensors: What to write for some initializers instead of their own tensors.
@@ -183,10 +186,11 @@ def save_placed(model: ir.Model, path: Path, tensors: Mapping[ir.Value, ir.Tenso
     Raises:
         OSError: The file cannot be written.
     """
-    now = {value: tensors.get(value, value.const_value) for value in model.graph.initializers.values()}
+    placed = {} if tensors is None else tensors
+    now = {value: placed.get(value, value.const_value) for value in model.graph.initializers.values()}
     streamed = {v: t for v, t in now.items() if t is not None and not isinstance(t, ir.ExternalTensor) and _is_large(t)}
     described = {value: _without_data(tensor) for value, tensor in streamed.items()}
-    rest = to_proto(model, {**tensors, **described}).SerializeToString()
+    rest = to_proto(model, {**placed, **described}).SerializeToString()
     with path.open("wb") as file:
         for part in with_weights(rest, {value.name or "": tensor for value, tensor in streamed.items()}):
             if isinstance(part, bytes):

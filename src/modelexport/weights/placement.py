@@ -22,7 +22,7 @@ from modelexport.files.onnx_models import (
     LARGEST_INSIDE,
     SMALLEST_OUTSIDE,
     inside_file,
-    save_placed,
+    save_with_references,
     write_data_file,
 )
 from modelexport.files.safetensors_files import SafetensorsFile
@@ -99,7 +99,7 @@ def save_with_weights(
     else:
         placed |= write_data_file(to_file, staging, data)
         summary.copied_bytes = total
-    save_placed(model, staging / path.name, placed)
+    save_with_references(model, staging / path.name, placed)
     return summary
 
 

@@ -15,10 +15,8 @@ import onnx_ir as ir
 
 from modelexport.errors import FileFormatError
 from modelexport.format.documents import StateDictEntry, TransformStep
-from modelexport.format.dtypes import dtype_name
+from modelexport.format.dtypes import dtype_name, parse_dtype
 from modelexport.format.keys import PARAMETER, STATE_DICT, TRANSFORM, UNRECORDED, UNRECORDED_DOMAIN
-
-_DTYPES = {dtype_name(dtype): dtype for dtype in ir.DataType}
 
 
 class ParameterPlan(msgspec.Struct, frozen=True):
@@ -159,7 +157,7 @@ def run_operator(
 
 
 def encode_tensor(array: np.ndarray) -> dict[str, Any]:
-    """A tensor as JSON values: its ``dtype`` and ``value``, nested lists; what is no finite number is a string."""
+    """A tensor as JSON values: its ``dtype`` and ``value``, nested lists; a number that is not finite is a string."""
     values = array.tolist()
     if array.dtype.kind not in "biu" and not np.isfinite(array.astype(np.float64)).all():
         values = _spelled(values)
@@ -175,5 +173,5 @@ def _spelled(value: Any) -> Any:
 def decode_tensor(document: Mapping[str, Any]) -> np.ndarray:
     """The tensor that :func:`encode_tensor` wrote."""
     array = np.array(document["value"], dtype=object)
-    dtype = _DTYPES[document["dtype"]].numpy()
+    dtype = parse_dtype(document["dtype"]).numpy()
     return array.astype(dtype if dtype.kind in "biu" else np.float64).astype(dtype)
