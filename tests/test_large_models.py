@@ -383,12 +383,12 @@ def cut_off(folder: Path) -> str:
 
 def no_safetensors(folder: Path) -> str:
     shard(folder).write_bytes(b"not a safetensors file, but some text")
-    return f"{shard(folder).name} is cut off or no safetensors file"
+    return f"{shard(folder).name} is cut off or not a safetensors file"
 
 
 def empty(folder: Path) -> str:
     shard(folder).write_bytes(b"")
-    return f"{shard(folder).name} is cut off or no safetensors file"
+    return f"{shard(folder).name} is cut off or not a safetensors file"
 
 
 def missing_shard(folder: Path) -> str:

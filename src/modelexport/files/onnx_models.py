@@ -163,7 +163,7 @@ def write_data_file(
 
 
 def inside_file(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
-    """A tensor as :func:`save_with_references` writes it into the model file: one of another file is read when it is written."""
+    """The tensor to write into the model file: one that is in another file is read when it is written."""
     if not isinstance(tensor, ir.ExternalTensor):
         return tensor
     return ir.LazyTensor(

@@ -56,8 +56,8 @@ def checkpoint(directory: Path) -> list[SafetensorsFile] | None:
     """The safetensors files of a checkpoint; ``None`` if it has none.
 
     Raises:
-        WeightsError: A file is missing, cut off or not a safetensors file, or the index names a tensor that its file does
-            not have.
+        WeightsError: A file is missing, cut off or not a safetensors file, or the index names a tensor that its file
+            does not have.
     """
     index = directory / INDEX
     if (directory / SINGLE).exists():
@@ -137,7 +137,7 @@ def encode_header(tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: 
     entries: dict[str, Any] = {"__metadata__": dict(metadata)}
     end = 0
     for name, (dtype, shape) in tensors.items():
-        begin, end = end, end + parse_dtype(dtype).itemsize * prod(shape)
+        begin, end = end, end + int(parse_dtype(dtype).itemsize * prod(shape))
         entries[name] = {"dtype": SAFETENSORS_NAMES[dtype], "shape": list(shape), "data_offsets": [begin, end]}
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)

@@ -87,7 +87,7 @@ def write_reference(
     tensors |= {f"{_VALUES}{name}": kind for name, kind in values.items() if f"{_VALUES}{name}" not in held}
     known = {key: tensors[key] for key in tensors if tensors[key][0] in _TYPES}
     known = dict(sorted(known.items(), key=lambda one: _TYPES.index(one[1][0])))
-    sizes = {key: parse_dtype(dtype).itemsize * prod(shape) for key, (dtype, shape) in known.items()}
+    sizes = {key: int(parse_dtype(dtype).itemsize * prod(shape)) for key, (dtype, shape) in known.items()}
     metadata = {
         keys.FORMAT_VERSION_KEY: keys.FORMAT_VERSION,
         _OUTPUTS: json.dumps([*outputs]),
