@@ -20,12 +20,12 @@ from modelexport.graph.nodes import initializers
 class LinkedTensor(ir.ExternalTensor):
     """External data in a file that may have other hard links, as a linked checkpoint has.
 
-    ``onnx_ir`` refuses to read those beside a model: whoever wrote the model might have made it a second name of a file
-    that others should not read. Here the model says itself which safetensors files it was linked to.
+    ``onnx_ir`` refuses to read a file with several hard links beside a model, which could be a second name of a file
+    that its author should not be able to read. Here only files that the model records as linked are read.
     """
 
     def _in_file(self) -> ir.ExternalTensor:
-        # Without a folder there is no such check.
+        # onnx_ir does not check this for a tensor without a folder.
         path = os.path.abspath(self.path)  # noqa: PTH100 - symbolic links stay
         shape = ir.Shape(self.shape.numpy())
         return ir.ExternalTensor(path, self.offset, self.length, self.dtype, shape=shape, name=self.name)

@@ -1,4 +1,4 @@
-"""Where the tensors of a checkpoint lie: the headers of ``.safetensors`` files, read and checked without their weights.
+"""Safetensors files and checkpoints of them: headers read, checked and written without the weights.
 
 The format: eight bytes, the length of the header; the header, a JSON object of name to ``dtype``, ``shape`` and
 ``data_offsets``; the bytes of all tensors, to which the offsets refer

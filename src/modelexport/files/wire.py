@@ -1,4 +1,4 @@
-"""The wire format of ONNX files: where their weights lie, and where they have to go.
+"""The protobuf encoding of ONNX files: where the bytes of large tensors are, taken out and put back.
 
 A protobuf library reads and writes a message as a whole: for a file with its weights inside, that is several copies of
 all of them, and most of the time that it takes. Where the weights lie can be read off the lengths in the file, and
@@ -21,7 +21,7 @@ _RAW_DATA = onnx.TensorProto.DESCRIPTOR.fields_by_name["raw_data"].number
 _LENGTH = 2
 """Protobuf's wire type of a field that says how long it is; 0 is a number, 1 and 5 are eight and four bytes."""
 SMALL = 1024
-"""Bytes of an initializer that is not worth the trouble."""
+"""Initializers of fewer bytes are left to the protobuf library."""
 
 
 class Data(Protocol):

@@ -1,4 +1,4 @@
-"""Writing a model whose weights stay in the files of a checkpoint: linked, copied one at a time, or left out.
+"""When a model is written: which weights are linked, copied, put into the model or left out.
 
 What ONNX Runtime takes as the place of external data decides: nothing outside the folder of the model, no symbolic link
 that leads out of it, but any file in it or below, hard links included. `onnx.checker` refuses hard links.
@@ -44,7 +44,7 @@ class WeightsSummary:
     """In ``NAME.onnx.data``."""
     absent_bytes: int = 0
     made: dict[str, str] = field(default_factory=dict)
-    """The initializers that no file of the checkpoint has as they are, and the operations that made them."""
+    """The initializers that the checkpoint does not hold as they are, to the operations that compute them."""
 
     @property
     def is_apart(self) -> bool:

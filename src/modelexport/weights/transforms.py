@@ -1,4 +1,4 @@
-"""How the initializers of a file come from ``state_dict`` entries: read from its metadata, and computed again.
+"""In an exported file: how an initializer is computed from ``state_dict`` entries, and computing it again.
 
 The operators are those of onnx's reference implementation, which is also what folded them: the same bytes come out.
 """

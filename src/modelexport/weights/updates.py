@@ -1,4 +1,4 @@
-"""New weights of the same shapes for an exported file, without exporting again."""
+"""``update-weights``: other weights of the same shapes in an exported file, without exporting again."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class UpdateResult(msgspec.Struct, frozen=True, kw_only=True):
     transformed: int
     """Those of them that are computed from an entry rather than being one."""
     kept: int
-    """Initializers that no entry has part in."""
+    """Initializers that are not computed from an entry."""
     used: int
     """Entries that went into the file."""
     unused: int
-    """Entries that the exported module has and the graph does not use."""
+    """Entries that were given and that the graph does not use."""
 
 
 def update_weights(path: str | Path, state_dict: Mapping[str, Any] | str | Path, output: str | Path) -> UpdateResult:
