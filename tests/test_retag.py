@@ -122,7 +122,7 @@ def facts(path: Path) -> dict[tuple[object, ...], ir.Node]:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.tool)
 def test_a_node_that_a_tool_did_not_touch_keeps_owner_and_evidence(case: ToolCase, optimized: Optimized) -> None:
     source, output, report = optimized(case.models[0], case.tool)
-    merged = {node.name for node in report.fused if "equal operations" in node.reason}
+    merged = {node.name for node in report.fused if node.reason == "merged"}
     before, after = facts(source), facts(output)
     same = [key for key in after if key in before and after[key].name not in merged]
     assert len(same) >= 5

@@ -19,7 +19,7 @@ from modelexport.exporting.options import TagOptions
 from modelexport.format import documents
 from modelexport.graph.coverage import check_coverage
 from modelexport.graph.names import name_nodes_apart, with_unique_names
-from modelexport.graph.snapshot import Source, snapshot
+from modelexport.graph.snapshot import SourceGraph, take_snapshot
 from modelexport.lineage.derivation import derive_owners
 from modelexport.pytorch.static import containers
 from modelexport.tagged.documents.operations import operations_document
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 class Unoptimized:
     """What has to be known of the graph as it was captured, once passes have changed it."""
 
-    source: Source
+    source: SourceGraph
     computed: Computed
     entries: Mapping[str, documents.StateDictEntry]
 
@@ -63,7 +63,7 @@ def remember(model: nn.Module, exported: Exported, weights: Weights | None) -> U
     parameters = with_unique_names(graph, exported.parameters)
     if weights is not None:
         use_weights(graph, parameters, weights)
-    source = snapshot(graph)
+    source = take_snapshot(graph)
     return Unoptimized(
         source, Computed(source, parameters, graph.opset_imports), state_dict_entries(model, parameters, graph)
     )

@@ -13,7 +13,7 @@ import onnx_ir as ir
 from modelexport.format.documents import TransformStep
 from modelexport.format.keys import UNRECORDED, UNRECORDED_DOMAIN
 from modelexport.graph.nodes import initializers
-from modelexport.graph.snapshot import Source
+from modelexport.graph.snapshot import SourceGraph
 from modelexport.lineage.descent import Descent
 from modelexport.weights.origins import Computed, Origin
 from modelexport.weights.transforms import ParameterPlan, parameter_plan
@@ -30,7 +30,7 @@ class Inheritance:
     """Initializers that no name tells of, to all the entries that they may come from."""
 
 
-def inherited(tagged: ir.Model, source: Source, changed: ir.Model, descent: Descent) -> Inheritance:
+def inherited(tagged: ir.Model, source: SourceGraph, changed: ir.Model, descent: Descent) -> Inheritance:
     """Find the entries of every initializer of a changed file.
 
     What is said of the computation holds bit for bit: an entry as it stands, or transposed or cast, or what the
@@ -43,7 +43,7 @@ def inherited(tagged: ir.Model, source: Source, changed: ir.Model, descent: Desc
 @dataclass
 class _Inheritance:
     tagged: ir.Model
-    source: Source
+    source: SourceGraph
     changed: ir.Model
     descent: Descent
     plans: dict[str, ParameterPlan] = field(default_factory=dict)

@@ -20,8 +20,8 @@ from modelexport.graph.coverage import count_coverage
 from modelexport.graph.names import name_nodes_apart
 from modelexport.graph.nodes import all_nodes, initializers
 from modelexport.graph.owners import owner_of
-from modelexport.graph.snapshot import snapshot
-from modelexport.lineage.descent import Descent, trace_owners
+from modelexport.graph.snapshot import take_snapshot
+from modelexport.lineage.descent import Descent, Reason, trace_owners
 from modelexport.lineage.inheritance import Inheritance, inherited
 from modelexport.tagged.documents.dag import dag_document
 from modelexport.tagged.documents.operations import operations_document
@@ -43,7 +43,7 @@ class SeveralOwners(msgspec.Struct, frozen=True):
     op_type: str
     calls: list[str]
     """Addresses, the one that produces the output first."""
-    reason: str
+    reason: Reason
 
 
 class UnclearInitializer(msgspec.Struct, frozen=True):
@@ -107,7 +107,7 @@ def retag(changed: str | Path, *, source: str | Path, output: str | Path) -> Ret
     _check_weights(tagged.path, tagged.model)
     model, inlined = _flat(changed, tagged)
     _check_weights(changed, model)
-    before = snapshot(tagged.model)
+    before = take_snapshot(tagged.model)
     descent = trace_owners(before, model)
     _check_related(changed, tagged, descent)
     coverage, untagged = count_coverage(model)
@@ -136,8 +136,8 @@ def retag(changed: str | Path, *, source: str | Path, output: str | Path) -> Ret
         coverage=coverage,
         common=descent.common,
         values=descent.total,
-        fused=[one for one in several if not one.reason.startswith("new")],
-        unclear=[one for one in several if one.reason.startswith("new")],
+        fused=[one for one in several if one.reason != "between"],
+        unclear=[one for one in several if one.reason == "between"],
         initializers=[UnclearInitializer(name, list(keys)) for name, keys in inheritance.unclear.items()],
         unrecorded=sum(
             any(step.domain == keys.UNRECORDED_DOMAIN for step in origin.transform)
