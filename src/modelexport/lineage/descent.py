@@ -27,7 +27,6 @@ from modelexport.graph.owners import OWNER, owner_of
 from modelexport.graph.snapshot import SourceGraph, SourceNode
 from modelexport.lineage.matching.by_activation import match_by_activation
 from modelexport.lineage.matching.by_fusion import match_by_fusion
-from modelexport.lineage.matching.by_inputs import match_by_inputs
 from modelexport.lineage.matching.by_name import match_by_derived_name, match_by_name, name_given_values
 from modelexport.lineage.matching.by_parameter import match_by_parameter
 from modelexport.lineage.matching.by_position import match_by_position
@@ -54,7 +53,6 @@ WALKS = (
     Walk((match_by_parameter,), backwards=True),
     Walk((match_by_activation,)),
     Walk((match_by_position, match_by_fusion, match_through_moves), backwards=True),
-    Walk((match_by_inputs,)),
 )
 """What tells most comes first: a matcher relies on what those before it found."""
 

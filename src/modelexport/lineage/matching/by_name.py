@@ -46,18 +46,19 @@ def match_by_derived_name(state: Matching, node: ir.Node) -> None:
     """
     if node in state.matches:
         return
-    for value, name in [*((value, value.name) for value in node.outputs), (node.outputs[0], node.name)]:
-        original = state.originals.find(name)
-        if original is None or value in state.names:
-            continue
-        index = state.source.producer.get(original)
-        if index is None:  # named after an input or initializer: it belongs to the nodes that it leads to
-            if any(state.names.get(used) == original for used in node.inputs if used is not None):
+    for position, value in enumerate(node.outputs):
+        names = (value.name, node.name) if position == 0 else (value.name,)
+        for original in state.originals.candidates(*names) if value not in state.names else ():
+            index = state.source.producer.get(original)
+            if index is None:  # named after an input or initializer: it belongs to the nodes that it leads to
+                if any(state.names.get(used) == original for used in node.inputs if used is not None):
+                    state.record_variant(original, value)
+                    break
+            elif _takes_part_of(state, node, original, index):
                 state.record_variant(original, value)
-        elif _takes_part_of(state, node, original, index):
-            state.record_variant(original, value)
-            state.matches.setdefault(node, [index])
-            state.approximate.add(node)
+                state.matches.setdefault(node, [index])
+                state.approximate.add(node)
+                break
 
 
 def _takes_part_of(state: Matching, node: ir.Node, original: str, index: int) -> bool:

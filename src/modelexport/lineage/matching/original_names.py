@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 from modelexport.graph.snapshot import SourceGraph
 
@@ -17,21 +18,33 @@ class OriginalNames:
         self._values.update((name, name) for name in source.names)
 
     def find(self, name: str | None) -> str | None:
-        """The source value whose name, or whose node's name, a name is, or begins or ends with; the longest such.
+        """The source value whose name, or whose node's name, a name is, or begins or ends with."""
+        return next(self.candidates(name), None)
+
+    def candidates(self, *names: str | None) -> Iterator[str]:
+        """The source values that names were made from, the best first: at the beginning of a name, then at the end.
 
         ``linear_3_quantized`` was made from ``linear_3``, ``node_MatMul_46/MatMulAddFusion`` from the value of the
         node ``node_MatMul_46``, and ``reorder_token_13`` from ``token_13``. ``add_77`` was not made from ``add``:
-        a number behind a name makes another name of the same kind.
+        a number behind a name makes another name of the same kind. What a name ends with is weak: ``output``, in
+        ``conv2d_13quant_scaled_output``, may be the name of a value as well.
         """
-        if not name:
-            return None
+        given = [name for name in names if name]
+        for find in (self._beginning, self._end):
+            for name in given:
+                if (found := find(name)) is not None:
+                    yield found
+
+    def _beginning(self, name: str) -> str | None:
         if name in self._values:
             return self._values[name]
-        gaps = list(_SEPARATOR.finditer(name))
-        for gap in reversed(gaps):
+        for gap in reversed(list(_SEPARATOR.finditer(name))):
             if name[gap.end() : gap.end() + 1].isalpha() and name[: gap.start()] in self._values:
                 return self._values[name[: gap.start()]]
-        for gap in gaps:
+        return None
+
+    def _end(self, name: str) -> str | None:
+        for gap in _SEPARATOR.finditer(name):
             end = name[gap.end() :]
             if end in self._values and not end.isdigit():
                 return self._values[end]

@@ -21,9 +21,6 @@ CHAIN = 4
 REGION = 1_000
 """Source nodes to search where one node replaces many."""
 
-Operation = tuple[ir.OperatorIdentifier, tuple[str, ...]]
-
-
 @dataclass
 class Matching:
     """A changed graph, the source graph that it was made of, and which of its nodes and values are which."""
@@ -59,15 +56,6 @@ class Matching:
     def originals(self) -> OriginalNames:
         """Finds the name of the source that a longer name was made from."""
         return OriginalNames(self.source)
-
-    @cached_property
-    def by_operation(self) -> Mapping[Operation, list[int]]:
-        """The operator of a source node, and what it takes apart from initializers, to all nodes with these."""
-        found: dict[Operation, list[int]] = defaultdict(list)
-        for index, node in enumerate(self.source.nodes):
-            taken = (name for name in node.inputs if name is not None and name not in self.source.initializers)
-            found[node.op, tuple(taken)].append(index)
-        return dict(found)
 
     # --- what is known
 
