@@ -22,7 +22,7 @@ import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
 from modelexport.core.owners import Evidence, Owner
-from modelexport.graph.nodes import initializers, may_be
+from modelexport.graph.nodes import may_be
 from modelexport.graph.owners import OWNER, owner_of
 from modelexport.graph.snapshot import SourceGraph, SourceNode
 from modelexport.lineage.matching.by_activation import match_by_activation
@@ -150,11 +150,11 @@ def _had(state: Matching, node: ir.Node, owner: Owner) -> bool:
 
 def _lost_initializers(state: Matching) -> dict[ir.Value, list[str]]:
     """Initializers to those of the source that were used where they are used, and are not there under any name."""
-    there = {state.names[value] for value in initializers(state.changed) if value in state.names}
+    there = {state.names[value] for value in state.initializers if value in state.names}
     there.update(name for names in state.merged.values() for name in names)
     gone = state.source.initializers.keys() - there
     found: dict[ir.Value, list[str]] = {}
-    for value in initializers(state.changed):
+    for value in state.initializers:
         names: dict[str, None] = {}
         for node, _ in value.uses() if gone else ():
             for index in state.region(state.matches.get(node, ()), REGION):
@@ -181,7 +181,7 @@ def _present(state: Matching) -> dict[str, ir.Value]:
 def _count_common(state: Matching) -> tuple[int, int]:
     """Values of the changed graph that come from one of the source, and all."""
     values = [value for node in state.changed.graph for value in node.outputs if value.name]
-    values += [*state.changed.graph.inputs, *initializers(state.changed)]
+    values += [*state.changed.graph.inputs, *state.initializers]
     return sum(_comes_from_source(state, value) for value in values), len(values)
 
 

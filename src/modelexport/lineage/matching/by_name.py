@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from modelexport.graph.nodes import initializers
 from modelexport.lineage.matching.state import NEAR, Matching
 
 
@@ -17,7 +16,7 @@ def name_given_values(state: Matching) -> None:
 
     Case: ``weight_quantized``, ``weight_scale`` and ``weight_zero_point`` of a quantizer are variants of ``weight``.
     """
-    for value in (*state.changed.graph.inputs, *initializers(state.changed)):
+    for value in (*state.changed.graph.inputs, *state.initializers):
         name = value.name or ""
         if name in state.source.names:
             state.record_value(name, value)
@@ -63,12 +62,10 @@ def match_by_derived_name(state: Matching, node: ir.Node) -> None:
 
 def _takes_part_of(state: Matching, node: ir.Node, original: str, index: int) -> bool:
     """Whether a node takes a source value, or something nearby that the value is computed from."""
-    near = {original}
-    for other in state.region([index], NEAR, through=True):
-        near.update(name for name in state.source.nodes[other].inputs if name is not None)
-    for value in node.inputs:
-        name = state.passed_on(value)
-        # A constant that several nodes take does not tell which of them this is.
-        if name in near and (name not in state.source.constant or len(state.source.users.get(name or "", ())) == 1):
-            return True
-    return False
+    constant, users = state.source.constant, state.source.users
+    taken = {name for value in node.inputs if (name := state.passed_on(value)) is not None}
+    # A constant that several nodes take does not tell which of them this is.
+    telling = {name for name in taken if name not in constant or len(users.get(name, ())) == 1}
+    if not telling or original in telling:
+        return bool(telling)
+    return any(not telling.isdisjoint(before.inputs) for before in state.behind(index, NEAR))
