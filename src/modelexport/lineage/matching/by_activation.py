@@ -1,4 +1,4 @@
-"""Fused nodes that have the activation's name in an attribute."""
+"""Match fused nodes with the activation that one of their attributes names."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from modelexport.lineage.matching.state import CHAIN, NEAR, Matching
 def match_by_activation(state: Matching, node: ir.Node) -> None:
     """Match a fused node also with the operator that one of its attributes names, where that follows.
 
-    Case: ``FusedConv`` with ``activation: Relu`` makes what the ``Relu`` behind the ``Conv`` makes, under a name that
-    was made from the ``Conv``.
+    Case: ONNX Runtime's ``Conv`` in its own layout, with ``activation: Relu`` (``ort-all`` on ResNet), makes what the
+    ``Relu`` after the ``Conv`` makes, under a name that was made from the output of the ``Conv``.
     """
     if node not in state.approximate:
         return

@@ -1,4 +1,4 @@
-"""Inputs of a fused node: what it takes is what the source nodes inside it took."""
+"""Match what makes the inputs of a fused node: it takes what the source nodes inside it took."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values that kept their names, and what was named after one.
+"""Match values that kept their names, and values whose names were made from one.
 
 Cases: every tool keeps most names of values. Quantizers, ONNX Runtime's layouts and its transformer optimiser name what
 they add after what it is made from: ``linear_3_quantized``, ``reorder_token_13``, ``node_MatMul_46/MatMulAddFusion``.

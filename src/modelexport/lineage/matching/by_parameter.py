@@ -1,4 +1,4 @@
-"""Nodes that take a parameter which one lost source node took."""
+"""Match nodes with the source nodes whose parameters they take."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from modelexport.lineage.matching.state import NEAR, REGION, Matching, is_same_o
 def match_by_parameter(state: Matching, node: ir.Node) -> None:
     """Match a node that takes a parameter, or a variant of it, with the source node that takes that parameter.
 
-    Case: ``FusedGemm`` and ``QLinearMatMul``, whose outputs have new names, but whose weights have those of the source.
-    A parameter that several nodes take, of a module that is called twice, counts for the one that is lost around here.
+    Case: ``BiasGelu`` and ``SkipLayerNormalization`` of ``onnxruntime.transformers``, into which the bias of the layer
+    before was fused, and ``Gemm`` nodes that OnnxSlim and onnxsim made: their outputs have new names, their parameters
+    those of the source. If several nodes take the parameter (a module that is called twice), the one that was lost
+    around this node counts.
     """
     if node not in state.approximate and state.is_exact(node):
         return

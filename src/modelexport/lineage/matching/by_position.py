@@ -1,4 +1,4 @@
-"""Inputs of a node that is known: what it takes in the place of a source value is that value."""
+"""Match what makes the inputs of a matched node: what it takes in the place of a source value is that value."""
 
 from __future__ import annotations
 

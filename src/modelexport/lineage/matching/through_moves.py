@@ -1,4 +1,4 @@
-"""Nodes behind others that only pass a value on."""
+"""Match the node that computes a value, where another node with one input has the value's name."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from modelexport.lineage.matching.state import CHAIN, Matching, computed_inputs
 def match_through_moves(state: Matching, node: ir.Node) -> None:
     """Match the node that computes a value, where the node with the value's name only passes it on.
 
-    Case: ONNX Runtime's layouts: ``ReorderOutput`` makes the value with the name of the source, and takes that of the
-    ``Conv`` in its own layout, which has no name that is known.
+    Case: a tool puts a node after another (a ``Cast``, an output in another layout), gives it the name of the value, and
+    renames what is now before it: ``quantize-dynamic`` on GPT-2's ``lm_head``, onnxsim on Whisper's encoder.
     """
     for index in list(state.matches.get(node, ())):
         before = state.source.nodes[index]
