@@ -63,19 +63,10 @@ def remember(model: nn.Module, exported: Exported, weights: Weights | None) -> U
     """Record the graph before it is optimised, and take the tensors of its parameters off it."""
     graph = exported.model
     parameters = with_unique_names(graph, exported.parameters)
-<<<<<<< HEAD
-    if weights is not None:
-        use_weights(graph, parameters, weights)
     source = take_snapshot(graph)
-    return Unoptimized(
-        source, Computed(source, parameters, graph.opset_imports), state_dict_entries(model, parameters, graph)
-    )
-=======
-    source = snapshot(graph)
     computed = Computed(source, parameters, graph.opset_imports)
     entries = state_dict_entries(model, parameters, graph)
     return Unoptimized(source, computed, detach_parameters(graph, parameters, weights), entries)
->>>>>>> rooms
 
 
 def optimize_exported(exported: Exported, before: Unoptimized) -> list[str]:

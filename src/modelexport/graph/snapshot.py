@@ -98,13 +98,8 @@ def take_mark(node: ir.Node) -> int | None:
 
 
 def scoped_nodes(model: ir.Model) -> Iterator[tuple[str, ir.Node]]:
-<<<<<<< HEAD
-    """Every node, and the prefix that keeps names in the body of its function apart from all others."""
-    for node in nodes_of(model.graph):
-=======
     """Every node, with a prefix that makes the names in the body of its function unique in the file."""
-    for node in model.graph.all_nodes():
->>>>>>> rooms
+    for node in nodes_of(model.graph):
         yield "", node
     for function in model.functions.values():
         for node in nodes_of(function):

@@ -108,13 +108,8 @@ def retag(changed: str | Path, *, source: str | Path, output: str | Path) -> Ret
         )
     check_files(tagged.path, tagged.model)
     model, inlined = _flat(changed, tagged)
-<<<<<<< HEAD
-    _check_weights(changed, model)
-    before = take_snapshot(tagged.model)
-=======
     check_files(changed, model)
-    before = snapshot(tagged.model)
->>>>>>> rooms
+    before = take_snapshot(tagged.model)
     descent = trace_owners(before, model)
     _check_related(changed, tagged, descent)
     coverage, untagged = count_coverage(model)

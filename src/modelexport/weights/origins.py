@@ -18,13 +18,8 @@ import onnx_ir as ir
 
 from modelexport.format.documents import StateDictEntry, TransformStep
 from modelexport.graph.nodes import initializers, nested_graphs
-<<<<<<< HEAD
 from modelexport.graph.snapshot import SourceGraph, SourceNode
-from modelexport.weights.transforms import encode_tensor, run_operator
-=======
-from modelexport.graph.snapshot import Source, SourceNode
 from modelexport.weights.transforms import encode_tensor, run_operator, since_version, tensor_attributes
->>>>>>> rooms
 
 _T = TypeVar("_T")
 
