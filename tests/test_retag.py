@@ -401,9 +401,9 @@ def without_weights(path: Path, tmp_path: Path) -> Path:
 
 
 def test_files_of_different_models_are_not_related(exported: Exporter, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"gpt2.onnx was not made of .*bert.onnx: \d+ of its \d+ values \(\d+%\)"):
+    with pytest.raises(UsageError, match=r"gpt2.onnx was not made from .*bert.onnx: \d+ of its \d+ values \(\d+%\)"):
         retag(exported("gpt2").path, source=exported("bert").path, output=tmp_path / "out.onnx")
-    with pytest.raises(UsageError, match="was not made of"):
+    with pytest.raises(UsageError, match="was not made from"):
         retag(exported("albert").path, source=exported("bert").path, output=tmp_path / "out.onnx")
 
 

@@ -11,8 +11,8 @@ from modelexport.lineage.matching.state import CHAIN, Matching, computed_inputs
 def match_through_moves(state: Matching, node: ir.Node) -> None:
     """Match the node that computes a value, where the node with the value's name only passes it on.
 
-    Case: a tool puts a node after another (a ``Cast``, an output in another layout), gives it the name of the value, and
-    renames what is now before it: ``quantize-dynamic`` on GPT-2's ``lm_head``, onnxsim on Whisper's encoder.
+    Case: a tool puts a node after another (a ``Cast``, a ``Transpose``), gives it the name of the value, and
+    renames what is before it now: ``quantize-dynamic`` on GPT-2's ``lm_head``, onnxsim on Whisper.
     """
     for index in list(state.matches.get(node, ())):
         before = state.source.nodes[index]
