@@ -2,7 +2,7 @@
 
 ``torch.onnx.export(dynamo=False, export_modules_as_functions=True)`` makes a function of each module class: the name of
 the function is the class, its domain where that is defined. Each node that calls one is a call of a module. Which
-module it is follows from its parameters: inputs called ``up.1.linear.weight`` and ``up.1.norm.weight`` make it ``up.1``.
+module it is follows from its parameters: inputs ``up.1.linear.weight`` and ``up.1.norm.weight`` make it ``up.1``.
 """
 
 from __future__ import annotations
