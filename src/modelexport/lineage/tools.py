@@ -1,4 +1,4 @@
-"""``optimize``: another package's tool on a tagged file, and the tags back. Adding a tool is adding a row."""
+"""``optimize``: run another package's tool on a tagged file, and restore the tags. A tool is a row in ``TOOLS``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tagged.reference import open_reference, reference_path
 
 Inputs = Callable[[], Mapping[str, Any]]
-"""Gives example inputs, for the tools that run the file."""
+"""Returns example inputs, for the tools that run the file."""
 
 
 @dataclass(frozen=True)
@@ -33,16 +33,16 @@ class Tool:
     """A tool of another package."""
 
     run: Callable[[Path, Path, Inputs], None]
-    """Takes the file to read, the file to write, and inputs."""
+    """Called with the file to read, the file to write, and what returns inputs."""
     what: str
     package: str = "onnxruntime"
-    """What to install, where it is none of our own dependencies."""
+    """What to install, if it is not installed with modelexport."""
     module: str = "onnxruntime"
-    """What to import to see whether it is there."""
+    """What to import to see whether it is installed."""
 
 
 def optimize_file(path: str | Path, tool: str, output: str | Path) -> RetagReport:
-    """Run a tool on a tagged file, and give what comes out its tags back.
+    """Run a tool on a tagged file, and restore the tags in what it writes.
 
     A file with another encoding than ``metadata`` is made flat for the tool first. A tool that has to run the file
     gets the inputs of the file's reference, or random ones.
@@ -55,7 +55,7 @@ def optimize_file(path: str | Path, tool: str, output: str | Path) -> RetagRepor
     Raises:
         UsageError: There is no such tool, its package is not installed, or it refuses the file.
         FileFormatError: ``path`` is not a tagged file.
-        UntaggedNodeError: A node of what comes out could not be given an owner. Nothing is written.
+        UntaggedNodeError: No owner was found for a node of what the tool wrote. Nothing is written.
         OutputError: The output cannot be written. What was there before is still there.
     """
     path, output = Path(path), Path(output)

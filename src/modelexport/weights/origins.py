@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from modelexport.format.documents import StateDictEntry, TransformStep
 from modelexport.graph.nodes import initializers, nested_graphs
-from modelexport.graph.snapshot import Source, SourceNode
+from modelexport.graph.snapshot import SourceGraph, SourceNode
 from modelexport.weights.transforms import encode_tensor, run_operator, since_version, tensor_attributes
 
 _T = TypeVar("_T")
@@ -88,7 +88,7 @@ def _used_initializers(model: ir.Model) -> Iterator[str]:
 class Computed:
     """The values of an unoptimised graph that are computed from ``state_dict`` entries and constants alone."""
 
-    source: Source
+    source: SourceGraph
     names: Mapping[str, tuple[str, ...]]
     """The name of an initializer to the ``state_dict`` keys that it is."""
     opsets: Mapping[str, int]
