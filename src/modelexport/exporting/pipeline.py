@@ -15,7 +15,7 @@ from modelexport.exporting.options import Keywords, Options
 from modelexport.exporting.report import write_report
 from modelexport.exporting.result import ExportResult
 from modelexport.exporting.steps import describe, encode, encode_documents, optimize_exported, remember, tag
-from modelexport.files.atomic import check_writable, written_together
+from modelexport.files.atomic import Replacement, check_writable
 from modelexport.format.documents import Settings
 from modelexport.graph.owners import owned_operators
 from modelexport.pytorch.static import module_tree
@@ -95,7 +95,8 @@ def export(
         documents = encode_documents(hierarchy, dags, exported.model, tagged.tags)
     with stages("encoding"):
         functions = encode(exported.model, tagged.tags, options.tags.tags_as)
-    with written_together(path.parent) as staging:
+    with Replacement() as replacement:
+        staging = replacement.folder(path.parent)
         staged = staging / path.name
         with stages("write"):
             written = functions.model if functions else exported.model
@@ -106,6 +107,7 @@ def export(
                 mode=options.weights.weights,
                 parameters=tagged.origins,
                 weights=options.weights.source,
+                documents=documents,
             )
             for suffix, document in documents.items():
                 staged.with_suffix(suffix).write_bytes(document)
@@ -114,7 +116,7 @@ def export(
         write_report(staged.with_suffix(".report.md"), hierarchy, stages.seconds, verified, functions, weights)
         files = [path.parent / file.name for file in sorted(staging.iterdir())]
         if dag_dir is not None:
-            write_dag_files(Path(dag_dir), dags)
+            write_dag_files(replacement, Path(dag_dir), dags)
             files.append(Path(dag_dir))
     return ExportResult(
         path=path,

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import mmap
-from collections.abc import Callable
+import os
+import weakref
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
+import msgspec
 import onnx
 import onnx_ir as ir
 
+from modelexport.core.limits import PROTO_BYTES
 from modelexport.errors import FileFormatError
-from modelexport.files.linked import read_linked
+from modelexport.files.atomic import check_space
+from modelexport.files.expansion import check_functions
+from modelexport.files.linked import data_files, read_linked, seal_data, weights_beside
+from modelexport.files.regular import open_regular
 from modelexport.files.wire import SMALL, with_weights, without_weights
 from modelexport.format import keys
 from modelexport.graph.nodes import initializers
@@ -20,12 +29,48 @@ LARGEST_INSIDE = 10**9
 """Bytes of weights above which they go to a file of their own."""
 
 
-class EmbeddedTensor(ir.LazyTensor):
-    """An initializer that is read from its file, which stays open, each time that it is asked for."""
+class OpenFile:
+    """A file that is mapped into memory while its model is in use, and again when a tensor of it is read later.
 
-    def __init__(self, data: mmap.mmap, place: range, tensor: ir.TensorProtocol) -> None:
+    A mapping holds a file descriptor, of which a process has about a thousand.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with open_regular(path) as file:
+            state = os.fstat(file.fileno())
+            self._identity = (state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns)
+            self._mapped: mmap.mmap | None = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+    @property
+    def data(self) -> mmap.mmap:
+        """The bytes.
+
+        Raises:
+            FileFormatError: It was closed, and the file has been replaced since.
+        """
+        if self._mapped is None:
+            with open_regular(self.path) as file:
+                state = os.fstat(file.fileno())
+                if (state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns) != self._identity:
+                    raise FileFormatError(f"{self.path} has been replaced since it was read: read it again")
+                self._mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        return self._mapped
+
+    def close(self) -> None:
+        """Give the file descriptor back."""
+        mapped, self._mapped = self._mapped, None
+        if mapped is not None:
+            with contextlib.suppress(BufferError):  # somebody writes from it at this moment
+                mapped.close()
+
+
+class EmbeddedTensor(ir.LazyTensor):
+    """An initializer that is read from its file each time that it is asked for."""
+
+    def __init__(self, file: OpenFile, place: range, tensor: ir.TensorProtocol) -> None:
         def read() -> ir.TensorProtocol:
-            raw = data[place.start : place.stop]
+            raw = file.data[place.start : place.stop]
             proto = onnx.TensorProto(name=tensor.name or "", data_type=tensor.dtype, dims=shape.numpy(), raw_data=raw)
             return ir.serde.deserialize_tensor(proto)
 
@@ -40,36 +85,51 @@ class EmbeddedTensor(ir.LazyTensor):
         )
         self.place = place
         """The bytes in the file."""
-        self._data = data
+        self._file = file
 
     def tofile(self, file: BinaryIO) -> None:
-        with memoryview(self._data) as view:
+        with memoryview(self._file.data) as view:
             file.write(view[self.place.start : self.place.stop])
 
 
-def read_without_weights(path: Path) -> ir.Model:
+def read_without_weights(path: Path, *, ours: bool = True) -> ir.Model:
     """Read an ONNX file; large initializers inside it become :class:`EmbeddedTensor`.
+
+    The file is open as long as the model is in use.
+
+    Args:
+        ours: See :func:`~modelexport.files.linked.read_linked`.
 
     Raises:
         ValueError: It is not a protobuf message.
         google.protobuf.message.DecodeError: It is not a model.
     """
-    with path.open("rb") as file:
-        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    rest, found = without_weights(data)
-    model = ir.serde.deserialize_model(onnx.ModelProto.FromString(rest))
-    if b"location" in rest:  # the key of every tensor in another file
-        ir.external_data.set_base_dir(model.graph, path.parent)
-    for value in initializers(model):
-        if value.const_value is not None and value.const_value.metadata_props:
-            value.metadata_props.update(value.const_value.metadata_props)
-            value.const_value.metadata_props.clear()
-    for value in model.graph.initializers.values():
-        place, tensor = found.get(value.name or ""), value.const_value
-        if place is not None and tensor is not None:
-            if len(place) != tensor.nbytes:
-                raise ValueError(f"{value.name} has {len(place)} bytes instead of {tensor.nbytes}")
-            value.const_value = EmbeddedTensor(data, place, tensor)
+    file = OpenFile(path)
+    try:
+        rest, found = without_weights(file.data)
+        if len(rest) > PROTO_BYTES:
+            raise ValueError(f"its graph has more than {PROTO_BYTES:,} bytes")
+        proto = onnx.ModelProto.FromString(rest)
+        check_functions(proto)
+        model = ir.serde.deserialize_model(proto)
+        weakref.finalize(model, file.close).atexit = False
+        for value in initializers(model):
+            if value.const_value is not None and value.const_value.metadata_props:
+                value.metadata_props.update(value.const_value.metadata_props)
+                value.const_value.metadata_props.clear()
+            if value.const_value is not None and any(size < 0 for size in value.const_value.shape.numpy()):
+                raise ValueError(f"{value.name} has a negative size")
+        for value in model.graph.initializers.values():
+            place, tensor = found.get(value.name or ""), value.const_value
+            if place is not None and tensor is not None:
+                if len(place) != tensor.nbytes:
+                    raise ValueError(f"{value.name} has {len(place)} bytes instead of {tensor.nbytes}")
+                value.const_value = EmbeddedTensor(file, place, tensor)
+        if b"location" in rest:  # the key of every tensor in another file
+            read_linked(model, path.parent, ours=ours)
+    except BaseException:
+        file.close()
+        raise
     return model
 
 
@@ -90,33 +150,54 @@ class _Hollow(ir.LazyTensor):
         return b""
 
 
-def save_model(model: ir.Model, path: Path, *, external: bool | None = None) -> None:
+def save_model(
+    model: ir.Model, path: Path, *, external: bool | None = None, documents: Mapping[str, bytes] | None = None
+) -> None:
     """Write a model with its weights inside it, or in ``NAME.onnx.data`` beside it; one of them at a time is in memory.
 
     The bytes are those that protobuf would write. The model stays as it is, but is linked to no files any more.
 
     Args:
         external: Beside it; if left out, where some of them are in files of their own now, or all exceed 1 GB.
+        documents: What will lie beside it: the end of each name to the content. It has to be this when it is read.
 
     Raises:
         OSError: The file cannot be written.
+        OutputError: There is no room for it.
     """
+    now = [value.const_value for value in initializers(model) if value.const_value is not None]
+    size = sum(tensor.nbytes for tensor in now)
     if external is None:
-        now = [value.const_value for value in initializers(model) if value.const_value is not None]
-        apart = any(isinstance(tensor, ir.ExternalTensor) for tensor in now)
-        external = apart or sum(tensor.nbytes for tensor in now) > LARGEST_INSIDE
-    model.metadata_props.pop(keys.WEIGHTS, None)
+        external = any(isinstance(tensor, ir.ExternalTensor) for tensor in now) or size > LARGEST_INSIDE
+    record_documents(model, documents or {})
+    for key in (keys.WEIGHTS, keys.DATA):
+        model.metadata_props.pop(key, None)
     if external:
         values = [value for value in initializers(model) if value.const_value is not None]
         tensors = [value.const_value for value in values]
+        data = path.with_name(path.name + keys.DATA_SUFFIX)
+        check_space(data, size)
         try:
-            ir.external_data.unload_from_model(model, path.parent, f"{path.name}.data")
+            ir.external_data.unload_from_model(model, path.parent, data.name)
+            if data.exists():
+                record_data(model, data)
             save_with_references(model, path)
         finally:
             for value, tensor in zip(values, tensors, strict=True):
                 value.const_value = tensor
     else:
         _write(model, path, lambda tensor: isinstance(tensor, ir.ExternalTensor) or _is_large(tensor))
+
+
+def record_documents(model: ir.Model, documents: Mapping[str, bytes]) -> None:
+    """Let a model say what lies beside it, in place: the end of each name to the content."""
+    digests = {suffix: hashlib.sha256(content).hexdigest() for suffix, content in documents.items()}
+    model.metadata_props[keys.DOCUMENTS] = msgspec.json.encode(digests).decode()
+
+
+def record_data(model: ir.Model, data: Path) -> None:
+    """Seal a data file that was just written, and let its model say which it is."""
+    model.metadata_props[keys.DATA] = msgspec.json.encode({data.name: seal_data(data)}).decode()
 
 
 def save_with_references(model: ir.Model, path: Path) -> None:
@@ -139,8 +220,10 @@ def _write(model: ir.Model, path: Path, streamed: Callable[[ir.TensorProtocol], 
         for value in values:
             value.const_value = tensors[value.name or ""]
     _describe_initializers(proto.graph)
+    parts = with_weights(proto.SerializeToString(), tensors)
+    check_space(path, sum(len(part) if isinstance(part, bytes) else part.nbytes for part in parts))
     with path.open("wb") as file:
-        for part in with_weights(proto.SerializeToString(), tensors):
+        for part in parts:
             if isinstance(part, bytes):
                 file.write(part)
             elif hasattr(part, "tofile"):  # an optional part of the protocol
@@ -190,22 +273,38 @@ def _is_large(tensor: ir.TensorProtocol) -> bool:
     return tensor.nbytes >= SMALL or isinstance(tensor, ir.LazyTensor)
 
 
-def load_onnx(path: Path) -> ir.Model:
-    """Read any ONNX file.
+def load_onnx(path: Path, *, ours: bool = True) -> ir.Model:
+    """Read any ONNX file. Files with its weights that are there are checked; they may be missing.
+
+    Args:
+        ours: Whether what the file says of data files that were written with it still holds: not for what another
+            tool wrote.
 
     Raises:
-        FileFormatError: It is missing, empty, or not an ONNX file.
+        FileFormatError: It is missing, empty, or not an ONNX file, or keeps weights where nothing may be read.
     """
     if not path.is_file():
         raise FileFormatError(f"there is no file {path}")
     if path.stat().st_size == 0:
         raise FileFormatError(f"{path} is empty: it was not written completely; export it again")
     try:
-        model = read_without_weights(path)
+        model = read_without_weights(path, ours=ours)
+    except FileFormatError:
+        raise
     except Exception as error:  # protobuf's exception type is not public, and damage shows in many ways
         raise FileFormatError(f"{path} is not an ONNX file, or damaged ({type(error).__name__})") from error
     _upgrade(model)
-    read_linked(model, path.parent)
     if not model.opset_imports and not len(model.graph):
         raise FileFormatError(f"{path} is not an ONNX file: it has no operator set and no nodes")
     return model
+
+
+def check_file(path: Path) -> None:
+    """Look at the files with weights of a model that somebody else will read.
+
+    Raises:
+        FileFormatError: It is not an ONNX file, or one of them is missing, is not as it was, or may not be read.
+    """
+    if data_files(path):
+        for beside in weights_beside(load_onnx(path)):
+            beside.check()

@@ -14,6 +14,7 @@ import onnx_ir.passes.common as passes
 from modelexport.core.calls import CallTree, ModuleCall
 from modelexport.errors import FileFormatError, UntaggedNodeError, UsageError
 from modelexport.files.atomic import check_writable, written_together
+from modelexport.files.linked import check_weights
 from modelexport.files.onnx_models import load_onnx, save_model
 from modelexport.format import documents, keys
 from modelexport.graph.coverage import count_coverage
@@ -89,7 +90,7 @@ def retag(changed: str | Path, *, source: str | Path, output: str | Path) -> Ret
     Args:
         changed: What the tool wrote.
         source: The tagged file that it read.
-        output: The file to write; may be ``changed``.
+        output: The file to write.
 
     Raises:
         FileFormatError: A file is missing, damaged, or without its weights, or ``source`` has no tags.
@@ -98,7 +99,7 @@ def retag(changed: str | Path, *, source: str | Path, output: str | Path) -> Ret
         OutputError: The output cannot be written. What was there before is still there.
     """
     changed, output = Path(changed), Path(output)
-    check_writable(output)
+    check_writable(output, [changed, Path(source)])
     tagged = read_tagged(source)
     if tagged.coverage.untagged == len(tagged.nodes):
         raise FileFormatError(
@@ -120,7 +121,7 @@ def retag(changed: str | Path, *, source: str | Path, output: str | Path) -> Ret
     _write(model, tagged, tags, inheritance, entries)
     documents = _documents(tagged, model, tags, descent, inheritance, coverage)
     with written_together(output.parent) as staging:
-        save_model(model, staging / output.name)
+        save_model(model, staging / output.name, documents=documents)
         for suffix, document in documents.items():
             (staging / output.name).with_suffix(suffix).write_bytes(document)
         files = [str(output.parent / file.name) for file in sorted(staging.iterdir())]
@@ -182,14 +183,14 @@ class _FileTags:
 
 def _flat(path: Path, tagged: TaggedFile) -> tuple[ir.Model, bool]:
     """What a tool wrote, without functions and without what it may have kept of our tags."""
-    model = load_onnx(path)
+    model = _read(path)
     inlined = bool(model.functions)
     if inlined and tagged.encoding == "functions":
         try:  # a tool that kept the functions may have kept what they say about names in the flat graph
             model.metadata_props.setdefault(keys.ENCODING, tagged.encoding)
             unpack_tags(model, tagged.calls, tagged.tags)
-        except (LookupError, ValueError, TypeError):
-            model = load_onnx(path)
+        except (LookupError, ValueError, TypeError, AttributeError, RecursionError):
+            model = _read(path)
     if model.functions:
         _forget_names(model)
         passes.InlinePass()(model)
@@ -210,6 +211,12 @@ def _flat(path: Path, tagged: TaggedFile) -> tuple[ir.Model, bool]:
             node.attributes.pop(keys.SOURCE_MODULE_ATTRIBUTE, None)
             node.attributes.pop(keys.HIERARCHY_TAGS_ATTRIBUTE, None)
     return model, inlined
+
+
+def _read(path: Path) -> ir.Model:
+    model = load_onnx(path, ours=False)
+    check_weights(model)
+    return model
 
 
 def _forget_names(model: ir.Model) -> None:

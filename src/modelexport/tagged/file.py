@@ -16,15 +16,19 @@ from modelexport.core.calls import CallTree, ModuleCall
 from modelexport.core.owners import Evidence, Owner
 from modelexport.core.text import nearest
 from modelexport.errors import FileFormatError, UsageError
+from modelexport.files.linked import check_weights
 from modelexport.files.onnx_models import load_onnx
 from modelexport.format import documents, keys
-from modelexport.format.call_tree import check_version, read_call_tree
+from modelexport.format.call_tree import check_version, parse_call, read_call_tree
 from modelexport.graph.boundaries import CallBoundary, find_boundaries
 from modelexport.graph.nodes import all_nodes
 from modelexport.graph.owners import OWNER, owned_operators, owner_of
+from modelexport.tagged.documents.belonging import check_documents
 from modelexport.tagged.documents.reading import check_same_calls, check_same_nodes, load_hierarchy
 from modelexport.tagged.encodings.unpacking import unpack_tags
 from modelexport.tagged.skim import Skimmed
+
+SIDECAR = ".hierarchy.json"
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +69,7 @@ class TaggedFile:
         Raises:
             FileFormatError: It cannot be read, or was not written for this file. Says what differs first.
         """
-        path = self.path.with_suffix(".hierarchy.json")
+        path = self.path.with_suffix(SIDECAR)
         if not path.exists():
             return None
         sidecar = load_hierarchy(path)
@@ -77,6 +81,7 @@ class TaggedFile:
         ]
         check_same_calls(path, sidecar, entries)
         check_same_nodes(path, sidecar, self.nodes)
+        check_documents(self.path, self.model.metadata_props, [SIDECAR])
         return sidecar
 
     def find(self, name: str) -> ModuleCall:
@@ -164,11 +169,15 @@ class NodeRow(msgspec.Struct, frozen=True):
     """The other calls that own it."""
 
 
-def read_tagged(path: str | Path) -> TaggedFile:
+def read_tagged(path: str | Path, *, checked: bool = True) -> TaggedFile:
     """Read a tagged ONNX file. Weights are read when they are used, from the file as it was.
 
+    Args:
+        checked: Also look whether the files with its weights, where they are there, are as they were.
+
     Raises:
-        FileFormatError: It is missing, not an ONNX file, has no tags, or has those of an unknown format version.
+        FileFormatError: It is missing, not an ONNX file, has no tags, or has those of an unknown format version; or a
+            document or a file with weights beside it is not the one that was written with it.
     """
     path = Path(path)
     model = load_onnx(path)
@@ -178,21 +187,42 @@ def read_tagged(path: str | Path) -> TaggedFile:
         encoding = unpack_tags(model, calls, tags)
         owners: dict[tuple[str, str], Owner] = {}
         for node in all_nodes(model):
-            owner = _read_owner(node, owners)
+            owner = _read_owner(node, calls, owners)
             if owner is not None:
                 node.meta[OWNER] = owner
-    except (LookupError, ValueError, TypeError) as error:
+    except (LookupError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise FileFormatError(f"{path} has damaged tags ({error}): export it again") from error
-    return TaggedFile(path, model, calls, tags, encoding)
+    tagged = TaggedFile(path, model, calls, tags, encoding)
+    if checked:
+        check_weights(model)
+        _check_documents(tagged)
+    return tagged
 
 
-def _read_owner(node: ir.Node, known: dict[tuple[str, str], Owner]) -> Owner | None:
+def _check_documents(tagged: TaggedFile) -> None:
+    """Refuse documents of another export, saying first what differs."""
+    try:
+        check_documents(tagged.path, tagged.model.metadata_props)
+    except FileFormatError:
+        _ = tagged.hierarchy
+        raise
+
+
+def _read_owner(node: ir.Node, tree: CallTree, known: dict[tuple[str, str], Owner]) -> Owner | None:
     """What a node's metadata says; nodes of which it says the same share one object."""
     properties = node.metadata_props
     if keys.CALL not in properties:
         return None
     calls, evidence = properties.get(keys.CALLS) or json.dumps([properties[keys.CALL]]), properties[keys.EVIDENCE]
     if (calls, evidence) not in known:
-        owner = Owner(tuple(ModuleCall.parse(call) for call in json.loads(calls)), Evidence(evidence))
+        addresses = msgspec.json.decode(calls, type=list[str])
+        owner = Owner(tuple(map(parse_call, addresses)), Evidence(evidence))
+        if missing := next((call for call in owner.calls if call not in tree), None):
+            raise ValueError(f"the node {node.name!r} belongs to '{missing}', which is not a call of the model")
         known[calls, evidence] = owner
-    return known[calls, evidence]
+    owner = known[calls, evidence]
+    several = properties.get(keys.HIERARCHY_TAGS)
+    tags = msgspec.json.decode(several, type=list[str]) if several else [properties[keys.SOURCE_MODULE]]
+    if len(tags) != len(owner.calls) or properties[keys.CALL] != owner.call.address:
+        raise ValueError(f"the node {node.name!r} has other owners than tags")
+    return owner

@@ -14,6 +14,7 @@ from torch import nn
 from modelexport.core.quiet import quiet
 from modelexport.errors import FileFormatError, InputsError, UsageError
 from modelexport.files.linked import changed_files
+from modelexport.files.regular import file_digest
 from modelexport.format import documents
 from modelexport.graph.nodes import initializers
 from modelexport.pytorch.model_run import ModelRun, as_array
@@ -169,6 +170,7 @@ def record_reference(
         read=reference,
         modules=chosen,
         announce=announce,
+        model_digest=file_digest(tagged.path),
     )
     return target
 

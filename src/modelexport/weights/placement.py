@@ -18,7 +18,8 @@ import msgspec
 import onnx_ir as ir
 
 from modelexport.errors import OutputError
-from modelexport.files.onnx_models import LARGEST_INSIDE, save_with_references
+from modelexport.files.atomic import check_space
+from modelexport.files.onnx_models import LARGEST_INSIDE, record_data, record_documents, save_with_references
 from modelexport.files.safetensors_files import SafetensorsFile
 from modelexport.format import documents, keys
 from modelexport.graph.nodes import initializers
@@ -78,7 +79,14 @@ def stays_in_file(value: ir.Value | None) -> bool:
 
 
 def save_with_weights(
-    model: ir.Model, path: Path, staging: Path, *, mode: str, parameters: Collection[str], weights: Weights | None
+    model: ir.Model,
+    path: Path,
+    staging: Path,
+    *,
+    mode: str,
+    parameters: Collection[str],
+    weights: Weights | None,
+    documents: Mapping[str, bytes] | None = None,
 ) -> WeightsSummary:
     """Write a model to ``staging``, from where it will be moved to ``path``.
 
@@ -87,6 +95,7 @@ def save_with_weights(
             and copied where there are none.
         parameters: Names of the initializers that come from ``state_dict`` entries.
         weights: Where these are.
+        documents: What will lie beside the model: the end of each name to the content.
 
     Raises:
         OutputError: The files of the weights cannot be linked into the folder.
@@ -111,11 +120,14 @@ def save_with_weights(
     if mode == "none":
         _leave_out(to_file, data, summary)
     elif to_file:
+        check_space(staging / data, sum(tensor.nbytes for tensor in to_file.values()))
         external = ir.external_data.convert_tensors_to_external(list(to_file.values()), staging, data)
         for value, tensor in zip(to_file, external, strict=True):
             tensor.name = value.name or ""
             value.const_value = tensor
             summary.copied_bytes += tensor.nbytes
+        record_data(model, staging / data)
+    record_documents(model, documents or {})
     save_with_references(model, staging / path.name)
     return summary
 

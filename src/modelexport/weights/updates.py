@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,14 +11,19 @@ import msgspec
 import numpy as np
 import onnx_ir as ir
 
+from modelexport.core.limits import DOCUMENT_BYTES
 from modelexport.core.text import nearest
 from modelexport.errors import FileFormatError, WeightsError
 from modelexport.files.atomic import check_writable, written_together
-from modelexport.files.onnx_models import load_onnx, save_model
-from modelexport.format import documents
+from modelexport.files.linked import check_weights
+from modelexport.files.onnx_models import load_onnx, record_documents, save_model
+from modelexport.files.regular import read_regular
+from modelexport.format import documents, keys
 from modelexport.format.call_tree import check_version
 from modelexport.graph.nodes import initializers
 from modelexport.weights.transforms import ParameterPlan, parameter_plan, state_dict_of
+
+_SIDECAR = ".hierarchy.json"
 
 
 class UpdateResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,7 +53,7 @@ def update_weights(path: str | Path, state_dict: Mapping[str, Any] | str | Path,
         path: The tagged file.
         state_dict: Key to tensor (NumPy's, torch's, or whatever NumPy can read), or a ``.safetensors`` file. Of the
             names of a tied parameter one is enough.
-        output: The file to write; may be ``path``.
+        output: The file to write.
 
     Raises:
         WeightsError: The weights do not fit: entries are missing, surplus or of another shape or type. Lists them all.
@@ -57,7 +61,7 @@ def update_weights(path: str | Path, state_dict: Mapping[str, Any] | str | Path,
         OutputError: The output cannot be written. What was there before is still there.
     """
     path, output = Path(path), Path(output)
-    check_writable(output)
+    check_writable(output, [path] if isinstance(state_dict, Mapping) else [path, Path(state_dict)])
     if isinstance(state_dict, Mapping):
         return _update(path, _InMemory(state_dict), output)
     with _opened(Path(state_dict)) as weights:
@@ -127,6 +131,7 @@ def _opened(path: Path) -> Iterator[_SafeTensors]:
 def _update(path: Path, weights: _InMemory | _SafeTensors, output: Path) -> UpdateResult:
     model = load_onnx(path)
     check_version(path, model.metadata_props)
+    check_weights(model)
     values = list(initializers(model))
     try:
         entries = state_dict_of(model)
@@ -141,12 +146,14 @@ def _update(path: Path, weights: _InMemory | _SafeTensors, output: Path) -> Upda
         return weights.read(next(name for name in tied[key] if name in weights.types))
 
     tensors = {value: _new_tensor(path, value, plan, read) for value, plan in plans.items()}
-    sidecar = path.with_suffix(".hierarchy.json")
+    sidecar = path.with_suffix(_SIDECAR)
+    documents = {_SIDECAR: read_regular(sidecar, DOCUMENT_BYTES)} if sidecar.exists() else {}
+    _check_documents(path, model, documents)
     with written_together(output.parent) as staging:
         target = staging / output.name
-        _save(model, target, tensors)
-        if sidecar.is_file():
-            shutil.copyfile(sidecar, target.with_suffix(".hierarchy.json"))
+        _save(model, target, tensors, documents)
+        for suffix, content in documents.items():
+            target.with_suffix(suffix).write_bytes(content)
         files = [str(output.parent / file.name) for file in sorted(staging.iterdir())]
     return UpdateResult(
         path=str(output),
@@ -202,12 +209,31 @@ def _new_tensor(path: Path, value: ir.Value, plan: ParameterPlan, read: Callable
     return ir.LazyTensor(compute, dtype=dtype, shape=ir.Shape(shape), name=value.name)
 
 
-def _save(model: ir.Model, target: Path, tensors: Mapping[ir.Value, ir.LazyTensor]) -> None:
+def _check_documents(path: Path, model: ir.Model, documents: Mapping[str, bytes]) -> None:
+    """Refuse to copy a sidecar that is of another export."""
+    before = model.metadata_props.get(keys.DOCUMENTS)
+    if before is None:
+        return
+    record_documents(model, documents)
+    try:
+        recorded = msgspec.json.decode(before, type=dict[str, str])
+    except (msgspec.DecodeError, UnicodeError) as error:
+        raise FileFormatError(f"{path} has damaged tags ({error}): export it again") from error
+    now = msgspec.json.decode(model.metadata_props[keys.DOCUMENTS], type=dict[str, str])
+    if now.items() - recorded.items():
+        raise FileFormatError(
+            f"{path.with_suffix(_SIDECAR)} does not belong to {path}: export again, or remove the document"
+        )
+
+
+def _save(
+    model: ir.Model, target: Path, tensors: Mapping[ir.Value, ir.LazyTensor], documents: Mapping[str, bytes]
+) -> None:
     """Write a model with other tensors, beside it what was beside it."""
     external = any(isinstance(value.const_value, ir.ExternalTensor) for value in initializers(model))
     for value, tensor in tensors.items():
         value.const_value = tensor
-    save_model(model, target, external=external)
+    save_model(model, target, external=external, documents=documents)
 
 
 def _check(
