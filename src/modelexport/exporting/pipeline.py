@@ -76,8 +76,7 @@ def export(
         exported = capture(model, inputs, frontend, dynamic=dynamic, opset=opset)
     with stages("optimize"):
         before = remember(model, exported, options.weights.source)
-        if optimized:
-            optimize_exported(exported, before)
+        messages = [*exported.messages, *(optimize_exported(exported, before) if optimized else ())]
     with stages("tag"):
         tagged = tag(exported, before, tree, options.tags)
     with stages("documents"):
@@ -113,7 +112,9 @@ def export(
                 staged.with_suffix(suffix).write_bytes(document)
         with reachable(staging, path, weights) if options.checks.any else nullcontext():
             verified = run_checks(model, inputs, staged, hierarchy, options, stages)
-        write_report(staged.with_suffix(".report.md"), hierarchy, stages.seconds, verified, functions, weights)
+        write_report(
+            staged.with_suffix(".report.md"), hierarchy, stages.seconds, verified, functions, weights, messages
+        )
         files = [path.parent / file.name for file in sorted(staging.iterdir())]
         if dag_dir is not None:
             write_dag_files(replacement, Path(dag_dir), dags)
@@ -127,4 +128,5 @@ def export(
         files=files,
         functions=functions,
         weights=weights,
+        messages=messages,
     )

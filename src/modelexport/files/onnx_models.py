@@ -111,12 +111,10 @@ def read_without_weights(path: Path, *, ours: bool = True) -> ir.Model:
             raise ValueError(f"its graph has more than {PROTO_BYTES:,} bytes")
         proto = onnx.ModelProto.FromString(rest)
         check_functions(proto)
+        _lift_properties(proto.graph)
         model = ir.serde.deserialize_model(proto)
         weakref.finalize(model, file.close).atexit = False
         for value in initializers(model):
-            if value.const_value is not None and value.const_value.metadata_props:
-                value.metadata_props.update(value.const_value.metadata_props)
-                value.const_value.metadata_props.clear()
             if value.const_value is not None and any(size < 0 for size in value.const_value.shape.numpy()):
                 raise ValueError(f"{value.name} has a negative size")
         for value in model.graph.initializers.values():
@@ -178,7 +176,7 @@ def save_model(
         data = path.with_name(path.name + keys.DATA_SUFFIX)
         check_space(data, size)
         try:
-            ir.external_data.unload_from_model(model, path.parent, data.name)
+            ir.external_data.unload_from_model(model, path.parent, data.name, size_threshold_bytes=256)
             if data.exists():
                 record_data(model, data)
             save_with_references(model, path)
@@ -255,6 +253,31 @@ def _describe_initializers(graph: onnx.GraphProto) -> None:
                 _describe_initializers(attribute.g)
             for nested in attribute.graphs:
                 _describe_initializers(nested)
+
+
+def _lift_properties(graph: onnx.GraphProto) -> None:
+    """Move the properties of initializers from their tensors to ``value_info``, which onnx_ir reads into the value.
+
+    The other way round is :func:`_describe_initializers`.
+    """
+    inputs = {value.name: value for value in graph.input}
+    for tensor in graph.initializer:
+        if not tensor.metadata_props:
+            continue
+        value = inputs.get(tensor.name)
+        if value is None:
+            value = onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+            value.metadata_props.extend(tensor.metadata_props)
+            graph.value_info.append(value)
+        else:
+            value.metadata_props.extend(tensor.metadata_props)
+        del tensor.metadata_props[:]
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                _lift_properties(attribute.g)
+            for nested in attribute.graphs:
+                _lift_properties(nested)
 
 
 def _upgrade(model: ir.Model) -> None:

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 
-from modelexport.core.quiet import quiet
+from modelexport.core.messages import collected
 from modelexport.errors import InputsError
 
 Inputs = dict[str, Any]
@@ -277,7 +277,7 @@ class _Runner:
         try:
             with (
                 # Shapes that do not fit are logged with a traceback before they are raised.
-                contextlib.nullcontext() if self._fake is None else quiet(),
+                contextlib.nullcontext() if self._fake is None else collected(),
                 self._fake or contextlib.nullcontext(),
                 torch.no_grad(),
                 torch.random.fork_rng(devices=range(torch.cuda.device_count())),
