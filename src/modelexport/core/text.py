@@ -7,7 +7,6 @@ import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-
 _HIDDEN = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb\ud800-\udfff]"
     r"|[\U000e0000-\U000e007f]"
@@ -27,7 +26,9 @@ def on_one_line(text: str) -> str:
 
 
 _PATH = re.compile(
-    r"(?<![\w./\\-])(?:(?P<root>/[\w.@+~-]+)(?:/[\w.@+~ -]*[\w.@+~-])*/|[A-Za-z]:\\(?:[^\s\\:*?\"<>|]+\\)*)(?P<name>[\w.@+~-]+)"
+    r"(?<![\w./\\-])"
+    r"(?:(?P<root>/[\w.@+~-]+)(?:/[\w.@+~ -]*[\w.@+~-])*/|[A-Za-z]:\\(?:[^\s\\:*?\"<>|]+\\)*)"
+    r"(?P<name>[\w.@+~-]+)"
 )
 
 

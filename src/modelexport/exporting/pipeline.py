@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from modelexport.capture import FrontEnd
-from modelexport.capture.choice import capture
+from modelexport.capture.choice import capture, check_opset
+from modelexport.core.exclusive import exclusive
 from modelexport.core.stages import Stages
 from modelexport.exporting.checks import run_checks
 from modelexport.exporting.options import Keywords, Options
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 
+@exclusive
 def export(
     model: nn.Module,
     inputs: Mapping[str, Any] | Sequence[Any],
@@ -68,6 +70,7 @@ def export(
     """
     path, stages = Path(path), stages or Stages()
     options = (options or Options()).replaced_by(keywords)
+    check_opset(opset)
     check_writable(path)
     if dag_dir is not None:
         check_dag_directory(Path(dag_dir))

@@ -11,6 +11,7 @@ import onnx_ir as ir
 import onnxruntime
 from torch import nn
 
+from modelexport.core.exclusive import exclusive
 from modelexport.core.messages import collected
 from modelexport.errors import FileFormatError, InputsError, UsageError
 from modelexport.files.linked import changed_files
@@ -32,6 +33,7 @@ from modelexport.weights.sources import Weights
 from modelexport.weights.transforms import ParameterPlan, parameter_plan, state_dict_of
 
 
+@exclusive
 def verify(
     model: nn.Module,
     inputs: Mapping[str, Any] | Sequence[Any],
@@ -79,6 +81,7 @@ def verify(
     )
 
 
+@exclusive
 def verify_sample(
     model: nn.Module,
     inputs: Mapping[str, Any] | Sequence[Any],
@@ -126,6 +129,7 @@ def verify_sample(
     )
 
 
+@exclusive
 def record_reference(
     model: nn.Module,
     inputs: Mapping[str, Any] | Sequence[Any],
