@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import os
 import signal
 import sys
@@ -28,7 +29,7 @@ class Interrupted(BaseException):
 @contextlib.contextmanager
 def shielded() -> Iterator[None]:
     """Inside: signals raise :class:`Interrupted`, standard input is empty, and nothing printed controls a terminal."""
-    with _signals(), _no_input(), _printable(sys.stdout) as out, _printable(sys.stderr) as err:
+    with _signals(), _no_input(), _quiet_readers(), _printable(sys.stdout) as out, _printable(sys.stderr) as err:
         before = sys.stdout, sys.stderr
         sys.stdout, sys.stderr = out, err
         try:
@@ -78,6 +79,18 @@ def _no_input() -> Iterator[None]:
             if saved is not None:
                 os.dup2(saved, 0)
                 os.close(saved)
+
+
+@contextlib.contextmanager
+def _quiet_readers() -> Iterator[None]:
+    """What onnx_ir logs of a damaged file, the error says; without a handler Python prints it."""
+    nowhere = logging.NullHandler()
+    logger = logging.getLogger("onnx_ir")
+    logger.addHandler(nowhere)
+    try:
+        yield
+    finally:
+        logger.removeHandler(nowhere)
 
 
 class _Printable(io.TextIOBase):
