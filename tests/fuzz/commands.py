@@ -7,7 +7,7 @@ import resource
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
@@ -86,10 +86,8 @@ def _in_time() -> Iterator[None]:
 
 
 def _reset_peak() -> None:
-    try:
+    with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        pass
 
 
 def _peak() -> int:

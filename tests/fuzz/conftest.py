@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from corpus import make_checkpoint, make_corpus
 from filelock import FileLock
+
+from corpus import make_checkpoint, make_corpus
 
 
 @pytest.fixture(scope="session")

@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 import numpy as np
 import onnx
-from corpus import properties, set_property
 
+from corpus import properties, set_property
 from modelexport.files.onnx_models import load_onnx, record_documents
 from modelexport.format import keys
 
@@ -187,8 +187,8 @@ def external(random: Random, model: onnx.ModelProto, folder: Path) -> None:
         os.link(folder / "new.safetensors", folder / "hard-link")
     location = choose(
         random,
-        ["fifo", "leads-out", "inside", "hard-link", "../x", "/etc/passwd", "/dev/zero", "", ".", "a\0b", "new.safetensors",
-         "missing", "inside/../../x", "linked.safetensors", "copied.onnx.data"],
+        ["fifo", "leads-out", "inside", "hard-link", "../x", "/etc/passwd", "/dev/zero", "", ".", "a\0b",
+         "new.safetensors", "missing", "inside/../../x", "linked.safetensors", "copied.onnx.data"],
     )  # fmt: skip
     offset = choose(random, ["0", "8", "-1", str(2**62), "x", "", "99999999999999999999999"])
     length = choose(random, [None, "0", "1", str(2**62), "-5", "x"])

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from commands import fault, run
 from corpus import copied, seeded
 from mutators import (
@@ -62,7 +63,8 @@ def hostile_weights(random: Random, folder: Path) -> tuple[str, list[str]]:
             ("new.safetensors", [["update-weights", "plain.onnx", "new.safetensors", "-o", "out.onnx"]]),
             ("plain.reference.safetensors", [["verify", "plain.onnx"]]),
             ("linked.safetensors", [["extract", "linked.onnx", "blocks.0", "-o", "out.onnx"],
-                                    ["compare", "linked.onnx", "plain.onnx", "--values"], ["tree", "linked.onnx", "--check"]]),
+                                    ["compare", "linked.onnx", "plain.onnx", "--values"],
+                                    ["tree", "linked.onnx", "--check"]]),
         ],
     )  # fmt: skip
     return f"{name}: {mutate_safetensors(random, folder / name)}", choose(random, commands)
