@@ -63,7 +63,7 @@ def export(
 
     Raises:
         CaptureError: The model cannot be exported.
-        UsageError: The front end does not write this opset, or there is no class of a name in the options.
+        UsageError: The front end does not write this opset, or a class named in the options is not in the model.
         InputsError: The inputs do not fit.
         OutputError: The files cannot be written. What was there before is still there.
         UntaggedNodeError: A node has no owner. Nothing is written.

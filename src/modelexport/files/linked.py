@@ -24,6 +24,7 @@ from modelexport.files.regular import open_regular
 from modelexport.files.safetensors_files import read_header
 from modelexport.files.wire import without_weights
 from modelexport.format import documents, keys
+from modelexport.graph.initializers import bind_tensors
 from modelexport.graph.nodes import all_nodes, initializers
 
 T = TypeVar("T")
@@ -63,6 +64,10 @@ class WeightsBeside:
                 f"tensor of {size:,} bytes"
             )
         self._spans[begin, begin + size] = None
+
+    def is_missing(self) -> bool:
+        """Whether the file is not there, where it could be."""
+        return not self._outside() and not self.path.exists()
 
     def fault(self) -> str:
         """What is wrong with the file, in a sentence; empty if it may be read."""
@@ -135,7 +140,7 @@ class WeightsBeside:
         except WeightsError:
             found = None
         if found is None or found.header != recorded.header:
-            return f"{self.path} was changed after the export: its header is another"
+            return f"{self.path} was changed after the export: its header differs"
         tensors = {(place.offset, place.offset + place.length) for place in found.tensors.values()}
         if self._spans.keys() - tensors:
             return f"{self.path} has no tensors where the model says that its weights are"
@@ -210,9 +215,8 @@ def read_linked(model: ir.Model, folder: Path, *, ours: bool = True) -> None:
         files[location].add(tensor)
         return LinkedTensor(tensor, files[location], folder)
 
-    for value in initializers(model):
-        if isinstance(value.const_value, ir.ExternalTensor):
-            value.const_value = checked(value.const_value)
+    tensors = {value: value.const_value for value in initializers(model)}
+    bind_tensors({value: checked(t) for value, t in tensors.items() if isinstance(t, ir.ExternalTensor)})
     for node in all_nodes(model):
         for name, attribute in list(node.attributes.items()):
             if attribute.is_ref():
@@ -222,10 +226,10 @@ def read_linked(model: ir.Model, folder: Path, *, ours: bool = True) -> None:
                 if isinstance(tensor, ir.ExternalTensor):
                     node.attributes[name] = ir.AttrTensor(name, checked(tensor))
             elif attribute.type is ir.AttributeType.TENSORS:
-                tensors = attribute.as_tensors()
-                if any(isinstance(tensor, ir.ExternalTensor) for tensor in tensors):
+                several = attribute.as_tensors()
+                if any(isinstance(tensor, ir.ExternalTensor) for tensor in several):
                     node.attributes[name] = ir.AttrTensors(
-                        name, [checked(t) if isinstance(t, ir.ExternalTensor) else t for t in tensors]
+                        name, [checked(t) if isinstance(t, ir.ExternalTensor) else t for t in several]
                     )
 
 
@@ -248,13 +252,39 @@ def weights_beside(model: ir.Model) -> list[WeightsBeside]:
     return list(dict.fromkeys(tensor.beside for tensor in tensors if isinstance(tensor, LinkedTensor)))
 
 
-def changed_files(path: Path, model: ir.Model) -> list[str]:
+def check_files(path: Path | None, model: ir.Model) -> None:
+    """Refuse a model whose weights are in files that are missing, too short, or not as they were when it was exported.
+
+    Raises:
+        FileFormatError: Names each of them.
+    """
+    if faults := changed_files(path, model):
+        raise FileFormatError(f"{'; '.join(faults)}: put the files back, or export again")
+
+
+def changed_files(path: Path | None, model: ir.Model) -> list[str]:
     """What is wrong with the files that a model's weights are in, a sentence for each file.
 
     A linked file has to be as large as it was when the model was exported and to have the same header. A change of its
     weights alone, in place, is not seen here; :func:`modelexport.verify.model.verify` compares them.
+
+    Args:
+        path: The model's file; ``None`` for a model in memory, whose tensors know where they are.
     """
-    return [fault for beside in weights_beside(model) if (fault := beside.fault())]
+    faults = [fault for beside in weights_beside(model) if (fault := beside.fault())]
+    ends: dict[Path, int] = {}
+    for value in initializers(model):
+        tensor = value.const_value
+        if isinstance(tensor, ir.ExternalTensor) and not isinstance(tensor, LinkedTensor):
+            file = Path(tensor.path) if path is None else path.parent / tensor.location
+            end = (tensor.offset or 0) + (tensor.nbytes if tensor.length is None else tensor.length)
+            ends[file] = max(ends.get(file, 0), end)
+    for file, end in ends.items():
+        if not file.is_file():
+            faults.append(f"{file}, which holds weights, is missing")
+        elif (size := file.stat().st_size) < end:
+            faults.append(f"{file} is cut off: it has {size:,} bytes and the model's weights end at {end:,}")
+    return faults
 
 
 def check_weights(model: ir.Model) -> None:
@@ -264,8 +294,8 @@ def check_weights(model: ir.Model) -> None:
         FileFormatError: Says which, and why.
     """
     for beside in weights_beside(model):
-        if (fault := beside.fault()) and (os.path.lexists(beside.path) or "missing" not in fault):
-            raise FileFormatError(fault)
+        if not beside.is_missing():
+            beside.check()
 
 
 def check_tensors(tensors: Iterable[ir.TensorProtocol | None]) -> None:

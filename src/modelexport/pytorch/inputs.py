@@ -296,7 +296,7 @@ class _Runner:
     def watch(self, inputs: Inputs) -> list[tuple[str | None, torch.nn.Module]]:
         """The ``torch.nn`` modules that a run calls before it ends or fails, with the argument that each receives.
 
-        ``None`` stands for a value that the forward computed.
+        ``None`` is a value that the forward computed.
         """
         given = self._shapes_of(inputs)
         assert isinstance(given, Mapping)
@@ -415,7 +415,7 @@ class _Maker:
         from transformers import AutoTokenizer
 
         texts = [_SENTENCES[i % len(_SENTENCES)] for i in range(batch)]
-        # A tokenizer that cannot be built here (a package is missing, say) is no reason to fail.
+        # A tokenizer that cannot be built here (a package is missing, say) does not make the inputs fail.
         with contextlib.suppress(Exception):
             with no_questions():
                 tokenizer = AutoTokenizer.from_pretrained(

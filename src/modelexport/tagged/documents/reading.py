@@ -25,7 +25,7 @@ def load_hierarchy(path: str | Path) -> documents.Hierarchy:
     """Read a sidecar, ``NAME.hierarchy.json``.
 
     Raises:
-        FileFormatError: It is missing, is no such document, or has an unknown format version.
+        FileFormatError: It is missing, is another document, or has an unknown format version.
     """
     path = Path(path)
     content = read_document(path)
@@ -39,7 +39,7 @@ def load_dag(path: str | Path) -> dict[str, documents.Dag]:
     """Read ``NAME.dag.json``: tag to operations and edges.
 
     Raises:
-        FileFormatError: It is missing, is no such document, or is not of the model beside it.
+        FileFormatError: It is missing, is another document, or is not of the model beside it.
     """
     return _decode(Path(path), _checked(Path(path)), dict[str, documents.Dag])
 
@@ -48,7 +48,7 @@ def load_operations(path: str | Path) -> dict[str, documents.Operation]:
     """Read ``NAME.operations.json``: the name of a node or an initializer to what it is.
 
     Raises:
-        FileFormatError: It is missing, is no such document, or is not of the model beside it.
+        FileFormatError: It is missing, is another document, or is not of the model beside it.
     """
     return _decode(Path(path), _checked(Path(path)), dict[str, documents.Operation])
 
