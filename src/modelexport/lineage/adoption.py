@@ -64,7 +64,7 @@ def adopt(program: Any, output: str | Path, *, keep_torch_metadata: bool = False
         program: The path of an ONNX file; or, in the process that exported, a ``torch.onnx.ONNXProgram``, what
             ``transformers.exporters.OnnxExporter`` returns, or an ``onnx_ir.Model``. These are not changed. They still
             know the FX node of each ONNX node, and with it the call; a file knows the module at most.
-        output: The file to write; may be ``program``.
+        output: The file to write.
         keep_torch_metadata: Keep the exporter's own ``pkg.torch.*`` keys, which hold paths of the exporting machine.
 
     Raises:
@@ -73,10 +73,11 @@ def adopt(program: Any, output: str | Path, *, keep_torch_metadata: bool = False
         UsageError: ``program`` is neither a file nor one of these, or nothing in it says anything of modules.
     """
     output = Path(output)
-    check_writable(output)
+    check_writable(output, [Path(program)] if isinstance(program, (str, Path)) else ())
     if isinstance(program, (str, Path)):
         path = Path(program)
         model = load_onnx(path)
+        check_files(path, model)
         if keys.FORMAT_VERSION_KEY in model.metadata_props:
             return _adopt_tagged(path, output, keep_torch_metadata)
         name = str(path)

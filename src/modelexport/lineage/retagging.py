@@ -95,7 +95,7 @@ def retag(changed: str | Path, *, source: str | Path, output: str | Path) -> Ret
     Args:
         changed: What the tool wrote.
         source: The tagged file that it read.
-        output: The file to write; may be ``changed``.
+        output: The file to write.
 
     Raises:
         FileFormatError: A file is missing, damaged, or without its weights, or ``source`` has no tags.
@@ -104,7 +104,7 @@ def retag(changed: str | Path, *, source: str | Path, output: str | Path) -> Ret
         OutputError: The output cannot be written. What was there before is still there.
     """
     changed, output = Path(changed), Path(output)
-    check_writable(output)
+    check_writable(output, [changed, Path(source)])
     tagged = read_tagged(source)
     if tagged.coverage.untagged == len(tagged.nodes):
         raise FileFormatError(
@@ -126,7 +126,7 @@ def retag(changed: str | Path, *, source: str | Path, output: str | Path) -> Ret
     _write(model, tagged, tags, inheritance, entries)
     documents = _documents(tagged, model, tags, descent, inheritance, coverage)
     with written_together(output.parent) as staging:
-        save_model(model, staging / output.name)
+        save_model(model, staging / output.name, documents=documents)
         for suffix, document in documents.items():
             (staging / output.name).with_suffix(suffix).write_bytes(document)
         files = [str(output.parent / file.name) for file in sorted(staging.iterdir())]
@@ -200,17 +200,20 @@ class _FileTags:
 
 def _flat(path: Path, tagged: TaggedFile) -> tuple[ir.Model, bool]:
     """The changed model, with local functions inlined and without any tags that the tool kept."""
-    model = load_onnx(path)
+    model = _read(path)
     inlined = bool(model.functions)
     if inlined and tagged.encoding == "functions":
         try:  # a tool that kept the functions may have kept what they say about names in the flat graph
             model.metadata_props.setdefault(keys.ENCODING, tagged.encoding)
             unpack_tags(model, tagged.calls, tagged.tags)
-        except (LookupError, ValueError, TypeError):
-            model = load_onnx(path)
+        except (LookupError, ValueError, TypeError, AttributeError, RecursionError):
+            model = _read(path)
     if model.functions:
         _forget_names(model)
-        passes.InlinePass()(model)
+        try:
+            passes.InlinePass()(model)
+        except (ValueError, LookupError, ir.passes.PassError) as error:
+            raise FileFormatError(f"the functions of {path} cannot be inlined: {_cause(error)}") from error
         # Its constructor has no annotations.
         passes.RemoveUnusedFunctionsPass()(model)  # type: ignore[no-untyped-call]
         passes.RemoveUnusedOpsetsPass()(model)
@@ -228,6 +231,15 @@ def _flat(path: Path, tagged: TaggedFile) -> tuple[ir.Model, bool]:
             node.attributes.pop(keys.SOURCE_MODULE_ATTRIBUTE, None)
             node.attributes.pop(keys.HIERARCHY_TAGS_ATTRIBUTE, None)
     return model, inlined
+
+
+def _cause(error: BaseException) -> str:
+    return " ".join(str(error.__cause__ or error).split())[:300]
+
+
+def _read(path: Path) -> ir.Model:
+    """What a tool wrote: what it kept of our properties may not be true of it."""
+    return load_onnx(path, ours=False)
 
 
 def _forget_names(model: ir.Model) -> None:

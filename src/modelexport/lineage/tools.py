@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,8 @@ import onnx_ir as ir
 from modelexport.core.messages import collected
 from modelexport.core.text import nearest
 from modelexport.errors import ModelExportError, UsageError
-from modelexport.files.atomic import check_writable
+from modelexport.files.atomic import check_writable, scratch
+from modelexport.files.linked import check_files
 from modelexport.files.onnx_models import OLDER_FILE, save_model
 from modelexport.graph.nodes import initializers
 from modelexport.lineage.retagging import RetagReport, retag
@@ -59,7 +59,7 @@ def optimize_file(path: str | Path, tool: str, output: str | Path) -> RetagRepor
         OutputError: The output cannot be written. What was there before is still there.
     """
     path, output = Path(path), Path(output)
-    check_writable(output)
+    check_writable(output, [path])
     if tool not in TOOLS:
         raise UsageError(f"there is no tool '{tool}'{nearest(tool, TOOLS)}; there are {', '.join(TOOLS)}")
     chosen = TOOLS[tool]
@@ -68,11 +68,12 @@ def optimize_file(path: str | Path, tool: str, output: str | Path) -> RetagRepor
     except ImportError as error:
         raise UsageError(f"{tool} needs a package that is not here ({error}): pip install {chosen.package}") from error
     tagged = read_tagged(path)
-    with tempfile.TemporaryDirectory(dir=output.parent, prefix=".modelexport-") as folder:
-        source, target = path, Path(folder, output.name)
+    check_files(path, tagged.model)
+    with scratch(output.parent) as folder:
+        source, target = path, folder / output.name
         # Initializers of older files have `value_info`, on which ONNX Runtime's quantizers fail.
         if tagged.encoding != "metadata" or tagged.model.meta.get(OLDER_FILE):
-            source = Path(folder, f"flat-{path.name}")
+            source = folder / f"flat-{path.name}"
             save_model(tagged.model, source)
         try:
             with collected():

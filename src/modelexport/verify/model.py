@@ -11,9 +11,11 @@ import onnx_ir as ir
 import onnxruntime
 from torch import nn
 
+from modelexport.core.exclusive import exclusive
 from modelexport.core.messages import collected
 from modelexport.errors import InputsError, UsageError
 from modelexport.files.linked import check_files
+from modelexport.files.regular import file_digest
 from modelexport.format import documents
 from modelexport.graph.nodes import initializers
 from modelexport.pytorch.model_run import ModelRun, as_array
@@ -31,6 +33,7 @@ from modelexport.weights.sources import Weights
 from modelexport.weights.transforms import ParameterPlan, parameter_plan, state_dict_of
 
 
+@exclusive
 def verify(
     model: nn.Module,
     inputs: Mapping[str, Any] | Sequence[Any],
@@ -78,6 +81,7 @@ def verify(
     )
 
 
+@exclusive
 def verify_sample(
     model: nn.Module,
     inputs: Mapping[str, Any] | Sequence[Any],
@@ -125,6 +129,7 @@ def verify_sample(
     )
 
 
+@exclusive
 def record_reference(
     model: nn.Module,
     inputs: Mapping[str, Any] | Sequence[Any],
@@ -169,6 +174,7 @@ def record_reference(
         read=reference,
         modules=chosen,
         announce=announce,
+        model_digest=file_digest(tagged.path),
     )
     return target
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,16 +10,21 @@ import msgspec
 import numpy as np
 import onnx_ir as ir
 
+from modelexport.core.limits import DOCUMENT_BYTES
 from modelexport.core.text import nearest
 from modelexport.errors import FileFormatError, WeightsError
 from modelexport.files.atomic import check_writable, written_together
-from modelexport.files.onnx_models import load_onnx, save_model
+from modelexport.files.linked import check_weights
+from modelexport.files.onnx_models import load_onnx, record_documents, save_model
+from modelexport.files.regular import read_regular
 from modelexport.files.safetensors_files import read_header
-from modelexport.format import documents
+from modelexport.format import documents, keys
 from modelexport.format.call_tree import check_version
 from modelexport.format.dtypes import dtype_name
 from modelexport.graph.nodes import initializers
 from modelexport.weights.transforms import ParameterPlan, parameter_plan, state_dict_of
+
+_SIDECAR = ".hierarchy.json"
 
 
 class UpdateResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,7 +54,7 @@ def update_weights(path: str | Path, state_dict: Mapping[str, Any] | str | Path,
         path: The tagged file.
         state_dict: Key to tensor (NumPy's, torch's, or whatever NumPy can read), or a ``.safetensors`` file. Of the
             names of a tied parameter one is enough.
-        output: The file to write; may be ``path``.
+        output: The file to write.
 
     Raises:
         WeightsError: The weights do not fit: entries are missing, surplus or of another shape or type. Lists them all.
@@ -58,7 +62,7 @@ def update_weights(path: str | Path, state_dict: Mapping[str, Any] | str | Path,
         OutputError: The output cannot be written. What was there before is still there.
     """
     path, output = Path(path), Path(output)
-    check_writable(output)
+    check_writable(output, [path] if isinstance(state_dict, Mapping) else [path, Path(state_dict)])
     if isinstance(state_dict, Mapping):
         return _update(path, _InMemory(state_dict), output)
     return _update(path, _InFile(Path(state_dict)), output)
@@ -103,6 +107,7 @@ class _InFile:
 def _update(path: Path, weights: _InMemory | _InFile, output: Path) -> UpdateResult:
     model = load_onnx(path)
     check_version(path, model.metadata_props)
+    check_weights(model)  # they may be missing: others take their place
     values = list(initializers(model))
     try:
         entries = state_dict_of(model)
@@ -118,12 +123,14 @@ def _update(path: Path, weights: _InMemory | _InFile, output: Path) -> UpdateRes
 
     tensors = {value: _new_tensor(path, value, plan, read) for value, plan in plans.items()}
     external = any(isinstance(value.const_value, ir.ExternalTensor) for value in values)
-    sidecar = path.with_suffix(".hierarchy.json")
+    sidecar = path.with_suffix(_SIDECAR)
+    documents = {_SIDECAR: read_regular(sidecar, DOCUMENT_BYTES)} if sidecar.exists() else {}
+    _check_documents(path, model, documents)
     with written_together(output.parent) as staging:
         target = staging / output.name
-        save_model(model, target, external=external, tensors=tensors)
-        if sidecar.is_file():
-            shutil.copyfile(sidecar, target.with_suffix(".hierarchy.json"))
+        save_model(model, target, external=external, tensors=tensors, documents=documents)
+        for suffix, content in documents.items():
+            target.with_suffix(suffix).write_bytes(content)
         files = [str(output.parent / file.name) for file in sorted(staging.iterdir())]
     return UpdateResult(
         path=str(output),
@@ -177,6 +184,23 @@ def _new_tensor(path: Path, value: ir.Value, plan: ParameterPlan, read: Callable
         return ir.Tensor(np.asarray(array, order="C"), dtype=dtype)
 
     return ir.LazyTensor(compute, dtype=dtype, shape=ir.Shape(shape), name=value.name)
+
+
+def _check_documents(path: Path, model: ir.Model, documents: Mapping[str, bytes]) -> None:
+    """Refuse to copy a sidecar that is of another export."""
+    before = model.metadata_props.get(keys.DOCUMENTS)
+    if before is None:
+        return
+    record_documents(model, documents)
+    try:
+        recorded = msgspec.json.decode(before, type=dict[str, str])
+    except (msgspec.DecodeError, UnicodeError) as error:
+        raise FileFormatError(f"{path} has damaged tags ({error}): export it again") from error
+    now = msgspec.json.decode(model.metadata_props[keys.DOCUMENTS], type=dict[str, str])
+    if now.items() - recorded.items():
+        raise FileFormatError(
+            f"{path.with_suffix(_SIDECAR)} does not belong to {path}: export again, or remove the document"
+        )
 
 
 def _check(

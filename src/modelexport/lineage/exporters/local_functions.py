@@ -14,6 +14,7 @@ import onnx_ir as ir
 import onnx_ir.passes.common as passes
 
 from modelexport.core.owners import Evidence
+from modelexport.errors import FileFormatError
 from modelexport.graph.nodes import all_nodes, nested_graphs
 from modelexport.lineage.exporters.stacks import CallSource, Found, Scope
 
@@ -48,7 +49,11 @@ def inline_functions(model: ir.Model) -> dict[ir.Node, Found]:
     _find_paths(calls)
     makers = {value.producer() for value in model.graph.outputs}
     root = next((call for call in calls if {call.node} == makers), None)  # everything is in one function
-    passes.InlinePass()(model)
+    try:
+        passes.InlinePass()(model)
+    except (ValueError, LookupError, ir.passes.PassError) as error:
+        reason = " ".join(str(error.__cause__ or error).split())[:300]
+        raise FileFormatError(f"the functions of the model cannot be inlined: {reason}") from error
     model.functions.clear()
     stacks = {None: (Scope(""),)} | _stacks(calls, root)
     found = {}
