@@ -1,8 +1,8 @@
 """How much memory a run needs at each node: which values are alive, as ONNX Runtime allocates them on the CPU.
 
-A value lives from the node that makes it to the last node that uses it, an output of the graph to the end. Inputs of the
-graph and weights are not counted. A node that only gives its input another shape takes no memory, and one that computes
-element by element writes over an input that nothing needs any more.
+A value lives from the node that makes it to the last node that uses it, an output of the graph to the end. Inputs of
+the graph and weights are not counted. A node that only gives its input another shape takes no memory, and one that
+computes element by element writes over an input that nothing needs any more.
 """
 
 from __future__ import annotations
