@@ -65,6 +65,7 @@ def cost(file: str | Path | TaggedFile, sizes: Mapping[str, int] | None = None) 
         nodes=(*nodes, *unused),
         direct=direct,
         name=tagged.path.name,
+        graph=tagged.model.graph.name or "main_graph",
         notes=tuple(_notes(tagged.model, shapes, unknown)),
     )
 
@@ -102,8 +103,14 @@ def _node_figures(
                 read = written
             figures[columns.ACTIVATION_BYTES.name] = written
             figures[columns.MOVED_BYTES.name] = written + read
-        found.append(NodeFigures(node.name or "", node.op_type, owner.calls if owner else (), figures))
+        found.append(
+            NodeFigures(node.name or "", node.op_type, owner.calls if owner else (), figures, value=_first_value(node))
+        )
     return found, unknown
+
+
+def _first_value(node: ir.Node) -> str:
+    return next((value.name for value in node.outputs if value.name), "")
 
 
 def _total(sizes: Iterable[Size | None]) -> Size:

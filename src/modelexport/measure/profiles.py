@@ -140,6 +140,7 @@ def profile(
         columns=shown,
         nodes=tuple(nodes),
         name=tagged.path.name,
+        graph=tagged.model.graph.name or "main_graph",
         notes=tuple(_notes(facts)),
     )
     return ModuleProfile(table, facts)
@@ -161,7 +162,7 @@ def profile_against(one: ModuleProfile, other: ModuleProfile) -> ModuleProfile:
             calls=tuple(dict.fromkeys(found for call in node.calls if (found := known(call)) is not None)),
             figures={AGAINST.name: node.figures["seconds"]},
             runs=(),
-            source="",
+            value="",
         )
         for node in other.table.nodes
     ]
@@ -229,18 +230,14 @@ def _joined(tagged: TaggedFile, optimized: ir.Model, measured: Profile) -> list[
                 figures[columns.PEAK_BYTES.name] = used
             owner = owner_of(made_by) if made_by is not None else None
             calls = owner.calls if owner is not None else ()
-            made = _source_node(source, made_by) if made_by is not None else ""
+            made = _known_value(source, made_by) if made_by is not None else ""
             found.append(NodeFigures(kernel.name, kernel.op_type, calls, figures, tuple(taken), made))
     return found
 
 
-def _source_node(source: Source, node: ir.Node) -> str:
-    """The node of the tagged file that gives a value that this one gives."""
-    for value in node.outputs:
-        index = source.producer.get(value.name or "")
-        if index is not None:
-            return source.nodes[index].name
-    return ""
+def _known_value(source: Source, node: ir.Node) -> str:
+    """The first value that a node gives and that the tagged file has."""
+    return next((value.name for value in node.outputs if value.name and value.name in source.producer), "")
 
 
 def _seconds(taken: Sequence[int]) -> dict[str, int]:

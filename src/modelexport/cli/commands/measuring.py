@@ -82,7 +82,7 @@ def show(
     if node_data is not None:
         from modelexport.measure.node_data import write_node_data
 
-        write_node_data(table, node_data)
+        write_node_data(table, node_data, column=main)
     if html is not None:
         from modelexport.measure.page import write_page
 
