@@ -29,6 +29,7 @@ COMMANDS = (
     reading.compare,
     proving.verify,
     measuring.cost,
+    measuring.profile,
     changing.extract,
     changing.update_weights,
     changing.retag,

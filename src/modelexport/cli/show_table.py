@@ -137,10 +137,8 @@ def _cell(column: Column, figure: Any) -> str:
     if isinstance(number, float) and number != int(number):
         return f"{number:.3g}"
     for least, letter in _STEPS:
-        if abs(number) >= 10 * least:
-            return (
-                f"{number / least:,.3g} {letter}" if abs(number) < 1000 * least else f"{number / least:,.0f} {letter}"
-            )
+        if abs(number) >= max(least, 1e4):
+            return f"{number / least:,.3g} {letter}"
     return f"{int(number):,}"
 
 

@@ -65,6 +65,8 @@ class ModuleProfile:
 
     table: Table
     facts: RunFacts
+    feeds: Mapping[str, Any]
+    """The inputs."""
     against: RunFacts | None = None
     """Of the other file, where two were run."""
 
@@ -143,7 +145,7 @@ def profile(
         graph=tagged.model.graph.name or "main_graph",
         notes=tuple(_notes(facts)),
     )
-    return ModuleProfile(table, facts)
+    return ModuleProfile(table, facts, feeds)
 
 
 def profile_against(one: ModuleProfile, other: ModuleProfile) -> ModuleProfile:
@@ -195,7 +197,7 @@ def _beside(
         direct={**one.table.direct, **direct},
         notes=(*one.table.notes, note),
     )
-    return ModuleProfile(table, one.facts, facts)
+    return ModuleProfile(table, one.facts, one.feeds, facts)
 
 
 @contextmanager

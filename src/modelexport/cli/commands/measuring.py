@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from modelexport.cli.options import FileArgument, JsonOption
-from modelexport.cli.running import print_json, progress_shown
+from modelexport.cli.options import FileArgument, JsonOption, ModelClassOption, RemoteCodeOption, SeedOption
+from modelexport.cli.running import load_with_inputs, print_json, progress_shown
 from modelexport.errors import UsageError
 
 if TYPE_CHECKING:
     from modelexport.measure.table import Table
 
 Grouping = Literal["call", "module", "class"]
+LevelName = Literal["all", "extended", "basic", "none"]
 SelectorsOption = Annotated[
     list[str] | None,
     typer.Argument(metavar="[SELECTOR]...", help="Only these calls and those inside: encoder.layer.0, *.dense, !..."),
@@ -54,6 +55,88 @@ def cost(
     with progress_shown() as progress, Stages(progress)("cost"):
         table = run(file, sizes)
     show(table, "flops", selectors, by, depth, sort, as_csv=as_csv, html=html, node_data=node_data, as_json=as_json)
+
+
+def profile(
+    file: FileArgument,
+    selectors: SelectorsOption = None,
+    inputs: Annotated[
+        Path | None,
+        typer.Option("--inputs", metavar="FILE", help="Arrays by name: .npz, .safetensors, or a JSON description."),
+    ] = None,
+    size: Annotated[
+        list[str] | None, typer.Option("--size", metavar="NAME=N", help="The size of a dynamic axis of random inputs.")
+    ] = None,
+    runs: Annotated[int, typer.Option("--runs", metavar="N", min=1, help="Runs that are measured.")] = 10,
+    warmup: Annotated[int, typer.Option("--warmup", metavar="N", min=1, help="Runs before these.")] = 2,
+    level: Annotated[LevelName, typer.Option("--level", help="How far ONNX Runtime optimises.")] = "all",
+    provider: Annotated[
+        str, typer.Option(metavar="NAME", help="The execution provider of ONNX Runtime.")
+    ] = "CPUExecutionProvider",
+    against: Annotated[
+        Path | None, typer.Option("--against", metavar="OTHER.onnx", help="Another tagged file of the same model.")
+    ] = None,
+    against_torch: Annotated[
+        str | None, typer.Option("--against-torch", metavar="MODEL", help="The same model run by PyTorch.")
+    ] = None,
+    by: ByOption = "call",
+    depth: DepthOption = None,
+    sort: SortOption = None,
+    as_csv: CsvOption = False,
+    html: HtmlOption = None,
+    node_data: NodeDataOption = None,
+    model_class: ModelClassOption = None,
+    trust_remote_code: RemoteCodeOption = False,
+    seed: SeedOption = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Run FILE in ONNX Runtime as users do, and show which module takes how long and how much memory."""
+    import msgspec
+
+    from modelexport.core.stages import Stages
+    from modelexport.measure import profiles
+
+    if against is not None and against_torch is not None:
+        raise UsageError("give --against or --against-torch, not both")
+    how: dict[str, Any] = {"runs": runs, "warmup": warmup, "level": level, "provider": provider, "seed": seed}
+    with progress_shown() as progress:
+        stages = Stages(progress)
+        given: Any = inputs
+        if against_torch is not None:
+            loaded, example = load_with_inputs(
+                against_torch, inputs, model_class, trust_remote_code, seed, stages, dtype=None
+            )
+            from modelexport.measure.runs import open_file, session_options
+            from modelexport.verify.model import feeds
+
+            given = feeds(example, open_file(file, session_options("none", provider), provider))
+        with stages(f"run {file.name}"):
+            measured = profiles.profile(file, given, sizes=_sizes(size or []), **how)
+        if against is not None:
+            with stages(f"run {against.name}"):
+                other = profiles.profile(against, measured.feeds, **how)
+            measured = profiles.profile_against(measured, other)
+        elif against_torch is not None:
+            from modelexport.pytorch.timing import time_calls
+
+            with stages("run PyTorch"):
+                seconds = time_calls(loaded.model, example, runs=runs, warmup=warmup)
+            measured = profiles.profile_beside(measured, seconds, "PyTorch")
+    facts = {"run": measured.facts} | ({"against": measured.against} if measured.against is not None else {})
+    more = msgspec.to_builtins(facts)
+    show(
+        measured.table,
+        "seconds",
+        selectors,
+        by,
+        depth,
+        sort,
+        as_csv=as_csv,
+        html=html,
+        node_data=node_data,
+        as_json=as_json,
+        more=more,
+    )
 
 
 def show(
