@@ -27,12 +27,13 @@ class Work(NamedTuple):
     """All operations, two for a multiply-add."""
 
 
-def _words(text: str) -> list[str]:
+def words(text: str) -> list[str]:
+    """The words of a text: a long list of operators as it is read best."""
     return text.split()
 
 
 MOVES = frozenset(
-    _words("""
+    words("""
     Cast CastLike Compress Concat ConcatFromSequence Constant ConstantOfShape DepthToSpace EmbedLayerNormalization
     Expand EyeLike Flatten Gather GatherElements GatherND GatherBlockQuantized Identity If Loop MemcpyFromHost
     MemcpyToHost NonZero OneHot Pad Range ReorderInput ReorderOutput Reshape ReverseSequence Scan Scatter
@@ -43,7 +44,7 @@ MOVES = frozenset(
 """Operators that move data, choose from it, or hold graphs whose nodes are counted themselves."""
 
 ELEMENTWISE = frozenset(
-    _words("""
+    words("""
     Abs Acos Acosh Add And Asin Asinh Atan Atanh BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Ceil Celu Clip Cos
     Cosh Div Elu Equal Erf Exp FastGelu Floor Gelu Greater GreaterOrEqual HardSigmoid HardSwish IsInf IsNaN LeakyRelu
     Less LessOrEqual Log Max Mean Min Mish Mod Mul Neg Not Or PRelu Pow QuickGelu Reciprocal Relu Round Selu Shrink
@@ -54,7 +55,7 @@ ELEMENTWISE = frozenset(
 )
 
 REDUCTIONS = frozenset(
-    _words("""
+    words("""
     ArgMax ArgMin GlobalAveragePool GlobalLpPool GlobalMaxPool QLinearGlobalAveragePool ReduceL1 ReduceL2 ReduceLogSum
     ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare
     """)
@@ -181,7 +182,7 @@ def _bits(node: ir.Node, ins: list[Shape | None], out: Shape) -> Size | None:
 
 _RULES: Mapping[str, Callable[[ir.Node, list[Shape | None], Shape], Size | None]] = {
     **dict.fromkeys(
-        _words("""
+        words("""
         MatMul Gemm FusedMatMul FusedGemm FusedMatMulActivation MatMulInteger MatMulIntegerToFloat QLinearMatMul QGemm
         DynamicQuantizeMatMul GemmFloat8 TransposeMatMul
         """),

@@ -238,8 +238,17 @@ def _joined(tagged: TaggedFile, optimized: ir.Model, measured: Profile) -> list[
 
 
 def _known_value(source: Source, node: ir.Node) -> str:
-    """The first value that a node gives and that the tagged file has."""
-    return next((value.name for value in node.outputs if value.name and value.name in source.producer), "")
+    """The first value of the tagged file that a node gives, or that what it gives leads to."""
+    pending, seen = [node], {node}
+    while pending:
+        current = pending.pop(0)
+        for value in current.outputs:
+            if value.name and value.name in source.producer:
+                return value.name
+            following = [user for user, _ in value.uses() if user not in seen]
+            seen.update(following)
+            pending.extend(following)
+    return ""
 
 
 def _seconds(taken: Sequence[int]) -> dict[str, int]:
