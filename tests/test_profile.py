@@ -96,9 +96,10 @@ def test_the_sum_is_near_the_time_of_a_run_or_the_overhead_is_named(slow: Path) 
 
 
 def test_quantizing_one_layer_shows_in_that_layer(slow: Path, tmp_path: Path) -> None:
+    from onnxruntime.quantization import quantize_dynamic
+
     from modelexport import retag
     from modelexport.tagged.file import read_tagged
-    from onnxruntime.quantization import quantize_dynamic
 
     wide = [node.name for node in read_tagged(slow).describe_nodes(read_tagged(slow).select("layers.1").inside)]
     quantize_dynamic(slow, tmp_path / "q.onnx", nodes_to_quantize=wide)
