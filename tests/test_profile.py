@@ -77,7 +77,7 @@ WIDTHS = (256, 2560, 256)
 def slow(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     path = tmp_path_factory.mktemp("slow") / "slow.onnx"
-    export(Slow().eval(), {"x": torch.randn(128, 256)}, path)
+    export(Slow().eval(), {"x": torch.randn(1, 128, 256)}, path)
     return path
 
 
@@ -145,17 +145,17 @@ def test_a_node_that_holds_graphs_has_its_own_time_without_theirs() -> None:
 
 @pytest.mark.parametrize("suffix", [".npz", ".json", ".safetensors"])
 def test_inputs_come_from_a_file(slow: Path, suffix: str, tmp_path: Path) -> None:
-    given, array = tmp_path / f"inputs{suffix}", np.ones((128, 256), np.float32)
+    given, array = tmp_path / f"inputs{suffix}", np.ones((1, 128, 256), np.float32)
     if suffix == ".npz":
         np.savez(given, x=array)
     elif suffix == ".json":
-        given.write_text(json.dumps({"x": {"dtype": "float32", "shape": [128, 256], "range": [0, 1]}}))
+        given.write_text(json.dumps({"x": {"dtype": "float32", "shape": [1, 128, 256], "range": [0, 1]}}))
     else:
         from safetensors.numpy import save_file
 
         save_file({"x": array}, given)
     found = profile(slow, given, runs=1)
-    assert found.facts.inputs == {"x": "float32[128, 256]"}
+    assert found.facts.inputs == {"x": "float32[1, 128, 256]"}
     assert found.facts.inputs_from == str(given)
 
 
