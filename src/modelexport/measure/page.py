@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from modelexport.core.calls import ModuleCall
-from modelexport.core.selectors import class_in_tag
+from modelexport.core.tags import class_in_tag
 from modelexport.files.atomic import check_writable, written_together
 from modelexport.measure.columns import Column, Figure, Kind
 from modelexport.measure.table import Table, share_out

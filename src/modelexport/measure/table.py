@@ -13,7 +13,8 @@ from functools import cached_property
 from typing import Any, Literal
 
 from modelexport.core.calls import CallTree, ModuleCall
-from modelexport.core.selectors import Selection, class_in_tag
+from modelexport.core.selectors import Selection
+from modelexport.core.tags import class_in_tag
 from modelexport.core.text import nearest
 from modelexport.errors import UsageError
 from modelexport.measure.columns import Column, Figure, Kind

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from modelexport.core.calls import ModuleCall
-from modelexport.core.quiet import quiet
+from modelexport.core.messages import collected
 from modelexport.errors import InputsError
 from modelexport.pytorch.traced import untouched
 from modelexport.pytorch.values import run_arguments
@@ -58,7 +58,7 @@ def time_calls(
     """
     args, kwargs = run_arguments(inputs)
     found: dict[ModuleCall, list[int]] = {}
-    with untouched(model, runs=False), quiet(), torch.inference_mode():
+    with untouched(model, runs=False), collected(), torch.inference_mode():
         for number in range(warmup + runs):
             clock = _Clock()
             with ExitStack() as stack:

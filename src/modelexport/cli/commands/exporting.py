@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from modelexport.capture import FrontEnd
+from modelexport.cli.json_documents import export_document
 from modelexport.cli.options import (
     DtypeOption,
     ExcludeOption,
@@ -121,7 +122,7 @@ def export(
             file=sys.stderr,
         )
     if as_json:
-        print_json(result.document())
+        print_json(export_document(result))
     else:
         show_export.print_export(result)
     if result.verified is not None and not result.verified.agrees:
