@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from typer.exceptions import Abort, TyperException
 
-from modelexport.cli.commands import changing, exporting, proving, reading
+from modelexport.cli.commands import changing, exporting, measuring, proving, reading
 from modelexport.cli.shield import Interrupted, raw, shielded
 from modelexport.core.version import __version__
 from modelexport.errors import ModelExportError, UsageError
@@ -29,6 +29,8 @@ COMMANDS = (
     reading.nodes,
     reading.compare,
     proving.verify,
+    measuring.cost,
+    measuring.profile,
     changing.extract,
     changing.update_weights,
     changing.retag,

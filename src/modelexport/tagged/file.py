@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,9 +11,9 @@ import msgspec
 import onnx_ir as ir
 
 from modelexport.core.calls import CallTree, ModuleCall
+from modelexport.core.selectors import Selection, find_call, select_calls
 from modelexport.core.tags import class_in_tag
-from modelexport.core.text import nearest
-from modelexport.errors import FileFormatError, UsageError
+from modelexport.errors import FileFormatError
 from modelexport.files.linked import check_weights
 from modelexport.files.onnx_models import load_onnx
 from modelexport.format import documents
@@ -84,24 +84,15 @@ class TaggedFile:
         Raises:
             UsageError: There is none, or there are several; names those, or the nearest that there are.
         """
-        by_name = {str(call): call for call in self.tags} | {tag: call for call, tag in self.tags.items()}
-        if name in by_name:
-            return by_name[name]
-        ends = (f".{name}", f"/{name.removeprefix('/')}")
-        meant = [
-            call
-            for call, tag in self.tags.items()
-            if str(call).endswith(ends[0]) or tag.endswith(ends[1]) or self.class_of(call) == name
-        ]
-        if len(meant) == 1:
-            return meant[0]
-        if meant:
-            some = ", ".join(map(str, meant[:5])) + (f" and {len(meant) - 5} more" if len(meant) > 5 else "")
-            raise UsageError(f"'{name}' is ambiguous in {self.path}: it could be {some}; give one of these")
-        known = [known for known in by_name if known.startswith("/") == name.startswith("/")]
-        raise UsageError(
-            f"{self.path} has no module call '{name}'{nearest(name, known)}; `modelexport tree {self.path}` lists them"
-        )
+        return find_call(name, self.tags, where=self.path)
+
+    def select(self, *selectors: str) -> Selection:
+        """The calls that selectors pick (see :mod:`modelexport.core.selectors`); without any, all.
+
+        Raises:
+            UsageError: A selector matches nothing; offers near names.
+        """
+        return select_calls(selectors, self.calls, self.tags, where=self.path)
 
     def class_of(self, call: ModuleCall) -> str:
         """The name of the class of the module that was called."""
@@ -125,12 +116,13 @@ class TaggedFile:
                 found[call].append(index)
         return found
 
-    def describe_nodes(self, call: ModuleCall) -> list[NodeRow]:
-        """The nodes of a call and of the calls inside it, as values."""
+    def describe_nodes(self, calls: Container[ModuleCall]) -> list[NodeRow]:
+        """The nodes that calls own, as values, in the order of the graph."""
         rows = []
-        for node in self.nodes_of(call):
+        for node in self.nodes:
             owner = owner_of(node)
-            assert owner is not None
+            if owner is None or not any(call in calls for call in owner.calls):
+                continue
             rows.append(
                 NodeRow(
                     node.name or "",
