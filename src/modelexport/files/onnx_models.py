@@ -17,6 +17,7 @@ from modelexport.files.atomic import check_space
 from modelexport.files.embedded import EmbeddedTensor, OpenFile
 from modelexport.files.expansion import check_functions
 from modelexport.files.linked import data_files, read_linked, seal_data, weights_beside
+from modelexport.files.tensors import check_data
 from modelexport.files.wire import SMALL, with_weights, without_weights
 from modelexport.format import keys
 from modelexport.graph.initializers import bind_tensors
@@ -48,8 +49,10 @@ def load_onnx(path: Path, *, ours: bool = True) -> ir.Model:
         raise FileFormatError(f"{path} is empty: it was not written completely; export it again")
     try:
         model = _read(path, ours)
-    except FileFormatError:
-        raise
+    except FileFormatError as error:
+        if str(path) in str(error):
+            raise
+        raise FileFormatError(f"{path}: {error}") from error
     except Exception as error:  # protobuf's exception type is not public, and damage shows in many ways
         raise FileFormatError(f"{path} is not an ONNX file, or damaged ({type(error).__name__})") from error
     if not model.opset_imports and not len(model.graph):
@@ -65,14 +68,13 @@ def _read(path: Path, ours: bool) -> ir.Model:
             raise FileFormatError(f"{path} has a graph of {len(rest):,} bytes, and at most {PROTO_BYTES:,} are read")
         proto = onnx.ModelProto.FromString(rest)
         check_functions(proto)
+        check_data(proto, places)
         model = ir.serde.deserialize_model(proto)
         weakref.finalize(model, file.close).atexit = False
         _upgrade(model)
         for value in initializers(model):
             if value.const_value is not None:
                 _move_properties(value.const_value, value)
-                if any(size < 0 for size in value.const_value.shape.numpy()):
-                    raise ValueError(f"{value.name} has a negative size")
         bind_tensors(dict(_embedded_tensors(model, file, places)))
         if b"location" in rest:  # the key of every tensor in another file
             read_linked(model, path.parent, ours=ours)
