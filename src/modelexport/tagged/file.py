@@ -25,6 +25,9 @@ from modelexport.tagged.documents.reading import check_same_calls, check_same_no
 from modelexport.tagged.encodings.unpacking import unpack_tags
 from modelexport.tagged.skim import Skimmed
 
+UNTAGGED = "none"
+"""The encoding of a file that has no tags."""
+
 
 @dataclass(frozen=True, eq=False)
 class TaggedFile:
