@@ -60,8 +60,8 @@ def check_changes(
     """Compare two files in the aspects that must not differ. A file without tags is compared by its names.
 
     Args:
-        fail_on: ``structure``: calls, operators, attributes, entries; ``weights``: the elements of parameters, which are
-            all read; ``outputs``: what both compute of the same inputs; ``cost``: no figure of :func:`cost` may grow.
+        fail_on: ``structure``: calls, operators, attributes, entries; ``weights``: the elements of parameters, all
+            of which are read; ``outputs``: what both compute of the same inputs; ``cost``: no figure of it may grow.
         values: Compare the elements of parameters also where ``weights`` is not asked for.
         modules: Selectors of the calls to compare; all if left out.
         inputs: A file of inputs for ``outputs``; those of the first file's reference values or random ones if left out.
