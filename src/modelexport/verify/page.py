@@ -48,7 +48,7 @@ def write_report(
         UsageError: It has no dynamic axis of a name in ``sizes``, or does not run.
     """
     tagged = read_tagged(file)
-    table = cost(tagged, sizes)
+    table: Table = cost(tagged, sizes)
     sections: list[Section] = [_facts(tagged)]
     if reference_path(tagged.path).exists() and tagged.hierarchy is not None:
         verified = verify_reference(tagged.path)
