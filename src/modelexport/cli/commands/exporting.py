@@ -159,7 +159,12 @@ def hierarchy(
         )
         with stages("trace"):
             overview = hierarchy_overview(
-                loaded.model, example if runs else None, granularity, include or (), exclude or ()
+                loaded.model,
+                example if runs else None,
+                granularity,
+                include or (),
+                exclude or (),
+                timed=runs and as_json,
             )
     if as_json:
         print_json(overview.document())
@@ -169,8 +174,38 @@ def hierarchy(
             overview.tree,
             overview.calls,
             tags=overview.tags,
+            static_tags=overview.static_tags,
             comparison=overview.comparison,
         )
+
+
+def inputs(
+    model: ModelArgument = "bert-tiny",
+    spec: InputsOption = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="OUT", help="Save them: .npz or .safetensors.")
+    ] = None,
+    model_class: ModelClassOption = None,
+    trust_remote_code: RemoteCodeOption = False,
+    seed: SeedOption = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the example inputs that MODEL is run with, or save them."""
+    from modelexport.cli.show_export import format_inputs
+    from modelexport.core.stages import Stages
+
+    with progress_shown() as progress:
+        stages = Stages(progress)
+        _, example = load_with_inputs(model, spec, model_class, trust_remote_code, seed, stages)
+    from modelexport.pytorch.examples import describe_inputs, save_inputs
+
+    if output is not None:
+        save_inputs(example, output)
+    described = describe_inputs(example)
+    if as_json:
+        print_json(described)
+    else:
+        print(format_inputs(described))
 
 
 def internals(
