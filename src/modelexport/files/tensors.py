@@ -10,22 +10,46 @@ import onnx
 from modelexport.errors import FileFormatError
 
 
+def all_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
+    """Every node, those of nested graphs and functions included."""
+    pending = [model.graph.node, *(function.node for function in model.functions)]
+    while pending:
+        for node in pending.pop():
+            yield node
+            for attribute in node.attribute:
+                pending.extend(graph.node for graph in attribute.graphs)
+                if attribute.HasField("g"):
+                    pending.append(attribute.g.node)
+
+
 def all_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
     """Initializers and the tensors of attributes, those of nested graphs and functions included."""
-    graphs = [model.graph]
-    nodes = [function.node for function in model.functions]
-    while graphs or nodes:
-        if graphs:
-            graph = graphs.pop()
-            yield from graph.initializer
-            nodes.append(graph.node)
-        for node in nodes.pop() if nodes else ():
-            for attribute in node.attribute:
+    yield from model.graph.initializer
+    for node in all_nodes(model):
+        for attribute in node.attribute:
+            if attribute.HasField("t"):
                 yield attribute.t
-                yield from attribute.tensors
-                graphs.extend(attribute.graphs)
-                if attribute.HasField("g"):
-                    graphs.append(attribute.g)
+            yield from attribute.tensors
+            for graph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+                yield from graph.initializer
+
+
+def check_nodes(model: onnx.ModelProto) -> None:
+    """Refuse nodes that compute nothing, and attributes without the value that their type says.
+
+    Raises:
+        FileFormatError: There is one. Names it.
+    """
+    for node in all_nodes(model):
+        if not node.output:
+            raise FileFormatError(f"the node {node.name!r} ({node.op_type}) has no outputs")
+        for attribute in node.attribute:
+            field = _VALUES.get(attribute.type)
+            if field is not None and not attribute.ref_attr_name and not attribute.HasField(field):
+                raise FileFormatError(f"the attribute {attribute.name!r} of the node {node.name!r} has no value")
+
+
+_VALUES = {onnx.AttributeProto.TENSOR: "t", onnx.AttributeProto.GRAPH: "g", onnx.AttributeProto.TYPE_PROTO: "tp"}
 
 
 def check_data(model: onnx.ModelProto, elsewhere: Collection[str]) -> None:
@@ -38,7 +62,9 @@ def check_data(model: onnx.ModelProto, elsewhere: Collection[str]) -> None:
         FileFormatError: There is one. Names it.
     """
     for tensor in all_tensors(model):
-        if tensor.data_location == onnx.TensorProto.EXTERNAL or not tensor.ByteSize():
+        if tensor.data_type not in _BITS or tensor.data_type == onnx.TensorProto.UNDEFINED:
+            raise FileFormatError(f"the tensor {tensor.name!r} has the unknown type {tensor.data_type}")
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
             continue
         if not tensor.HasField("raw_data") and tensor.name in elsewhere:
             continue

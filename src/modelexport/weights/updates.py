@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from modelexport.core.text import nearest
 from modelexport.errors import FileFormatError, WeightsError
 from modelexport.files.atomic import check_writable, written_together
 from modelexport.files.linked import check_weights
-from modelexport.files.onnx_models import load_onnx, record_documents, save_model
+from modelexport.files.onnx_models import load_onnx, save_model
 from modelexport.files.regular import read_regular
 from modelexport.files.safetensors_files import read_header
 from modelexport.format import documents, keys
@@ -128,7 +129,7 @@ def _update(path: Path, weights: _InMemory | _InFile, output: Path) -> UpdateRes
     _check_documents(path, model, documents)
     with written_together(output.parent) as staging:
         target = staging / output.name
-        save_model(model, target, external=external, tensors=tensors, documents=documents)
+        save_model(model, target, external=external, tensors=tensors, same_graph=True)
         for suffix, content in documents.items():
             target.with_suffix(suffix).write_bytes(content)
         files = [str(output.parent / file.name) for file in sorted(staging.iterdir())]
@@ -191,16 +192,15 @@ def _check_documents(path: Path, model: ir.Model, documents: Mapping[str, bytes]
     before = model.metadata_props.get(keys.DOCUMENTS)
     if before is None:
         return
-    record_documents(model, documents)
     try:
         recorded = msgspec.json.decode(before, type=dict[str, str])
     except (msgspec.DecodeError, UnicodeError) as error:
         raise FileFormatError(f"{path} has damaged tags ({error}): export it again") from error
-    now = msgspec.json.decode(model.metadata_props[keys.DOCUMENTS], type=dict[str, str])
-    if now.items() - recorded.items():
-        raise FileFormatError(
-            f"{path.with_suffix(_SIDECAR)} does not belong to {path}: export again, or remove the document"
-        )
+    for suffix, content in documents.items():
+        if hashlib.sha256(content).hexdigest() != recorded.get(suffix):
+            raise FileFormatError(
+                f"{path.with_suffix(suffix)} does not belong to {path}: export again, or remove the document"
+            )
 
 
 def _check(
