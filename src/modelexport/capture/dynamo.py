@@ -25,6 +25,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 
 from modelexport.capture.arguments import by_name, state_dict_names
 from modelexport.capture.exported import Exported
+from modelexport.capture.opsets import convert_to_opset, translated_opset
 from modelexport.core.calls import ROOT, CallTree, ModuleCall, Port, Side, TracedCall
 from modelexport.core.owners import Evidence, Owner
 from modelexport.core.quiet import quiet
@@ -56,14 +57,16 @@ def capture_by_dynamo(
     Raises:
         CaptureError: The exporter gave up. Names the module call that was running.
         InputsError: The model has lazy parameters.
+        UsageError: There is no such opset.
     """
+    translated_in = translated_opset(opset)
     watcher = _TensorWatcher()
     recorder = CallRecorder(model, _annotated, watcher.watch)
     args, kwargs = by_name(model, *run_arguments(copy.deepcopy(inputs)))
     with untouched(model, runs=False), recorder.attached(), quiet():
         failure: CaptureError | None = None
         try:
-            translated, output_names = _translate(model, args, kwargs, dynamic=dynamic, opset=opset)
+            translated, output_names = _translate(model, args, kwargs, dynamic=dynamic, opset=translated_in)
         except Exception as error:
             failure, cause = _explained(error, recorder), error
     if failure is not None:
@@ -77,6 +80,8 @@ def capture_by_dynamo(
     if len(output_names) != len(translated.graph.outputs):
         output_names = tuple(value.name or "" for value in translated.graph.outputs)
     values = {**watcher.graph_inputs(translated), **owners.values}
+    if opset is not None:
+        convert_to_opset(translated, opset)
     return Exported(translated, calls, state_dict_names(model), values, output_names, "dynamo")
 
 
