@@ -10,8 +10,8 @@ parameter's out of five that are, and runtimes do the same when they load the fi
 onnxscript's patterns take a constant up to 1e-8 for zero and one within 1e-5 of one for one, and would drop the epsilon
 of ``x * log(x + 1e-9)`` and the factor of ``x * 1.000009``. Here a constant is what it is.
 
-Private names of onnxscript are used, here and nowhere else: the tuple of default rules, so that we rewrite what the bare
-exporter rewrites, the pattern of a rule, which alone knows the operator, and the tolerances of a pattern's constants.
+Private names of onnxscript are used, here and nowhere else: the tuple of default rules, so that we rewrite what the
+bare exporter rewrites, the pattern of a rule, which alone knows the operator, and the tolerances of its constants.
 `tests/test_rewrite.py` fails when one changes.
 """
 

@@ -112,10 +112,11 @@ def _remembered_items(value: Any) -> Iterable[Any]:
 
 
 def _builtin_iter(value: Any) -> Iterator[Any]:
-    for kind in (list, set, deque):
+    """Over the elements of a list, set or deque, whatever a subclass makes of iteration."""
+    kinds: tuple[Any, ...] = (list, set, deque)
+    for kind in kinds:
         if isinstance(value, kind):
-            return kind.__iter__(value)
-    return iter(())
+            yield from kind.__iter__(value)
 
 
 def _copied(value: Any) -> Any:
