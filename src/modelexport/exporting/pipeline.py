@@ -70,9 +70,10 @@ def export(
     path, stages = Path(path), stages or Stages()
     options = (options or Options()).replaced_by(keywords)
     check_writable(path)
-    if dag_dir is not None:
-        check_dag_directory(Path(dag_dir))
-    job = _Job(model, inputs, path, name, dynamic, opset, optimized, options, dag_dir and Path(dag_dir), stages)
+    folder = None if dag_dir is None else Path(dag_dir)
+    if folder is not None:
+        check_dag_directory(folder)
+    job = _Job(model, inputs, path, name, dynamic, opset, optimized, options, folder, stages)
     return first_that_passes(frontend, job.export_by, keep_anyway=options.checks.keep_anyway)
 
 

@@ -120,7 +120,8 @@ def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether tensors are equal, NaN to NaN included."""
     if torch.equal(one, other):
         return True
-    return (one.is_floating_point() or one.is_complex()) and torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
+    numbers = one.is_floating_point() or one.is_complex()
+    return bool(numbers and torch.allclose(one, other, rtol=0, atol=0, equal_nan=True))
 
 
 def _has_values(tensor: torch.Tensor) -> bool:

@@ -120,9 +120,9 @@ def export(
                 stages=stages,
             )
     if result.attempts:
-        frontend = result.hierarchy.settings.frontend
+        taken = result.hierarchy.settings.frontend
         reasons = "; ".join(f"{one.frontend} failed: {one.reason.splitlines()[0]}" for one in result.attempts)
-        print(f"modelexport: warning: exported with {frontend}; {reasons}", file=sys.stderr)
+        print(f"modelexport: warning: exported with {taken}; {reasons}", file=sys.stderr)
     if tags_as == "attributes":
         print(
             f"modelexport: warning: onnx.checker and ONNX Runtime refuse tags as attributes; "
