@@ -79,7 +79,8 @@ def capture_by_dynamo(
         output_names = tuple(spec.name for spec in recorder.seen[0].outputs)
     if len(output_names) != len(translated.graph.outputs):
         output_names = tuple(value.name or "" for value in translated.graph.outputs)
-    values = {**watcher.graph_inputs(translated), **owners.values}
+    returned = _returned(recorder.seen, translated)
+    values = {**watcher.graph_inputs(translated), **owners.values, **returned}
     if opset is not None:
         convert_to_opset(translated, opset)
     return Exported(translated, calls, state_dict_names(model), values, output_names, "dynamo")
@@ -103,6 +104,8 @@ class _TensorWatcher:
             if node.op == "placeholder":
                 self._from_inputs.setdefault(node, []).append(port)
                 continue
+            if _is_written_later(node):  # through a view, so that the node has what was there before
+                continue
             if node.target is operator.getitem:  # decomposition makes these anew, without annotations
                 node, item = node.args
             while node is not None and node.op != "placeholder":
@@ -122,6 +125,53 @@ class _TensorWatcher:
         return {
             port: value.name or "" for ports, value in zip(inputs, model.graph.inputs, strict=True) for port in ports
         }
+
+
+def _returned(calls: Sequence[TracedCall], model: ir.Model) -> dict[Port, str]:
+    """What the root returns is what the graph gives out, in order."""
+    specs = calls[0].outputs if calls else ()
+    if len(specs) != len(model.graph.outputs):
+        return {}
+    return {
+        Port(ROOT, "outputs", index): value.name or ""
+        for index, value in enumerate(model.graph.outputs)
+        if value.producer() is not None
+    }
+
+
+def _is_written_later(node: torch.fx.Node) -> bool:
+    """Whether a node that came after wrote into the memory of a node's tensor, through a view of it or its base."""
+    pending, seen = [node], {node}
+    while pending:
+        current = pending.pop()
+        for user in current.users:
+            shared = _shared_arguments(user)
+            if shared.get(current) and node < user:
+                return True
+            if current in shared and user not in seen:
+                seen.add(user)
+                pending.append(user)
+        for source in _shared_arguments(current):
+            if source not in seen:
+                seen.add(source)
+                pending.append(source)
+    return False
+
+
+def _shared_arguments(node: torch.fx.Node) -> dict[torch.fx.Node, bool]:
+    """The arguments whose memory a node's result is in or that it writes into, and whether it does write."""
+    if node.target is operator.getitem:
+        return {argument: False for argument in node.args[:1] if isinstance(argument, torch.fx.Node)}
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return {}
+    found: dict[torch.fx.Node, bool] = {}
+    given = {**dict(enumerate(node.args)), **node.kwargs}
+    for position, parameter in enumerate(schema.arguments):
+        value = given.get(parameter.name, given.get(position))
+        if parameter.alias_info is not None and isinstance(value, torch.fx.Node):
+            found[value] = bool(parameter.alias_info.is_write)
+    return found
 
 
 def _passed_on(node: torch.fx.Node) -> torch.fx.Node | None:
@@ -241,13 +291,22 @@ class _Owners:
                 node.meta[OWNER] = owners[made_for]
 
     def _read_ports(self, fx_nodes: Mapping[str, torch.fx.Node], renamed: Mapping[str, str]) -> None:
-        """Of the nodes that one marked node was decomposed into, the last tensor is its value, under its own name."""
-        for name, fx_node in fx_nodes.items():
-            made = fx_node.meta.get("val")
-            for port, item in (fx_node.meta.get("custom") or {}).get(PORTS_KEY, ()):
+        """Of the nodes that one marked node was decomposed into, the last tensor is its value, under its own name.
+
+        Of a node with several results that was decomposed, nothing says which node makes which of them.
+        """
+        marks = {
+            fx_node: ports
+            for fx_node in fx_nodes.values()
+            if (ports := (fx_node.meta.get("custom") or {}).get(PORTS_KEY))
+        }
+        made_by = Counter(port for ports in marks.values() for port, _ in ports)
+        for fx_node, ports in marks.items():
+            name, made = fx_node.name, fx_node.meta.get("val")
+            for port, item in ports:
                 if item is None and isinstance(made, torch.Tensor):
                     self.values[port] = renamed.get(name, name)
-                elif item is not None and isinstance(made, (list, tuple)):
+                elif item is not None and isinstance(made, (list, tuple)) and made_by[port] == 1:
                     items = [user.name for user in fx_node.users if user.args[1:] == (item,)]
                     value = items[0] if items else f"{name}__{item}"
                     self.values[port] = renamed.get(value, value)
