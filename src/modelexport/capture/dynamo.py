@@ -26,6 +26,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 from modelexport.capture.arguments import by_name, state_dict_names
 from modelexport.capture.exported import Exported
 from modelexport.capture.opsets import convert_to_opset, translated_opset
+from modelexport.capture.repairs import translations_added
 from modelexport.core.calls import ROOT, CallTree, ModuleCall, Port, Side, TracedCall
 from modelexport.core.owners import Evidence, Owner
 from modelexport.core.quiet import quiet
@@ -63,7 +64,7 @@ def capture_by_dynamo(
     watcher = _TensorWatcher()
     recorder = CallRecorder(model, _annotated, watcher.watch)
     args, kwargs = by_name(model, *run_arguments(copy.deepcopy(inputs)))
-    with untouched(model, runs=False), recorder.attached(), quiet():
+    with untouched(model, runs=False), recorder.attached(), translations_added(), quiet():
         failure: CaptureError | None = None
         try:
             translated, output_names = _translate(model, args, kwargs, dynamic=dynamic, opset=translated_in)
