@@ -31,7 +31,8 @@ from modelexport.core.calls import ROOT, CallTree, ModuleCall, Port, Side, Trace
 from modelexport.core.owners import Evidence, Owner
 from modelexport.core.quiet import quiet
 from modelexport.errors import CaptureError
-from modelexport.graph.owners import OWNER
+from modelexport.graph.nodes import nested_graphs
+from modelexport.graph.owners import OWNER, owner_of
 from modelexport.pytorch.inputs import check_inputs
 from modelexport.pytorch.recorder import CallRecorder
 from modelexport.pytorch.traced import untouched
@@ -64,7 +65,7 @@ def capture_by_dynamo(
     watcher = _TensorWatcher()
     recorder = CallRecorder(model, _annotated, watcher.watch)
     args, kwargs = by_name(model, *run_arguments(copy.deepcopy(inputs)))
-    with untouched(model, runs=False), recorder.attached(), translations_added(), quiet():
+    with untouched(model, runs=False), recorder.attached(), translations_added() as programs, quiet():
         failure: CaptureError | None = None
         try:
             translated, output_names = _translate(model, args, kwargs, dynamic=dynamic, opset=translated_in)
@@ -73,8 +74,11 @@ def capture_by_dynamo(
     if failure is not None:
         check_inputs(model, inputs if isinstance(inputs, Mapping) else tuple(inputs))
         raise failure from cause
+    # Where all of a graph comes from functions that were inlined, no node has its FX node, only the name.
+    program = programs[-1].exported_program
+    fx_graphs = {} if program is None else {translated.graph: program.graph}
     passes.InlinePass()(translated)
-    owners = _Owners(model, recorder.seen)
+    owners = _Owners(model, recorder.seen, fx_graphs)
     calls = owners.assign(translated)
     if output_names is None:
         output_names = tuple(spec.name for spec in recorder.seen[0].outputs)
@@ -259,7 +263,10 @@ def _dynamic_axes(value: Any) -> Any:
 class _Owners:
     """Reads the owner of each ONNX node off its FX node, and adds the calls found only in captured branches."""
 
-    def __init__(self, model: nn.Module, calls: Sequence[TracedCall]) -> None:
+    def __init__(
+        self, model: nn.Module, calls: Sequence[TracedCall], fx_graphs: Mapping[ir.Graph, torch.fx.Graph]
+    ) -> None:
+        self.fx_graphs = fx_graphs
         self.path_by_id = {str(id(module)): path for path, module in model.named_modules()}
         self.counts = Counter(traced.call.path for traced in calls)
         self.calls = list(calls)
@@ -272,6 +279,7 @@ class _Owners:
             self._assign_graph(graph)
         for function in model.functions.values():
             self._assign_graph(function)
+        _own_nested(model.graph)
         return CallTree(tuple(self.calls))
 
     def _assign_graph(self, graph: ir.Graph | ir.Function) -> None:
@@ -282,11 +290,13 @@ class _Owners:
                 renamed[(producer.name or "").removeprefix("node_")] = value.name or ""
         fx_nodes: dict[str, torch.fx.Node] = {}
         owners: dict[torch.fx.Node, Owner] = {}
+        fx_graph = self.fx_graphs.get(graph) if isinstance(graph, ir.Graph) else None
+        fx_graph = fx_graph or _fx_graph(graph)
+        if fx_graph is not None:
+            fx_nodes = {fx_node.name: fx_node for fx_node in fx_graph.nodes}
+            self._read_ports(fx_nodes, renamed)
+            owners = self._read_owners(fx_graph)
         for node in graph:
-            if not fx_nodes and (fx_node := node.meta.get("node")) is not None:
-                fx_nodes = {fx_node.name: fx_node for fx_node in fx_node.graph.nodes}
-                self._read_ports(fx_nodes, renamed)
-                owners = self._read_owners(fx_node.graph)
             made_for = node.meta.pop("node", None) or fx_nodes.get(_fx_name(node))
             if made_for in owners:
                 node.meta[OWNER] = owners[made_for]
@@ -360,6 +370,20 @@ class _Owners:
             self.calls.append(TracedCall(call, parent, self.depth[call], None, None))
             self.nested[identity] = call
         return self.nested[identity]
+
+
+def _fx_graph(graph: ir.Graph | ir.Function) -> torch.fx.Graph | None:
+    """The FX graph that a graph was translated from; ``None`` for one that a translation made."""
+    return next((fx_node.graph for node in graph if (fx_node := node.meta.get("node")) is not None), None)
+
+
+def _own_nested(graph: ir.Graph, owner: Owner | None = None) -> None:
+    """Give the nodes of a nested graph that a translation made the owner of the node that holds it."""
+    for node in graph:
+        if owner is not None and owner_of(node) is None:
+            node.meta[OWNER] = owner
+        for nested in nested_graphs(node):
+            _own_nested(nested, owner_of(node))
 
 
 def _fx_name(node: ir.Node) -> str:

@@ -42,19 +42,22 @@ def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
 
 
 @contextmanager
-def translations_added() -> Iterator[None]:
+def translations_added() -> Iterator[list[Any]]:
     """Inside, ``torch.onnx.export`` has these translations beside those that its caller gives it.
 
-    The exporter of transformers gives it a table of its own, which goes first.
+    The exporter of transformers gives it a table of its own, which goes first. What ``torch.onnx.export`` returned is
+    in the list: that exporter keeps of it the graph alone, and not what the graph was translated from.
     """
     export = torch.onnx.export
+    programs: list[Any] = []
 
     def with_more(*args: Any, custom_translation_table: dict[Any, Any] | None = None, **kwargs: Any) -> Any:
         table = {**translations(), **(custom_translation_table or {})}
-        return export(*args, custom_translation_table=table, **kwargs)
+        programs.append(export(*args, custom_translation_table=table, **kwargs))
+        return programs[-1]
 
     with mock.patch.object(torch.onnx, "export", with_more):
-        yield
+        yield programs
 
 
 def _ints(*numbers: int) -> Any:
