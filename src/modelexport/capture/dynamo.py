@@ -23,6 +23,7 @@ import torch.fx.traceback
 from torch import nn
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 
+from modelexport.capture.aliases import is_written_later, passed_on
 from modelexport.capture.arguments import by_name, state_dict_names
 from modelexport.capture.exported import Exported
 from modelexport.capture.opsets import convert_to_opset, translated_opset
@@ -35,7 +36,7 @@ from modelexport.graph.nodes import nested_graphs
 from modelexport.graph.owners import OWNER, owner_of
 from modelexport.pytorch.inputs import check_inputs
 from modelexport.pytorch.recorder import CallRecorder
-from modelexport.pytorch.traced import untouched
+from modelexport.pytorch.traced import trace_calls, untouched
 from modelexport.pytorch.values import NamedTensors, run_arguments
 
 ADDRESS_KEY = "modelexport.call"
@@ -78,13 +79,18 @@ def capture_by_dynamo(
     program = programs[-1].exported_program
     fx_graphs = {} if program is None else {translated.graph: program.graph}
     passes.InlinePass()(translated)
-    owners = _Owners(model, recorder.seen, fx_graphs)
+    seen: Sequence[TracedCall] = recorder.seen
+    if program is not None and not _is_annotated(program.graph):
+        # torch.onnx fell back to strict capture, which runs no hooks: a run of the model has its calls.
+        with quiet():
+            seen = trace_calls(model, *copy.deepcopy((args, kwargs))).calls
+    owners = _Owners(model, seen, fx_graphs)
     calls = owners.assign(translated)
     if output_names is None:
-        output_names = tuple(spec.name for spec in recorder.seen[0].outputs)
+        output_names = tuple(spec.name for spec in seen[0].outputs)
     if len(output_names) != len(translated.graph.outputs):
         output_names = tuple(value.name or "" for value in translated.graph.outputs)
-    returned = _returned(recorder.seen, translated)
+    returned = _returned(seen, translated)
     values = {**watcher.graph_inputs(translated), **owners.values, **returned}
     if opset is not None:
         convert_to_opset(translated, opset)
@@ -109,7 +115,7 @@ class _TensorWatcher:
             if node.op == "placeholder":
                 self._from_inputs.setdefault(node, []).append(port)
                 continue
-            if _is_written_later(node):  # through a view, so that the node has what was there before
+            if is_written_later(node):  # through a view, so that the node has what was there before
                 continue
             if node.target is operator.getitem:  # decomposition makes these anew, without annotations
                 node, item = node.args
@@ -117,7 +123,7 @@ class _TensorWatcher:
                 custom = node.meta.get("custom") or {}
                 # A dictionary of its own: nodes of one call share theirs.
                 node.meta["custom"] = {**custom, PORTS_KEY: (*custom.get(PORTS_KEY, ()), (port, item))}
-                node = _passed_on(node) if item is None else None
+                node = passed_on(node) if item is None else None
 
     def graph_inputs(self, model: ir.Model) -> dict[Port, str]:
         """The ports through which the inputs of the graph come in as they are, in the order of the root's inputs."""
@@ -142,57 +148,6 @@ def _returned(calls: Sequence[TracedCall], model: ir.Model) -> dict[Port, str]:
         for index, value in enumerate(model.graph.outputs)
         if value.producer() is not None
     }
-
-
-def _is_written_later(node: torch.fx.Node) -> bool:
-    """Whether a node that came after wrote into the memory of a node's tensor, through a view of it or its base."""
-    pending, seen = [node], {node}
-    while pending:
-        current = pending.pop()
-        for user in current.users:
-            shared = _shared_arguments(user)
-            if shared.get(current) and node < user:
-                return True
-            if current in shared and user not in seen:
-                seen.add(user)
-                pending.append(user)
-        for source in _shared_arguments(current):
-            if source not in seen:
-                seen.add(source)
-                pending.append(source)
-    return False
-
-
-def _shared_arguments(node: torch.fx.Node) -> dict[torch.fx.Node, bool]:
-    """The arguments whose memory a node's result is in or that it writes into, and whether it does write."""
-    if node.target is operator.getitem:
-        return {argument: False for argument in node.args[:1] if isinstance(argument, torch.fx.Node)}
-    schema = getattr(node.target, "_schema", None)
-    if schema is None:
-        return {}
-    found: dict[torch.fx.Node, bool] = {}
-    given = {**dict(enumerate(node.args)), **node.kwargs}
-    for position, parameter in enumerate(schema.arguments):
-        value = given.get(parameter.name, given.get(position))
-        if parameter.alias_info is not None and isinstance(value, torch.fx.Node):
-            found[value] = bool(parameter.alias_info.is_write)
-    return found
-
-
-def _passed_on(node: torch.fx.Node) -> torch.fx.Node | None:
-    """The node whose tensor a node gives on as it is (``to`` the type that it has): exporters remove such nodes."""
-    source = node.args[0] if node.args else None
-    schema = getattr(node.target, "_schema", None)
-    if not isinstance(source, torch.fx.Node) or schema is None or len(schema.returns) != 1:
-        return None
-    if schema.returns[0].alias_info is None:
-        return None
-    one, other = node.meta.get("val"), source.meta.get("val")
-    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
-        return None
-    # As text: comparing dynamic sizes would make torch.export assume that they are equal.
-    facts = [str((t.dtype, t.shape, t.stride(), t.storage_offset())) for t in (one, other)]
-    return source if facts[0] == facts[1] else None
 
 
 @contextlib.contextmanager
@@ -267,6 +222,8 @@ class _Owners:
         self, model: nn.Module, calls: Sequence[TracedCall], fx_graphs: Mapping[ir.Graph, torch.fx.Graph]
     ) -> None:
         self.fx_graphs = fx_graphs
+        annotated = any(map(_is_annotated, fx_graphs.values())) or not fx_graphs
+        self.ran = frozenset() if annotated else frozenset(traced.call for traced in calls)
         self.path_by_id = {str(id(module)): path for path, module in model.named_modules()}
         self.counts = Counter(traced.call.path for traced in calls)
         self.calls = list(calls)
@@ -362,6 +319,9 @@ class _Owners:
         return call
 
     def _nested_call(self, graph: torch.fx.Graph, key: str, path: str, parent: ModuleCall) -> ModuleCall:
+        ran = ModuleCall(path, int(key.partition("@")[2] or 0))
+        if ran in self.ran:  # captured without hooks; the key counts the calls of a module
+            return ran
         identity = (id(graph), key)
         if identity not in self.nested:
             call = ModuleCall(path, self.counts[path])
@@ -370,6 +330,12 @@ class _Owners:
             self.calls.append(TracedCall(call, parent, self.depth[call], None, None))
             self.nested[identity] = call
         return self.nested[identity]
+
+
+def _is_annotated(graph: torch.fx.Graph) -> bool:
+    """Whether the hooks of a capture ran while a graph was made; one without operations counts as such."""
+    made = [node for node in graph.nodes if node.op == "call_function"]
+    return not made or any(ADDRESS_KEY in (node.meta.get("custom") or {}) for node in made)
 
 
 def _fx_graph(graph: ir.Graph | ir.Function) -> torch.fx.Graph | None:
