@@ -5,10 +5,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -87,11 +85,35 @@ def _case(
     return NnCase(name, build, inputs, variant, failure, frontend)
 
 
-ELEMENTWISE = (
-    "AlphaDropout CELU Dropout Dropout1d ELU FeatureAlphaDropout GELU Hardshrink Hardsigmoid Hardswish Hardtanh "
-    "Identity LeakyReLU LogSigmoid Mish PReLU RReLU ReLU ReLU6 SELU SiLU Sigmoid Softplus Softshrink Softsign Tanh "
-    "Tanhshrink"
-).split()
+ELEMENTWISE = [
+    "AlphaDropout",
+    "CELU",
+    "Dropout",
+    "Dropout1d",
+    "ELU",
+    "FeatureAlphaDropout",
+    "GELU",
+    "Hardshrink",
+    "Hardsigmoid",
+    "Hardswish",
+    "Hardtanh",
+    "Identity",
+    "LeakyReLU",
+    "LogSigmoid",
+    "Mish",
+    "PReLU",
+    "RReLU",
+    "ReLU",
+    "ReLU6",
+    "SELU",
+    "SiLU",
+    "Sigmoid",
+    "Softplus",
+    "Softshrink",
+    "Softsign",
+    "Tanh",
+    "Tanhshrink",
+]
 SPATIAL = {1: (2, 4, 10), 2: (2, 4, 8, 10), 3: (2, 4, 6, 8, 6)}
 PAIRS: dict[str, Callable[[], Sequence[Any]]] = {
     "BCELoss": lambda: (_positive(3, 4), _positive(3, 4, seed=1)),
@@ -257,7 +279,5 @@ CASES: list[NnCase] = [
 def public_classes() -> list[str]:
     """The names of the public modules of ``torch.nn``."""
     return [
-        name
-        for name in dir(nn)
-        if isinstance(getattr(nn, name), type) and issubclass(getattr(nn, name), nn.Module)
+        name for name in dir(nn) if isinstance(getattr(nn, name), type) and issubclass(getattr(nn, name), nn.Module)
     ]
