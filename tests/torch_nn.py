@@ -85,35 +85,13 @@ def _case(
     return NnCase(name, build, inputs, variant, failure, frontend)
 
 
+# fmt: off
 ELEMENTWISE = [
-    "AlphaDropout",
-    "CELU",
-    "Dropout",
-    "Dropout1d",
-    "ELU",
-    "FeatureAlphaDropout",
-    "GELU",
-    "Hardshrink",
-    "Hardsigmoid",
-    "Hardswish",
-    "Hardtanh",
-    "Identity",
-    "LeakyReLU",
-    "LogSigmoid",
-    "Mish",
-    "PReLU",
-    "RReLU",
-    "ReLU",
-    "ReLU6",
-    "SELU",
-    "SiLU",
-    "Sigmoid",
-    "Softplus",
-    "Softshrink",
-    "Softsign",
-    "Tanh",
-    "Tanhshrink",
+    "AlphaDropout", "CELU", "Dropout", "Dropout1d", "ELU", "FeatureAlphaDropout", "GELU", "Hardshrink",
+    "Hardsigmoid", "Hardswish", "Hardtanh", "Identity", "LeakyReLU", "LogSigmoid", "Mish", "PReLU", "RReLU", "ReLU",
+    "ReLU6", "SELU", "SiLU", "Sigmoid", "Softplus", "Softshrink", "Softsign", "Tanh", "Tanhshrink",
 ]
+# fmt: on
 SPATIAL = {1: (2, 4, 10), 2: (2, 4, 8, 10), 3: (2, 4, 6, 8, 6)}
 PAIRS: dict[str, Callable[[], Sequence[Any]]] = {
     "BCELoss": lambda: (_positive(3, 4), _positive(3, 4, seed=1)),
