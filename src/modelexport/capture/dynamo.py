@@ -26,6 +26,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 from modelexport.capture.aliases import is_written_later, passed_on
 from modelexport.capture.arguments import by_name, state_dict_names
 from modelexport.capture.exported import Exported
+from modelexport.capture.hints import check_returned, way_out
 from modelexport.capture.opsets import convert_to_opset, translated_opset
 from modelexport.capture.repairs import translations_added
 from modelexport.core.calls import ROOT, CallTree, ModuleCall, Port, Side, TracedCall
@@ -71,10 +72,11 @@ def capture_by_dynamo(
         try:
             translated, output_names = _translate(model, args, kwargs, dynamic=dynamic, opset=translated_in)
         except Exception as error:
-            failure, cause = _explained(error, recorder), error
+            failure, cause = _explained(error, recorder, way_out(model, error)), error
     if failure is not None:
         check_inputs(model, inputs if isinstance(inputs, Mapping) else tuple(inputs))
         raise failure from cause
+    check_returned(translated)
     # Where all of a graph comes from functions that were inlined, no node has its FX node, only the name.
     program = programs[-1].exported_program
     fx_graphs = {} if program is None else {translated.graph: program.graph}
@@ -160,7 +162,7 @@ def _annotated(call: ModuleCall) -> Iterator[None]:
         yield
 
 
-def _explained(error: Exception, recorder: CallRecorder) -> CaptureError:
+def _explained(error: Exception, recorder: CallRecorder, hint: str = "") -> CaptureError:
     """What failed and where, and the exporter's own reason: the exception at the bottom of the chain."""
     cause: BaseException = error
     while cause.__cause__ is not None:
@@ -169,7 +171,7 @@ def _explained(error: Exception, recorder: CallRecorder) -> CaptureError:
     where = f" in {call}" if call is not None else ""
     lines = [line for line in str(cause).strip().splitlines() if line.strip()]
     reason = "\n".join(line[:200] for line in lines[:_REASON_LINES])
-    message = f"the model cannot be exported: {type(cause).__name__}{where}: {reason}"
+    message = f"the model cannot be exported: {type(cause).__name__}{where}: {reason}{hint}"
     return CaptureError(message, address=None if call is None else call.address, reason=reason)
 
 

@@ -47,6 +47,7 @@ class KeptState:
     def __init__(self, model: nn.Module) -> None:
         self._seen: set[int] = set()
         self._classes: list[tuple[nn.Module, type]] = []
+        self._modes = [(module, module.training) for module in model.modules()]
         self._attributes: list[tuple[Any, dict[str, Any]]] = []
         self._containers: list[tuple[Any, Any]] = []
         self.tensors: dict[torch.Tensor, None] = dict.fromkeys([*model.parameters(), *model.buffers()])
@@ -67,6 +68,9 @@ class KeptState:
                     module.__class__ = kind
         for owner, before in self._attributes:
             _restore_mapping(vars(owner), before)
+        for module, training in self._modes:
+            if module.training != training:  # a ScriptModule's is no attribute in Python
+                module.training = training
         for container, before in self._containers:
             # A container of somebody's own may refuse even this.
             with contextlib.suppress(Exception):

@@ -70,6 +70,8 @@ def untouched(model: nn.Module, *, runs: bool = True) -> Iterator[None]:
         stack.enter_context(torch.random.fork_rng(devices=devices))
         changed = stack.enter_context(_model_kept(model))
         for module in model.modules() if runs else ():
+            if isinstance(module, torch.jit.ScriptModule):  # takes no hooks
+                continue
             keeper = _OwnParameters(changed)
             stack.callback(module.register_forward_pre_hook(keeper.before).remove)
             stack.callback(module.register_forward_hook(keeper.after, always_call=True).remove)
