@@ -34,7 +34,7 @@ def test_a_file_is_of_the_opset_that_was_asked_for_and_tagged(opset: int, tmp_pa
     result = export(Small(), (torch.ones(2, 4),), tmp_path / "m.onnx", opset=opset)
     assert _opset(tmp_path / "m.onnx") == opset
     assert (result.coverage.inferred, result.coverage.untagged) == (0, 0)
-    assert {node.tag for node in result.hierarchy.nodes} == {"/Small/Linear", "/Small/LayerNorm", "/Small"}
+    assert {node.call for node in result.hierarchy.nodes} == {"linear", "norm", ""}
     assert result.check is not None and result.check.status == "passed"
 
 
