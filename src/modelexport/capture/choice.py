@@ -9,8 +9,9 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from modelexport.capture import FrontEnd, dynamo, torchscript
+from modelexport.capture import OPSETS, FrontEnd, dynamo, torchscript
 from modelexport.capture.exported import Exported
+from modelexport.core.messages import collected
 from modelexport.errors import CaptureError, CheckError, UntaggedNodeError, UsageError
 
 _T = TypeVar("_T")
@@ -74,15 +75,24 @@ def _none_passes(errors: Sequence[Exception]) -> Exception:
         for way, error in zip(WAYS, errors, strict=True)
         if error is not first
     )
-    message = f"{first}{others}"
     if isinstance(first, CaptureError):
-        combined: Exception = CaptureError(message, address=first.address, reason=first.reason)
+        combined: Exception = CaptureError(f"{first.problem}{others}", address=first.address, reason=first.reason)
     elif isinstance(first, CheckError):
-        combined = CheckError(message, reason=first.reason)
+        combined = CheckError(f"{first}{others}", reason=first.reason)
     else:
         return first
     combined.__cause__ = first
     return combined
+
+
+def check_opset(opset: int | None) -> None:
+    """Refuse an opset that no front end writes, before anything runs.
+
+    Raises:
+        UsageError: It is one.
+    """
+    if opset is not None and opset not in OPSETS:
+        raise UsageError(f"no front end writes opset {opset}: choose one from {OPSETS[0]} to {OPSETS[-1]}")
 
 
 def capture(
@@ -100,6 +110,19 @@ def capture(
         InputsError: The inputs do not fit.
         UsageError: The front end does not write this opset.
     """
+    with collected() as messages:
+        exported = _capture(model, inputs, frontend, dynamic=dynamic, opset=opset)
+    return dataclasses.replace(exported, messages=tuple(messages))
+
+
+def _capture(
+    model: nn.Module,
+    inputs: Mapping[str, Any] | Sequence[Any],
+    frontend: FrontEnd,
+    *,
+    dynamic: bool,
+    opset: int | None,
+) -> Exported:
     if frontend != "auto":
         return FRONT_ENDS[frontend](model, inputs, dynamic=dynamic, opset=opset)
     try:
@@ -109,10 +132,13 @@ def capture(
     try:
         exported = torchscript.capture_by_tracing(model, inputs, dynamic=dynamic, opset=opset)
     except UsageError as second:
-        message = f"{first}\nneither with the front end torchscript: {_reason(second)}"
-        raise CaptureError(message, address=first.address, reason=first.reason) from first
-    return dataclasses.replace(exported, dynamo_failure=_reason(first))
+        raise CaptureError(
+            f"{first.problem}\nneither with the front end torchscript: {_reason(second)}",
+            address=first.address,
+            reason=first.reason,
+        ) from first
+    return dataclasses.replace(exported, dynamo_failure=first.problem)
 
 
 def _reason(error: Exception) -> str:
-    return str(error).removeprefix("the model cannot be exported: ")
+    return error.problem if isinstance(error, CaptureError) else str(error)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import copy
+import io
 import operator
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,8 +31,8 @@ from modelexport.capture.hints import check_returned, way_out
 from modelexport.capture.opsets import convert_to_opset, translated_opset
 from modelexport.capture.repairs import translations_added
 from modelexport.core.calls import ROOT, CallTree, ModuleCall, Port, Side, TracedCall
+from modelexport.core.messages import collected
 from modelexport.core.owners import Evidence, Owner
-from modelexport.core.quiet import quiet
 from modelexport.errors import CaptureError
 from modelexport.graph.nodes import nested_graphs
 from modelexport.graph.owners import OWNER, owner_of
@@ -67,7 +68,7 @@ def capture_by_dynamo(
     watcher = _TensorWatcher()
     recorder = CallRecorder(model, _annotated, watcher.watch)
     args, kwargs = by_name(model, *run_arguments(copy.deepcopy(inputs)))
-    with untouched(model, runs=False), recorder.attached(), translations_added() as programs, quiet():
+    with untouched(model, runs=False), recorder.attached(), translations_added() as programs, collected():
         failure: CaptureError | None = None
         try:
             translated, output_names = _translate(model, args, kwargs, dynamic=dynamic, opset=translated_in)
@@ -84,7 +85,7 @@ def capture_by_dynamo(
     seen: Sequence[TracedCall] = recorder.seen
     if program is not None and not _is_annotated(program.graph):
         # torch.onnx fell back to strict capture, which runs no hooks: a run of the model has its calls.
-        with quiet():
+        with collected():
             seen = trace_calls(model, *copy.deepcopy((args, kwargs))).calls
     owners = _Owners(model, seen, fx_graphs)
     calls = owners.assign(translated)
@@ -171,8 +172,8 @@ def _explained(error: Exception, recorder: CallRecorder, hint: str = "") -> Capt
     where = f" in {call}" if call is not None else ""
     lines = [line for line in str(cause).strip().splitlines() if line.strip()]
     reason = "\n".join(line[:200] for line in lines[:_REASON_LINES])
-    message = f"the model cannot be exported: {type(cause).__name__}{where}: {reason}{hint}"
-    return CaptureError(message, address=None if call is None else call.address, reason=reason)
+    problem = f"{type(cause).__name__}{where}: {reason}{hint}"
+    return CaptureError(problem, address=None if call is None else call.address, reason=reason)
 
 
 _REASON_LINES = 12
@@ -186,10 +187,11 @@ def _translate(
     from transformers import PreTrainedModel
 
     if isinstance(model, PreTrainedModel) and not args:
-        from transformers.exporters.exporter_onnx import OnnxConfig, OnnxExporter
+        from transformers.exporters.exporter_onnx import OnnxConfig
 
         config = OnnxConfig(dynamic=dynamic, opset_version=opset, optimize=False)
-        program = OnnxExporter().export(model, kwargs, config).program
+        with contextlib.ExitStack() as translation:
+            program = _transformers_exporter(translation).export(model, kwargs, config).program
         return program, tuple(value.name for value in program.graph.outputs)
     shapes = _dynamic_axes(args or kwargs) if dynamic else None
     exported = torch.onnx.export(
@@ -204,6 +206,26 @@ def _translate(
     )
     assert exported is not None
     return exported.model, None
+
+
+def _transformers_exporter(translation: contextlib.ExitStack) -> Any:
+    """transformers' exporter, which does not print what ``torch.onnx`` says while it translates.
+
+    It prints, and has no option not to. What the model itself prints, while it is captured before that, is shown.
+    """
+    from transformers.exporters.exporter_dynamo import DynamoExporter
+    from transformers.exporters.exporter_onnx import OnnxExporter
+
+    class Captured(DynamoExporter):  # type: ignore[misc, unused-ignore]
+        def export_program(self, *args: Any, **kwargs: Any) -> Any:
+            captured = super().export_program(*args, **kwargs)
+            translation.enter_context(contextlib.redirect_stdout(io.StringIO()))
+            return captured
+
+    class Silent(OnnxExporter, Captured):  # type: ignore[misc, unused-ignore]
+        pass
+
+    return Silent()
 
 
 def _dynamic_axes(value: Any) -> Any:

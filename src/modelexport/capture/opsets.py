@@ -14,27 +14,18 @@ import onnx_ir as ir
 import onnx_ir.passes.common as passes
 from onnxscript import version_converter
 
-from modelexport.core.quiet import quiet
-from modelexport.errors import CaptureError, UsageError
+from modelexport.core.messages import collected
+from modelexport.errors import CaptureError
 from modelexport.graph.names import with_unique_names
-from modelexport.graph.snapshot import snapshot
+from modelexport.graph.snapshot import take_snapshot
 from modelexport.lineage.derivation import derive_owners
 
 OLDEST_TRANSLATED = 18
 """The oldest opset that ``torch.onnx`` has translations for."""
 
-OPSETS = range(9, 25)
-"""What can be asked for; the older ones are tried."""
-
 
 def translated_opset(opset: int | None) -> int | None:
-    """The opset to ask ``torch.onnx`` for, where a graph is wanted in this one.
-
-    Raises:
-        UsageError: There is no such opset, or nothing that writes it.
-    """
-    if opset is not None and opset not in OPSETS:
-        raise UsageError(f"opset {opset} is not written: choose one from {OPSETS[0]} to {OPSETS[-1]}")
+    """The opset to ask ``torch.onnx`` for, where a graph is wanted in this one."""
     return opset if opset is None else max(opset, OLDEST_TRANSLATED)
 
 
@@ -47,12 +38,12 @@ def convert_to_opset(model: ir.Model, opset: int) -> ir.Model:
     if model.opset_imports.get("") == opset:
         return model
     with_unique_names(model, {})
-    source = snapshot(model)
+    source = take_snapshot(model)
     reasons = _Reasons()
     logger = logging.getLogger(version_converter.__name__)
     logger.addFilter(reasons)
     try:
-        with quiet():
+        with collected():
             version_converter.ConvertVersionPass(opset, fallback=True)(model)
     finally:
         logger.removeFilter(reasons)
@@ -60,8 +51,7 @@ def convert_to_opset(model: ir.Model, opset: int) -> ir.Model:
         before = model.opset_imports.get("")
         reason = f"ONNX converts this graph from opset {before} to no opset {opset}{reasons.last}"
         raise CaptureError(
-            f"the model cannot be exported: {reason}; ask for opset {OLDEST_TRANSLATED} or later, "
-            f"or for the front end torchscript",
+            f"{reason}; ask for opset {OLDEST_TRANSLATED} or later, or for the front end torchscript",
             reason=reason,
         )
     passes.ShapeInferencePass()(model)

@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from modelexport.capture import FrontEnd
-from modelexport.capture.choice import FRONT_ENDS, Attempt, first_that_passes
+from modelexport.capture.choice import Attempt, capture, check_opset, first_that_passes
+from modelexport.core.exclusive import exclusive
 from modelexport.core.stages import Stages
 from modelexport.exporting.checks import run_checks
 from modelexport.exporting.options import Keywords, Options
 from modelexport.exporting.report import write_report
 from modelexport.exporting.result import ExportResult
 from modelexport.exporting.steps import describe, encode, encode_documents, optimize_exported, remember, tag
-from modelexport.files.atomic import check_writable, written_together
+from modelexport.files.atomic import Replacement, check_writable
 from modelexport.graph.owners import owned_operators
 from modelexport.pytorch.static import module_tree
 from modelexport.tagged.documents.dag import check_dag_directory, dag_document, write_dag_files
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 
+@exclusive
 def export(
     model: nn.Module,
     inputs: Mapping[str, Any] | Sequence[Any],
@@ -61,7 +63,7 @@ def export(
 
     Raises:
         CaptureError: The model cannot be exported.
-        UsageError: The front end does not write this opset, or there is no class of a name in the options.
+        UsageError: The front end does not write this opset, or a class named in the options is not in the model.
         InputsError: The inputs do not fit.
         OutputError: The files cannot be written. What was there before is still there.
         UntaggedNodeError: A node has no owner. Nothing is written.
@@ -69,6 +71,7 @@ def export(
     """
     path, stages = Path(path), stages or Stages()
     options = (options or Options()).replaced_by(keywords)
+    check_opset(opset)
     check_writable(path)
     folder = None if dag_dir is None else Path(dag_dir)
     if folder is not None:
@@ -97,11 +100,10 @@ class _Job:
         model, options, stages = self.model, self.options, self.stages
         with stages("capture"):
             tree = module_tree(model)
-            exported = FRONT_ENDS[frontend](model, self.inputs, dynamic=self.dynamic, opset=self.opset)
+            exported = capture(model, self.inputs, frontend, dynamic=self.dynamic, opset=self.opset)
         with stages("optimize"):
             before = remember(model, exported, options.weights.source)
-            if self.optimized:
-                optimize_exported(exported, before)
+            messages = [*exported.messages, *(optimize_exported(exported, before) if self.optimized else ())]
         with stages("tag"):
             tagged = tag(exported, before, tree, options.tags)
         with stages("documents"):
@@ -111,17 +113,14 @@ class _Job:
             documents = encode_documents(hierarchy, dags, exported.model, tagged.tags)
         with stages("encoding"):
             functions = encode(exported.model, tagged.tags, options.tags.tags_as)
-        with written_together(self.path.parent) as staging:
+        with Replacement() as replacement:
+            staging = replacement.folder(self.path.parent)
             staged = staging / self.path.name
             with stages("write"):
                 graph = functions.model if functions else exported.model
+                how, source = options.weights.weights, options.weights.source
                 weights = save_with_weights(
-                    graph,
-                    self.path,
-                    staging,
-                    mode=options.weights.weights,
-                    parameters=tagged.origins,
-                    weights=options.weights.source,
+                    graph, self.path, staging, mode=how, parameters=tagged.origins, weights=source, documents=documents
                 )
                 for suffix, document in documents.items():
                     staged.with_suffix(suffix).write_bytes(document)
@@ -130,10 +129,10 @@ class _Job:
                     model, self.inputs, staged, hierarchy, weights, options, stages, must_pass=not keep_anyway
                 )
             report = staged.with_suffix(".report.md")
-            write_report(report, hierarchy, stages.seconds, verified, functions, weights, check, attempts)
+            write_report(report, hierarchy, stages.seconds, verified, functions, weights, messages, check, attempts)
             files = [self.path.parent / file.name for file in sorted(staging.iterdir())]
             if self.dag_dir is not None:
-                write_dag_files(self.dag_dir, dags)
+                write_dag_files(replacement, self.dag_dir, dags)
                 files.append(self.dag_dir)
         return ExportResult(
             path=self.path,
@@ -146,4 +145,5 @@ class _Job:
             attempts=attempts,
             functions=functions,
             weights=weights,
+            messages=messages,
         )

@@ -25,11 +25,12 @@ def write_report(
     verified: VerifyReport | None,
     functions: FunctionsModel | None = None,
     weights: WeightsSummary | None = None,
+    messages: Sequence[str] = (),
     check: FileCheck | None = None,
     attempts: Sequence[Attempt] = (),
 ) -> None:
     """Write the report of an export as Markdown."""
-    text = format_report(hierarchy, seconds, verified, functions, weights, check, attempts)
+    text = format_report(hierarchy, seconds, verified, functions, weights, messages, check, attempts)
     path.write_text(text, encoding="utf-8")
 
 
@@ -39,6 +40,7 @@ def format_report(
     verified: VerifyReport | None,
     functions: FunctionsModel | None = None,
     weights: WeightsSummary | None = None,
+    messages: Sequence[str] = (),
     check: FileCheck | None = None,
     attempts: Sequence[Attempt] = (),
 ) -> str:
@@ -86,10 +88,17 @@ def format_report(
         ),
         *_functions(functions),
         *_weights(weights),
+        *_messages(messages),
         "## Environment",
         _table(("package", "version"), [*hierarchy.environment.items()]),
     ]
     return "\n\n".join(sections) + "\n"
+
+
+def _messages(messages: Sequence[str]) -> list[str]:
+    if not messages:
+        return []
+    return ["## Warnings of the exporter", "\n".join(f"- {message}" for message in messages)]
 
 
 def _attempts(attempts: Sequence[Attempt]) -> list[str]:

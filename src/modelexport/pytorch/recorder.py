@@ -43,7 +43,7 @@ class CallRecorder:
 
     @contextmanager
     def attached(self) -> Iterator[None]:
-        """Hooks on every module, removed at the end whatever happens."""
+        """Hooks on every module, removed at the end in every case."""
         with ExitStack() as handles:
             scripted: dict[nn.Module, Any] = {}
             for path, module in self._model.named_modules():
