@@ -23,6 +23,10 @@ def export_document(result: ExportResult) -> dict[str, Any]:
     }
     if result.weights.is_apart:
         document["weights"] = result.weights
+    if result.check is not None:
+        document["check"] = result.check
+    if result.attempts:
+        document["attempts"] = [{"frontend": one.frontend, "reason": one.reason} for one in result.attempts]
     if result.verified is not None:
         document["verify"] = {
             "agrees": result.verified.agrees,

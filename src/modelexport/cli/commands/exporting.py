@@ -49,7 +49,13 @@ def export(
     dag_dir: Annotated[
         Path | None, typer.Option("--dag-dir", metavar="DIR", help="Also write each module call's DAG as a file here.")
     ] = None,
-    verify: Annotated[bool, typer.Option("--verify", help="Compare every output with PyTorch's.")] = False,
+    no_check: Annotated[
+        bool, typer.Option("--no-check", help="Do not run the file to see whether it computes what MODEL does.")
+    ] = False,
+    keep_anyway: Annotated[
+        bool, typer.Option("--keep-anyway", help="Write the file also if that check fails; the status is 1.")
+    ] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Compare every module call with PyTorch as well.")] = False,
     reference: Annotated[
         bool,
         typer.Option("--reference", help="Keep the inputs and every call's values of the PyTorch run beside FILE."),
@@ -112,13 +118,16 @@ def export(
                 keep_torch_metadata=keep_torch_metadata,
                 dag_dir=dag_dir,
                 tags_as=tags_as,
+                check=not no_check,
+                keep_anyway=keep_anyway,
                 verify=verify,
                 reference=reference,
                 stages=stages,
             )
-    if failure := result.hierarchy.settings.dynamo_failure:
-        reason = failure.splitlines()[0]
-        print(f"modelexport: warning: exported with torchscript; dynamo failed: {reason}", file=sys.stderr)
+    if result.attempts:
+        taken = result.hierarchy.settings.frontend
+        reasons = "; ".join(f"{one.frontend} failed: {one.reason.splitlines()[0]}" for one in result.attempts)
+        print(f"modelexport: warning: exported with {taken}; {reasons}", file=sys.stderr)
     if tags_as == "attributes":
         print(
             f"modelexport: warning: onnx.checker and ONNX Runtime refuse tags as attributes; "
@@ -129,7 +138,8 @@ def export(
         print_json(export_document(result))
     else:
         show_export.print_export(result)
-    if result.verified is not None and not result.verified.agrees:
+    failed = result.check is not None and result.check.status == "failed"
+    if failed or (result.verified is not None and not result.verified.agrees):
         raise typer.Exit(1)
 
 
