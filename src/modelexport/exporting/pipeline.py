@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from modelexport.capture import FrontEnd
 from modelexport.capture.choice import capture
+from modelexport.capture.exported import Exported
 from modelexport.core.stages import Stages
 from modelexport.exporting.checks import run_checks
+from modelexport.exporting.interface import Interface
 from modelexport.exporting.options import Keywords, Options
 from modelexport.exporting.report import write_report
 from modelexport.exporting.result import ExportResult
@@ -37,6 +39,7 @@ def export(
     dynamic: bool = False,
     opset: int | None = None,
     optimized: bool = True,
+    interface: Callable[[Exported], Exported] = Interface(),
     options: Options | None = None,
     dag_dir: str | Path | None = None,
     stages: Stages | None = None,
@@ -55,6 +58,7 @@ def export(
         dynamic: Leave every axis of every input that the model does not fix open.
         opset: The opset of the standard domain; the exporter's default if left out.
         optimized: Fold constants, rewrite and merge equal nodes.
+        interface: Names the inputs, outputs and open axes of what was captured.
         options: How it is tagged, where its weights go, how it is checked; each option is a keyword as well.
         dag_dir: A folder for the entries of ``NAME.dag.json`` as files of their own; made if need be.
         stages: Times the stages of the export; says on the way which one is running.
@@ -73,7 +77,7 @@ def export(
         check_dag_directory(Path(dag_dir))
     with stages("capture"):
         tree = module_tree(model)
-        exported = capture(model, inputs, frontend, dynamic=dynamic, opset=opset)
+        exported = interface(capture(model, inputs, frontend, dynamic=dynamic, opset=opset))
     with stages("optimize"):
         before = remember(model, exported, options.weights.source)
         if optimized:

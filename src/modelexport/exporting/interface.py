@@ -1,0 +1,153 @@
+"""What a graph's inputs, outputs and open axes are called, and which outputs it keeps."""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import onnx_ir as ir
+
+from modelexport.capture.exported import Exported
+from modelexport.core.calls import CallTree, TensorSpec
+from modelexport.core.text import nearest
+from modelexport.errors import UsageError
+from modelexport.graph.nodes import all_nodes
+
+_SYMBOL = re.compile(r"[A-Za-z_]\w*")
+
+
+@dataclass(frozen=True)
+class Interface:
+    """Names for a captured graph. Called with one, it gives it these names; what it does not name stays as it was."""
+
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    """An input's name to its new one."""
+    outputs: Mapping[str, str] = field(default_factory=dict)
+    """An output's name to its new one."""
+    kept: Sequence[str] = ()
+    """Patterns (``present.*``) over the new names of the outputs to keep; all if there are none."""
+    axes: Mapping[tuple[str, int], str] = field(default_factory=dict)
+    """New name and axis of an input to the symbol of its size, or a sum of symbols (``past + sequence``)."""
+
+    def __call__(self, exported: Exported) -> Exported:
+        """The same capture under these names; its graph is changed in place.
+
+        Raises:
+            UsageError: There is no such input, output or axis, a name is given twice, or an axis is fixed.
+        """
+        graph = exported.model.graph
+        renamed = _renamed([value.name or "" for value in graph.inputs], self.inputs, "input")
+        for value, name in zip(graph.inputs, renamed.values(), strict=True):
+            value.name = name
+        names = list(_renamed(exported.output_names, self.outputs, "output").values())
+        kept = _kept(names, self.kept)
+        outputs = [graph.outputs[index] for index in kept]
+        graph.outputs.clear()
+        graph.outputs.extend(outputs)
+        symbols = _symbols(exported, self.axes)
+        _rename_sizes(exported.model, symbols)
+        return dataclasses.replace(
+            exported,
+            calls=_with_sizes(exported.calls, symbols),
+            values={port: renamed.get(name, name) for port, name in exported.values.items()},
+            output_names=tuple(names[index] for index in kept),
+        )
+
+
+def _renamed(names: Sequence[str], given: Mapping[str, str], what: str) -> dict[str, str]:
+    for name in given:
+        if name not in names:
+            raise UsageError(f"the model has no {what} {name}{nearest(name, names)}; it has {', '.join(names)}")
+    renamed = {name: given.get(name, name) for name in names}
+    if twice := [name for name in renamed.values() if list(renamed.values()).count(name) > 1]:
+        raise UsageError(f"two {what}s would be called {twice[0]}: give each a name of its own")
+    return renamed
+
+
+def _kept(names: Sequence[str], patterns: Sequence[str]) -> list[int]:
+    for pattern in patterns:
+        if not fnmatch.filter(names, pattern):
+            raise UsageError(f"the model has no output {pattern}{nearest(pattern, names)}; it has {', '.join(names)}")
+    chosen = [i for i, name in enumerate(names) if any(fnmatch.fnmatchcase(name, p) for p in patterns)]
+    return chosen if patterns else list(range(len(names)))
+
+
+def _symbols(exported: Exported, axes: Mapping[tuple[str, int], str]) -> dict[str, str]:
+    """The symbols of the capture to the names asked for."""
+    inputs = {value.name or "": value for value in exported.model.graph.inputs}
+    found: dict[str, str] = {}
+    asked: dict[str, str] = {}
+    for (name, axis), symbol in axes.items():
+        if name not in inputs:
+            raise UsageError(f"the model has no input {name}{nearest(name, list(inputs))}; it has {', '.join(inputs)}")
+        shape = inputs[name].shape
+        if shape is None or not -len(shape) <= axis < len(shape):
+            raise UsageError(f"input {name} has {0 if shape is None else len(shape)} axes, so there is no axis {axis}")
+        size = _size_of(shape[axis])
+        if not isinstance(size, str):
+            raise UsageError(
+                f"axis {axis} of {name} cannot stay open as {symbol}: {_what_fixes(exported, name, axis)} at {size}; "
+                f"give an example in which it is larger, or leave it out"
+            )
+        if found.setdefault(size, symbol) != symbol:
+            raise UsageError(
+                f"axis {axis} of {name} cannot be {symbol}: it always has the size of {asked[size]}, {found[size]}"
+            )
+        asked.setdefault(size, f"axis {axis} of {name}")
+    return {size: symbol for size, symbol in found.items() if _SYMBOL.fullmatch(size)}
+
+
+def _what_fixes(exported: Exported, name: str, axis: int) -> str:
+    """The innermost call after which the size is a number, where the capture shows it."""
+    root = exported.calls.calls[0]
+    given = next((spec for spec in root.inputs if spec.name == name), None)
+    symbol = given.shape[axis] if given is not None and axis < len(given.shape) else None
+    if not isinstance(symbol, str) or symbol.isdigit():
+        return "the capture fixes it"
+    last = root
+    for traced in exported.calls:
+        if any(symbol in map(str, spec.shape) for spec in traced.inputs):
+            last = traced
+    return f"{last.call} fixes it"
+
+
+def _size_of(dimension: int | ir.SymbolicDim) -> int | str | None:
+    """A size: a number also where the exporter wrote one as a symbol."""
+    if isinstance(dimension, int):
+        return dimension
+    return int(dimension.value) if dimension.value and dimension.value.isdigit() else dimension.value
+
+
+def _put(size: str, symbols: Mapping[str, str]) -> int | str:
+    text = _SYMBOL.sub(lambda found: symbols.get(found[0], found[0]), size)
+    return int(text) if text.isdigit() else text
+
+
+def _rename_sizes(model: ir.Model, symbols: Mapping[str, str]) -> None:
+    for value in _values(model):
+        if value.shape is None or all(isinstance(size, int) for size in value.shape):
+            continue
+        sizes = [size if isinstance(size, int) else size.value for size in value.shape]
+        value.shape = ir.Shape([_put(size, symbols) if isinstance(size, str) else size for size in sizes])
+
+
+def _values(model: ir.Model) -> Iterator[ir.Value]:
+    for graph in model.graphs():
+        yield from graph.inputs
+    for node in all_nodes(model):
+        yield from node.outputs
+
+
+def _with_sizes(calls: CallTree, symbols: Mapping[str, str]) -> CallTree:
+    def put(specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
+        return tuple(
+            dataclasses.replace(spec, shape=tuple(_put(s, symbols) if isinstance(s, str) else s for s in spec.shape))
+            for spec in specs
+        )
+
+    return CallTree(
+        tuple(dataclasses.replace(traced, inputs=put(traced.inputs), outputs=put(traced.outputs)) for traced in calls)
+    )
