@@ -14,6 +14,7 @@ from torch import nn
 
 from modelexport.core.quiet import quiet
 from modelexport.errors import InputsError
+from modelexport.pytorch.generation import encoder_inputs
 from modelexport.pytorch.model_run import as_array
 from modelexport.pytorch.traced import untouched
 
@@ -46,6 +47,13 @@ def example_prompts(model: nn.Module, directory: Path | None, *, seed: int = 0) 
     if not rows:
         generator = np.random.default_rng(seed)
         rows = [generator.integers(min(3, vocabulary - 1), vocabulary, size=(1, n)) for n in (5, 12, 1, 8)]
+    if model.config.is_encoder_decoder and model.main_input_name != "input_ids":
+        made = encoder_inputs(model)[model.main_input_name]
+        draw = torch.Generator().manual_seed(seed)
+        return [
+            {model.main_input_name: as_array(torch.randn(made[:1].shape, generator=draw, dtype=made.dtype))}
+            for _ in rows
+        ]
     return [{"input_ids": row} for row in rows]
 
 
@@ -69,46 +77,65 @@ def generate_greedily(model: nn.Module, prompts: Sequence[Mapping[str, Any]], ne
     Raises:
         InputsError: The model's ``generate`` does not take them.
     """
-    from transformers import GenerationConfig
+    from transformers import GenerationMixin
 
-    own = model.generation_config
-    eos = own.eos_token_id if isinstance(own.eos_token_id, (list, tuple)) else [own.eos_token_id]
-    ends = frozenset(int(token) for token in eos if token is not None)
-    pad = own.pad_token_id if own.pad_token_id is not None else next(iter(sorted(ends)), 0)
-    inputs = _padded(prompts, int(pad))
-    config = GenerationConfig(
-        do_sample=False,
-        num_beams=1,
-        max_new_tokens=new_tokens,
-        bos_token_id=own.bos_token_id,
-        eos_token_id=sorted(ends) or None,
-        pad_token_id=int(pad),
-        decoder_start_token_id=own.decoder_start_token_id,
-        output_logits=True,
-        return_dict_in_generate=True,
-    )
+    config = _greedy_config(model, new_tokens)
+    encodes = bool(model.config.is_encoder_decoder)
+    inputs = _batch(prompts, config.pad_token_id, left=not encodes)
     failure: Exception | None = None
     with untouched(model), quiet():
+        model.generation_config = config  # or else its own would fill what this leaves open
         try:
-            made = model.generate(**{k: torch.from_numpy(v) for k, v in inputs.items()}, generation_config=config)
+            made = GenerationMixin.generate(model, **{k: torch.from_numpy(v) for k, v in inputs.items()})
         except Exception as error:
             failure = error
     if failure is not None:
         reason = " ".join(str(failure).split())[:240]
         raise InputsError(f"{type(model).__name__}.generate fails: {type(failure).__name__}: {reason}") from failure
-    new = as_array(made.sequences)[:, -len(made.logits) :]
-    return Reference(inputs, list(new.T), [as_array(step) for step in made.logits], ends, int(pad))
+    sequences = as_array(made.sequences)
+    started = {"decoder_input_ids": sequences[:, : -len(made.logits)]} if encodes else {}
+    return Reference(
+        inputs | started,
+        list(sequences[:, -len(made.logits) :].T),
+        [as_array(step) for step in made.logits],
+        frozenset(config.eos_token_id or ()),
+        config.pad_token_id,
+    )
 
 
-def _padded(prompts: Sequence[Mapping[str, Any]], pad: int) -> dict[str, Any]:
-    """Prompts of one row each as one batch; tokens are padded left, and the mask says where."""
+def _greedy_config(model: nn.Module, new_tokens: int) -> Any:
+    """Greedy, without anything that changes logits, with the model's own special tokens."""
+    from transformers import GenerationConfig
+
+    own = model.generation_config
+    eos = own.eos_token_id if isinstance(own.eos_token_id, (list, tuple)) else [own.eos_token_id]
+    ends = sorted({int(token) for token in eos if token is not None})
+    pad = own.pad_token_id if own.pad_token_id is not None else next(iter(ends), 0)
+    return GenerationConfig(
+        do_sample=False,
+        num_beams=1,
+        max_new_tokens=new_tokens,
+        bos_token_id=own.bos_token_id,
+        eos_token_id=ends or None,
+        pad_token_id=int(pad),
+        decoder_start_token_id=own.decoder_start_token_id,
+        output_logits=True,
+        return_dict_in_generate=True,
+    )
+
+
+def _batch(prompts: Sequence[Mapping[str, Any]], pad: int, *, left: bool) -> dict[str, Any]:
+    """Prompts of one row each as one batch; tokens are padded, and the mask says where."""
+    if "input_ids" not in prompts[0]:
+        return {name: np.concatenate([prompt[name] for prompt in prompts]) for name in prompts[0]}
     longest = max(prompt["input_ids"].shape[1] for prompt in prompts)
     ids = np.full((len(prompts), longest), pad, dtype=np.int64)
     mask = np.zeros_like(ids)
     for row, prompt in enumerate(prompts):
         length = prompt["input_ids"].shape[1]
-        ids[row, longest - length :] = prompt["input_ids"][0]
-        mask[row, longest - length :] = 1
+        own = slice(longest - length, longest) if left else slice(0, length)
+        ids[row, own] = prompt["input_ids"][0]
+        mask[row, own] = 1
     return {"input_ids": ids, "attention_mask": mask}
 
 

@@ -15,6 +15,7 @@ from torch import nn
 
 from modelexport.core.quiet import quiet
 from modelexport.errors import CaptureError, InputsError
+from modelexport.pytorch.inputs import example_inputs
 from modelexport.pytorch.traced import untouched
 
 
@@ -47,7 +48,7 @@ def generation_parts(model: nn.Module) -> list[ModelPart]:
         InputsError: The model cannot generate.
     """
     if not can_generate(model):
-        raise InputsError(f"{type(model).__name__} cannot generate: export it with --parts whole, or name a class that can")
+        raise InputsError(f"{type(model).__name__} cannot generate: use --parts whole, or name a class that can")
     if getattr(model.config, "is_encoder_decoder", False):
         return _encoder_decoder_parts(model)
     steps = _captured(model, _token_inputs(model))
@@ -55,8 +56,10 @@ def generation_parts(model: nn.Module) -> list[ModelPart]:
     past = inputs.get("past_key_values")
     notes: tuple[str, ...] = ()
     if past is not None and (windows := _windows(past)):
-        notes = (f"the cache of {len(windows)} layers with a window of {min(windows)} grows with the text: "
-                 f"the mask applies the window",)
+        notes = (
+            f"the cache of {len(windows)} layers with a window of {min(windows)} grows with the text: "
+            f"the mask applies the window",
+        )
     return [ModelPart("decode", copy.copy(model), _with_growing_cache(inputs), notes=notes)]
 
 
@@ -65,7 +68,7 @@ PROMPT = 5
 
 
 def _token_inputs(model: nn.Module) -> dict[str, Any]:
-    """Two prompts of tokens, of which one is padded: else ``generate`` leaves out the mask, and the capture the batch."""
+    """Two prompts, one of them padded: else ``generate`` leaves out the mask, and a capture fixes the batch."""
     vocabulary = int(getattr(model.config.get_text_config(), "vocab_size", 0) or 0)
     if vocabulary < 2:
         raise InputsError(f"{type(model).__name__} has no vocabulary: a package needs a model of tokens")
@@ -143,8 +146,95 @@ def _of_length(tensor: torch.Tensor, length: int) -> torch.Tensor:
     return tensor[:, :, -length:] if short <= 0 else nn.functional.pad(tensor, (0, 0, short, 0))
 
 
-def _with_forward(model: nn.Module, forward: Callable[..., Any]) -> nn.Module:
+def _encoder_decoder_parts(model: nn.Module) -> list[ModelPart]:
+    """The encoder, the first step of the decoder, and its further steps, in which the encoder's states are cached."""
+    inputs = encoder_inputs(model)
+    step = _captured(model, dict(inputs))["decode"]
+    cache = step.get("past_key_values")
+    layers = [getattr(getattr(cache, f"{side}_attention_cache", None), "layers", []) for side in ("self", "cross")]
+    states = getattr(step.get("encoder_outputs"), "last_hidden_state", None)
+    if states is None or not all(layers) or any(_states(layer) for side in layers for layer in side):
+        raise CaptureError(
+            f"{type(model).__name__} keeps no keys and values of its encoder apart from the decoder's: use --parts whole"
+        )
+    tokens = step["decoder_input_ids"][:, -1:].repeat(1, STEP)
+    mask = {"attention_mask": step["attention_mask"]} if step.get("attention_mask") is not None else {}
+    first = {"decoder_input_ids": tokens, "encoder_hidden_states": states, **mask}
+    further = {"decoder_input_ids": tokens, "past_key_values": _both_caches(*layers), **mask}
+    return [
+        ModelPart("encoder", _with_forward(model, _Encoder), inputs, _path_of(model, model.get_encoder())),
+        ModelPart("prefill", _with_forward(model, _FirstStep), first),
+        ModelPart("decode", _with_forward(model, _FurtherStep), further),
+    ]
+
+
+STEP = 2
+"""Tokens of the example step: a capture takes an axis of one for fixed."""
+
+
+def encoder_inputs(model: nn.Module) -> dict[str, Any]:
+    """Example inputs of a model's encoder, in a batch of two."""
+    if model.main_input_name == "input_ids":
+        inputs = _token_inputs(model)
+        # What an encoder reads is padded right.
+        return {name: value.flip(1) for name, value in inputs.items()}
+    made = example_inputs(model)
+    value = made[model.main_input_name]
+    return {model.main_input_name: torch.cat([value, value])[:2]}
+
+
+def _both_caches(own: Any, cross: Any) -> Any:
+    """A cache of three tokens in the decoder, and of what the encoder read; only their sizes count."""
+    from transformers import DynamicCache, EncoderDecoderCache
+
+    caches = []
+    for layers, length in ((own, STEP + 1), (cross, None)):
+        cache = DynamicCache()
+        for index, layer in enumerate(layers):
+            wanted = layer.keys.shape[2] if length is None else length
+            cache.update(_of_length(layer.keys, wanted), _of_length(layer.values, wanted), index)
+        caches.append(cache)
+    return EncoderDecoderCache(*caches)
+
+
+class _Forward:
+    """A ``forward`` that runs a part of a model."""
+
+    def __init__(self, part: nn.Module) -> None:
+        self._model, self._whole = part, type(part).forward
+
+
+class _Encoder(_Forward):
+    def __call__(self, **inputs: Any) -> dict[str, Any]:
+        return {"encoder_hidden_states": self._model.get_encoder()(**inputs).last_hidden_state}
+
+
+class _FirstStep(_Forward):
+    def __call__(self, *, encoder_hidden_states: torch.Tensor, **inputs: Any) -> dict[str, Any]:
+        return _results(self._whole(self._model, encoder_outputs=(encoder_hidden_states,), use_cache=True, **inputs))
+
+
+class _FurtherStep(_Forward):
+    def __call__(self, *, past_key_values: Any, **inputs: Any) -> dict[str, Any]:
+        keys = past_key_values.cross_attention_cache.layers[0].keys
+        # Only its sizes are read: what the decoder attends to is in the cache.
+        states = keys.new_zeros(keys.shape[0], keys.shape[2], self._model.config.hidden_size)
+        made = self._whole(
+            self._model, encoder_outputs=(states,), past_key_values=past_key_values, use_cache=True, **inputs
+        )
+        return _results(made)
+
+
+def _results(made: Any) -> dict[str, Any]:
+    return {"logits": made.logits, "past_key_values": made.past_key_values}
+
+
+def _with_forward(model: nn.Module, forward: Callable[[nn.Module], Callable[..., Any]]) -> nn.Module:
     """The same modules under another ``forward``."""
     part = copy.copy(model)
-    part.forward = forward
+    part.forward = forward(part)
     return part
+
+
+def _path_of(model: nn.Module, module: nn.Module) -> str:
+    return next((path for path, found in model.named_modules() if found is module), "")

@@ -72,7 +72,9 @@ class Generator:
             ended |= np.isin(chosen, list(eos))
             if ended.all():
                 return
-            cache |= {f"{PAST}{name.removeprefix(PRESENT)}": v for name, v in outputs.items() if name.startswith(PRESENT)}
+            cache |= {
+                f"{PAST}{name.removeprefix(PRESENT)}": v for name, v in outputs.items() if name.startswith(PRESENT)
+            }
             tokens = chosen[:, None].astype(np.int64)
             if own_mask and "attention_mask" in values:
                 grown = np.ones((len(tokens), 1), dtype=values["attention_mask"].dtype)
@@ -84,9 +86,7 @@ class Generator:
             raise UsageError(f"{part} takes {missing[0]}, which was not given")
         return {name: values[name] for name in wanted}
 
-    def _feeds(
-        self, part: str, values: Mapping[str, Any], tokens: Any, cache: Mapping[str, Any]
-    ) -> dict[str, Any]:
+    def _feeds(self, part: str, values: Mapping[str, Any], tokens: Any, cache: Mapping[str, Any]) -> dict[str, Any]:
         given = {**values, self.token_input: tokens}
         if "attention_mask" in values and "position_ids" not in values and self.token_input == "input_ids":
             positions = np.maximum(np.cumsum(values["attention_mask"], axis=1) - 1, 0)

@@ -90,9 +90,7 @@ def verify_generation(
     generator = Generator(package.files, provider=provider)
     batches: dict[str, Sequence[Mapping[str, Any]]] = {"batch": prompts} if len(prompts) > 1 else {}
     batches |= {f"prompt {index}": [prompt] for index, prompt in enumerate(prompts)}
-    runs = [
-        _compare(model, package, generator, name, batch, new_tokens, provider) for name, batch in batches.items()
-    ]
+    runs = [_compare(model, package, generator, name, batch, new_tokens, provider) for name, batch in batches.items()]
     return GenerationReport(runs=runs, parameters_wrong=_wrong_parameters(model, package))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -21,16 +21,29 @@ from modelexport.cli.options import (
     RemoteCodeOption,
     SeedOption,
 )
-from modelexport.cli.running import load_with_inputs, print_json, progress_shown
+from modelexport.cli.running import ModelChoice, load_with_inputs, print_json, progress_shown
+from modelexport.errors import UsageError
+from modelexport.exporting.packages.modes import PartsMode
 from modelexport.tagged.encodings import Encoding
 from modelexport.weights import WeightsMode
+
+if TYPE_CHECKING:
+    from modelexport.exporting.options import Options
 
 HierarchyView = Literal["static", "traced", "compare"]
 
 
 def export(
-    output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE.onnx", help="The file to write.")],
+    output: Annotated[
+        str, typer.Option("-o", "--output", metavar="FILE.onnx|FOLDER/", help="The file to write, or a package.")
+    ],
     model: ModelArgument = "bert-tiny",
+    parts: Annotated[
+        PartsMode | None,
+        typer.Option(
+            help="What FOLDER/ consists of: one graph, what generation runs, a pipeline's parts; auto: whichever MODEL is."
+        ),
+    ] = None,
     frontend: Annotated[
         FrontEnd, typer.Option(help="What captures MODEL; auto: torchscript where dynamo fails.")
     ] = "auto",
@@ -69,14 +82,34 @@ def export(
     seed: SeedOption = 0,
     as_json: JsonOption = False,
 ) -> None:
-    """Export MODEL; without it, bert-tiny."""
+    """Export MODEL to a file, or to a folder with all that it runs; without MODEL, bert-tiny."""
     from modelexport.cli import show_export
     from modelexport.cli.garbage import only_new_garbage
     from modelexport.core.stages import Stages
+    from modelexport.exporting.options import CheckOptions, Options, TagOptions, WeightOptions
     from modelexport.exporting.pipeline import export as run
     from modelexport.files.atomic import check_writable
 
-    check_writable(output)
+    options = Options(
+        tags=TagOptions(
+            granularity=granularity,
+            include=include or (),
+            exclude=exclude or (),
+            tags_as=tags_as,
+            keep_torch_metadata=keep_torch_metadata,
+        ),
+        weights=WeightOptions(weights=weights),
+        checks=CheckOptions(verify=verify, reference=reference),
+    )
+    if parts is not None or output.endswith("/") or Path(output).is_dir():
+        if dag_dir is not None:
+            raise UsageError("--dag-dir goes with a FILE.onnx, not with a package")
+        choice = ModelChoice(model, inputs, model_class, trust_remote_code, seed, dtype)
+        _export_folder(
+            choice, Path(output), parts or "auto", frontend, opset, options, optimized=not no_optimize, as_json=as_json
+        )
+        return
+    check_writable(Path(output))
     with progress_shown() as progress:
         stages = Stages(progress)
         loaded, example = load_with_inputs(
@@ -98,17 +131,10 @@ def export(
                 frontend=frontend,
                 dynamic=dynamic,
                 opset=opset,
-                granularity=granularity,
-                include=include or (),
-                exclude=exclude or (),
                 optimized=not no_optimize,
-                weights=weights,
+                options=options,
                 source=loaded.weights,
-                keep_torch_metadata=keep_torch_metadata,
                 dag_dir=dag_dir,
-                tags_as=tags_as,
-                verify=verify,
-                reference=reference,
                 stages=stages,
             )
     if failure := result.hierarchy.settings.dynamo_failure:
@@ -125,6 +151,54 @@ def export(
     else:
         show_export.print_export(result)
     if result.verified is not None and not result.verified.agrees:
+        raise typer.Exit(1)
+
+
+def _export_folder(
+    choice: ModelChoice,
+    folder: Path,
+    parts: PartsMode,
+    frontend: FrontEnd,
+    opset: int | None,
+    options: Options,
+    *,
+    optimized: bool,
+    as_json: bool,
+) -> None:
+    from modelexport.cli import show_package
+    from modelexport.cli.garbage import only_new_garbage
+    from modelexport.cli.running import load_for_package
+    from modelexport.core.stages import Stages
+    from modelexport.exporting.packages.package import check_folder, export_package
+
+    if options.tags.tags_as != "metadata":
+        raise UsageError("the parts of a package carry their tags as metadata: leave out --tags-as")
+    if options.weights.weights == "none":
+        raise UsageError("a package has its weights: give --weights link or copy")
+    check_folder(folder, Path(choice.model))
+    with progress_shown() as progress:
+        stages = Stages(progress)
+        loaded, example = load_for_package(choice, parts, stages)
+        with only_new_garbage():
+            result = export_package(
+                loaded.model,
+                folder,
+                inputs=example,
+                parts=parts,
+                name=loaded.name,
+                directory=loaded.directory,
+                frontend=frontend,
+                opset=opset,
+                optimized=optimized,
+                options=options,
+                source=loaded.weights,
+                stages=stages,
+            )
+    if as_json:
+        print_json(result.document())
+    else:
+        print(show_package.format_package(result))
+    if not result.agrees:
         raise typer.Exit(1)
 
 

@@ -49,10 +49,7 @@ def genai_config(config: Any, folder: Path, manifest: Manifest) -> dict[str, Any
     text = config.get_text_config()
     length = int(getattr(text, "max_position_embeddings", 0) or 0) or 2048
     attention = int(getattr(text, "num_attention_heads", 0) or heads)
-    tokens = {
-        name: _token(getattr(text, name, None))
-        for name in ("bos_token_id", "eos_token_id", "pad_token_id")
-    }
+    tokens = {name: _token(getattr(text, name, None)) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     eos = tokens["eos_token_id"]
     padding = tokens["pad_token_id"]
     first_eos = eos[0] if isinstance(eos, list) else eos

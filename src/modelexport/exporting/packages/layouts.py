@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from modelexport.core.quiet import quiet
 from modelexport.exporting.packages.genai import GENAI_CONFIG, GenaiError, genai_config
 from modelexport.format.packages import Manifest
 from modelexport.pytorch.exported_model import exported_model_manifest
@@ -45,9 +46,10 @@ def write_layouts(
     notes: list[str] = []
     config = getattr(model, "config", None)
     if hasattr(config, "save_pretrained"):
-        config.save_pretrained(folder)
-        if getattr(model, "generation_config", None) is not None and manifest.kind == "generate":
-            model.generation_config.save_pretrained(folder)
+        with quiet():
+            config.save_pretrained(folder)
+            if getattr(model, "generation_config", None) is not None and manifest.kind == "generate":
+                model.generation_config.save_pretrained(folder)
         name, content = exported_model_manifest(model, manifest)
         _write(folder / name, content)
         for part in manifest.parts:

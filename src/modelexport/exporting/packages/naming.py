@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import onnx_ir as ir
 
@@ -37,15 +37,22 @@ def cache_name(name: str, prefix: str) -> str | None:
 def name_generation(exported: Exported) -> Exported:
     """Name the inputs, outputs and axes of a graph that generates, in place."""
     graph = exported.model.graph
+    encodes = any(name.startswith(("encoder_", "decoder_")) for name in (*_names(graph.inputs), *exported.output_names))
     inputs = {value.name or "": value for value in graph.inputs}
     new_inputs = {name: cache_name(name, "past_key_values") or name.removeprefix("input.") for name in inputs}
-    new_outputs = {
-        name: cache_name(name, "present") or name.removeprefix("output.") for name in exported.output_names
-    }
-    sizes = [(new_inputs[name], axis, symbol) for name, value in inputs.items() for axis, symbol in _axes(name, value)]
+    new_outputs = {name: cache_name(name, "present") or name.removeprefix("output.") for name in exported.output_names}
+    sizes = [
+        (new_inputs[name], axis, symbol)
+        for name, value in inputs.items()
+        for axis, symbol in _axes(name, value, encodes)
+    ]
     given = set(new_inputs.values())
     # What a step reads of the encoder and does not change is no result of it.
-    kept = [name for name in new_outputs.values() if ".encoder." not in name or name.replace("present", "past_key_values", 1) not in given]
+    kept = [
+        name
+        for name in new_outputs.values()
+        if ".encoder." not in name or name.replace("present", "past_key_values", 1) not in given
+    ]
     return Interface(
         inputs=new_inputs,
         outputs=new_outputs,
@@ -54,18 +61,22 @@ def name_generation(exported: Exported) -> Exported:
     )(exported)
 
 
-def _axes(name: str, value: ir.Value) -> Iterator[tuple[int, str]]:
-    """The open axes of an input, by what it is."""
+def _names(values: Iterable[ir.Value]) -> list[str]:
+    return [value.name or "" for value in values]
+
+
+def _axes(name: str, value: ir.Value, encodes: bool) -> Iterator[tuple[int, str]]:
+    """The open axes of an input, by what it is; ``encodes``: what is not the decoder's is the encoder's."""
     if value.shape is None:
         return
     found = _CACHE.fullmatch(name)
-    names: tuple[str, ...]
+    names: tuple[str, ...] = (BATCH, SEQUENCE)
     if found is not None:
         names = (BATCH, "heads", ENCODER if found[1] == "cross" else PAST, "width")
-    elif name.endswith(("attention_mask",)):
+    elif encodes and not name.startswith("decoder_"):
+        names = (BATCH, ENCODER)
+    elif name == "attention_mask":
         names = (BATCH, TOTAL)
-    else:
-        names = (BATCH, SEQUENCE)
     for axis, (size, symbol) in enumerate(zip(value.shape, names, strict=False)):
         if not isinstance(size, int) and size.value and not size.value.isdigit():
             yield axis, symbol

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import msgspec
 
@@ -20,6 +20,7 @@ from modelexport.errors import OutputError
 from modelexport.exporting.interface import Interface
 from modelexport.exporting.options import Keywords, Options
 from modelexport.exporting.packages.layouts import write_layouts
+from modelexport.exporting.packages.modes import PartsMode
 from modelexport.exporting.packages.naming import name_generation
 from modelexport.exporting.packages.weights import share_weights
 from modelexport.exporting.pipeline import export
@@ -29,9 +30,6 @@ from modelexport.pytorch.generation import ModelPart, can_generate, generation_p
 
 if TYPE_CHECKING:
     from torch import nn
-
-PartsMode = Literal["auto", "whole", "generate", "pipeline"]
-"""What a package consists of: one graph, what ``generate`` runs, the parts of a pipeline, or whichever the model is."""
 
 
 @dataclass(frozen=True, kw_only=True)
