@@ -100,6 +100,15 @@ def load_for_package(choice: ModelChoice, parts: str, stages: Callable[[str], An
     return loaded, example
 
 
+def named_files(path: Path) -> dict[str, Path]:
+    """The files that FILE means: itself under an empty name, or the parts of a package by name."""
+    if not path.is_dir():
+        return {"": path}
+    from modelexport.tagged.package import read_package
+
+    return read_package(path).files
+
+
 @contextmanager
 def progress_shown() -> Iterator[Callable[[str], None]]:
     """Says on a terminal what stage the work is in; silent elsewhere."""

@@ -1,7 +1,8 @@
-"""Packages for people: what was written, and whether it generates what the model generates. ``format_*`` returns text."""
+"""Packages for people: what was written, and whether it generates what the model does. ``format_*`` returns text."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -27,6 +28,11 @@ def format_package(result: PackageResult) -> str:
     weights = f"weights: {', '.join(result.manifest.weights)}, {result.weight_bytes / 1e6:,.1f} MB, once for all parts"
     took = sum(seconds for stage, seconds in result.seconds.items())
     return "\n".join([align(rows, right={2, 3, 4, 5}), weights, *result.notes, f"{result.folder}: {took:,.1f} s"])
+
+
+def format_headings(texts: Mapping[str, str]) -> str:
+    """What is shown of each part under its name; of a file alone, that is without one."""
+    return "\n\n".join(f"{name}:\n{text}" if name else text for name, text in texts.items())
 
 
 def format_generation(report: GenerationReport) -> str:

@@ -57,6 +57,10 @@ class Interface:
         )
 
 
+AS_CAPTURED = Interface()
+"""The names that the capture gave."""
+
+
 def _renamed(names: Sequence[str], given: Mapping[str, str], what: str) -> dict[str, str]:
     for name in given:
         if name not in names:

@@ -12,7 +12,7 @@ from modelexport.capture.choice import capture
 from modelexport.capture.exported import Exported
 from modelexport.core.stages import Stages
 from modelexport.exporting.checks import run_checks
-from modelexport.exporting.interface import Interface
+from modelexport.exporting.interface import AS_CAPTURED
 from modelexport.exporting.options import Keywords, Options
 from modelexport.exporting.report import write_report
 from modelexport.exporting.result import ExportResult
@@ -39,7 +39,7 @@ def export(
     dynamic: bool = False,
     opset: int | None = None,
     optimized: bool = True,
-    interface: Callable[[Exported], Exported] = Interface(),
+    interface: Callable[[Exported], Exported] = AS_CAPTURED,
     options: Options | None = None,
     dag_dir: str | Path | None = None,
     stages: Stages | None = None,

@@ -6,7 +6,7 @@ A part is the whole model under another ``forward``, so that every module keeps 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,7 @@ class ModelPart:
     name: str
     model: nn.Module
     """The whole model or pipeline; its ``forward`` runs this part."""
-    inputs: Mapping[str, Any]
+    inputs: Mapping[str, Any] | Sequence[Any]
     module: str = ""
     """The address of the module that runs; the whole model's is empty."""
     notes: tuple[str, ...] = ()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from modelexport.errors import FileFormatError, UsageError
 from modelexport.files.onnx_models import load_onnx
 from modelexport.format import documents, keys
 from modelexport.format.packages import MANIFEST, PACKAGE_VERSION, Manifest, PartEntry
+from modelexport.tagged.file import read_tagged
 
 
 @dataclass(frozen=True)
@@ -99,39 +99,28 @@ def _entries(text: str) -> dict[str, tuple[str, list[int]]]:
     return {key: (entry.dtype, entry.shape) for key, entry in entries.items()}
 
 
-def tagged_files(path: Path) -> Sequence[Path]:
-    """The files that a command's FILE means: itself, or every part of a package.
+def parts_with(path: Path, module: str) -> dict[str, Path]:
+    """The files in which a module owns nodes: a file itself, or parts of a package by name, in their order.
 
     Raises:
         FileFormatError: It is a folder that is no package, or one with a fault.
+        UsageError: No part has the module, or none runs it.
     """
-    return list(read_package(path).files.values()) if path.is_dir() else [path]
-
-
-def part_with(path: Path, module: str) -> Path:
-    """The file that has a module: the path itself, or the first part of a package in which the module owns nodes.
-
-    Raises:
-        FileFormatError: It is a folder that is no package, or one with a fault.
-        UsageError: No part has it.
-    """
-    from modelexport.tagged.file import read_tagged
-
     if not path.is_dir():
-        return path
-    package = read_package(path)
-    failures = []
-    called = None
-    for file in package.files.values():
+        return {"": path}
+    found: dict[str, Path] = {}
+    called: dict[str, Path] = {}
+    failure: UsageError | None = None
+    for name, file in read_package(path).files.items():
         tagged = read_tagged(file)
         try:
             call = tagged.find(module)
         except UsageError as error:
-            failures.append(error)
+            failure = error
             continue
-        called = called or file
+        called[name] = file
         if next(tagged.nodes_of(call), None) is not None:
-            return file
-    if called is not None:
-        return called
-    raise failures[0]
+            found[name] = file
+    if not called and failure is not None:
+        raise failure
+    return found or called

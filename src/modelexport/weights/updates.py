@@ -60,7 +60,7 @@ def update_weights(path: str | Path, state_dict: Mapping[str, Any] | str | Path,
     check_writable(output)
     if isinstance(state_dict, Mapping):
         return _update(path, _InMemory(state_dict), output)
-    with _opened(Path(state_dict)) as weights:
+    with open_weights(Path(state_dict)) as weights:
         return _update(path, weights, output)
 
 
@@ -108,7 +108,7 @@ _SAFETENSORS_DTYPES = {
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[_SafeTensors]:
+def open_weights(path: Path) -> Iterator[_SafeTensors]:
     import ml_dtypes  # noqa: F401 - gives NumPy the bfloat16 that safetensors asks it for
     from safetensors import SafetensorError, safe_open
 
@@ -124,13 +124,17 @@ def _opened(path: Path) -> Iterator[_SafeTensors]:
         yield _SafeTensors(file)
 
 
-def _update(path: Path, weights: _InMemory | _SafeTensors, output: Path) -> UpdateResult:
-    model = load_onnx(path)
-    check_version(path, model.metadata_props)
-    values = list(initializers(model))
+def planned(
+    path: Path, model: ir.Model, weights: _InMemory | _SafeTensors
+) -> tuple[dict[ir.Value, ParameterPlan], dict[str, tuple[str, ...]], Callable[[str], np.ndarray]]:
+    """How each initializer is computed, each entry's names, and what reads an entry from the new weights.
+
+    Raises:
+        WeightsError, FileFormatError: As :func:`update_weights`.
+    """
     try:
         entries = state_dict_of(model)
-        plans = {value: plan for value in values if (plan := parameter_plan(value)) is not None}
+        plans = {value: plan for value in initializers(model) if (plan := parameter_plan(value)) is not None}
     except FileFormatError as error:
         raise FileFormatError(f"{path}: {error}") from error
     _check_recorded(path, entries, plans)
@@ -140,6 +144,13 @@ def _update(path: Path, weights: _InMemory | _SafeTensors, output: Path) -> Upda
     def read(key: str) -> np.ndarray:
         return weights.read(next(name for name in tied[key] if name in weights.types))
 
+    return plans, tied, read
+
+
+def _update(path: Path, weights: _InMemory | _SafeTensors, output: Path) -> UpdateResult:
+    model = load_onnx(path)
+    check_version(path, model.metadata_props)
+    plans, tied, read = planned(path, model, weights)
     tensors = {value: _new_tensor(path, value, plan, read) for value, plan in plans.items()}
     sidecar = path.with_suffix(".hierarchy.json")
     with written_together(output.parent) as staging:
@@ -153,7 +164,7 @@ def _update(path: Path, weights: _InMemory | _SafeTensors, output: Path) -> Upda
         files=files,
         replaced=len(plans),
         transformed=sum(bool(plan.steps) for plan in plans.values()),
-        kept=len(values) - len(plans),
+        kept=sum(1 for _ in initializers(model)) - len(plans),
         used=len(tied),
         unused=len(weights.types.keys() - tied.keys()),
     )

@@ -41,7 +41,7 @@ def export(
     parts: Annotated[
         PartsMode | None,
         typer.Option(
-            help="What FOLDER/ consists of: one graph, what generation runs, a pipeline's parts; auto: whichever MODEL is."
+            help="What FOLDER/ has: one graph, what generation runs, or a pipeline's parts; auto: whichever MODEL is."
         ),
     ] = None,
     frontend: Annotated[
@@ -169,7 +169,8 @@ def _export_folder(
     from modelexport.cli.garbage import only_new_garbage
     from modelexport.cli.running import load_for_package
     from modelexport.core.stages import Stages
-    from modelexport.exporting.packages.package import check_folder, export_package
+    from modelexport.exporting.packages.folders import check_folder
+    from modelexport.exporting.packages.package import export_package
 
     if options.tags.tags_as != "metadata":
         raise UsageError("the parts of a package carry their tags as metadata: leave out --tags-as")

@@ -3,82 +3,107 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from modelexport.cli.options import FileArgument, JsonOption
-from modelexport.cli.running import print_json
+from modelexport.cli.options import FileOrFolderArgument, JsonOption
+from modelexport.cli.running import named_files, print_json
+from modelexport.errors import UsageError
+
+if TYPE_CHECKING:
+    from modelexport.tagged.skim import Skimmed
 
 
 def tree(
-    file: FileArgument,
+    file: FileOrFolderArgument,
     depth: Annotated[int | None, typer.Option(metavar="N", help="Show N levels below the root.")] = None,
     check: Annotated[
         bool, typer.Option("--check", help="Also look whether the files that hold its weights are as they were.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the module tree in FILE, with the nodes of each call."""
-    from modelexport.cli import show_export
-    from modelexport.tagged.skim import skim
-    from modelexport.tagged.tree import tree_rows, untagged_operators
+    """Show the module tree in FILE, or in each part of FOLDER, with the nodes of each call."""
+    from modelexport.cli.show_package import format_headings
+    from modelexport.tagged.tree import format_tree, tree_rows, untagged_operators
 
-    found = skim(file)
-    if found is None:
-        from modelexport.tagged.file import read_tagged
-
-        found = read_tagged(file).skimmed
-    untagged = untagged_operators(found.nodes)
-    rows = tree_rows(found.nodes, found.calls, found.tags.__getitem__)
-    shown = [row for row in rows if depth is None or row.depth <= depth]
+    documents: dict[str, dict[str, Any]] = {}
+    texts: dict[str, str] = {}
     faults: list[str] = []
-    if check:
-        from modelexport.files.linked import changed_files
-        from modelexport.tagged.file import read_tagged
-
-        faults = changed_files(file, read_tagged(file).model)
+    for name, part in named_files(file).items():
+        found = _skimmed(part)
+        untagged = untagged_operators(found.nodes)
+        rows = tree_rows(found.nodes, found.calls, found.tags.__getitem__)
+        shown = [row for row in rows if depth is None or row.depth <= depth]
+        own = _changed(part) if check else []
+        faults += own
+        documents[name] = {"path": str(part), "coverage": found.coverage, "tree": shown, "untagged": untagged}
+        documents[name] |= {"weights": own} if check else {}
+        texts[name] = format_tree(shown, found.coverage, untagged)
     if as_json:
-        checked = {"weights": faults} if check else {}
-        document = {"path": str(file), "coverage": found.coverage, "tree": shown, "untagged": untagged}
-        print_json(document | checked)
+        print_json({"parts": documents} if file.is_dir() else documents[""])
     else:
-        show_export.print_tree(shown, found.coverage, untagged)
-        for fault in faults:
+        print(format_headings(texts))
+        for fault in dict.fromkeys(faults):
             print(fault)
     if faults:
         raise typer.Exit(1)
 
 
+def _skimmed(file: Path) -> Skimmed:
+    from modelexport.tagged.file import read_tagged
+    from modelexport.tagged.skim import skim
+
+    return skim(file) or read_tagged(file).skimmed
+
+
+def _changed(file: Path) -> list[str]:
+    from modelexport.files.linked import changed_files
+    from modelexport.tagged.file import read_tagged
+
+    return changed_files(file, read_tagged(file).model)
+
+
 def nodes(
-    file: FileArgument,
+    file: FileOrFolderArgument,
     module: Annotated[str, typer.Argument(metavar="ADDRESS|TAG", help="A call: . is the root, path@1 a second call.")],
     as_json: JsonOption = False,
 ) -> None:
-    """List the nodes of a module call and of the calls inside it."""
+    """List the nodes of a module call and of the calls inside it, in each part that runs it."""
     from modelexport.cli import show_export
+    from modelexport.cli.show_package import format_headings
     from modelexport.tagged.file import read_tagged
+    from modelexport.tagged.package import parts_with
 
-    tagged = read_tagged(file)
-    listed = tagged.describe_nodes(tagged.find(module))
+    listed = {}
+    for name, part in parts_with(file, module).items():
+        tagged = read_tagged(part)
+        listed[name] = tagged.describe_nodes(tagged.find(module))
     if as_json:
-        print_json(listed)
+        print_json({"parts": listed} if file.is_dir() else listed[""])
     else:
-        show_export.print_nodes(listed)
+        print(format_headings({name: show_export.format_nodes(rows) for name, rows in listed.items()}))
 
 
 def compare(
-    first: Annotated[Path, typer.Argument(metavar="A.onnx", help="A tagged ONNX file.")],
-    second: Annotated[Path, typer.Argument(metavar="B.onnx", help="Another one.")],
+    first: Annotated[Path, typer.Argument(metavar="A.onnx|A/", help="A tagged ONNX file, or a package.")],
+    second: Annotated[Path, typer.Argument(metavar="B.onnx|B/", help="Another one.")],
     values: Annotated[bool, typer.Option("--values", help="Compare the elements of parameters: reads all.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show how two tagged files differ, module by module; status 0 also where they do."""
-    from modelexport.cli.show_comparison import print_comparison
+    """Show how two tagged files, or the parts of two packages, differ, by module; status 0 also where they do."""
+    from modelexport.cli.show_comparison import format_comparison
+    from modelexport.cli.show_package import format_headings
     from modelexport.tagged.comparison import compare as run
 
-    comparison = run(first, second, values=values)
+    one, other = named_files(first), named_files(second)
+    if one.keys() != other.keys():
+        raise UsageError(
+            f"{first} and {second} have different parts: {', '.join(one) or 'one file'}, and "
+            f"{', '.join(other) or 'one file'}; compare two files"
+        )
+    comparisons = {name: run(one[name], other[name], values=values) for name in one}
     if as_json:
-        print_json(comparison)
+        print_json({"parts": comparisons} if first.is_dir() else comparisons[""])
     else:
-        print_comparison(comparison)
+        print(format_headings({name: format_comparison(comparison) for name, comparison in comparisons.items()}))

@@ -43,9 +43,9 @@ def genai_config(config: Any, folder: Path, manifest: Manifest) -> dict[str, Any
     if "input_ids" not in inputs or "logits" not in part.outputs:
         raise GenaiError("it does not take input_ids and give logits")
     shapes = {_sizes(inputs[name]) for name in cache}
-    if len(shapes) != 1 or not all(isinstance(size, int) for size in next(iter(shapes))):
+    if len(shapes) != 1:
         raise GenaiError(f"its layers have caches of different sizes: {sorted(map(str, shapes))}")
-    heads, width = next(iter(shapes))
+    heads, width = shapes.pop()
     text = config.get_text_config()
     length = int(getattr(text, "max_position_embeddings", 0) or 0) or 2048
     attention = int(getattr(text, "num_attention_heads", 0) or heads)
@@ -88,11 +88,12 @@ def genai_config(config: Any, folder: Path, manifest: Manifest) -> dict[str, Any
     }
 
 
-def _sizes(value: ir.Value) -> tuple[int | None, int | None]:
+def _sizes(value: ir.Value) -> tuple[int, int]:
     """Heads and their width."""
-    shape = value.shape
-    sizes = [size if isinstance(size, int) else None for size in shape] if shape is not None else []
-    return (sizes[1], sizes[3]) if len(sizes) == 4 else (None, None)
+    sizes = list(value.shape or ())
+    if len(sizes) != 4 or not isinstance(sizes[1], int) or not isinstance(sizes[3], int):
+        raise GenaiError(f"{value.name} is not of batch, heads, positions and width")
+    return sizes[1], sizes[3]
 
 
 def _token(value: Any) -> Any:

@@ -44,7 +44,7 @@ def write_layouts(
             if file.is_file():
                 shutil.copyfile(file, folder / file.name)
     notes: list[str] = []
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     if hasattr(config, "save_pretrained"):
         with quiet():
             config.save_pretrained(folder)

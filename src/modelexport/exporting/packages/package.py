@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -16,9 +12,9 @@ import msgspec
 from modelexport.capture import FrontEnd
 from modelexport.capture.exported import Exported
 from modelexport.core.stages import Stages
-from modelexport.errors import OutputError
-from modelexport.exporting.interface import Interface
+from modelexport.exporting.interface import AS_CAPTURED
 from modelexport.exporting.options import Keywords, Options
+from modelexport.exporting.packages.folders import check_folder, replaced_whole
 from modelexport.exporting.packages.layouts import write_layouts
 from modelexport.exporting.packages.modes import PartsMode
 from modelexport.exporting.packages.naming import name_generation
@@ -109,7 +105,7 @@ def export_package(
         kind, found = _parts_of(model, parts, inputs)
     seconds: dict[str, float] = dict(stages.seconds)
     results: dict[str, ExportResult] = {}
-    with _replaced_whole(folder) as staging:
+    with replaced_whole(folder) as staging:
         with stages("weights"):
             shared = share_weights(model, options.weights.source, staging, options.weights.weights)
         linked = replace(options, weights=replace(options.weights, weights="link", source=shared))
@@ -163,7 +159,7 @@ def _parts_of(
 
 
 def _interface_of(kind: Kind) -> Callable[[Exported], Exported]:
-    return name_generation if kind == "generate" else Interface()
+    return name_generation if kind == "generate" else AS_CAPTURED
 
 
 def _manifest(
@@ -180,44 +176,3 @@ def _manifest(
         for part in parts
     ]
     return Manifest(format_version=PACKAGE_VERSION, kind=kind, parts=entries, weights=weights)
-
-
-def check_folder(folder: Path, directory: Path | None = None) -> None:
-    """Fail before the work, not after it, when a package cannot be written.
-
-    Raises:
-        OutputError: Its parent is not there, it is a file, holds something else than a package, or is the model's.
-    """
-    parent = folder.absolute().parent
-    if not parent.is_dir():
-        raise OutputError(f"cannot write {folder}: there is no folder {parent}")
-    if directory is not None and folder.exists() and folder.resolve() == directory.resolve():
-        raise OutputError(f"{folder} is the folder of the model: give another one")
-    if folder.exists() and not folder.is_dir():
-        raise OutputError(f"{folder} is a file: give the name of a folder")
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / MANIFEST).is_file():
-        raise OutputError(f"{folder} holds files that are no package: give the name of an empty or a new folder")
-
-
-@contextmanager
-def _replaced_whole(folder: Path) -> Iterator[Path]:
-    """A folder to write into; it takes the place of ``folder`` when the block ends without an exception."""
-    parent = folder.absolute().parent
-    try:
-        staging = Path(tempfile.mkdtemp(dir=parent, prefix=".modelexport-"))
-    except OSError as error:
-        raise OutputError(f"cannot write to {parent}: {error.strerror or error}") from error
-    try:
-        yield staging
-        former = Path(f"{staging}-former")
-        if folder.exists():
-            os.replace(folder, former)  # noqa: PTH105 - says what matters: it replaces
-        mode = os.umask(0)
-        os.umask(mode)
-        staging.chmod(0o777 & ~mode)
-        os.replace(staging, folder)  # noqa: PTH105
-        shutil.rmtree(former, ignore_errors=True)
-    except OSError as error:
-        raise OutputError(f"cannot write {folder}: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
