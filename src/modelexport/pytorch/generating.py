@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from modelexport.core.quiet import quiet
+from modelexport.core.messages import collected
 from modelexport.errors import InputsError
 from modelexport.pytorch.generation import encoder_inputs
 from modelexport.pytorch.model_run import as_array
@@ -62,7 +62,7 @@ def _tokenized(directory: Path | None, vocabulary: int) -> list[Any]:
         return []
     from transformers import AutoTokenizer
 
-    with quiet():
+    with collected():
         try:
             tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
             rows = [np.asarray([tokenizer(text)["input_ids"]], dtype=np.int64) for text in _TEXTS]
@@ -83,7 +83,7 @@ def generate_greedily(model: nn.Module, prompts: Sequence[Mapping[str, Any]], ne
     encodes = bool(model.config.is_encoder_decoder)
     inputs = _batch(prompts, config.pad_token_id, left=not encodes)
     failure: Exception | None = None
-    with untouched(model), quiet():
+    with untouched(model), collected():
         model.generation_config = config  # or else its own would fill what this leaves open
         try:
             made = GenerationMixin.generate(model, **{k: torch.from_numpy(v) for k, v in inputs.items()})

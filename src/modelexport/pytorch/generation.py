@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from modelexport.core.quiet import quiet
+from modelexport.core.messages import collected
 from modelexport.errors import CaptureError, InputsError
 from modelexport.pytorch.inputs import example_inputs
 from modelexport.pytorch.traced import untouched
@@ -83,7 +83,7 @@ def _captured(model: nn.Module, inputs: dict[str, Any]) -> dict[str, dict[str, A
     from transformers.exporters.utils import decompose_prefill_decode
 
     failure: RuntimeError | None = None
-    with untouched(model), quiet():
+    with untouched(model), collected():
         try:
             found = decompose_prefill_decode(model, inputs, _plain_greedy(model), multi_token_decode=True)
         except RuntimeError as error:
@@ -155,7 +155,7 @@ def _encoder_decoder_parts(model: nn.Module) -> list[ModelPart]:
     states = getattr(step.get("encoder_outputs"), "last_hidden_state", None)
     if states is None or not all(layers) or any(_states(layer) for side in layers for layer in side):
         raise CaptureError(
-            f"{type(model).__name__} keeps no keys and values of its encoder apart from the decoder's: use --parts whole"
+            f"{type(model).__name__} does not cache its encoder's keys and values by themselves: use --parts whole"
         )
     tokens = step["decoder_input_ids"][:, -1:].repeat(1, STEP)
     mask = {"attention_mask": step["attention_mask"]} if step.get("attention_mask") is not None else {}

@@ -195,8 +195,8 @@ def link_file(file: SafetensorsFile, target: Path) -> str:
         os.link(real, target)
     except OSError as error:
         raise OutputError(
-            f"{file.path} cannot be linked into {target.parent} ({error.strerror}): write the model to the folder of the "
-            f"weights or above, or copy {file.size / 1e9:,.1f} GB with --weights copy"
+            f"{file.path} cannot be linked into {target.parent} ({error.strerror}): write the model to the folder of "
+            f"the weights or above, or copy {file.size / 1e9:,.1f} GB with --weights copy"
         ) from error
     return "hard link"
 

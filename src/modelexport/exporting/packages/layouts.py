@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from modelexport.core.quiet import quiet
+from modelexport.core.messages import collected
 from modelexport.exporting.packages.genai import GENAI_CONFIG, GenaiError, genai_config
 from modelexport.format.packages import Manifest
 from modelexport.pytorch.exported_model import exported_model_manifest
@@ -46,7 +46,7 @@ def write_layouts(
     notes: list[str] = []
     config: Any = getattr(model, "config", None)
     if hasattr(config, "save_pretrained"):
-        with quiet():
+        with collected():
             config.save_pretrained(folder)
             if getattr(model, "generation_config", None) is not None and manifest.kind == "generate":
                 model.generation_config.save_pretrained(folder)
