@@ -82,7 +82,14 @@ def load_for_package(choice: ModelChoice, parts: str, stages: Callable[[str], An
 
     folder = Path(choice.model).expanduser()
     linked = any((folder / name).is_file() for name in (SINGLE, INDEX))
-    loaded, example = choice.load(stages, make_inputs=False, weights="files" if linked else "auto")
+    weights: Literal["files", "auto"] = "files" if linked else "auto"
+    if parts in ("auto", "pipeline") and folder.is_dir():
+        from modelexport.pytorch.pipelines import is_pipeline, load_pipeline
+
+        if is_pipeline(folder):
+            with stages("load"):
+                return load_pipeline(folder, trust_remote_code=choice.trust_remote_code, weights=weights), None
+    loaded, example = choice.load(stages, make_inputs=False, weights=weights)
     from modelexport.pytorch.generation import can_generate
 
     if parts == "whole" or not can_generate(loaded.model):

@@ -61,6 +61,17 @@ def name_generation(exported: Exported) -> Exported:
     )(exported)
 
 
+def name_pipeline(exported: Exported) -> Exported:
+    """Name the axes of a graph that takes tokens and a mask, in place."""
+    inputs = {value.name or "": value for value in exported.model.graph.inputs}
+    axes = {(name, axis): (BATCH, SEQUENCE)[axis] for name, value in inputs.items() for axis in _open(value)[:2]}
+    return Interface(axes=axes)(exported)
+
+
+def _open(value: ir.Value) -> list[int]:
+    return [axis for axis, size in enumerate(value.shape or ()) if not isinstance(size, int)]
+
+
 def _names(values: Iterable[ir.Value]) -> list[str]:
     return [value.name or "" for value in values]
 

@@ -12,17 +12,19 @@ import msgspec
 from modelexport.capture import FrontEnd
 from modelexport.capture.exported import Exported
 from modelexport.core.stages import Stages
+from modelexport.errors import InputsError
 from modelexport.exporting.interface import AS_CAPTURED
 from modelexport.exporting.options import Keywords, Options
 from modelexport.exporting.packages.folders import check_folder, replaced_whole
 from modelexport.exporting.packages.layouts import write_layouts
 from modelexport.exporting.packages.modes import PartsMode
-from modelexport.exporting.packages.naming import name_generation
+from modelexport.exporting.packages.naming import name_generation, name_pipeline
 from modelexport.exporting.packages.weights import share_weights
 from modelexport.exporting.pipeline import export
 from modelexport.exporting.result import ExportResult
 from modelexport.format.packages import MANIFEST, PACKAGE_VERSION, Kind, Manifest, PartEntry
 from modelexport.pytorch.generation import ModelPart, can_generate, generation_parts
+from modelexport.pytorch.pipelines import SENTENCE_TRANSFORMER, SentencePipeline, pipeline_parts
 
 if TYPE_CHECKING:
     from torch import nn
@@ -151,6 +153,10 @@ def _parts_of(
 ) -> tuple[Kind, list[ModelPart]]:
     if parts == "generate" or (parts == "auto" and can_generate(model)):
         return "generate", generation_parts(model)
+    if parts == "pipeline" or (parts == "auto" and isinstance(model, SentencePipeline)):
+        if not isinstance(model, SentencePipeline):
+            raise InputsError(f"{type(model).__name__} is no pipeline: give a folder with {SENTENCE_TRANSFORMER}")
+        return "pipeline", pipeline_parts(model)
     if inputs is None:
         from modelexport.pytorch.inputs import example_inputs
 
@@ -159,7 +165,8 @@ def _parts_of(
 
 
 def _interface_of(kind: Kind) -> Callable[[Exported], Exported]:
-    return name_generation if kind == "generate" else AS_CAPTURED
+    names = {"generate": name_generation, "pipeline": name_pipeline}
+    return names.get(kind, AS_CAPTURED)
 
 
 def _manifest(
