@@ -421,8 +421,8 @@ def test_a_file_whose_names_were_replaced_is_not_guessed_at(exported: Exporter, 
         (without_node_tags, "source", "no node of .* has tags: another tool has dropped them"),
         (truncated, "source", "is not an ONNX file, or damaged"),
         (truncated, "changed", "is not an ONNX file, or damaged"),
-        (without_weights, "changed", "keeps weights in .*beside.data, which is not there"),
-        (without_weights, "source", "keeps weights in .*beside.data, which is not there"),
+        (without_weights, "changed", "beside.data, which holds weights, is missing"),
+        (without_weights, "source", "beside.data, which holds weights, is missing"),
     ],
 )
 def test_spoilt_files_are_named(

@@ -10,9 +10,10 @@ import msgspec
 import numpy as np
 import onnx_ir as ir
 
-from modelexport.errors import WeightsError
+from modelexport.errors import FileFormatError, WeightsError
 from modelexport.files.safetensors_files import read_header
 from modelexport.format import documents, keys
+from modelexport.graph.initializers import bind_tensors
 from modelexport.graph.nodes import initializers
 
 
@@ -57,10 +58,10 @@ def read_linked(model: ir.Model, folder: Path) -> None:
     readable = {
         location for location in linked_files(model) if Path(os.path.realpath(folder / location)).is_relative_to(inside)
     }
-    for value in initializers(model) if readable else ():
-        tensor = value.const_value
-        if isinstance(tensor, ir.ExternalTensor) and str(tensor.location) in readable:
-            value.const_value = LinkedTensor(
+    tensors = {value: value.const_value for value in initializers(model)} if readable else {}
+    bind_tensors(
+        {
+            value: LinkedTensor(
                 tensor.location,
                 tensor.offset,
                 tensor.length,
@@ -71,26 +72,41 @@ def read_linked(model: ir.Model, folder: Path) -> None:
                 metadata_props=dict(tensor.metadata_props),
                 base_dir=folder,
             )
+            for value, tensor in tensors.items()
+            if isinstance(tensor, ir.ExternalTensor) and str(tensor.location) in readable
+        }
+    )
 
 
-def changed_files(path: Path, model: ir.Model) -> list[str]:
+def check_files(path: Path | None, model: ir.Model) -> None:
+    """Refuse a model whose weights are in files that are missing, too short, or not as they were when it was exported.
+
+    Raises:
+        FileFormatError: Names each of them.
+    """
+    if faults := changed_files(path, model):
+        raise FileFormatError(f"{'; '.join(faults)}: put the files back, or export again")
+
+
+def changed_files(path: Path | None, model: ir.Model) -> list[str]:
     """What is wrong with the files that a model's weights are in, a sentence for each file.
 
     A linked file has to be as large as it was when the model was exported and to have the same header. A change of its
     weights alone, in place, is not seen here; :func:`modelexport.verify.model.verify` compares them.
+
+    Args:
+        path: The model's file; ``None`` for a model in memory, whose tensors know where they are.
     """
     recorded = linked_files(model)
-    ends: dict[str, int] = {}
+    ends: dict[tuple[Path, str], int] = {}
     for value in initializers(model):
         tensor = value.const_value
         if isinstance(tensor, ir.ExternalTensor):
             end = (tensor.offset or 0) + (tensor.nbytes if tensor.length is None else tensor.length)
-            ends[str(tensor.location)] = max(ends.get(str(tensor.location), 0), end)
-    return [
-        fault
-        for location, end in ends.items()
-        if (fault := _fault(path.parent / location, end, recorded.get(location)))
-    ]
+            location = str(tensor.location)
+            file = Path(tensor.path) if path is None else path.parent / location, location
+            ends[file] = max(ends.get(file, 0), end)
+    return [fault for (file, location), end in ends.items() if (fault := _fault(file, end, recorded.get(location)))]
 
 
 def _fault(file: Path, end: int, recorded: documents.WeightsFile | None) -> str:
@@ -107,5 +123,5 @@ def _fault(file: Path, end: int, recorded: documents.WeightsFile | None) -> str:
         except WeightsError:
             same = False
         if not same:
-            return f"{file} was changed after the export: its header is another"
+            return f"{file} was changed after the export: its header differs"
     return ""

@@ -20,31 +20,13 @@ from typing import Any
 import onnx_ir as ir
 
 from modelexport.errors import WeightsError
+from modelexport.format.dtypes import SAFETENSORS_NAMES, parse_dtype, parse_safetensors_dtype
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 """What a checkpoint consists of: one file, or files that an index lists."""
 
 _MAX_HEADER = 100_000_000
 """Bytes of the longest header that the format allows."""
-
-_DTYPES = {
-    "BOOL": ir.DataType.BOOL,
-    "U8": ir.DataType.UINT8,
-    "I8": ir.DataType.INT8,
-    "U16": ir.DataType.UINT16,
-    "I16": ir.DataType.INT16,
-    "U32": ir.DataType.UINT32,
-    "I32": ir.DataType.INT32,
-    "U64": ir.DataType.UINT64,
-    "I64": ir.DataType.INT64,
-    "F16": ir.DataType.FLOAT16,
-    "BF16": ir.DataType.BFLOAT16,
-    "F32": ir.DataType.FLOAT,
-    "F64": ir.DataType.DOUBLE,
-    "C64": ir.DataType.COMPLEX64,
-    "F8_E4M3": ir.DataType.FLOAT8E4M3FN,
-    "F8_E5M2": ir.DataType.FLOAT8E5M2,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +56,8 @@ def checkpoint(directory: Path) -> list[SafetensorsFile] | None:
     """The safetensors files of a checkpoint; ``None`` if it has none.
 
     Raises:
-        WeightsError: A file is missing, cut off or no safetensors file, or the index names a tensor that its file does
-            not have.
+        WeightsError: A file is missing, cut off or not a safetensors file, or the index names a tensor that its file
+            does not have.
     """
     index = directory / INDEX
     if (directory / SINGLE).exists():
@@ -86,7 +68,9 @@ def checkpoint(directory: Path) -> list[SafetensorsFile] | None:
         places: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         names = sorted(set(places.values()))
     except (ValueError, LookupError, TypeError, AttributeError, OSError) as error:
-        raise WeightsError(f"{index} is no index of safetensors files ({error}): copy or download it again") from error
+        raise WeightsError(
+            f"{index} is not an index of safetensors files ({error}): copy or download it again"
+        ) from error
     outside = [name for name in names if Path(name).name != name]
     if outside:
         raise WeightsError(f"{index} names {outside[0]}, which is not a file beside it: copy or download it again")
@@ -108,7 +92,7 @@ def read_header(path: Path) -> SafetensorsFile:
     """The header of a safetensors file, checked against the size of the file; symbolic links are followed.
 
     Raises:
-        WeightsError: It is missing, cut off or no safetensors file.
+        WeightsError: It is missing, cut off or not a safetensors file.
     """
     try:
         size = path.stat().st_size
@@ -116,7 +100,7 @@ def read_header(path: Path) -> SafetensorsFile:
             text = file.read(8)
             length = struct.unpack("<Q", text)[0] if len(text) == 8 else size
             if length > min(size - 8, _MAX_HEADER):
-                raise WeightsError(f"{path} is cut off or no safetensors file: copy or download it again")
+                raise WeightsError(f"{path} is cut off or not a safetensors file: copy or download it again")
             text += file.read(length)
     except OSError as error:
         raise WeightsError(f"{path} cannot be read ({error.strerror}): copy or download it again") from error
@@ -126,7 +110,7 @@ def read_header(path: Path) -> SafetensorsFile:
         real = Path(os.path.realpath(path))
         tensors = {name: _place(real, len(text), entry) for name, entry in header.items()}
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise WeightsError(f"{path} is no safetensors file ({error}): copy or download it again") from error
+        raise WeightsError(f"{path} is not a safetensors file ({error}): copy or download it again") from error
     end = max((place.offset + place.length for place in tensors.values()), default=len(text))
     if end != size:
         fault = "cut off" if end > size else "damaged"
@@ -138,10 +122,26 @@ def read_header(path: Path) -> SafetensorsFile:
 
 def _place(path: Path, start: int, entry: Mapping[str, Any]) -> Place:
     begin, end = entry["data_offsets"]
-    dtype, shape = _DTYPES[entry["dtype"]], tuple(entry["shape"])
+    dtype, shape = parse_safetensors_dtype(entry["dtype"]), tuple(entry["shape"])
     if end - begin != prod(shape) * dtype.itemsize or begin < 0:
         raise ValueError(f"{entry} has another number of bytes than its shape and type say")
     return Place(path, start + begin, end - begin, dtype, shape)
+
+
+def encode_header(tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[str, str]) -> bytes:
+    """The header of a file of these tensors, one after the other.
+
+    Args:
+        tensors: Name to element type and shape.
+    """
+    entries: dict[str, Any] = {"__metadata__": dict(metadata)}
+    end = 0
+    for name, (dtype, shape) in tensors.items():
+        begin, end = end, end + int(parse_dtype(dtype).itemsize * prod(shape))
+        entries[name] = {"dtype": SAFETENSORS_NAMES[dtype], "shape": list(shape), "data_offsets": [begin, end]}
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
 
 
 def _some(names: Iterable[str]) -> str:

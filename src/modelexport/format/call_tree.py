@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -36,6 +36,21 @@ def unknown_version(path: Path, version: str) -> FileFormatError:
         f"{' and '.join(sorted(keys.READ_VERSIONS))}: "
         "export it again, or use the version that wrote it"
     )
+
+
+def call_tree_entries(calls: Iterable[TracedCall], tag: Callable[[ModuleCall], str]) -> list[documents.CallTreeEntry]:
+    """Every call with its tag and the call it ran in."""
+    return [
+        documents.CallTreeEntry(
+            traced.call.address, tag(traced.call), None if traced.parent is None else traced.parent.address
+        )
+        for traced in calls
+    ]
+
+
+def encode_call_tree(entries: Sequence[documents.CallTreeEntry]) -> str:
+    """The calls as the property of a model that :func:`read_call_tree` reads."""
+    return msgspec.json.encode(entries).decode()
 
 
 def read_call_tree(properties: Mapping[str, str]) -> tuple[CallTree, dict[ModuleCall, str]]:

@@ -5,12 +5,13 @@ Goldens for every published format version are under ``tests/golden/``.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
 
 import msgspec
 
-if TYPE_CHECKING:
-    pass
+from modelexport.core.owners import Evidence
 
 
 class Value(msgspec.Struct, frozen=True):
@@ -183,6 +184,12 @@ class Coverage(msgspec.Struct, frozen=True):
     derived: int = 0
     inferred: int = 0
     untagged: int = 0
+
+    @classmethod
+    def of(cls, evidence: Iterable[Evidence | None]) -> Coverage:
+        """Count nodes by their evidence; ``None`` is a node without an owner."""
+        counts = Counter(evidence)
+        return cls(*(counts[kind] for kind in (*Evidence, None)))
 
 
 class ModelEntry(msgspec.Struct, frozen=True):

@@ -13,13 +13,15 @@ import msgspec
 import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
-from modelexport.core.owners import Evidence
 from modelexport.core.tags import Tags
 from modelexport.core.version import __version__
 from modelexport.errors import FileFormatError, UsageError
 from modelexport.files.atomic import check_writable, written_together
+from modelexport.files.linked import check_files
 from modelexport.files.onnx_models import load_onnx, save_model
 from modelexport.format import documents, keys
+from modelexport.format.call_tree import call_tree_entries, encode_call_tree
+from modelexport.format.node_tags import read_source_tags, write_tags
 from modelexport.graph.names import name_nodes_apart
 from modelexport.graph.nodes import all_nodes, initializers
 from modelexport.graph.owners import owned_operators, owner_of
@@ -27,7 +29,7 @@ from modelexport.lineage.exporters.local_functions import inline_functions
 from modelexport.lineage.exporters.placement import infer, place
 from modelexport.lineage.exporters.stacks import Source, read_fx_nodes, read_metadata
 from modelexport.lineage.exporters.torchscript_names import read_scoped_names
-from modelexport.tagged.encodings.metadata import call_tree_entries, drop_torch_metadata, initializer_tags, write_owner
+from modelexport.tagged.encodings.metadata import drop_torch_metadata, initializer_tags, write_owner
 from modelexport.tagged.file import read_tagged
 from modelexport.tagged.tree import TreeRow, tree_rows, untagged_operators
 
@@ -51,18 +53,6 @@ class Adopted:
     """The names of these nodes."""
     repeated: Sequence[str]
     """Paths of modules whose parameters are used more than once in what looks like one call: it may be several."""
-
-    def document(self) -> dict[str, Any]:
-        """As JSON values: what ``modelexport adopt --json`` prints."""
-        return {
-            "path": str(self.path),
-            "files": self.files,
-            "coverage": self.coverage,
-            "sources": self.sources,
-            "untagged": self.untagged,
-            "repeated": self.repeated,
-            "tree": self.tree,
-        }
 
 
 def adopt(program: Any, output: str | Path, *, keep_torch_metadata: bool = False) -> Adopted:
@@ -122,7 +112,7 @@ def adopt(program: Any, output: str | Path, *, keep_torch_metadata: bool = False
     properties = model.metadata_props
     properties[keys.FORMAT_VERSION_KEY] = keys.FORMAT_VERSION
     properties[keys.VERSION_KEY] = __version__
-    properties[keys.CALL_TREE] = msgspec.json.encode(call_tree_entries(tags)).decode()
+    properties[keys.CALL_TREE] = encode_call_tree(call_tree_entries(tags.calls, tags.tag))
     return _write(model, output, tree_rows(owned_operators(model), placing.calls, tags.tag), placing.sources, repeated)
 
 
@@ -154,11 +144,7 @@ def _adopt_tagged(path: Path, output: Path, keep_torch_metadata: bool) -> Adopte
     source_tags: dict[ModuleCall, str] = {}
     for node in tagged.nodes:
         if (owner := owner_of(node)) is not None:
-            properties = node.metadata_props
-            several = properties.get(keys.HIERARCHY_TAGS)
-            source_tags.update(
-                zip(owner.calls, json.loads(several) if several else [properties[keys.SOURCE_MODULE]], strict=True)
-            )
+            source_tags.update(zip(owner.calls, read_source_tags(node.metadata_props), strict=True))
     sources[Source.NEIGHBOURS] += infer(tagged.model)
     if not keep_torch_metadata:
         drop_torch_metadata(tagged.model)
@@ -167,9 +153,7 @@ def _adopt_tagged(path: Path, output: Path, keep_torch_metadata: bool) -> Adopte
             properties = node.metadata_props
             properties[keys.NAMESPACE] = tagged.tags[owner.call].removeprefix("/")
             if keys.CALL not in properties:
-                properties[keys.CALL] = owner.call.address
-                properties[keys.SOURCE_MODULE] = source_tags[owner.call]
-                properties[keys.EVIDENCE] = owner.evidence.value
+                write_tags(properties, [owner.call.address], [source_tags[owner.call]], owner.evidence)
     tree = tree_rows(owned_operators(tagged.model), tagged.calls, tagged.tags.__getitem__)
     return _write(tagged.model, output, tree, sources, repeated=[])
 
@@ -180,12 +164,7 @@ def _write(
     counted = {source.value: sources[source] for source in Source if sources[source]}
     model.metadata_props[keys.ADOPTED] = json.dumps(counted)
     owners = [(node, owner_of(node)) for node in all_nodes(model)]
-    counts = Counter(None if owner is None else owner.evidence for _, owner in owners)
-    tensors = [value.const_value for value in initializers(model)]
-    elsewhere = [tensor for tensor in tensors if isinstance(tensor, ir.ExternalTensor)]
-    for tensor in elsewhere:
-        if not Path(tensor.path).is_file():
-            raise FileFormatError(f"{tensor.path}, which holds weights of the model, is missing: put it back")
+    check_files(None, model)
     with written_together(output.parent) as staging:
         save_model(model, staging / output.name)
         files = [str(output.parent / file.name) for file in sorted(staging.iterdir())]
@@ -193,7 +172,7 @@ def _write(
         path=output,
         files=files,
         tree=tree,
-        coverage=documents.Coverage(*(counts[kind] for kind in (*Evidence, None))),
+        coverage=documents.Coverage.of(None if owner is None else owner.evidence for _, owner in owners),
         sources=counted,
         operators=untagged_operators(owned_operators(model)),
         untagged=[node.name or "" for node, owner in owners if owner is None],

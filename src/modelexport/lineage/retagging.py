@@ -14,8 +14,10 @@ import onnx_ir.passes.common as passes
 from modelexport.core.calls import CallTree, ModuleCall
 from modelexport.errors import FileFormatError, UntaggedNodeError, UsageError
 from modelexport.files.atomic import check_writable, written_together
+from modelexport.files.linked import check_files
 from modelexport.files.onnx_models import load_onnx, save_model
 from modelexport.format import documents, keys
+from modelexport.format.node_tags import read_source_tags
 from modelexport.graph.coverage import count_coverage
 from modelexport.graph.names import name_nodes_apart
 from modelexport.graph.nodes import all_nodes, initializers
@@ -104,9 +106,9 @@ def retag(changed: str | Path, *, source: str | Path, output: str | Path) -> Ret
         raise FileFormatError(
             f"no node of {source} has tags: another tool has dropped them; give the file as it was exported"
         )
-    _check_weights(tagged.path, tagged.model)
+    check_files(tagged.path, tagged.model)
     model, inlined = _flat(changed, tagged)
-    _check_weights(changed, model)
+    check_files(changed, model)
     before = snapshot(tagged.model)
     descent = trace_owners(before, model)
     _check_related(changed, tagged, descent)
@@ -174,9 +176,7 @@ class _FileTags:
         for node in self.tagged.nodes:
             owner = owner_of(node)
             if owner is not None:
-                several = node.metadata_props.get(keys.HIERARCHY_TAGS)
-                tags = msgspec.json.decode(several) if several else [node.metadata_props[keys.SOURCE_MODULE]]
-                found.update(zip(owner.calls, tags, strict=True))
+                found.update(zip(owner.calls, read_source_tags(node.metadata_props), strict=True))
         return found
 
 
@@ -224,18 +224,6 @@ def _forget_names(model: ir.Model) -> None:
             for value in node.outputs:
                 value.name = f"inlined_{number}"
                 number += 1
-
-
-def _check_weights(path: Path, model: ir.Model) -> None:
-    """Say which file is missing before anything is computed.
-
-    Raises:
-        FileFormatError: A file with weights is not there.
-    """
-    tensors = (value.const_value for value in initializers(model))
-    for place in sorted({Path(tensor.path) for tensor in tensors if isinstance(tensor, ir.ExternalTensor)}):
-        if not place.is_file():
-            raise FileFormatError(f"{path} keeps weights in {place}, which is not there: put it beside the file")
 
 
 def _check_related(changed: Path, tagged: TaggedFile, descent: Descent) -> None:

@@ -16,7 +16,7 @@ from modelexport.core.messages import collected
 from modelexport.core.text import nearest
 from modelexport.errors import ModelExportError, UsageError
 from modelexport.files.atomic import check_writable
-from modelexport.files.onnx_models import save_model
+from modelexport.files.onnx_models import OLDER_FILE, save_model
 from modelexport.graph.nodes import initializers
 from modelexport.lineage.retagging import RetagReport, retag
 from modelexport.runtime.random_inputs import make_random_inputs
@@ -70,7 +70,8 @@ def optimize_file(path: str | Path, tool: str, output: str | Path) -> RetagRepor
     tagged = read_tagged(path)
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=".modelexport-") as folder:
         source, target = path, Path(folder, output.name)
-        if tagged.encoding != "metadata":
+        # Initializers of older files have `value_info`, on which ONNX Runtime's quantizers fail.
+        if tagged.encoding != "metadata" or tagged.model.meta.get(OLDER_FILE):
             source = Path(folder, f"flat-{path.name}")
             save_model(tagged.model, source)
         try:
@@ -121,7 +122,7 @@ def _ort_transformers(model_type: str) -> Callable[[Path, Path, Inputs], None]:
 def _quantize_dynamic(source: Path, target: Path, inputs: Inputs) -> None:
     from onnxruntime.quantization import quantize_dynamic
 
-    quantize_dynamic(_plain(source), target, use_external_data_format=_external(source))
+    quantize_dynamic(onnx.load(source), target, use_external_data_format=_external(source))
 
 
 def _quantize_static(quant_format: str) -> Callable[[Path, Path, Inputs], None]:
@@ -136,7 +137,7 @@ def _quantize_static(quant_format: str) -> Callable[[Path, Path, Inputs], None]:
                 return self._left.pop() if self._left else None
 
         quantize_static(
-            _plain(source),
+            onnx.load(source),
             target,
             Once(),
             quant_format=QuantFormat[quant_format],
@@ -193,19 +194,6 @@ def _inliner(source: Path, target: Path, inputs: Inputs) -> None:
     from onnx import inliner
 
     _save(inliner.inline_local_functions(onnx.load(source)), source, target)
-
-
-def _plain(source: Path) -> onnx.ModelProto:
-    """A model whose initializers have no types beside those of their tensors.
-
-    The quantizer transposes the weights of a Gemm in place, and then trips over the shape that is written there.
-    """
-    model = onnx.load(source)
-    names = {tensor.name for tensor in model.graph.initializer}
-    kept = [value for value in model.graph.value_info if value.name not in names]
-    del model.graph.value_info[:]
-    model.graph.value_info.extend(kept)
-    return model
 
 
 def _external(source: Path) -> bool:

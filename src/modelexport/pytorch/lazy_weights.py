@@ -20,15 +20,8 @@ from torch import nn
 
 from modelexport.errors import WeightsError
 from modelexport.files.safetensors_files import Place, SafetensorsFile
+from modelexport.format.dtypes import dtype_name
 from modelexport.weights.sources import Weights
-
-_TORCH_DTYPES = {
-    ir.DataType.FLOAT: torch.float32,
-    ir.DataType.DOUBLE: torch.float64,
-    ir.DataType.COMPLEX64: torch.complex64,
-    ir.DataType.FLOAT8E4M3FN: torch.float8_e4m3fn,
-    ir.DataType.FLOAT8E5M2: torch.float8_e5m2,
-}
 
 
 # torch is not followed by mypy.
@@ -66,7 +59,7 @@ def _part_of(func: Callable[..., Any], args: Any, kwargs: Any, index: int) -> An
 
 
 def _recorded(name: str, place: Place) -> _Recorded:
-    dtype = _TORCH_DTYPES.get(place.dtype) or getattr(torch, place.dtype.name.lower())
+    dtype = getattr(torch, dtype_name(place.dtype))
     tensor: _Recorded = torch.empty(place.shape, dtype=dtype, device="meta").as_subclass(_Recorded)
     tensor.origin = (name, place)
     return tensor
@@ -225,8 +218,7 @@ class _Loader:
 
 def read_tensor(tensor: ir.TensorProtocol) -> torch.Tensor:
     """The values of an entry, in memory of their own."""
-    name = tensor.dtype.name.lower()
-    dtype = _TORCH_DTYPES.get(tensor.dtype) or getattr(torch, name)
+    dtype = getattr(torch, dtype_name(tensor.dtype))
     if isinstance(tensor, ir.ExternalTensor):  # read once: what is mapped would be in memory a second time
         data = bytearray(tensor.nbytes)
         with Path(tensor.path).open("rb") as file:

@@ -18,8 +18,10 @@ from modelexport.weights.sources import Weights
 
 SENTENCE_TRANSFORMER = "modules.json"
 
+# torch is not followed by mypy.
 
-class SentencePipeline(nn.Module):
+
+class SentencePipeline(nn.Module):  # type: ignore[misc]
     """A model of sentence-transformers: its modules one after the other, from tokens to an embedding."""
 
     def __init__(self, modules: Mapping[str, nn.Module]) -> None:
@@ -34,7 +36,7 @@ class SentencePipeline(nn.Module):
         return {"sentence_embedding": features["sentence_embedding"]}
 
 
-class Transformer(nn.Module):
+class Transformer(nn.Module):  # type: ignore[misc]
     """Tokens to their embeddings."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -49,7 +51,7 @@ class Transformer(nn.Module):
 _MODES = ("cls", "max", "mean", "mean_sqrt_len", "weightedmean", "lasttoken")
 
 
-class Pooling(nn.Module):
+class Pooling(nn.Module):  # type: ignore[misc]
     """The embeddings of tokens to one of the sentence: those of several modes side by side."""
 
     def __init__(self, modes: list[str]) -> None:
@@ -76,7 +78,7 @@ def _pool(mode: str, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return (tokens * weights).sum(1) / (total.sqrt() if mode == "mean_sqrt_len" else total)
 
 
-class Dense(nn.Module):
+class Dense(nn.Module):  # type: ignore[misc]
     """A linear layer on the embedding of the sentence."""
 
     def __init__(self, linear: nn.Linear, activation: nn.Module) -> None:
@@ -87,7 +89,7 @@ class Dense(nn.Module):
         return {"sentence_embedding": self.activation_function(self.linear(features["sentence_embedding"]))}
 
 
-class Normalize(nn.Module):
+class Normalize(nn.Module):  # type: ignore[misc]
     """The embedding at a length of one."""
 
     def forward(self, features: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -159,10 +161,11 @@ def _modes(path: Path) -> list[str]:
         modes = [given] if isinstance(given, str) else list(given)
     else:
         # As older versions write it: pooling_mode_cls_token, pooling_mode_mean_tokens, ...
-        asked = {
-            key.removeprefix("pooling_mode_").removesuffix("_tokens").removesuffix("_token"): key for key in config
+        plain = {
+            key.removeprefix("pooling_mode_").removesuffix("_tokens").removesuffix("_token"): value is True
+            for key, value in config.items()
         }
-        modes = [mode for mode in _MODES if mode in asked and config[asked[mode]] is True]
+        modes = [mode for mode in _MODES if plain.get(mode)]
     if not modes or not set(modes) <= set(_MODES):
         raise ModelLoadError(f"{path} asks for pooling {modes or 'of no kind'}: known are {', '.join(_MODES)}")
     return modes

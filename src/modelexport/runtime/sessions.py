@@ -10,6 +10,7 @@ import onnx_ir as ir
 import onnxruntime
 
 from modelexport.errors import UsageError
+from modelexport.files.onnx_models import to_proto
 
 CPU = "CPUExecutionProvider"
 _LARGE = 1024
@@ -62,7 +63,7 @@ class _Session(onnxruntime.InferenceSession):  # type: ignore[misc]
 
 def _without_weights(model: ir.Model, weights: dict[str, ir.TensorProtocol]) -> bytes:
     """A model in memory as bytes, without its large weights, which are put into ``weights``."""
-    left: list[ir.Value] = []
+    left: dict[ir.Value, ir.TensorProtocol] = {}
     for value in model.graph.initializers.values():
         tensor = value.const_value
         if tensor is None or isinstance(tensor, ir.ExternalTensor) or tensor.nbytes < _LARGE:
@@ -70,18 +71,10 @@ def _without_weights(model: ir.Model, weights: dict[str, ir.TensorProtocol]) -> 
         if not value.uses():  # the runtime does not know those that nothing uses
             continue
         if tensor.dtype.numpy().isbuiltin == 1:  # the runtime takes no others from NumPy
-            weights[value.name or ""] = tensor
-            left.append(value)
-    try:
-        for value in left:
-            tensor = weights[value.name or ""]
-            value.const_value = ir.ExternalTensor(
-                "weights", 0, tensor.nbytes, tensor.dtype, shape=ir.Shape(tensor.shape.numpy()), name=value.name or ""
-            )
-        source: bytes = ir.to_proto(model).SerializeToString()
-    finally:
-        for value in left:
-            value.const_value = weights[value.name or ""]
+            name, shape = value.name or "", ir.Shape(tensor.shape.numpy())
+            weights[name] = tensor
+            left[value] = ir.ExternalTensor("weights", 0, tensor.nbytes, tensor.dtype, shape=shape, name=name)
+    source: bytes = to_proto(model, left).SerializeToString()
     return source
 
 

@@ -17,6 +17,7 @@ from modelexport.core.calls import ModuleCall
 from modelexport.core.text import nearest
 from modelexport.errors import FileFormatError, OutputError, UsageError
 from modelexport.files.atomic import check_writable, written_together
+from modelexport.files.linked import check_files
 from modelexport.files.onnx_models import LARGEST_INSIDE, save_model
 from modelexport.format.dtypes import dtype_name
 from modelexport.graph.boundaries import match_values
@@ -188,18 +189,13 @@ def _size_of_weights(model: ir.Model, source: Path) -> int:
     Raises:
         FileFormatError: A file that holds some of them is missing or too short.
     """
+    check_files(source, model)
     size = 0
     for value in initializers(model):
         tensor = value.const_value
         if tensor is None:
             raise FileFormatError(f"{source} has no value for '{value.name}': export it again with its weights")
         size += tensor.nbytes
-        if isinstance(tensor, ir.ExternalTensor):
-            path = Path(tensor.path)
-            end = (tensor.offset or 0) + (tensor.length or tensor.nbytes)
-            if not path.is_file() or path.stat().st_size < end:
-                fault = "too short" if path.is_file() else "missing"
-                raise FileFormatError(f"{path}, which holds weights of {source}, is {fault}: put it back beside it")
     return size
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,12 +11,13 @@ import msgspec
 import onnx_ir as ir
 
 from modelexport.core.calls import CallTree, ModuleCall
-from modelexport.core.owners import Evidence, Owner
+from modelexport.core.tags import class_in_tag
 from modelexport.core.text import nearest
 from modelexport.errors import FileFormatError, UsageError
 from modelexport.files.onnx_models import load_onnx
-from modelexport.format import documents, keys
-from modelexport.format.call_tree import check_version, read_call_tree
+from modelexport.format import documents
+from modelexport.format.call_tree import call_tree_entries, check_version, read_call_tree
+from modelexport.format.node_tags import OwnerReader, read_source_tags
 from modelexport.graph.boundaries import CallBoundary, find_boundaries
 from modelexport.graph.nodes import all_nodes
 from modelexport.graph.owners import OWNER, owned_operators, owner_of
@@ -50,8 +49,7 @@ class TaggedFile:
     @cached_property
     def coverage(self) -> documents.Coverage:
         """How many nodes have an owner by which evidence."""
-        counts = Counter(None if owner is None else owner.evidence for owner in map(owner_of, self.nodes))
-        return documents.Coverage(*(counts[kind] for kind in (*Evidence, None)))
+        return documents.Coverage.of(None if owner is None else owner.evidence for owner in map(owner_of, self.nodes))
 
     @property
     def skimmed(self) -> Skimmed:
@@ -69,13 +67,7 @@ class TaggedFile:
         if not path.exists():
             return None
         sidecar = load_hierarchy(path)
-        entries = [
-            documents.CallTreeEntry(
-                traced.call.address, self.tags[traced.call], None if traced.parent is None else traced.parent.address
-            )
-            for traced in self.calls
-        ]
-        check_same_calls(path, sidecar, entries)
+        check_same_calls(path, sidecar, call_tree_entries(self.calls, self.tags.__getitem__))
         check_same_nodes(path, sidecar, self.nodes)
         return sidecar
 
@@ -108,8 +100,7 @@ class TaggedFile:
 
     def class_of(self, call: ModuleCall) -> str:
         """The name of the class of the module that was called."""
-        segment = self.tags[call].rpartition("/")[2]
-        return segment.partition("@")[0].partition(".")[0]
+        return class_in_tag(self.tags[call])
 
     @cached_property
     def boundaries(self) -> Mapping[ModuleCall, CallBoundary]:
@@ -140,7 +131,7 @@ class TaggedFile:
                     node.name or "",
                     node.op_type,
                     owner.call.address,
-                    node.metadata_props[keys.SOURCE_MODULE],
+                    read_source_tags(node.metadata_props)[0],
                     owner.evidence.value,
                     [value.name or "" if value is not None else "" for value in node.inputs],
                     [value.name or "" for value in node.outputs],
@@ -176,23 +167,11 @@ def read_tagged(path: str | Path) -> TaggedFile:
     try:
         calls, tags = read_call_tree(model.metadata_props)
         encoding = unpack_tags(model, calls, tags)
-        owners: dict[tuple[str, str], Owner] = {}
+        owners = OwnerReader()
         for node in all_nodes(model):
-            owner = _read_owner(node, owners)
+            owner = owners.read(node.metadata_props)
             if owner is not None:
                 node.meta[OWNER] = owner
     except (LookupError, ValueError, TypeError) as error:
         raise FileFormatError(f"{path} has damaged tags ({error}): export it again") from error
     return TaggedFile(path, model, calls, tags, encoding)
-
-
-def _read_owner(node: ir.Node, known: dict[tuple[str, str], Owner]) -> Owner | None:
-    """The owner in a node's metadata; nodes with equal metadata share one object."""
-    properties = node.metadata_props
-    if keys.CALL not in properties:
-        return None
-    calls, evidence = properties.get(keys.CALLS) or json.dumps([properties[keys.CALL]]), properties[keys.EVIDENCE]
-    if (calls, evidence) not in known:
-        owner = Owner(tuple(ModuleCall.parse(call) for call in json.loads(calls)), Evidence(evidence))
-        known[calls, evidence] = owner
-    return known[calls, evidence]

@@ -16,26 +16,15 @@ import numpy as np
 from modelexport.core.calls import ModuleCall
 from modelexport.core.limits import BATCH_BYTES
 from modelexport.errors import FileFormatError, InputsError, OutputError
+from modelexport.files.safetensors_files import encode_header
 from modelexport.format import keys
+from modelexport.format.dtypes import SAFETENSORS_NAMES, parse_dtype
 from modelexport.runtime.sessions import split_batches
 from modelexport.tagged.file import TaggedFile
 
-_TYPES = {
-    "float64": "F64",
-    "int64": "I64",
-    "uint64": "U64",
-    "float32": "F32",
-    "int32": "I32",
-    "uint32": "U32",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "int16": "I16",
-    "uint16": "U16",
-    "int8": "I8",
-    "uint8": "U8",
-    "bool": "BOOL",
-}
-"""NumPy's name of an element type to that of safetensors; widest first, so that every tensor is aligned in the file."""
+_TYPES = [name for name in SAFETENSORS_NAMES if not name.startswith("float8")]
+"""The element types of values that are kept, widest first, so that every tensor is aligned in the file. The reader of
+safetensors for NumPy does not read those of eight bits."""
 
 _INPUTS, _VALUES = "inputs/", "values/"
 _MODULES, _OUTPUTS = "modules", "outputs"
@@ -96,16 +85,15 @@ def write_reference(
     held |= {f"{_VALUES}{name}": array for name, array in outputs.items()}
     tensors = {key: (str(array.dtype), tuple(array.shape)) for key, array in held.items()}
     tensors |= {f"{_VALUES}{name}": kind for name, kind in values.items() if f"{_VALUES}{name}" not in held}
-    order = list(_TYPES)
     known = {key: tensors[key] for key in tensors if tensors[key][0] in _TYPES}
-    known = dict(sorted(known.items(), key=lambda one: order.index(one[1][0])))
-    sizes = {key: _width(dtype) * prod(shape) for key, (dtype, shape) in known.items()}
+    known = dict(sorted(known.items(), key=lambda one: _TYPES.index(one[1][0])))
+    sizes = {key: int(parse_dtype(dtype).itemsize * prod(shape)) for key, (dtype, shape) in known.items()}
     metadata = {
         keys.FORMAT_VERSION_KEY: keys.FORMAT_VERSION,
         _OUTPUTS: json.dumps([*outputs]),
         _MODULES: json.dumps([call.address for call in modules]),
     }
-    header = _header(metadata, known, sizes)
+    header = encode_header(known, metadata)
     total = len(header) + sum(sizes.values())
     announce(total)
     if total > (free := shutil.disk_usage(path.parent).free):
@@ -122,21 +110,6 @@ def write_reference(
                 if array is None or (str(array.dtype), tuple(array.shape)) != known[key]:
                     raise InputsError(f"the model computes {key} otherwise in a second run: its values cannot be kept")
                 file.write(np.ascontiguousarray(array).tobytes())
-
-
-def _header(metadata: Mapping[str, str], tensors: Mapping[str, TypeAndShape], sizes: Mapping[str, int]) -> bytes:
-    entries: dict[str, Any] = {"__metadata__": dict(metadata)}
-    end = 0
-    for key, (dtype, shape) in tensors.items():
-        begin, end = end, end + sizes[key]
-        entries[key] = {"dtype": _TYPES[dtype], "shape": list(shape), "data_offsets": [begin, end]}
-    text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
-
-
-def _width(dtype: str) -> int:
-    return 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
 
 
 @contextmanager

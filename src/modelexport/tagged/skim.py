@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mmap
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from modelexport.core.owners import Evidence
 from modelexport.files.wire import without_weights
 from modelexport.format import documents, keys
 from modelexport.format.call_tree import check_version, read_call_tree
+from modelexport.format.node_tags import OwnerReader
 
 
 @dataclass(frozen=True)
@@ -43,16 +43,16 @@ def skim(path: Path) -> Skimmed | None:
             return None
         calls, tags = read_call_tree(properties)
         nodes: list[tuple[ModuleCall | None, str]] = []
-        evidence: Counter[Evidence | None] = Counter()
+        evidence: list[Evidence | None] = []
+        owners = OwnerReader()
         for graph in (model.graph, *model.functions):
             for node in _nodes(graph.node):
-                said = _properties(node)
-                call = ModuleCall.parse(said[keys.CALL]) if keys.CALL in said else None
-                nodes.append((call if call is None else calls[call].call, node.op_type))
-                evidence[None if call is None else Evidence(said[keys.EVIDENCE])] += 1
+                owner = owners.read(_properties(node))
+                nodes.append((None if owner is None else calls[owner.call].call, node.op_type))
+                evidence.append(None if owner is None else owner.evidence)
     except Exception:  # the full reader raises the error that names the fault
         return None
-    return Skimmed(calls, tags, nodes, documents.Coverage(*(evidence[kind] for kind in (*Evidence, None))))
+    return Skimmed(calls, tags, nodes, documents.Coverage.of(evidence))
 
 
 def _properties(proto: onnx.ModelProto | onnx.NodeProto) -> dict[str, str]:

@@ -12,8 +12,8 @@ import onnxruntime
 from torch import nn
 
 from modelexport.core.messages import collected
-from modelexport.errors import FileFormatError, InputsError, UsageError
-from modelexport.files.linked import changed_files
+from modelexport.errors import InputsError, UsageError
+from modelexport.files.linked import check_files
 from modelexport.format import documents
 from modelexport.graph.nodes import initializers
 from modelexport.pytorch.model_run import ModelRun, as_array
@@ -200,16 +200,6 @@ def verify_parameters(model: nn.Module, path: str | Path) -> ParameterReport:
         FileFormatError: It is not a tagged file.
     """
     return _verify_parameters(model, read_tagged(path).model)
-
-
-def check_files(path: Path, model: ir.Model) -> None:
-    """Refuse a file whose weights are in files that are missing or not as they were when it was exported.
-
-    Raises:
-        FileFormatError: Names each of them.
-    """
-    if faults := changed_files(path, model):
-        raise FileFormatError(f"{'; '.join(faults)}: put the files back, or export again")
 
 
 def _verify_parameters(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from modelexport.capture import FrontEnd
+from modelexport.cli.json_documents import export_document, package_document
 from modelexport.cli.options import (
     DtypeOption,
     ExcludeOption,
@@ -147,7 +148,7 @@ def export(
             file=sys.stderr,
         )
     if as_json:
-        print_json(result.document())
+        print_json(export_document(result))
     else:
         show_export.print_export(result)
     if result.verified is not None and not result.verified.agrees:
@@ -196,7 +197,7 @@ def _export_folder(
                 stages=stages,
             )
     if as_json:
-        print_json(result.document())
+        print_json(package_document(result))
     else:
         print(show_package.format_package(result))
     if not result.agrees:

@@ -13,7 +13,7 @@ from modelexport.exporting.packages.folders import check_folder, replaced_whole
 from modelexport.files.onnx_models import load_onnx
 from modelexport.lineage.retagging import RetagReport, retag
 from modelexport.tagged.package import read_package
-from modelexport.weights.updates import UpdateResult, open_weights, planned
+from modelexport.weights.updates import UpdateResult, WeightsInFile, planned
 
 
 def update_package(folder: Path, state_dict: Path, output: Path) -> UpdateResult:
@@ -34,7 +34,8 @@ def update_package(folder: Path, state_dict: Path, output: Path) -> UpdateResult
     check_folder(output, folder)
     used: dict[str, tuple[str, ...]] = {}
     written: dict[tuple[str, int], str] = {}
-    with open_weights(state_dict) as weights, replaced_whole(output) as staging:
+    weights = WeightsInFile(state_dict)
+    with replaced_whole(output) as staging:
         shutil.copytree(folder, staging, dirs_exist_ok=True)
         for part, file in package.files.items():
             model = load_onnx(file)

@@ -53,19 +53,6 @@ class PackageResult:
         """Whether no part that was verified differs from the model."""
         return all(part.verified is None or part.verified.agrees for part in self.parts.values())
 
-    def document(self) -> dict[str, Any]:
-        """As JSON values: what ``modelexport export -o FOLDER/ --json`` prints."""
-        return {
-            "folder": str(self.folder),
-            "manifest": msgspec.to_builtins(self.manifest),
-            "parts": {name: msgspec.to_builtins(part.document()) for name, part in self.parts.items()},
-            "seconds": self.seconds,
-            "notes": list(self.notes),
-            "files": [str(file) for file in self.files],
-            "graph_bytes": self.graph_bytes,
-            "weight_bytes": self.weight_bytes,
-        }
-
 
 def export_package(
     model: nn.Module,
