@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 from typer.exceptions import Abort, TyperException
 
+from modelexport.cli.arguments import spelled_out
 from modelexport.cli.commands import changing, exporting, proving, reading
 from modelexport.core.version import __version__
 from modelexport.errors import ModelExportError, UsageError
@@ -57,7 +58,7 @@ def main() -> None:
     # Most of a short command is imports, whose objects stay: looking for garbage among them took a seventh of its time.
     gc.set_threshold(50_000, 20, 100)
     try:
-        status = typer.main.get_command(app)(standalone_mode=False)
+        status = typer.main.get_command(app)(spelled_out(sys.argv[1:]), standalone_mode=False)
     except ModelExportError as error:
         status = _fail(str(error), 2 if isinstance(error, UsageError) else 1)
     except TyperException as error:

@@ -7,6 +7,7 @@ import fnmatch
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import onnx_ir as ir
 
@@ -23,14 +24,16 @@ _SYMBOL = re.compile(r"[A-Za-z_]\w*")
 class Interface:
     """Names for a captured graph. Called with one, it gives it these names; what it does not name stays as it was."""
 
-    inputs: Mapping[str, str] = field(default_factory=dict)
-    """An input's name to its new one."""
-    outputs: Mapping[str, str] = field(default_factory=dict)
-    """An output's name to its new one."""
+    inputs: Mapping[str, str] | Sequence[str] = field(default_factory=dict)
+    """An input's name to its new one, or new names of all in their order."""
+    outputs: Mapping[str, str] | Sequence[str] = field(default_factory=dict)
+    """The same of the outputs."""
     kept: Sequence[str] = ()
     """Patterns (``present.*``) over the new names of the outputs to keep; all if there are none."""
     axes: Mapping[tuple[str, int], str] = field(default_factory=dict)
     """New name and axis of an input to the symbol of its size, or a sum of symbols (``past + sequence``)."""
+    leading: Sequence[str] = ()
+    """Symbols of the first axes of every input: the first axis of each is open, the others where the model lets them."""
 
     def __call__(self, exported: Exported) -> Exported:
         """The same capture under these names; its graph is changed in place.
@@ -47,7 +50,7 @@ class Interface:
         outputs = [graph.outputs[index] for index in kept]
         graph.outputs.clear()
         graph.outputs.extend(outputs)
-        symbols = _symbols(exported, self.axes)
+        symbols = _symbols(exported, {**self._leading(exported), **self.axes})
         _rename_sizes(exported.model, symbols)
         return dataclasses.replace(
             exported,
@@ -56,12 +59,40 @@ class Interface:
             output_names=tuple(names[index] for index in kept),
         )
 
+    def _leading(self, exported: Exported) -> dict[tuple[str, int], str]:
+        return {
+            (value.name or "", axis): symbol
+            for value in exported.model.graph.inputs
+            for axis, symbol in enumerate(self.leading)
+            if value.shape is not None
+            and axis < len(value.shape)
+            and (axis == 0 or isinstance(_size_of(value.shape[axis]), str))
+        }
+
+
+def widened(inputs: Mapping[str, Any], interface: Interface) -> dict[str, Any]:
+    """Example inputs in which no axis that is to stay open has a size of 1, which a capture takes for fixed."""
+    wide = dict(inputs)
+    for name, value in inputs.items():
+        if not hasattr(value, "repeat") or not hasattr(value, "dim"):
+            continue
+        for axis in range(value.dim()):
+            asked = (name, axis) in interface.axes or axis < len(interface.leading)
+            if asked and value.shape[axis] == 1:
+                times = [2 if place == axis else 1 for place in range(value.dim())]
+                wide[name] = wide[name].repeat(*times)
+    return wide
+
 
 AS_CAPTURED = Interface()
 """The names that the capture gave."""
 
 
-def _renamed(names: Sequence[str], given: Mapping[str, str], what: str) -> dict[str, str]:
+def _renamed(names: Sequence[str], given: Mapping[str, str] | Sequence[str], what: str) -> dict[str, str]:
+    if not isinstance(given, Mapping):
+        if len(given) != len(names):
+            raise UsageError(f"{len(given)} names for {len(names)} {what}s: the model has {', '.join(names)}")
+        given = dict(zip(names, given, strict=True))
     for name in given:
         if name not in names:
             raise UsageError(f"the model has no {what} {name}{nearest(name, names)}; it has {', '.join(names)}")

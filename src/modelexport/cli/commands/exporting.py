@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -49,6 +50,23 @@ def export(
         FrontEnd, typer.Option(help="What captures MODEL; auto: torchscript where dynamo fails.")
     ] = "auto",
     dynamic: Annotated[bool, typer.Option("--dynamic", help="Leave every axis open that the model does.")] = False,
+    axes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--axes",
+            metavar="SPEC",
+            help="Axes that stay open, with names: batch,sequence (the first of every input) or input_ids:0=batch.",
+        ),
+    ] = None,
+    input_names: Annotated[
+        str | None, typer.Option("--input-names", metavar="NAMES", help="New names of all inputs, or old=new, ...")
+    ] = None,
+    output_names: Annotated[
+        str | None, typer.Option("--output-names", metavar="NAMES", help="New names of all outputs, or old=new, ...")
+    ] = None,
+    outputs: Annotated[
+        str | None, typer.Option("--outputs", metavar="NAMES", help="Keep these outputs only; * matches any.")
+    ] = None,
     opset: Annotated[int | None, typer.Option(metavar="N", help="The opset of the file.")] = None,
     inputs: InputsOption = None,
     granularity: GranularityOption = "auto",
@@ -86,7 +104,9 @@ def export(
     """Export MODEL to a file, or to a folder with all that it runs; without MODEL, bert-tiny."""
     from modelexport.cli import show_export
     from modelexport.cli.garbage import only_new_garbage
+    from modelexport.cli.interfaces import read_interface
     from modelexport.core.stages import Stages
+    from modelexport.exporting.interface import widened
     from modelexport.exporting.options import CheckOptions, Options, TagOptions, WeightOptions
     from modelexport.exporting.pipeline import export as run
     from modelexport.files.atomic import check_writable
@@ -103,14 +123,18 @@ def export(
         checks=CheckOptions(verify=verify, reference=reference),
     )
     if parts is not None or output.endswith("/") or Path(output).is_dir():
-        if dag_dir is not None:
-            raise UsageError("--dag-dir goes with a FILE.onnx, not with a package")
+        if dag_dir is not None or axes or input_names or output_names or outputs:
+            raise UsageError(
+                "--dag-dir, --axes, --input-names, --output-names and --outputs go with a FILE.onnx: "
+                "a package has names that its runtimes know"
+            )
         choice = ModelChoice(model, inputs, model_class, trust_remote_code, seed, dtype)
         _export_folder(
             choice, Path(output), parts or "auto", frontend, opset, options, optimized=not no_optimize, as_json=as_json
         )
         return
     check_writable(Path(output))
+    interface = read_interface(input_names, output_names, outputs, axes or ())
     with progress_shown() as progress:
         stages = Stages(progress)
         loaded, example = load_with_inputs(
@@ -126,13 +150,14 @@ def export(
         with only_new_garbage():
             result = run(
                 loaded.model,
-                example,
+                widened(example, interface) if isinstance(example, Mapping) else example,
                 output,
                 name=loaded.name,
                 frontend=frontend,
-                dynamic=dynamic,
+                dynamic=dynamic or bool(axes),
                 opset=opset,
                 optimized=not no_optimize,
+                interface=interface,
                 options=options,
                 source=loaded.weights,
                 dag_dir=dag_dir,
