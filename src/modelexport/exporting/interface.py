@@ -33,7 +33,7 @@ class Interface:
     axes: Mapping[tuple[str, int], str] = field(default_factory=dict)
     """New name and axis of an input to the symbol of its size, or a sum of symbols (``past + sequence``)."""
     leading: Sequence[str] = ()
-    """Symbols of the first axes of every input: the first axis of each is open, the others where the model lets them."""
+    """Symbols of the first axes of every input: the first of each has to be open, the others may be."""
 
     def __call__(self, exported: Exported) -> Exported:
         """The same capture under these names; its graph is changed in place.
