@@ -127,7 +127,7 @@ def test_verify_names_the_step_and_the_module_that_differ(llama: tuple[Path, Pat
     graph = onnx.load(tmp_path / "wrong" / "decode.onnx", load_external_data=False)
     wrong = next(node for node in graph.graph.node if _call(node) == "model.layers.1.mlp")
     assert wrong.op_type == "Mul"
-    wrong.op_type = "Add"
+    wrong.input[1] = wrong.input[0]
     onnx.save(graph, tmp_path / "wrong" / "decode.onnx")
     (tmp_path / "llama").symlink_to(model)
     done = run("verify", "wrong", "--model", "llama", "--new-tokens", "4", "--json", cwd=tmp_path)
