@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,9 +14,7 @@ from modelexport.capture.exported import Exported
 from modelexport.core.calls import CallTree, TensorSpec
 from modelexport.core.text import nearest
 from modelexport.errors import UsageError
-from modelexport.graph.nodes import all_nodes
-
-_SYMBOL = re.compile(r"[A-Za-z_]\w*")
+from modelexport.graph.sizes import SYMBOL, put_size, rename_sizes
 
 
 @dataclass(frozen=True)
@@ -51,7 +48,7 @@ class Interface:
         graph.outputs.clear()
         graph.outputs.extend(outputs)
         symbols = _symbols(exported, {**self._leading(exported), **self.axes})
-        _rename_sizes(exported.model, symbols)
+        rename_sizes(exported.model, symbols)
         return dataclasses.replace(
             exported,
             calls=_with_sizes(exported.calls, symbols),
@@ -132,7 +129,7 @@ def _symbols(exported: Exported, axes: Mapping[tuple[str, int], str]) -> dict[st
                 f"axis {axis} of {name} cannot be {symbol}: it always has the size of {asked[size]}, {found[size]}"
             )
         asked.setdefault(size, f"axis {axis} of {name}")
-    return {size: symbol for size, symbol in found.items() if _SYMBOL.fullmatch(size)}
+    return {size: symbol for size, symbol in found.items() if SYMBOL.fullmatch(size)}
 
 
 def _what_fixes(exported: Exported, name: str, axis: int) -> str:
@@ -156,30 +153,12 @@ def _size_of(dimension: int | ir.SymbolicDim) -> int | str | None:
     return int(dimension.value) if dimension.value and dimension.value.isdigit() else dimension.value
 
 
-def _put(size: str, symbols: Mapping[str, str]) -> int | str:
-    text = _SYMBOL.sub(lambda found: symbols.get(found[0], found[0]), size)
-    return int(text) if text.isdigit() else text
-
-
-def _rename_sizes(model: ir.Model, symbols: Mapping[str, str]) -> None:
-    for value in _values(model):
-        if value.shape is None or all(isinstance(size, int) for size in value.shape):
-            continue
-        sizes = [size if isinstance(size, int) else size.value for size in value.shape]
-        value.shape = ir.Shape([_put(size, symbols) if isinstance(size, str) else size for size in sizes])
-
-
-def _values(model: ir.Model) -> Iterator[ir.Value]:
-    for graph in model.graphs():
-        yield from graph.inputs
-    for node in all_nodes(model):
-        yield from node.outputs
-
-
 def _with_sizes(calls: CallTree, symbols: Mapping[str, str]) -> CallTree:
     def put(specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
         return tuple(
-            dataclasses.replace(spec, shape=tuple(_put(s, symbols) if isinstance(s, str) else s for s in spec.shape))
+            dataclasses.replace(
+                spec, shape=tuple(put_size(s, symbols) if isinstance(s, str) else s for s in spec.shape)
+            )
             for spec in specs
         )
 
