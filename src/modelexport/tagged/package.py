@@ -12,6 +12,7 @@ from modelexport.errors import FileFormatError, UsageError
 from modelexport.files.onnx_models import load_onnx
 from modelexport.format import documents, keys
 from modelexport.format.packages import MANIFEST, PACKAGE_VERSION, Manifest, PartEntry
+from modelexport.graph.owners import owner_of
 from modelexport.tagged.file import read_tagged
 
 
@@ -99,12 +100,12 @@ def _entries(text: str) -> dict[str, tuple[str, list[int]]]:
     return {key: (entry.dtype, entry.shape) for key, entry in entries.items()}
 
 
-def parts_with(path: Path, module: str) -> dict[str, Path]:
-    """The files in which a module owns nodes: a file itself, or parts of a package by name, in their order.
+def parts_with(path: Path, *modules: str) -> dict[str, Path]:
+    """The files in which modules own nodes: a file itself, or parts of a package by name, in their order.
 
     Raises:
         FileFormatError: It is a folder that is no package, or one with a fault.
-        UsageError: No part has the module, or none runs it.
+        UsageError: No part has them.
     """
     if not path.is_dir():
         return {"": path}
@@ -114,12 +115,12 @@ def parts_with(path: Path, module: str) -> dict[str, Path]:
     for name, file in read_package(path).files.items():
         tagged = read_tagged(file)
         try:
-            call = tagged.find(module)
+            calls = tagged.select(*modules).inside
         except UsageError as error:
             failure = error
             continue
         called[name] = file
-        if next(tagged.nodes_of(call), None) is not None:
+        if any(call in calls for node in tagged.nodes if (owner := owner_of(node)) for call in owner.calls):
             found[name] = file
     if not called and failure is not None:
         raise failure

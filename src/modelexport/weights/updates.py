@@ -1,8 +1,7 @@
-"""New weights of the same shapes for an exported file, without exporting again."""
+"""``update-weights``: other weights of the same shapes in an exported file, without exporting again."""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,13 +13,15 @@ import onnx_ir as ir
 from modelexport.core.text import nearest
 from modelexport.errors import FileFormatError, WeightsError
 from modelexport.files.atomic import check_writable, written_together
-from modelexport.files.onnx_models import load_onnx, save_model
+from modelexport.files.onnx_models import load_onnx, record_documents, save_model
 from modelexport.files.safetensors_files import read_header
-from modelexport.format import documents
+from modelexport.format import documents, keys
 from modelexport.format.call_tree import check_version
 from modelexport.format.dtypes import dtype_name
 from modelexport.graph.nodes import initializers
 from modelexport.weights.transforms import ParameterPlan, parameter_plan, state_dict_of
+
+_SIDECAR = ".hierarchy.json"
 
 
 class UpdateResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,11 +34,11 @@ class UpdateResult(msgspec.Struct, frozen=True, kw_only=True):
     transformed: int
     """Those of them that are computed from an entry rather than being one."""
     kept: int
-    """Initializers that no entry has part in."""
+    """Initializers that are not computed from an entry."""
     used: int
     """Entries that went into the file."""
     unused: int
-    """Entries that the exported module has and the graph does not use."""
+    """Entries that were given and that the graph does not use."""
 
 
 def update_weights(path: str | Path, state_dict: Mapping[str, Any] | str | Path, output: str | Path) -> UpdateResult:
@@ -50,7 +51,7 @@ def update_weights(path: str | Path, state_dict: Mapping[str, Any] | str | Path,
         path: The tagged file.
         state_dict: Key to tensor (NumPy's, torch's, or whatever NumPy can read), or a ``.safetensors`` file. Of the
             names of a tied parameter one is enough.
-        output: The file to write; may be ``path``.
+        output: The file to write.
 
     Raises:
         WeightsError: The weights do not fit: entries are missing, surplus or of another shape or type. Lists them all.
@@ -58,7 +59,7 @@ def update_weights(path: str | Path, state_dict: Mapping[str, Any] | str | Path,
         OutputError: The output cannot be written. What was there before is still there.
     """
     path, output = Path(path), Path(output)
-    check_writable(output)
+    check_writable(output, [path] if isinstance(state_dict, Mapping) else [path, Path(state_dict)])
     if isinstance(state_dict, Mapping):
         return _update(path, _InMemory(state_dict), output)
     return _update(path, WeightsInFile(Path(state_dict)), output)
@@ -126,15 +127,18 @@ def planned(
 def _update(path: Path, weights: _InMemory | WeightsInFile, output: Path) -> UpdateResult:
     model = load_onnx(path)
     check_version(path, model.metadata_props)
+    check_weights(model)  # they may be missing: others take their place
     plans, tied, read = planned(path, model, weights)
     tensors = {value: _new_tensor(path, value, plan, read) for value, plan in plans.items()}
     external = any(isinstance(value.const_value, ir.ExternalTensor) for value in initializers(model))
-    sidecar = path.with_suffix(".hierarchy.json")
+    sidecar = path.with_suffix(_SIDECAR)
+    documents = {_SIDECAR: read_regular(sidecar, DOCUMENT_BYTES)} if sidecar.exists() else {}
+    _check_documents(path, model, documents)
     with written_together(output.parent) as staging:
         target = staging / output.name
-        save_model(model, target, external=external, tensors=tensors)
-        if sidecar.is_file():
-            shutil.copyfile(sidecar, target.with_suffix(".hierarchy.json"))
+        save_model(model, target, external=external, tensors=tensors, documents=documents)
+        for suffix, content in documents.items():
+            target.with_suffix(suffix).write_bytes(content)
         files = [str(output.parent / file.name) for file in sorted(staging.iterdir())]
     return UpdateResult(
         path=str(output),
@@ -188,6 +192,23 @@ def _new_tensor(path: Path, value: ir.Value, plan: ParameterPlan, read: Callable
         return ir.Tensor(np.asarray(array, order="C"), dtype=dtype)
 
     return ir.LazyTensor(compute, dtype=dtype, shape=ir.Shape(shape), name=value.name)
+
+
+def _check_documents(path: Path, model: ir.Model, documents: Mapping[str, bytes]) -> None:
+    """Refuse to copy a sidecar that is of another export."""
+    before = model.metadata_props.get(keys.DOCUMENTS)
+    if before is None:
+        return
+    record_documents(model, documents)
+    try:
+        recorded = msgspec.json.decode(before, type=dict[str, str])
+    except (msgspec.DecodeError, UnicodeError) as error:
+        raise FileFormatError(f"{path} has damaged tags ({error}): export it again") from error
+    now = msgspec.json.decode(model.metadata_props[keys.DOCUMENTS], type=dict[str, str])
+    if now.items() - recorded.items():
+        raise FileFormatError(
+            f"{path.with_suffix(_SIDECAR)} does not belong to {path}: export again, or remove the document"
+        )
 
 
 def _check(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from modelexport.capture import FrontEnd
+from modelexport.capture import OPSETS, FrontEnd
 from modelexport.cli.json_documents import export_document, package_document
 from modelexport.cli.options import (
     DtypeOption,
@@ -111,6 +111,8 @@ def export(
     from modelexport.exporting.pipeline import export as run
     from modelexport.files.atomic import check_writable
 
+    if opset is not None and opset not in OPSETS:
+        raise UsageError(f"no front end writes opset {opset}: choose one from {OPSETS[0]} to {OPSETS[-1]}")
     options = Options(
         tags=TagOptions(
             granularity=granularity,
@@ -133,7 +135,8 @@ def export(
             choice, Path(output), parts or "auto", frontend, opset, options, optimized=not no_optimize, as_json=as_json
         )
         return
-    check_writable(Path(output))
+    code = Path(model.partition(":")[0])
+    check_writable(Path(output), [*([inputs] if inputs else []), *([code] if code.is_file() else [])])
     interface = read_interface(input_names, output_names, outputs, axes or ())
     with progress_shown() as progress:
         stages = Stages(progress)
@@ -255,7 +258,12 @@ def hierarchy(
         )
         with stages("trace"):
             overview = hierarchy_overview(
-                loaded.model, example if runs else None, granularity, include or (), exclude or ()
+                loaded.model,
+                example if runs else None,
+                granularity,
+                include or (),
+                exclude or (),
+                timed=runs and as_json,
             )
     if as_json:
         print_json(overview.document())
@@ -265,8 +273,38 @@ def hierarchy(
             overview.tree,
             overview.calls,
             tags=overview.tags,
+            static_tags=overview.static_tags,
             comparison=overview.comparison,
         )
+
+
+def inputs(
+    model: ModelArgument = "bert-tiny",
+    spec: InputsOption = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="OUT", help="Save them: .npz or .safetensors.")
+    ] = None,
+    model_class: ModelClassOption = None,
+    trust_remote_code: RemoteCodeOption = False,
+    seed: SeedOption = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the example inputs that MODEL is run with, or save them."""
+    from modelexport.cli.show_export import format_inputs
+    from modelexport.core.stages import Stages
+
+    with progress_shown() as progress:
+        stages = Stages(progress)
+        _, example = load_with_inputs(model, spec, model_class, trust_remote_code, seed, stages)
+    from modelexport.pytorch.examples import describe_inputs, save_inputs
+
+    if output is not None:
+        save_inputs(example, output)
+    described = describe_inputs(example)
+    if as_json:
+        print_json(described)
+    else:
+        print(format_inputs(described))
 
 
 def internals(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from modelexport.cli.options import FileOrFolderArgument, JsonOption
+from modelexport.cli.options import FileOrFolderArgument, JsonOption, SelectorsArgument
 from modelexport.cli.running import named_files, print_json
 from modelexport.errors import UsageError
 
@@ -61,24 +61,24 @@ def _changed(file: Path) -> list[str]:
     from modelexport.files.linked import changed_files
     from modelexport.tagged.file import read_tagged
 
-    return changed_files(file, read_tagged(file).model)
+    return changed_files(file, read_tagged(file, checked=False).model)
 
 
 def nodes(
     file: FileOrFolderArgument,
-    module: Annotated[str, typer.Argument(metavar="ADDRESS|TAG", help="A call: . is the root, path@1 a second call.")],
+    modules: SelectorsArgument,
     as_json: JsonOption = False,
 ) -> None:
-    """List the nodes of a module call and of the calls inside it, in each part that runs it."""
+    """List the nodes of module calls and of the calls inside them, in each part that runs them."""
     from modelexport.cli import show_export
     from modelexport.cli.show_package import format_headings
     from modelexport.tagged.file import read_tagged
     from modelexport.tagged.package import parts_with
 
     listed = {}
-    for name, part in parts_with(file, module).items():
+    for name, part in parts_with(file, *modules).items():
         tagged = read_tagged(part)
-        listed[name] = tagged.describe_nodes(tagged.find(module))
+        listed[name] = tagged.describe_nodes(tagged.select(*modules))
     if as_json:
         print_json({"parts": listed} if file.is_dir() else listed[""])
     else:
@@ -86,24 +86,46 @@ def nodes(
 
 
 def compare(
-    first: Annotated[Path, typer.Argument(metavar="A.onnx|A/", help="A tagged ONNX file, or a package.")],
+    first: Annotated[Path, typer.Argument(metavar="A.onnx|A/", help="An ONNX file, tagged or not, or a package.")],
     second: Annotated[Path, typer.Argument(metavar="B.onnx|B/", help="Another one.")],
+    selectors: Annotated[
+        list[str] | None, typer.Argument(metavar="[SELECTOR]...", help="Only these calls and those inside them.")
+    ] = None,
     values: Annotated[bool, typer.Option("--values", help="Compare the elements of parameters: reads all.")] = False,
+    fail_on: Annotated[
+        str,
+        typer.Option("--fail-on", metavar="ASPECTS", help="Status 1 if structure,weights,outputs,cost differ."),
+    ] = "",
+    inputs: Annotated[
+        Path | None, typer.Option("--inputs", metavar="FILE", help="Arrays for outputs: .npz, .safetensors, or JSON.")
+    ] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown summary.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show how two tagged files, or the parts of two packages, differ, by module; status 0 also where they do."""
-    from modelexport.cli.show_comparison import format_comparison
+    """Show how two files differ, module by module; status 0 also where they do, unless --fail-on says otherwise."""
+    from modelexport.cli import show_comparison
     from modelexport.cli.show_package import format_headings
-    from modelexport.tagged.comparison import compare as run
+    from modelexport.verify.changes import ASPECTS, check_changes
 
+    asked = [aspect.strip() for aspect in fail_on.split(",") if aspect.strip()]
+    aspects = [aspect for aspect in ASPECTS if aspect in asked]
+    if unknown := sorted(set(asked) - set(ASPECTS)):
+        raise UsageError(f"--fail-on takes {', '.join(ASPECTS)}, not {', '.join(unknown)}")
+    if markdown and as_json:
+        raise UsageError("give --markdown or --json, not both")
     one, other = named_files(first), named_files(second)
     if one.keys() != other.keys():
-        raise UsageError(
-            f"{first} and {second} have different parts: {', '.join(one) or 'one file'}, and "
-            f"{', '.join(other) or 'one file'}; compare two files"
-        )
-    comparisons = {name: run(one[name], other[name], values=values) for name in one}
+        names = [", ".join(files).strip() or "one file" for files in (one, other)]
+        raise UsageError(f"{first} and {second} have different parts: {names[0]}, and {names[1]}; compare two files")
+    reports = {
+        name: check_changes(one[name], other[name], aspects, values=values, modules=selectors or (), inputs=inputs)
+        for name in one
+    }
     if as_json:
-        print_json({"parts": comparisons} if first.is_dir() else comparisons[""])
+        documents = {name: show_comparison.changes_document(report) for name, report in reports.items()}
+        print_json({"parts": documents} if first.is_dir() else documents[""])
     else:
-        print(format_headings({name: format_comparison(comparison) for name, comparison in comparisons.items()}))
+        show = show_comparison.format_markdown if markdown else show_comparison.format_changes
+        print(format_headings({name: show(report) for name, report in reports.items()}))
+    if any(report.failed for report in reports.values()):
+        raise typer.Exit(1)

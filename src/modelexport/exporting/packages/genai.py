@@ -42,6 +42,8 @@ def genai_config(config: Any, folder: Path, manifest: Manifest) -> dict[str, Any
         raise GenaiError(f"onnxruntime-genai does not give a decoder the input {other[0]}")
     if "input_ids" not in inputs or "logits" not in part.outputs:
         raise GenaiError("it does not take input_ids and give logits")
+    if any(isinstance(size, int) for size in inputs["input_ids"].shape or ()):
+        raise GenaiError("it takes a fixed batch or a fixed number of tokens")
     shapes = {_sizes(inputs[name]) for name in cache}
     if len(shapes) != 1:
         raise GenaiError(f"its layers have caches of different sizes: {sorted(map(str, shapes))}")

@@ -119,6 +119,8 @@ def export_package(
         manifest = _manifest(kind, found, results, [file.path.name for file in shared.files])
         (staging / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n")
         notes = [f"{part.name}: {note}" for part in found for note in part.notes]
+        if kind == "generate":
+            notes += [note for name, result in results.items() for note in _fixed_axes(name, result)]
         notes += write_layouts(model, None if directory is None else Path(directory), staging, manifest, found)
         graph_bytes = sum((staging / part.file).stat().st_size for part in manifest.parts)
         weight_bytes = sum((staging / file).stat().st_size for file in manifest.weights)
@@ -149,6 +151,17 @@ def _parts_of(
 
         inputs = example_inputs(model)
     return "whole", [ModelPart("model", model, inputs)]
+
+
+def _fixed_axes(part: str, result: ExportResult) -> list[str]:
+    """What a person should know of a part that does not take any batch or any number of tokens."""
+    return [
+        f"{part}: {what} of {value.name} is always {size}: the model's own code fixes it"
+        for value in result.hierarchy.inputs
+        if value.name.endswith("input_ids")
+        for what, size in zip(("the batch", "the number of tokens"), value.shape, strict=False)
+        if isinstance(size, int)
+    ]
 
 
 def _interface_of(kind: Kind) -> Callable[[Exported], Exported]:
