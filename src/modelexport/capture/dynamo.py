@@ -36,6 +36,7 @@ from modelexport.core.owners import Evidence, Owner
 from modelexport.errors import CaptureError
 from modelexport.graph.nodes import nested_graphs
 from modelexport.graph.owners import OWNER, owner_of
+from modelexport.graph.sizes import rename_sizes
 from modelexport.pytorch.inputs import check_inputs
 from modelexport.pytorch.recorder import CallRecorder
 from modelexport.pytorch.traced import trace_calls, untouched
@@ -205,6 +206,10 @@ def _translate(
         verbose=False,
     )
     assert exported is not None
+    program = exported.exported_program
+    # torch.onnx writes a symbol also for an axis of which the capture found that it can only have one size.
+    ranges = program.range_constraints if program is not None else {}
+    rename_sizes(exported.model, {str(s): str(int(r.lower)) for s, r in ranges.items() if r.lower == r.upper})
     return exported.model, None
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from modelexport.capture import FrontEnd
 from modelexport.capture.choice import Attempt, capture, check_opset, first_that_passes
+from modelexport.capture.exported import Exported
 from modelexport.core.exclusive import exclusive
 from modelexport.core.stages import Stages
 from modelexport.exporting.checks import run_checks
+from modelexport.exporting.interface import AS_CAPTURED
 from modelexport.exporting.options import Keywords, Options
 from modelexport.exporting.report import write_report
 from modelexport.exporting.result import ExportResult
@@ -39,6 +41,7 @@ def export(
     dynamic: bool = False,
     opset: int | None = None,
     optimized: bool = True,
+    interface: Callable[[Exported], Exported] = AS_CAPTURED,
     options: Options | None = None,
     dag_dir: str | Path | None = None,
     stages: Stages | None = None,
@@ -57,6 +60,7 @@ def export(
         dynamic: Leave every axis of every input that the model does not fix open.
         opset: The opset of the standard domain; the exporter's default if left out.
         optimized: Fold constants, rewrite and merge equal nodes.
+        interface: Names the inputs, outputs and open axes of what was captured.
         options: How it is tagged, where its weights go, how it is checked; each option is a keyword as well.
         dag_dir: A folder for the entries of ``NAME.dag.json`` as files of their own; made if need be.
         stages: Times the stages of the export; says on the way which one is running.
@@ -76,7 +80,7 @@ def export(
     folder = None if dag_dir is None else Path(dag_dir)
     if folder is not None:
         check_dag_directory(folder)
-    job = _Job(model, inputs, path, name, dynamic, opset, optimized, options, folder, stages)
+    job = _Job(model, inputs, path, name, dynamic, opset, optimized, interface, options, folder, stages)
     return first_that_passes(frontend, job.export_by, keep_anyway=options.checks.keep_anyway)
 
 
@@ -91,6 +95,7 @@ class _Job:
     dynamic: bool
     opset: int | None
     optimized: bool
+    interface: Callable[[Exported], Exported]
     options: Options
     dag_dir: Path | None
     stages: Stages
@@ -100,7 +105,7 @@ class _Job:
         model, options, stages = self.model, self.options, self.stages
         with stages("capture"):
             tree = module_tree(model)
-            exported = capture(model, self.inputs, frontend, dynamic=self.dynamic, opset=self.opset)
+            exported = self.interface(capture(model, self.inputs, frontend, dynamic=self.dynamic, opset=self.opset))
         with stages("optimize"):
             before = remember(model, exported, options.weights.source)
             messages = [*exported.messages, *(optimize_exported(exported, before) if self.optimized else ())]

@@ -66,7 +66,7 @@ def update_weights(path: str | Path, state_dict: Mapping[str, Any] | str | Path,
     check_writable(output, [path] if isinstance(state_dict, Mapping) else [path, Path(state_dict)])
     if isinstance(state_dict, Mapping):
         return _update(path, _InMemory(state_dict), output)
-    return _update(path, _InFile(Path(state_dict)), output)
+    return _update(path, WeightsInFile(Path(state_dict)), output)
 
 
 class _InMemory:
@@ -85,7 +85,7 @@ class _InMemory:
         return ir.tensor(tensor.detach() if hasattr(tensor, "detach") else tensor).numpy()
 
 
-class _InFile:
+class WeightsInFile:
     """A safetensors file, of which one tensor at a time is read."""
 
     def __init__(self, path: Path) -> None:
@@ -105,14 +105,17 @@ class _InFile:
         ).numpy()
 
 
-def _update(path: Path, weights: _InMemory | _InFile, output: Path) -> UpdateResult:
-    model = load_onnx(path)
-    check_version(path, model.metadata_props)
-    check_weights(model)  # they may be missing: others take their place
-    values = list(initializers(model))
+def planned(
+    path: Path, model: ir.Model, weights: _InMemory | WeightsInFile
+) -> tuple[dict[ir.Value, ParameterPlan], dict[str, tuple[str, ...]], Callable[[str], np.ndarray]]:
+    """How each initializer is computed, each entry's names, and what reads an entry from the new weights.
+
+    Raises:
+        WeightsError, FileFormatError: As :func:`update_weights`.
+    """
     try:
         entries = state_dict_of(model)
-        plans = {value: plan for value in values if (plan := parameter_plan(value)) is not None}
+        plans = {value: plan for value in initializers(model) if (plan := parameter_plan(value)) is not None}
     except FileFormatError as error:
         raise FileFormatError(f"{path}: {error}") from error
     _check_recorded(path, entries, plans)
@@ -122,8 +125,16 @@ def _update(path: Path, weights: _InMemory | _InFile, output: Path) -> UpdateRes
     def read(key: str) -> np.ndarray:
         return weights.read(next(name for name in tied[key] if name in weights.types))
 
+    return plans, tied, read
+
+
+def _update(path: Path, weights: _InMemory | WeightsInFile, output: Path) -> UpdateResult:
+    model = load_onnx(path)
+    check_version(path, model.metadata_props)
+    check_weights(model)  # they may be missing: others take their place
+    plans, tied, read = planned(path, model, weights)
     tensors = {value: _new_tensor(path, value, plan, read) for value, plan in plans.items()}
-    external = any(isinstance(value.const_value, ir.ExternalTensor) for value in values)
+    external = any(isinstance(value.const_value, ir.ExternalTensor) for value in initializers(model))
     sidecar = path.with_suffix(_SIDECAR)
     documents = {_SIDECAR: read_regular(sidecar, DOCUMENT_BYTES)} if sidecar.exists() else {}
     _check_documents(path, model, documents)
@@ -138,7 +149,7 @@ def _update(path: Path, weights: _InMemory | _InFile, output: Path) -> UpdateRes
         files=files,
         replaced=len(plans),
         transformed=sum(bool(plan.steps) for plan in plans.values()),
-        kept=len(values) - len(plans),
+        kept=sum(1 for _ in initializers(model)) - len(plans),
         used=len(tied),
         unused=len(weights.types.keys() - tied.keys()),
     )
@@ -207,7 +218,7 @@ def _check(
     path: Path,
     entries: Mapping[str, documents.StateDictEntry],
     groups: Collection[tuple[str, ...]],
-    weights: _InMemory | _InFile,
+    weights: _InMemory | WeightsInFile,
 ) -> None:
     """Compare keys, shapes and types, and the names of tied parameters with each other.
 
@@ -242,7 +253,7 @@ def _check(
         )
 
 
-def _differing(names: tuple[str, ...], weights: _InMemory | _InFile) -> list[str]:
+def _differing(names: tuple[str, ...], weights: _InMemory | WeightsInFile) -> list[str]:
     """The names of a tied parameter whose tensor is not that of the first name that there is."""
     given = [name for name in names if name in weights.types]
     if len(given) < 2:
