@@ -1,4 +1,4 @@
-"""``extract``: one module call of a tagged file becomes a model of its own. The graph is cut by ``cut.py``."""
+"""``extract``: one module call of a tagged file becomes a model of its own. The graph is cut by ``cutter.py``."""
 
 from __future__ import annotations
 
