@@ -14,8 +14,8 @@ import onnx_ir as ir
 
 from modelexport.core.calls import CallTree, ModuleCall
 from modelexport.core.owners import Evidence, Owner
-from modelexport.core.text import nearest
-from modelexport.errors import FileFormatError, UsageError
+from modelexport.core.selectors import Selection, class_in_tag, find_call, select_calls
+from modelexport.errors import FileFormatError
 from modelexport.files.onnx_models import load_onnx
 from modelexport.format import documents, keys
 from modelexport.format.call_tree import check_version, read_call_tree
@@ -87,29 +87,19 @@ class TaggedFile:
         Raises:
             UsageError: There is none, or there are several; names those, or the nearest that there are.
         """
-        by_name = {str(call): call for call in self.tags} | {tag: call for call, tag in self.tags.items()}
-        if name in by_name:
-            return by_name[name]
-        ends = (f".{name}", f"/{name.removeprefix('/')}")
-        meant = [
-            call
-            for call, tag in self.tags.items()
-            if str(call).endswith(ends[0]) or tag.endswith(ends[1]) or self.class_of(call) == name
-        ]
-        if len(meant) == 1:
-            return meant[0]
-        if meant:
-            some = ", ".join(map(str, meant[:5])) + (f" and {len(meant) - 5} more" if len(meant) > 5 else "")
-            raise UsageError(f"'{name}' is ambiguous in {self.path}: it could be {some}; give one of these")
-        known = [known for known in by_name if known.startswith("/") == name.startswith("/")]
-        raise UsageError(
-            f"{self.path} has no module call '{name}'{nearest(name, known)}; `modelexport tree {self.path}` lists them"
-        )
+        return find_call(name, self.tags, where=self.path)
+
+    def select(self, *selectors: str) -> Selection:
+        """The calls that selectors pick (see :mod:`modelexport.core.selectors`); without any, all.
+
+        Raises:
+            UsageError: A selector matches nothing; offers near names.
+        """
+        return select_calls(selectors, self.calls, self.tags, where=self.path)
 
     def class_of(self, call: ModuleCall) -> str:
         """The name of the class of the module that was called."""
-        segment = self.tags[call].rpartition("/")[2]
-        return segment.partition("@")[0].partition(".")[0]
+        return class_in_tag(self.tags[call])
 
     @cached_property
     def boundaries(self) -> Mapping[ModuleCall, CallBoundary]:

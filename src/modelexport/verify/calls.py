@@ -109,7 +109,7 @@ def verify_calls(
     modules: Collection[ModuleCall] = (),
     batch_bytes: int = BATCH_BYTES,
 ) -> list[CallVerdict]:
-    """Compare every call of a file, or those of ``modules`` and inside them, with the values of a PyTorch run.
+    """Compare every call of a file, or those of ``modules`` alone, with the values of a PyTorch run.
 
     Args:
         feeds: The inputs of the file.
@@ -120,7 +120,7 @@ def verify_calls(
         UsageError: ONNX Runtime does not load the file, or does not have the provider.
     """
     ports = _Ports(tagged, sidecar, given.available)
-    shown = [call for call in sidecar.calls if not modules or _inside(tagged, call.address, modules)]
+    shown = [call for call in sidecar.calls if not modules or ModuleCall.parse(call.address) in modules]
     wanted = _wanted(ports, shown, everything=not modules)
     end_to_end: dict[str, Difference] = {}
     per_module: dict[str, Difference] = {}
@@ -201,16 +201,11 @@ def boundary_values(
     ports = _Ports(tagged, sidecar, available)
     if not modules:
         return list(ports.sizes)
-    shown = [call for call in sidecar.calls if _inside(tagged, call.address, modules)]
+    shown = [call for call in sidecar.calls if ModuleCall.parse(call.address) in modules]
     wanted = _wanted(ports, shown, everything=False)
     cut = segmented(tagged.model, ports.sizes, wanted)
     needed = {*wanted, *(str(value.name).removesuffix(GIVEN) for value in cut.graph.inputs)}
     return [name for name in ports.sizes if name in needed]
-
-
-def _inside(tagged: TaggedFile, address: str, modules: Collection[ModuleCall]) -> bool:
-    call = ModuleCall.parse(address)
-    return call in tagged.calls and not set(modules).isdisjoint(tagged.calls.stack(call))
 
 
 def _wanted(ports: _Ports, shown: Sequence[documents.CallEntry], *, everything: bool) -> list[str]:

@@ -46,7 +46,7 @@ def verify(
     The model runs in evaluation mode, without gradients, and is as before afterwards.
 
     Args:
-        modules: Addresses or tags of the calls to look at, with those inside them; all if left out.
+        modules: Selectors of the calls to look at, with those inside them; all if left out.
         provider: The execution provider of ONNX Runtime.
         sidecar: ``NAME.hierarchy.json``; read from beside the file if left out.
         weights: Where the weights of a model are that was built without them: each module gets its own while it runs.
@@ -61,6 +61,7 @@ def verify(
     sidecar = sidecar or sidecar_of(tagged)
     _check_same_model(model, sidecar, path)
     check_files(tagged.path, tagged.model)
+    inside = tagged.select(*modules).inside if modules else ()
     with runnable(path, tagged.encoding) as file:
         runs = open_session(file, provider=provider, optimized=True)
         given = feeds(inputs, runs)
@@ -69,9 +70,7 @@ def verify(
     reference = ModelRun(model, inputs, sidecar, weights)
     return VerifyReport(
         outputs=compare_outputs(list(outputs), reference.outputs, list(outputs.values())),
-        calls=verify_calls(
-            tagged, sidecar, given, reference, provider=provider, modules=[tagged.find(name) for name in modules]
-        ),
+        calls=verify_calls(tagged, sidecar, given, reference, provider=provider, modules=inside),
         provider=provider,
         tolerances=TOLERANCES,
         parameters=_verify_parameters(model, tagged.model, weights),
@@ -96,7 +95,7 @@ def verify_sample(
 
     Args:
         count: How many calls to draw, of those that own nodes.
-        modules: Addresses or tags of calls to look at as well, with those inside them.
+        modules: Selectors of calls to look at as well, with those inside them.
         seed: For the draw.
         weights: As in :func:`verify`.
 
@@ -110,8 +109,7 @@ def verify_sample(
     sidecar = sidecar_of(tagged)
     _check_same_model(model, sidecar, tagged.path)
     check_files(tagged.path, tagged.model)
-    chosen = {tagged.find(name) for name in modules}
-    calls = {traced.call for traced in tagged.calls if not chosen.isdisjoint(tagged.calls.stack(traced.call))}
+    calls = set(tagged.select(*modules).inside) if modules else set()
     calls.update(sampled_calls(tagged, count, seed=seed))
     names = [value.name or "" for value in tagged.model.graph.inputs]
     reference = ModelRun(model, inputs, sidecar, weights)
@@ -139,7 +137,7 @@ def record_reference(
 
     Args:
         path: A tagged file of the model; ``NAME.reference.safetensors`` is written beside it.
-        modules: Addresses or tags of the calls whose values to keep, with those inside them; all if left out.
+        modules: Selectors of the calls whose values to keep, with those inside them; all if left out.
         sidecar: ``NAME.hierarchy.json``; read from beside the file if left out.
         announce: Told the size in bytes before anything is written.
         weights: Where the weights of a model are that was built without them.
@@ -155,9 +153,9 @@ def record_reference(
     """
     tagged = read_tagged(path)
     sidecar = sidecar or sidecar_of(tagged)
-    chosen = [tagged.find(name) for name in modules]
+    selection = tagged.select(*modules)
     reference = ModelRun(model, inputs, sidecar, weights)
-    kept = boundary_values(tagged, sidecar, reference.available, chosen)
+    kept = boundary_values(tagged, sidecar, reference.available, selection.inside if modules else ())
     names = [value.name or "" for value in tagged.model.graph.outputs]
     names += [f"output {i}" for i in range(len(names), len(reference.outputs))]
     target = reference_path(tagged.path)
@@ -167,7 +165,7 @@ def record_reference(
         outputs=dict(zip(names, reference.outputs, strict=False)),
         values={name: reference.available[name] for name in kept},
         read=reference,
-        modules=chosen,
+        modules=selection.calls if modules else (),
         announce=announce,
     )
     return target

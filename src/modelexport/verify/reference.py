@@ -20,7 +20,7 @@ def verify_reference(path: str | Path, *, modules: Sequence[str] = (), provider:
 
     Args:
         path: A tagged file with ``NAME.reference.safetensors`` and the sidecar beside it.
-        modules: Addresses or tags of the calls to look at, with those inside them; all that were kept if left out.
+        modules: Selectors of the calls to look at, with those inside them; all that were kept if left out.
         provider: The execution provider of ONNX Runtime.
 
     Raises:
@@ -29,12 +29,13 @@ def verify_reference(path: str | Path, *, modules: Sequence[str] = (), provider:
     """
     tagged = read_tagged(path)
     sidecar = sidecar_of(tagged)
-    chosen = [tagged.find(name) for name in modules]
+    selection = tagged.select(*modules)
     with open_reference(tagged) as reference:
-        for call in chosen:
+        for call in selection.calls if modules else ():
             if reference.modules and set(reference.modules).isdisjoint(tagged.calls.stack(call)):
                 kept = ", ".join(map(str, reference.modules))
                 raise UsageError(f"{reference_path(tagged.path)} has no values of {call}: it has those of {kept}")
+        kept_calls = tagged.select(*map(str, reference.modules)).inside if reference.modules else frozenset()
         with runnable(tagged.path, tagged.encoding) as file:
             whole = open_session(file, provider=provider, optimized=True)
             outputs = run_session(whole, {name: reference.inputs[name] for name in input_names(whole)})
@@ -44,7 +45,12 @@ def verify_reference(path: str | Path, *, modules: Sequence[str] = (), provider:
                 list(outputs), [reference.read(n) for n in reference.outputs], list(outputs.values())
             ),
             calls=verify_calls(
-                tagged, sidecar, reference.inputs, reference, provider=provider, modules=chosen or reference.modules
+                tagged,
+                sidecar,
+                reference.inputs,
+                reference,
+                provider=provider,
+                modules=selection.inside if modules else kept_calls,
             ),
             provider=provider,
             tolerances=TOLERANCES,
