@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from typer.exceptions import Abort, TyperException
 
-from modelexport.cli.commands import changing, exporting, proving, reading
+from modelexport.cli.commands import changing, exporting, operating, proving, reading
 from modelexport.core.version import __version__
 from modelexport.errors import ModelExportError, UsageError
 
@@ -29,6 +29,7 @@ COMMANDS = (
     reading.compare,
     proving.verify,
     changing.extract,
+    operating.split,
     changing.update_weights,
     changing.retag,
     changing.optimize,

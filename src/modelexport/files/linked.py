@@ -101,7 +101,7 @@ def _fault(file: Path, end: int, recorded: documents.WeightsFile | None) -> str:
         return f"{file} was changed after the export: it has {size:,} bytes and had {recorded.size:,}"
     if size < end:
         return f"{file} is cut off: it has {size:,} bytes and the model's weights end at {end:,}"
-    if recorded is not None:
+    if recorded is not None and recorded.header:
         try:
             same = read_header(file).header == recorded.header
         except WeightsError:

@@ -15,13 +15,13 @@ import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
 from modelexport.core.text import nearest
-from modelexport.errors import FileFormatError, OutputError, UsageError
+from modelexport.errors import OutputError, UsageError
 from modelexport.files.atomic import check_writable, written_together
 from modelexport.files.onnx_models import LARGEST_INSIDE, save_model
 from modelexport.format.dtypes import dtype_name
 from modelexport.graph.boundaries import match_values
-from modelexport.graph.nodes import initializers
 from modelexport.surgery.cutter import Cut, Cutter
+from modelexport.surgery.saving import size_of_weights
 
 if TYPE_CHECKING:
     from modelexport.tagged.file import TaggedFile
@@ -155,7 +155,7 @@ class _Extractor:
             raise UsageError(f"'{call}' has no nodes in {self.tagged.path}: {self.reason(call)}")
         cut = self.cutter.cut(call)
         self._name_inputs(call, cut)
-        size = _size_of_weights(cut.model, self.tagged.path)
+        size = size_of_weights(cut.model, self.tagged.path)
         save_model(cut.model, staging / output.name, external=size > LARGEST_INSIDE)
         return Extracted(
             path=str(output),
@@ -180,27 +180,6 @@ class _Extractor:
         arguments = match_values(cut.inputs, entry.inputs)
         cut.reorder(list(arguments), list(match_values(cut.outputs, entry.outputs)))
         cut.rename({source: argument.name for source, argument in arguments.items()})
-
-
-def _size_of_weights(model: ir.Model, source: Path) -> int:
-    """Bytes of a model's initializers.
-
-    Raises:
-        FileFormatError: A file that holds some of them is missing or too short.
-    """
-    size = 0
-    for value in initializers(model):
-        tensor = value.const_value
-        if tensor is None:
-            raise FileFormatError(f"{source} has no value for '{value.name}': export it again with its weights")
-        size += tensor.nbytes
-        if isinstance(tensor, ir.ExternalTensor):
-            path = Path(tensor.path)
-            end = (tensor.offset or 0) + (tensor.length or tensor.nbytes)
-            if not path.is_file() or path.stat().st_size < end:
-                fault = "too short" if path.is_file() else "missing"
-                raise FileFormatError(f"{path}, which holds weights of {source}, is {fault}: put it back beside it")
-    return size
 
 
 def _describe(value: ir.Value, source: ir.Value) -> ExtractedValue:

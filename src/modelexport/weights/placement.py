@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +17,7 @@ import msgspec
 import onnx_ir as ir
 
 from modelexport.errors import OutputError
+from modelexport.files.links import clone_or_link
 from modelexport.files.onnx_models import LARGEST_INSIDE, save_with_references
 from modelexport.files.safetensors_files import SafetensorsFile
 from modelexport.format import documents, keys
@@ -26,9 +26,6 @@ from modelexport.weights.sources import Weights
 
 _EMBEDDED = 256
 """Bytes of the largest weight that is written into the model where others go to a file: onnx_ir's own limit."""
-
-_FICLONE = 0x40049409
-"""Linux's ioctl that makes a file share the blocks of another until one of them is written to."""
 
 
 @dataclass
@@ -179,31 +176,14 @@ def _place(file: SafetensorsFile, path: Path, staging: Path) -> tuple[str, str]:
     if real.is_relative_to(folder):
         return real.relative_to(folder).as_posix(), "in place"
     target = staging / f"{path.stem}.{file.path.name}"
-    if _clone(real, target):
-        return target.name, "clone"
     try:
-        os.link(real, target)
+        how = clone_or_link(real, target)
     except OSError as error:
         raise OutputError(
             f"{file.path} cannot be linked into {path.parent} ({error.strerror}): write the model to the folder of the "
             f"weights or above, or copy {file.size / 1e9:,.1f} GB with --weights copy"
         ) from error
-    return target.name, "hard link"
-
-
-def _clone(source: Path, target: Path) -> bool:
-    """Make ``target`` a file that shares the blocks of ``source``, where the file system can."""
-    if sys.platform != "linux":
-        return False
-    import fcntl
-
-    with source.open("rb") as old, target.open("wb") as new:
-        try:
-            fcntl.ioctl(new.fileno(), _FICLONE, old.fileno())
-        except OSError:
-            target.unlink()
-            return False
-    return True
+    return target.name, how
 
 
 def _leave_out(absent: _Tensors, data: str, summary: WeightsSummary) -> None:
