@@ -17,6 +17,8 @@ EVIDENCE = "modelexport.evidence"
 HIERARCHY_TAGS = "modelexport.hierarchy_tags"  # also of initializers
 CALLS = "modelexport.calls"
 NAMESPACE = "namespace"
+REPLACED = "modelexport.replaced"
+"""What `replace` put there: the name of a file, an operator, or ``identity``. Of models: address to the same."""
 
 # metadata_props of call nodes in the main graph, where the encoding is `functions`
 NAMES = "modelexport.names"

@@ -19,8 +19,8 @@ from modelexport.errors import OutputError, UsageError
 from modelexport.files.atomic import check_writable, written_together
 from modelexport.files.onnx_models import LARGEST_INSIDE, save_model
 from modelexport.format.dtypes import dtype_name
-from modelexport.graph.boundaries import match_values
 from modelexport.surgery.cutter import Cut, Cutter
+from modelexport.surgery.interfaces import interface_of
 from modelexport.surgery.saving import size_of_weights
 
 if TYPE_CHECKING:
@@ -172,14 +172,9 @@ class _Extractor:
 
     def _name_inputs(self, call: ModuleCall, cut: Cut) -> None:
         """Give inputs and outputs the order, and inputs the names, that the module's ``forward`` has."""
-        sidecar = self.tagged.hierarchy
-        entries = sidecar.calls if sidecar is not None else []
-        entry = next((entry for entry in entries if entry.address == call.address), None)
-        if entry is None:
-            return
-        arguments = match_values(cut.inputs, entry.inputs)
-        cut.reorder(list(arguments), list(match_values(cut.outputs, entry.outputs)))
-        cut.rename({source: argument.name for source, argument in arguments.items()})
+        interface = interface_of(self.tagged, call, cut.inputs, cut.outputs)
+        cut.reorder(interface.inputs, interface.outputs)
+        cut.rename(interface.names)
 
 
 def _describe(value: ir.Value, source: ir.Value) -> ExtractedValue:
