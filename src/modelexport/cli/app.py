@@ -30,6 +30,7 @@ COMMANDS = (
     proving.verify,
     changing.extract,
     operating.split,
+    operating.replace,
     changing.update_weights,
     changing.retag,
     changing.optimize,

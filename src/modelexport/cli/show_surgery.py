@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from modelexport.core.text import align, plural
 
 if TYPE_CHECKING:
+    from modelexport.surgery.replacing import Replaced
     from modelexport.surgery.splitting import Split
 
 
@@ -32,6 +33,19 @@ def format_split(result: Split) -> str:
     return (
         f"{align(rows, right={1, 2, 3, 4, 5})}\n{result.path}: {plural(len(result.stages), 'stage')}, the largest "
         f"{even}; values that cross each cut: {cross}"
+    )
+
+
+def format_replaced(result: Replaced) -> str:
+    """The calls that were replaced, one a line."""
+    rows = [("CALL", "REMOVED", "ADDED", "INPUTS", "OUTPUTS")]
+    rows += [
+        (call.call, f"{call.removed:,}", f"{call.added:,}", ", ".join(call.inputs), ", ".join(call.outputs))
+        for call in result.calls
+    ]
+    return (
+        f"{align(rows, right={1, 2})}\n{result.path}: {plural(len(result.calls), 'call')} replaced by {result.by}, "
+        f"{plural(result.kept, 'node')} as before"
     )
 
 

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from modelexport.core.calls import CallTree, ModuleCall
 from modelexport.format import documents
 from modelexport.format.dtypes import dtype_name
-from modelexport.graph.nodes import all_nodes, nested_graphs
+from modelexport.graph.nodes import nested_graphs
 from modelexport.graph.owners import owner_of
 
 
@@ -50,7 +50,7 @@ class _Boundaries:
         """Owners to the calls that they ran in, themselves included."""
         self._enclosing: dict[ir.Graph, ir.Node] = {}
         self._left: set[tuple[ir.Value, int | None]] = set()
-        for node in all_nodes(model):
+        for node in model.graph.all_nodes():  # those of functions are run where the functions are called
             owner = owner_of(node)
             owners = self._owners[node] = tuple(numbers[call] for call in owner.calls) if owner is not None else ()
             if owners not in self._around:

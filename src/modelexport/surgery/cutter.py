@@ -81,7 +81,9 @@ class Cutter:
         self._model = tagged.model
         self._position = {node: i for i, node in enumerate(tagged.nodes)}
         self._enclosing = {graph: node for node in tagged.nodes for graph in nested_graphs(node)}
-        self._in_functions = {node for function in self._model.functions.values() for node in function.all_nodes()}
+        self._in_functions = {
+            node: name for name, function in self._model.functions.items() for node in function.all_nodes()
+        }
         self._own: dict[ModuleCall, list[ir.Node]] = defaultdict(list)
         for node in tagged.nodes:
             owner = owner_of(node)
@@ -99,12 +101,14 @@ class Cutter:
         return any(self._own.get(inside) for inside in self._inside(call))
 
     def nodes_of(self, call: ModuleCall) -> set[ir.Node]:
-        """The nodes of a call and of the calls inside it.
+        """The nodes of a call and of the calls inside it; of a function that one of them calls, only the call.
 
         Raises:
-            UsageError: Some are in the body of a function.
+            UsageError: Some are in the body of a function that is called elsewhere.
         """
         own = {node for each in self._inside(call) for node in self._own.get(each, ())}
+        called = {node.op_identifier() for node in own}
+        own = {node for node in own if self._in_functions.get(node) not in called}
         if any(node in self._in_functions for node in own):
             raise UsageError(
                 f"nodes of '{call}' are in functions of {self._tagged.path}: use `modelexport inline` first"

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
-from modelexport.cli.options import FileArgument, JsonOption
+from modelexport.cli.options import FileArgument, JsonOption, OutputOption
 from modelexport.cli.running import print_json
+from modelexport.errors import UsageError
 from modelexport.surgery import Sharing
 
 SharingOption = Annotated[
     Sharing,
     typer.Option(
         "--weights",
-        help="Weights in files of their own: link them beside the output, copy what is used, or whichever can.",
+        help="Weights in files of their own: linked beside the output, or what is used copied.",
     ),
 ]
 By = Literal["bytes", "flops", "time"]
+Body = Literal["keep", "drop"]
 
 
 def split(
@@ -54,3 +58,76 @@ def split(
         print_json(result)
     else:
         print(show_surgery.format_split(result))
+
+
+def replace(
+    file: FileArgument,
+    modules: Annotated[
+        list[str], typer.Argument(metavar="SELECTOR", help="Modules: addresses, globs, tags, class:NAME.")
+    ],
+    output: OutputOption,
+    model: Annotated[
+        Path | None, typer.Option("--with", metavar="SUB.onnx", help="Put this model there, tagged or not.")
+    ] = None,
+    mapping: Annotated[
+        list[str] | None,
+        typer.Option("--map", metavar="SUB=VALUE", help="An input or output of SUB.onnx, and which value it is."),
+    ] = None,
+    operator: Annotated[
+        str | None, typer.Option("--with-op", metavar="DOMAIN:OpType", help="Put one node of this operator there.")
+    ] = None,
+    attribute: Annotated[
+        list[str] | None, typer.Option("--attribute", metavar="NAME=VALUE", help="An attribute of the operator.")
+    ] = None,
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option("--input", metavar="NAME", help="What the operator gets: an argument, a value, a parameter."),
+    ] = None,
+    body: Annotated[
+        Body, typer.Option(help="keep: the old module becomes the operator's function, for where it has no kernel.")
+    ] = "drop",
+    identity: Annotated[bool, typer.Option("--with-identity", help="Let the module return its input.")] = False,
+    one_call: Annotated[
+        bool, typer.Option("--one-call", help="Only the calls named, not every call of their modules.")
+    ] = False,
+    weights: SharingOption = "auto",
+    as_json: JsonOption = False,
+) -> None:
+    """Put a model, an operator or nothing in the place of modules of FILE."""
+    from modelexport.cli import show_surgery
+    from modelexport.surgery.replacing import replace as run
+    from modelexport.surgery.substitutes import CustomOperator, FromModel, Identity, Substitute
+
+    if sum([model is not None, operator is not None, identity]) != 1:
+        raise UsageError("say what to put there: --with SUB.onnx, --with-op DOMAIN:OpType or --with-identity")
+    if mapping and model is None:
+        raise UsageError("--map goes with --with SUB.onnx")
+    if operator is None and (attribute or inputs or body != "drop"):
+        raise UsageError("--attribute, --input and --body go with --with-op")
+    substitute: Substitute = Identity()
+    if model is not None:
+        substitute = FromModel(model, _pairs("--map", mapping or ()))
+    elif operator is not None:
+        domain, _, name = operator.rpartition(":")
+        values = {key: _value(text) for key, text in _pairs("--attribute", attribute or ()).items()}
+        substitute = CustomOperator(domain, name, values, body == "keep", inputs or ())
+    result = run(file, modules, substitute, output, every_call=not one_call, weights=weights)
+    if as_json:
+        print_json(result)
+    else:
+        print(show_surgery.format_replaced(result))
+
+
+def _pairs(option: str, texts: Iterable[str]) -> dict[str, str]:
+    for text in texts:
+        if "=" not in text:
+            raise UsageError(f"{option} {text}: write NAME=VALUE")
+    return {name: value for name, _, value in (text.partition("=") for text in texts)}
+
+
+def _value(text: str) -> Any:
+    """A number, a list or a text."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

@@ -23,7 +23,7 @@ import onnx_ir as ir
 from modelexport.core.calls import ModuleCall
 from modelexport.core.owners import Evidence, Owner
 from modelexport.core.relative import Scope, short_name
-from modelexport.core.tags import Tags
+from modelexport.core.tags import CallTags
 from modelexport.format import keys
 from modelexport.format.repeats import fold_repeats
 from modelexport.graph.nodes import nested_graphs
@@ -55,14 +55,14 @@ class FunctionsModel:
     hoisted: Sequence[Hoisted]
 
 
-def write_functions(model: ir.Model, tags: Tags) -> FunctionsModel:
+def write_functions(model: ir.Model, tags: CallTags) -> FunctionsModel:
     """A flat model with owners and metadata as functions. The model stays as it is; tensors are shared."""
     grouping = group_calls(model, tags.calls)
     return FunctionsModel(_Writer(model, tags, grouping).run(), grouping.flat, grouping.hoisted)
 
 
 class _Writer:
-    def __init__(self, model: ir.Model, tags: Tags, grouping: Grouping) -> None:
+    def __init__(self, model: ir.Model, tags: CallTags, grouping: Grouping) -> None:
         self.model = model
         self.tags = tags
         self.items = grouping.items
