@@ -164,8 +164,7 @@ class _Replacer:
         graph = self._graph_of(place)
         weights = dict.fromkeys(v for n in self._sorted(place.own) for v in values_taken(n) if v.is_initializer())
         site = Site(self._current(place.interface), list(weights), place.cut)
-        others = (owner for node in self._nodes() if node not in place.own and (owner := owner_of(node)))
-        parts = substitute.build(site, self.tags, {call for owner in others for call in owner.calls})
+        parts = substitute.build(site, self.tags, set(self._owners_beside(place)))
         added = self._tag(place.call, parts, substitute.name)
         outputs = site.interface.outputs
         before = self._first_user(graph, place, outputs)
@@ -183,6 +182,14 @@ class _Replacer:
             [value.name or "" for value in dict.fromkeys(v for n in parts.nodes for v in self._outer(n, parts))],
             [value.name or "" for value in parts.outputs],
         )
+
+    def _owners_beside(self, place: _Place) -> Iterator[ModuleCall]:
+        """The calls that own nodes outside of a call, or such that it shares with calls outside, which may stay."""
+        inside = {call for call in self._tagged.tags if place.call in self._tagged.calls.stack(call)}
+        for node in self._nodes():
+            owner = owner_of(node)
+            if owner is not None and (node not in place.own or not inside.issuperset(owner.calls)):
+                yield from owner.calls
 
     def _outer(self, node: ir.Node, parts: Parts) -> Iterator[ir.Value]:
         mine = {value for each in parts.nodes for value in each.outputs}

@@ -21,6 +21,7 @@ from modelexport.graph.owners import OWNER, owner_of
 from modelexport.surgery.cutter import Cut
 from modelexport.surgery.edited_tags import EditedTags, source_tags
 from modelexport.surgery.interfaces import Interface, match_names, offered_names
+from modelexport.surgery.repeating import values_taken
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.weights.transforms import parameter_plan, state_dict_of
 
@@ -151,7 +152,6 @@ class CustomOperator:
         by_name = {value.name: value for value in site.weights}
         inside = {name: value for name, value in graph.initializers.items() if not _is_input(value)}
         outside = [value for name, value in graph.initializers.items() if name not in inside]
-        constants = []
         for value in inside.values():
             node = ir.Node("", "Constant", [], [ir.AttrTensor("value", _loaded(value))], outputs=None, name=value.name)
             node.outputs[0].name, node.outputs[0].type = value.name, value.type
@@ -160,8 +160,9 @@ class CustomOperator:
             node.metadata_props.update(user.metadata_props)
             node.meta.update(user.meta)
             ir.convenience.replace_all_uses_with(value, node.outputs[0])
-            constants.append(node)
-        nodes = [*constants, *graph]
+        nodes = _depth_first(graph.outputs)
+        used = {value: index for index, value in enumerate(v for node in nodes for v in values_taken(node))}
+        outside.sort(key=lambda value: used.get(value, len(used)))
         graph.remove(list(graph))
         inputs, outputs = [*graph.inputs, *outside], list(graph.outputs)
         graph.inputs.clear()
@@ -350,6 +351,20 @@ def _is_input(value: ir.Value) -> bool:
 def _loaded(value: ir.Value) -> ir.TensorProtocol:
     assert value.const_value is not None
     return ir.Tensor(value.const_value.numpy().copy(), dtype=value.const_value.dtype, name=value.name)
+
+
+def _depth_first(outputs: Iterable[ir.Value]) -> list[ir.Node]:
+    """The nodes that values depend on, in an order that follows from how they are connected and nothing else."""
+    found: dict[ir.Node, None] = {}
+    pending = [producer for value in reversed(list(outputs)) if (producer := value.producer()) is not None]
+    while pending:
+        node = pending[-1]
+        before = [p for v in values_taken(node) if (p := v.producer()) is not None and p not in found]
+        if before and node not in found:
+            pending.extend(reversed(before))
+            continue
+        found[pending.pop()] = None
+    return list(found)
 
 
 def _canonical(function: ir.Function) -> str:
