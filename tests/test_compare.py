@@ -274,7 +274,7 @@ def test_the_command_does_not_import_torch(exported: Exporter) -> None:
     code = f"""
 import sys
 sys.argv = ["modelexport", "compare", {path!r}, {path!r}, "--values"]
-from modelexport.cli import main
+from modelexport.cli.app import main
 try:
     main()
 except SystemExit as stop:

@@ -153,7 +153,7 @@ def test_a_file_that_cannot_be_skimmed_is_left_to_its_reader(tmp_path: Path, exp
 
 def test_showing_a_tree_imports_neither_torch_nor_onnx_ir(exported: Exporter) -> None:
     code = (
-        "import sys; from modelexport.cli import main\n"
+        "import sys; from modelexport.cli.app import main\n"
         "try: main()\n"
         "except SystemExit as end: assert not end.code\n"
         "assert not {'torch', 'onnx_ir', 'sympy'} & sys.modules.keys()"

@@ -24,6 +24,7 @@ from exports import Exporter
 from modelexport import retag, verify_against
 from modelexport.cli import app
 from modelexport.errors import FileFormatError, OutputError, UsageError, WeightsError
+from modelexport.files.onnx_models import load_onnx
 from modelexport.format import keys
 from modelexport.graph.nodes import initializers
 from modelexport.graph.owners import owner_of
@@ -187,7 +188,7 @@ def plans(path: Path) -> dict[str, tuple[list[str], list[str]]]:
     """Initializers with entries: their keys, and the operators that compute them."""
     return {
         value.name or "": (plan.keys, [step.op_type for step in plan.steps])
-        for value in initializers(ir.load(path))
+        for value in initializers(load_onnx(path))
         if (plan := parameter_plan(value)) is not None
     }
 
@@ -197,9 +198,9 @@ def test_a_weight_in_half_precision_is_its_entry_cast(optimized: Optimized) -> N
     key = "encoder.layer.0.attention.output.dense.weight"
     assert plans(output)[f"{key}.transpose"] == ([key], ["Transpose", "Cast"])
     assert plans(output)["embeddings.word_embeddings.weight"][1] == ["Cast"]
-    entries = {plan.keys[0]: value.const_value.numpy() for value in initializers(ir.load(source))
+    entries = {plan.keys[0]: value.const_value.numpy() for value in initializers(load_onnx(source))
                if (plan := parameter_plan(value)) is not None and not plan.steps and value.const_value}  # fmt: skip
-    for value in initializers(ir.load(output)):
+    for value in initializers(load_onnx(output)):
         plan = parameter_plan(value)
         if plan is not None and plan.recorded and set(plan.inputs()) <= entries.keys():
             assert value.const_value is not None
@@ -234,7 +235,7 @@ def test_an_optimised_file_takes_new_weights_where_all_are_known(optimized: Opti
     entries = json.loads(ir.load(source).metadata_props[keys.STATE_DICT])
     weights = {key: np.zeros(shape, dtype) for key, (dtype, shape, used) in entries.items() if used}
     modelexport.update_weights(output, weights, tmp_path / "out.onnx")
-    for value in initializers(ir.load(tmp_path / "out.onnx")):
+    for value in initializers(load_onnx(tmp_path / "out.onnx")):
         assert keys.PARAMETER not in value.metadata_props or not value.const_value.numpy().any()  # type: ignore[union-attr]
 
 
@@ -444,7 +445,7 @@ def test_a_tool_that_is_not_there_is_named(exported: Exporter, tmp_path: Path, m
     with pytest.raises(UsageError, match="there is no tool 'onnxslin'; did you mean onnxslim"):
         optimize_file(path, "onnxslin", tmp_path / "out.onnx")
     missing = Tool(TOOLS["inliner"].run, "", "some-package", "some_module_that_is_not_there")
-    monkeypatch.setattr("modelexport.tools.TOOLS", {"some": missing})
+    monkeypatch.setattr("modelexport.lineage.tools.TOOLS", {"some": missing})
     with pytest.raises(UsageError, match=r"some needs a package that is not here .*: pip install some-package"):
         optimize_file(path, "some", tmp_path / "out.onnx")
 
@@ -456,7 +457,7 @@ def test_what_a_tool_raises_is_one_line_and_leaves_nothing(
         target.write_bytes(b"half")
         raise ValueError("cannot\ndo this")
 
-    monkeypatch.setattr("modelexport.tools.TOOLS", {"failing": Tool(fails, "")})
+    monkeypatch.setattr("modelexport.lineage.tools.TOOLS", {"failing": Tool(fails, "")})
     with pytest.raises(UsageError, match=r"failing does not take .*: ValueError: cannot do this"):
         optimize_file(exported("bert").path, "failing", tmp_path / "out.onnx")
     assert list(tmp_path.iterdir()) == []

@@ -273,9 +273,9 @@ def test_the_command_prints_what_it_did(blocks: Path, weights: dict[str, torch.T
 @pytest.mark.parametrize(
     "code",
     [
-        "import sys, modelexport.update_weights; print('torch' not in sys.modules)"
-        "import modelexport.update_weights, modelexport.load\n"
-        "print(callable(modelexport.update_weights) and callable(modelexport.load))",
+        "import sys, modelexport.weights.updates; print('torch' not in sys.modules)",
+        "import modelexport.verify.model, modelexport\n"
+        "print(callable(modelexport.update_weights) and callable(modelexport.verify))",
     ],
     ids=["torch-is-not-imported", "public-names-are-the-functions"],
 )

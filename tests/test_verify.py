@@ -328,7 +328,7 @@ def test_bfloat16_values_are_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize("arguments", [[], ["--against", "bert.onnx"]], ids=["reference values", "against"])
 def test_files_are_verified_without_torch(arguments: list[str], proven: Proven) -> None:
     code = (
-        "import sys; from modelexport.cli import main\n"
+        "import sys; from modelexport.cli.app import main\n"
         "try: main()\n"
         "finally: assert not {'torch', 'transformers'} & set(sys.modules)"
     )

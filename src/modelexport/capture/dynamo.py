@@ -26,8 +26,8 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 from modelexport.capture.arguments import by_name, state_dict_names
 from modelexport.capture.exported import Exported
 from modelexport.core.calls import ROOT, CallTree, ModuleCall, Port, Side, TracedCall
+from modelexport.core.messages import collected
 from modelexport.core.owners import Evidence, Owner
-from modelexport.core.quiet import quiet
 from modelexport.errors import CaptureError
 from modelexport.graph.owners import OWNER
 from modelexport.pytorch.inputs import check_inputs
@@ -60,7 +60,7 @@ def capture_by_dynamo(
     watcher = _TensorWatcher()
     recorder = CallRecorder(model, _annotated, watcher.watch)
     args, kwargs = by_name(model, *run_arguments(copy.deepcopy(inputs)))
-    with untouched(model, runs=False), recorder.attached(), quiet():
+    with untouched(model, runs=False), recorder.attached(), collected():
         failure: CaptureError | None = None
         try:
             translated, output_names = _translate(model, args, kwargs, dynamic=dynamic, opset=opset)
@@ -154,8 +154,8 @@ def _explained(error: Exception, recorder: CallRecorder) -> CaptureError:
     where = f" in {call}" if call is not None else ""
     lines = [line for line in str(cause).strip().splitlines() if line.strip()]
     reason = "\n".join(line[:200] for line in lines[:_REASON_LINES])
-    message = f"the model cannot be exported: {type(cause).__name__}{where}: {reason}"
-    return CaptureError(message, address=None if call is None else call.address, reason=reason)
+    problem = f"{type(cause).__name__}{where}: {reason}"
+    return CaptureError(problem, address=None if call is None else call.address, reason=reason)
 
 
 _REASON_LINES = 12

@@ -61,7 +61,7 @@ def export(
 
     Raises:
         CaptureError: The model cannot be exported.
-        UsageError: The front end does not write this opset, or there is no class of a name in the options.
+        UsageError: The front end does not write this opset, or a class named in the options is not in the model.
         InputsError: The inputs do not fit.
         OutputError: The files cannot be written. What was there before is still there.
         UntaggedNodeError: A node has no owner. Nothing is written.
@@ -76,8 +76,7 @@ def export(
         exported = capture(model, inputs, frontend, dynamic=dynamic, opset=opset)
     with stages("optimize"):
         before = remember(model, exported, options.weights.source)
-        if optimized:
-            optimize_exported(exported, before)
+        messages = [*exported.messages, *(optimize_exported(exported, before) if optimized else ())]
     with stages("tag"):
         tagged = tag(exported, before, tree, options.tags)
     with stages("documents"):
@@ -111,7 +110,9 @@ def export(
                 staged.with_suffix(suffix).write_bytes(document)
         with reachable(staging, path, weights) if options.checks.any else nullcontext():
             verified = run_checks(model, inputs, staged, hierarchy, options, stages)
-        write_report(staged.with_suffix(".report.md"), hierarchy, stages.seconds, verified, functions, weights)
+        write_report(
+            staged.with_suffix(".report.md"), hierarchy, stages.seconds, verified, functions, weights, messages
+        )
         files = [path.parent / file.name for file in sorted(staging.iterdir())]
         if dag_dir is not None:
             write_dag_files(Path(dag_dir), dags)
@@ -125,4 +126,5 @@ def export(
         files=files,
         functions=functions,
         weights=weights,
+        messages=messages,
     )

@@ -23,9 +23,10 @@ def write_report(
     verified: VerifyReport | None,
     functions: FunctionsModel | None = None,
     weights: WeightsSummary | None = None,
+    messages: Sequence[str] = (),
 ) -> None:
     """Write the report of an export as Markdown."""
-    path.write_text(format_report(hierarchy, seconds, verified, functions, weights), encoding="utf-8")
+    path.write_text(format_report(hierarchy, seconds, verified, functions, weights, messages), encoding="utf-8")
 
 
 def format_report(
@@ -34,6 +35,7 @@ def format_report(
     verified: VerifyReport | None,
     functions: FunctionsModel | None = None,
     weights: WeightsSummary | None = None,
+    messages: Sequence[str] = (),
 ) -> str:
     """The report: tree, coverage, time by stage, what has no nodes and why, the weights, and the verification."""
     model, coverage = hierarchy.model, hierarchy.coverage
@@ -78,10 +80,17 @@ def format_report(
         ),
         *_functions(functions),
         *_weights(weights),
+        *_messages(messages),
         "## Environment",
         _table(("package", "version"), [*hierarchy.environment.items()]),
     ]
     return "\n\n".join(sections) + "\n"
+
+
+def _messages(messages: Sequence[str]) -> list[str]:
+    if not messages:
+        return []
+    return ["## Warnings of the exporter", "\n".join(f"- {message}" for message in messages)]
 
 
 def _failure(reason: str) -> list[str]:

@@ -38,6 +38,9 @@ class ExportResult:
     weights: WeightsSummary = field(default_factory=WeightsSummary)
     """Where the weights are."""
 
+    messages: Sequence[str] = ()
+    """What PyTorch's exporter and the optimiser warned of."""
+
     @property
     def coverage(self) -> documents.Coverage:
         """How many nodes are known by which evidence."""

@@ -11,8 +11,8 @@ import onnx_ir as ir
 
 from modelexport.capture.exported import Exported
 from modelexport.core.hierarchies import compare_hierarchies
+from modelexport.core.messages import collected
 from modelexport.core.modules import ModuleTree
-from modelexport.core.quiet import quiet
 from modelexport.core.tags import Tags
 from modelexport.exporting.optimizer import finish, optimize_graph
 from modelexport.exporting.options import TagOptions
@@ -69,15 +69,20 @@ def remember(model: nn.Module, exported: Exported, weights: Weights | None) -> U
     )
 
 
-def optimize_exported(exported: Exported, before: Unoptimized) -> None:
-    """Optimise a captured graph in place; parameters and the values at boundaries stay."""
-    with quiet():
+def optimize_exported(exported: Exported, before: Unoptimized) -> list[str]:
+    """Optimise a captured graph in place; parameters and the values at boundaries stay.
+
+    Returns:
+        What the optimiser warned of.
+    """
+    with collected() as messages:
         optimize_graph(
             exported.model,
             is_parameter=before.computed.depends,
             may_fold=lambda node: before.computed.may_fold(node) and not any(map(stays_in_file, node.inputs)),
             keep=frozenset(exported.values.values()),
         )
+    return messages
 
 
 def tag(exported: Exported, before: Unoptimized, tree: ModuleTree, options: TagOptions) -> Tagged:

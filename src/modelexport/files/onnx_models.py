@@ -57,13 +57,11 @@ def read_without_weights(path: Path) -> ir.Model:
     with path.open("rb") as file:
         data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     rest, found = without_weights(data)
-    model = ir.serde.deserialize_model(onnx.ModelProto.FromString(rest))
+    proto = onnx.ModelProto.FromString(rest)
+    _lift_properties(proto.graph)
+    model = ir.serde.deserialize_model(proto)
     if b"location" in rest:  # the key of every tensor in another file
         ir.external_data.set_base_dir(model.graph, path.parent)
-    for value in initializers(model):
-        if value.const_value is not None and value.const_value.metadata_props:
-            value.metadata_props.update(value.const_value.metadata_props)
-            value.const_value.metadata_props.clear()
     for value in model.graph.initializers.values():
         place, tensor = found.get(value.name or ""), value.const_value
         if place is not None and tensor is not None:
@@ -110,7 +108,7 @@ def save_model(model: ir.Model, path: Path, *, external: bool | None = None) -> 
         values = [value for value in initializers(model) if value.const_value is not None]
         tensors = [value.const_value for value in values]
         try:
-            ir.external_data.unload_from_model(model, path.parent, f"{path.name}.data")
+            ir.external_data.unload_from_model(model, path.parent, f"{path.name}.data", size_threshold_bytes=256)
             save_with_references(model, path)
         finally:
             for value, tensor in zip(values, tensors, strict=True):
@@ -172,6 +170,31 @@ def _describe_initializers(graph: onnx.GraphProto) -> None:
                 _describe_initializers(attribute.g)
             for nested in attribute.graphs:
                 _describe_initializers(nested)
+
+
+def _lift_properties(graph: onnx.GraphProto) -> None:
+    """Move the properties of initializers from their tensors to ``value_info``, which onnx_ir reads into the value.
+
+    The other way round is :func:`_describe_initializers`.
+    """
+    inputs = {value.name: value for value in graph.input}
+    for tensor in graph.initializer:
+        if not tensor.metadata_props:
+            continue
+        value = inputs.get(tensor.name)
+        if value is None:
+            value = onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+            value.metadata_props.extend(tensor.metadata_props)
+            graph.value_info.append(value)
+        else:
+            value.metadata_props.extend(tensor.metadata_props)
+        del tensor.metadata_props[:]
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                _lift_properties(attribute.g)
+            for nested in attribute.graphs:
+                _lift_properties(nested)
 
 
 def _upgrade(model: ir.Model) -> None:

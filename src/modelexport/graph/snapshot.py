@@ -68,7 +68,7 @@ def snapshot(model: ir.Model) -> Source:
 
 
 def scoped_nodes(model: ir.Model) -> Iterator[tuple[str, ir.Node]]:
-    """Every node, and what the names in the body of its function begin with so that they are nobody else's."""
+    """Every node, with a prefix that makes the names in the body of its function unique in the file."""
     for node in model.graph.all_nodes():
         yield "", node
     for function in model.functions.values():

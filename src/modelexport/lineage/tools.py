@@ -12,7 +12,7 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from modelexport.core.quiet import quiet
+from modelexport.core.messages import collected
 from modelexport.core.text import nearest
 from modelexport.errors import ModelExportError, UsageError
 from modelexport.files.atomic import check_writable
@@ -74,7 +74,7 @@ def optimize_file(path: str | Path, tool: str, output: str | Path) -> RetagRepor
             source = Path(folder, f"flat-{path.name}")
             save_model(tagged.model, source)
         try:
-            with quiet():
+            with collected():
                 chosen.run(source, target, lambda: _inputs(tagged, source))
         except ModelExportError:
             raise

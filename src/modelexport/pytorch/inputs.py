@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 
-from modelexport.core.quiet import quiet
+from modelexport.core.messages import collected
 from modelexport.errors import InputsError
 
 Inputs = dict[str, Any]
@@ -277,7 +277,7 @@ class _Runner:
         try:
             with (
                 # Shapes that do not fit are logged with a traceback before they are raised.
-                contextlib.nullcontext() if self._fake is None else quiet(),
+                contextlib.nullcontext() if self._fake is None else collected(),
                 self._fake or contextlib.nullcontext(),
                 torch.no_grad(),
                 torch.random.fork_rng(devices=range(torch.cuda.device_count())),
@@ -292,7 +292,7 @@ class _Runner:
     def watch(self, inputs: Inputs) -> list[tuple[str | None, torch.nn.Module]]:
         """The ``torch.nn`` modules that a run calls before it ends or fails, with the argument that each receives.
 
-        ``None`` stands for a value that the forward computed.
+        ``None`` is a value that the forward computed.
         """
         given = self._shapes_of(inputs)
         assert isinstance(given, Mapping)
@@ -411,7 +411,7 @@ class _Maker:
         from transformers import AutoTokenizer
 
         texts = [_SENTENCES[i % len(_SENTENCES)] for i in range(batch)]
-        # A tokenizer that cannot be built here (a package is missing, say) is no reason to fail.
+        # A tokenizer that cannot be built here (a package is missing, say) does not make the inputs fail.
         with contextlib.suppress(Exception):
             tokenizer = AutoTokenizer.from_pretrained(self.directory, local_files_only=True)
             length = min(len(ids) for ids in tokenizer(texts)["input_ids"])

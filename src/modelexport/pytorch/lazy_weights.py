@@ -1,7 +1,7 @@
 """A model of transformers without its weights: where the bytes of each ``state_dict`` entry lie, or how they are made.
 
 ``from_pretrained`` renames, merges, splits and casts a checkpoint's tensors by rules that each architecture has. It is
-given tensors without bytes that write down what is done to them; so the rules are transformers' own, whatever they are,
+given tensors without bytes that write down what is done to them; so the rules are transformers' own,
 and an entry that is more than a tensor of a file can be made later, alone.
 """
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from modelexport.core.calls import CallTree, ModuleCall, Side, TensorSpec
 from modelexport.core.limits import BATCH_BYTES
-from modelexport.core.quiet import quiet
+from modelexport.core.messages import collected
 from modelexport.format import documents
 from modelexport.pytorch.lazy_weights import with_weights
 from modelexport.pytorch.recorder import CallRecorder
@@ -70,7 +70,7 @@ class ModelRun:
             stack.enter_context(untouched(self._model, runs=self._weights is None))
             if self._weights is not None:
                 stack.enter_context(with_weights(self._model, self._weights, self._never_called))
-            stack.enter_context(quiet())
+            stack.enter_context(collected())
             stack.enter_context(recorder.attached())
             return [as_array(tensor) for _, tensor in tensors_in(self._model(*args, **kwargs))]
 

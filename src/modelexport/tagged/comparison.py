@@ -133,7 +133,7 @@ class FileComparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compare(first: str | Path | TaggedFile, second: str | Path | TaggedFile, *, values: bool = False) -> FileComparison:
-    """Compare two tagged files, whatever their encodings.
+    """Compare two tagged files of any encoding.
 
     Args:
         values: Compare the elements of parameters as well; this reads all weights. Without it none are read.

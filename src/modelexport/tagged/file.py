@@ -40,7 +40,7 @@ class TaggedFile:
     tags: Mapping[ModuleCall, str]
     """The tag of every call."""
     encoding: str = "metadata"
-    """How the file carries the tags. The model in memory is flat, with tags as metadata, whatever this is."""
+    """How the file holds its tags. The model in memory is always flat, with tags as metadata."""
 
     @cached_property
     def nodes(self) -> tuple[ir.Node, ...]:
@@ -177,7 +177,7 @@ def read_tagged(path: str | Path) -> TaggedFile:
 
 
 def _read_owner(node: ir.Node, known: dict[tuple[str, str], Owner]) -> Owner | None:
-    """What a node's metadata says; nodes of which it says the same share one object."""
+    """The owner in a node's metadata; nodes with equal metadata share one object."""
     properties = node.metadata_props
     if keys.CALL not in properties:
         return None

@@ -21,7 +21,7 @@ def strip(path: str | Path, output: str | Path) -> None:
     Raises:
         FileFormatError: ``path`` cannot be read.
         OutputError: ``output`` cannot be written.
-        UsageError: The tags of ``path`` are no attributes.
+        UsageError: ``path`` does not hold its tags as attributes.
     """
     _rewrite(Path(path), Path(output), "attributes", "nothing to strip")
 

@@ -1,4 +1,4 @@
-"""The tree of a tagged file without the rest of it: for that, nobody need wait until ``onnx_ir`` is imported."""
+"""The tree of a tagged file, read without ``onnx_ir``, whose import takes longer than everything else."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def skim(path: Path) -> Skimmed | None:
                 call = ModuleCall.parse(said[keys.CALL]) if keys.CALL in said else None
                 nodes.append((call if call is None else calls[call].call, node.op_type))
                 evidence[None if call is None else Evidence(said[keys.EVIDENCE])] += 1
-    except Exception:  # whatever is wrong with a file, its reader says it
+    except Exception:  # the full reader raises the error that names the fault
         return None
     return Skimmed(calls, tags, nodes, documents.Coverage(*(evidence[kind] for kind in (*Evidence, None))))
 

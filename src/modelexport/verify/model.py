@@ -11,7 +11,7 @@ import onnx_ir as ir
 import onnxruntime
 from torch import nn
 
-from modelexport.core.quiet import quiet
+from modelexport.core.messages import collected
 from modelexport.errors import FileFormatError, InputsError, UsageError
 from modelexport.files.linked import changed_files
 from modelexport.format import documents
@@ -259,7 +259,7 @@ def _same_place(one: ir.TensorProtocol, other: ir.TensorProtocol) -> bool:
 def run_module(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any]) -> list[Any]:
     """The tensors in what a model returns, in order."""
     args, kwargs = run_arguments(inputs)
-    with untouched(model), quiet():
+    with untouched(model), collected():
         return [as_array(tensor) for _, tensor in tensors_in(model(*args, **kwargs))]
 
 

@@ -104,7 +104,7 @@ def update_weights(
     else:
         print(
             f"{result.path}: {result.used} entries in {result.replaced} initializers, {result.transformed} of them "
-            f"transformed; {result.unused} entries are not used, {result.kept} initializers are no parameters"
+            f"transformed; {result.unused} entries are not used, {result.kept} constants are kept"
         )
 
 

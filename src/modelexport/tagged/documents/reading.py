@@ -23,7 +23,7 @@ def load_hierarchy(path: str | Path) -> documents.Hierarchy:
     """Read a sidecar, ``NAME.hierarchy.json``.
 
     Raises:
-        FileFormatError: It is missing, is no such document, or has an unknown format version.
+        FileFormatError: It is missing, is another document, or has an unknown format version.
     """
     path = Path(path)
     version = _decode(path, _Versioned).format_version
@@ -36,7 +36,7 @@ def load_dag(path: str | Path) -> dict[str, documents.Dag]:
     """Read ``NAME.dag.json``: tag to operations and edges.
 
     Raises:
-        FileFormatError: It is missing, or is no such document.
+        FileFormatError: It is missing, or is another document.
     """
     return _decode(Path(path), dict[str, documents.Dag])
 
@@ -45,7 +45,7 @@ def load_operations(path: str | Path) -> dict[str, documents.Operation]:
     """Read ``NAME.operations.json``: the name of a node or an initializer to what it is.
 
     Raises:
-        FileFormatError: It is missing, or is no such document.
+        FileFormatError: It is missing, or is another document.
     """
     return _decode(Path(path), dict[str, documents.Operation])
 

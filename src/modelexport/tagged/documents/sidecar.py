@@ -74,7 +74,7 @@ def descended_document(
     origins: Mapping[str, Origin],
     coverage: documents.Coverage,
 ) -> documents.Hierarchy:
-    """Describe what another tool made of an exported model, from what was said of that.
+    """Describe what another tool made of an exported model, starting from that model's sidecar.
 
     Args:
         before: The sidecar of the file that the tool changed.

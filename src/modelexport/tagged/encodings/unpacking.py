@@ -127,7 +127,7 @@ class _Expansion:
     def call(
         self, node: ir.Node, inputs: Sequence[ir.Value | None], outside: _Scope
     ) -> tuple[list[ir.Node], list[ir.Value]]:
-        """The nodes of a call, and what stands for its outputs."""
+        """The nodes of a call, and the values that replace its outputs."""
         function = self.inliner.functions[node.op_identifier()]
         call = outside.addresses[node.metadata_props[keys.CALL]]
         scope = _Scope(outside.calls, call, outside.tag + node.metadata_props[keys.SOURCE_MODULE])
