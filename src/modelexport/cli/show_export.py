@@ -172,9 +172,12 @@ def print_tree(rows: Sequence[TreeRow], coverage: Coverage, untagged: Mapping[st
 
 
 def format_nodes(nodes: Sequence[NodeRow]) -> str:
-    """Nodes, one a line: operator, name, the call that owns it and other owners, evidence."""
-    table = [("OPERATOR", "NAME", "CALL", "EVIDENCE", "ALSO OWNED BY")]
-    table += [(n.op_type, n.name, n.call or ".", n.evidence, ", ".join(c or "." for c in n.also)) for n in nodes]
+    """Nodes, one a line: operator, name, the call that owns it, evidence, tag, other owners."""
+    table = [("OPERATOR", "NAME", "CALL", "EVIDENCE", "TAG", "ALSO OWNED BY")]
+    table += [
+        (n.op_type, n.name, n.call or ".", n.evidence, n.source_module, ", ".join(c or "." for c in n.also))
+        for n in nodes
+    ]
     return f"{align(table)}\n\n{plural(len(nodes), 'node')}"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -119,12 +119,13 @@ class TaggedFile:
                 found[call].append(index)
         return found
 
-    def describe_nodes(self, call: ModuleCall) -> list[NodeRow]:
-        """The nodes of a call and of the calls inside it, as values."""
+    def describe_nodes(self, calls: Container[ModuleCall]) -> list[NodeRow]:
+        """The nodes that calls own, as values, in the order of the graph."""
         rows = []
-        for node in self.nodes_of(call):
+        for node in self.nodes:
             owner = owner_of(node)
-            assert owner is not None
+            if owner is None or not any(call in calls for call in owner.calls):
+                continue
             rows.append(
                 NodeRow(
                     node.name or "",

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from modelexport.cli.options import FileArgument, JsonOption
+from modelexport.cli.options import FileArgument, JsonOption, SelectorsArgument
 from modelexport.cli.running import print_json
 
 
@@ -52,15 +52,15 @@ def tree(
 
 def nodes(
     file: FileArgument,
-    module: Annotated[str, typer.Argument(metavar="ADDRESS|TAG", help="A call: . is the root, path@1 a second call.")],
+    modules: SelectorsArgument,
     as_json: JsonOption = False,
 ) -> None:
-    """List the nodes of a module call and of the calls inside it."""
+    """List the nodes of module calls and of the calls inside them."""
     from modelexport.cli import show_export
     from modelexport.tagged.file import read_tagged
 
     tagged = read_tagged(file)
-    listed = tagged.describe_nodes(tagged.find(module))
+    listed = tagged.describe_nodes(tagged.select(*modules))
     if as_json:
         print_json(listed)
     else:
