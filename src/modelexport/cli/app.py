@@ -31,6 +31,7 @@ COMMANDS = (
     changing.extract,
     operating.split,
     operating.replace,
+    operating.place,
     changing.update_weights,
     changing.retag,
     changing.optimize,

@@ -17,6 +17,8 @@ EVIDENCE = "modelexport.evidence"
 HIERARCHY_TAGS = "modelexport.hierarchy_tags"  # also of initializers
 CALLS = "modelexport.calls"
 NAMESPACE = "namespace"
+LAYER_ANNOTATION = "layer_ann"
+"""What ONNX Runtime places nodes by: :attr:`ModuleCall.annotation`."""
 REPLACED = "modelexport.replaced"
 """What `replace` put there: the name of a file, an operator, or ``identity``. Of models: address to the same."""
 

@@ -166,6 +166,7 @@ def _adopt_tagged(path: Path, output: Path, keep_torch_metadata: bool) -> Adopte
         if (owner := owner_of(node)) is not None:
             properties = node.metadata_props
             properties[keys.NAMESPACE] = tagged.tags[owner.call].removeprefix("/")
+            properties[keys.LAYER_ANNOTATION] = owner.call.annotation
             if keys.CALL not in properties:
                 properties[keys.CALL] = owner.call.address
                 properties[keys.SOURCE_MODULE] = source_tags[owner.call]

@@ -291,6 +291,7 @@ def _keep_owners(node: ir.Node, inside: set[ModuleCall], tags: Mapping[ModuleCal
     properties[keys.CALL] = calls[0].address
     properties[keys.SOURCE_MODULE] = source_tags[kept[0]]
     properties[keys.NAMESPACE] = tags[calls[0]][1:]
+    properties[keys.LAYER_ANNOTATION] = calls[0].annotation
     if len(calls) > 1:
         properties[keys.CALLS] = json.dumps([call.address for call in calls])
         properties[keys.HIERARCHY_TAGS] = json.dumps([source_tags[i] for i in kept])

@@ -131,3 +131,51 @@ def _value(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return text
+
+
+def place(
+    file: FileArgument,
+    rule: Annotated[
+        list[str],
+        typer.Option("--rule", metavar="'DEVICE: SELECTOR ...'", help="Where modules go: 'gpu: model.layers.*'."),
+    ],
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="SESSION.json", help="Write the session options here.")
+    ] = None,
+    provider: Annotated[
+        list[str] | None, typer.Option("--provider", metavar="NAME", help="Of the session that is opened, in order.")
+    ] = None,
+    library: Annotated[
+        list[str] | None, typer.Option("--library", metavar="NAME=PATH", help="The library of a plug-in provider.")
+    ] = None,
+    no_check: Annotated[bool, typer.Option("--no-check", help="Do not open a session.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Send modules of FILE to devices: ONNX Runtime's session options, and where the modules went."""
+    from modelexport.cli import show_surgery
+    from modelexport.files.atomic import check_writable, written_together
+    from modelexport.surgery.placing import Rule
+    from modelexport.surgery.placing import place as run
+    from modelexport.tagged.file import read_tagged
+
+    if output is not None:
+        check_writable(output)
+    libraries = {name: Path(path) for name, path in _pairs("--library", library or ()).items()}
+    placement = run(
+        read_tagged(file),
+        [Rule.parse(text) for text in rule],
+        check=not no_check,
+        providers=provider or list(libraries),
+        libraries=libraries,
+    )
+    if output is not None:
+        with written_together(output.parent) as staging:
+            (staging / output.name).write_text(
+                json.dumps(placement.session_options(), indent=1) + "\n", encoding="utf-8"
+            )
+    if as_json:
+        print_json(placement)
+    else:
+        print(show_surgery.format_placement(placement, output, libraries))
+    if placement.faults:
+        raise typer.Exit(1)

@@ -41,6 +41,7 @@ _OWNER_KEYS = {
     keys.HIERARCHY_TAGS,
     keys.CALLS,
     keys.NAMESPACE,
+    keys.LAYER_ANNOTATION,
 }
 _FUNCTION_VALUE_INFO_IR_VERSION = 10
 """The first IR version whose functions have types and shapes of their values."""
@@ -241,6 +242,7 @@ class _Body:
         tag = properties[keys.SOURCE_MODULE]
         if self.scope.is_root:
             properties[keys.NAMESPACE] = self.writer.tags.namespace(group.call)
+            properties[keys.LAYER_ANNOTATION] = group.call.annotation
             properties.update(self.writer.names_and_shapes(instance))
         return ir.Node(
             keys.FUNCTIONS_DOMAIN,

@@ -54,6 +54,7 @@ def write_owner(node: ir.Node, owner: Owner, tags: CallTags) -> None:
     properties[keys.CALL] = owner.call.address
     properties[keys.EVIDENCE] = owner.evidence.value
     properties[keys.NAMESPACE] = tags.namespace(owner.call)
+    properties[keys.LAYER_ANNOTATION] = owner.call.annotation
     if len(owner.calls) > 1:
         properties[keys.HIERARCHY_TAGS] = json.dumps([tags.source_tag(call) for call in owner.calls])
         properties[keys.CALLS] = json.dumps([call.address for call in owner.calls])

@@ -207,6 +207,7 @@ class _Expansion:
             keys.CALL: call.address,
             keys.SOURCE_MODULE: scope.absolute_tag(properties[keys.SOURCE_MODULE]),
             keys.NAMESPACE: self.inliner.tags[call].removeprefix("/"),
+            keys.LAYER_ANNOTATION: call.annotation,
         }
         if keys.CALLS in properties:
             calls = [scope.absolute(address).address for address in json.loads(properties[keys.CALLS])]
