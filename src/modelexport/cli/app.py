@@ -32,6 +32,7 @@ COMMANDS = (
     operating.split,
     operating.replace,
     operating.place,
+    operating.rename,
     changing.update_weights,
     changing.retag,
     changing.optimize,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 FORMAT_VERSION = "2026-11-22"
 """2026-11-22: properties of initializers are in ``TensorProto.metadata_props``; ``modelexport.carrier`` is now
-``modelexport.encoding``; ``NAME.vectors.safetensors`` is ``NAME.reference.safetensors``.
+``modelexport.encoding``; ``NAME.vectors.safetensors`` is ``NAME.reference.safetensors``; nodes have ``layer_ann``.
 2026-11-21: first version."""
 
 READ_VERSIONS = frozenset({FORMAT_VERSION, "2026-11-21"})

@@ -25,6 +25,7 @@ from modelexport.cli.running import load_with_inputs, print_json, progress_shown
 from modelexport.tagged.encodings import Encoding
 from modelexport.weights import WeightsMode
 
+NodeNames = Literal["exporter", "path"]
 HierarchyView = Literal["static", "traced", "compare"]
 
 
@@ -44,6 +45,9 @@ def export(
     keep_torch_metadata: Annotated[
         bool, typer.Option("--keep-torch-metadata", help="Keep pkg.torch.* keys, with paths of this machine.")
     ] = False,
+    node_names: Annotated[
+        NodeNames, typer.Option(help="path: nodes are called /encoder/layer.0/attention/self/MatMul_1 and the like.")
+    ] = "exporter",
     dag_dir: Annotated[
         Path | None, typer.Option("--dag-dir", metavar="DIR", help="Also write each module call's DAG as a file here.")
     ] = None,
@@ -105,6 +109,7 @@ def export(
                 weights=weights,
                 source=loaded.weights,
                 keep_torch_metadata=keep_torch_metadata,
+                node_names=node_names,
                 dag_dir=dag_dir,
                 tags_as=tags_as,
                 verify=verify,

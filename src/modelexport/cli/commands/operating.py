@@ -179,3 +179,14 @@ def place(
         print(show_surgery.format_placement(placement, output, libraries))
     if placement.faults:
         raise typer.Exit(1)
+
+
+def rename(file: FileArgument, output: OutputOption, as_json: JsonOption = False) -> None:
+    """Name the nodes of FILE after their modules: /encoder/layer.0/attention/self/MatMul_1."""
+    from modelexport.surgery.naming import rename as run
+
+    renamed = run(file, output)
+    if as_json:
+        print_json(renamed)
+    else:
+        print(f"{renamed.path}: {len(renamed.renamed):,} nodes renamed")
