@@ -195,7 +195,7 @@ def test_where_no_link_can_be_made_the_error_names_the_way_out_and_nothing_is_le
         raise OSError(18, "Invalid cross-device link")
 
     monkeypatch.setattr(os, "link", refuse)
-    monkeypatch.setattr(links, "_clone", lambda *_: False)
+    monkeypatch.setattr(links, "clone", lambda *_: False)
     (tmp_path / "out").mkdir()
     with pytest.raises(OutputError, match=r"cross-device link.*--weights copy"):
         saved(llama, tmp_path / "out" / "model.onnx")

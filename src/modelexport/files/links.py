@@ -17,13 +17,13 @@ def clone_or_link(source: Path, target: Path) -> Literal["clone", "hard link"]:
     Raises:
         OSError: It can neither.
     """
-    if _clone(source, target):
+    if clone(source, target):
         return "clone"
     os.link(source, target)
     return "hard link"
 
 
-def _clone(source: Path, target: Path) -> bool:
+def clone(source: Path, target: Path) -> bool:
     """Make ``target`` a file that shares the blocks of ``source``, where the file system can."""
     if sys.platform != "linux":
         return False

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from modelexport.errors import FileFormatError, OutputError
 from modelexport.files.linked import linked_files
-from modelexport.files.links import clone_or_link
+from modelexport.files.links import clone, clone_or_link
 from modelexport.files.onnx_models import LARGEST_INSIDE, save_model, save_with_references
 from modelexport.format import documents, keys
 from modelexport.graph.nodes import initializers
@@ -69,14 +69,19 @@ class SharedFiles:
         check_reaches(tensor, self._source)
         real = os.path.realpath(tensor.path)
         if real not in self._placed:
-            self._placed[real] = location = self._bring(Path(real), Path(tensor.location).name)
+            record = self._recorded.get(str(tensor.location))
+            self._placed[real] = location = self._bring(Path(real), Path(tensor.location).name, record is not None)
             if location is not None:
-                record = self._recorded.get(str(tensor.location))
                 size = Path(real).stat().st_size
                 self.files[location] = record or documents.WeightsFile(size, "")
         return self._placed[real]
 
-    def _bring(self, real: Path, name: str) -> str | None:
+    def _bring(self, real: Path, name: str, is_checkpoint: bool) -> str | None:
+        """Give a file a name in the folder.
+
+        A file that belongs to the model alone gets no hard link unless that is asked for: onnx's own tools would then
+        refuse to read the model that it belongs to.
+        """
         folder = Path(os.path.realpath(self._folder))
         if self._sharing == "copy":
             return None
@@ -88,7 +93,10 @@ class SharedFiles:
             number += 1
             target = self._staging / f"{number}.{name}"
         try:
-            clone_or_link(real, target)
+            if self._sharing == "link" or is_checkpoint:
+                clone_or_link(real, target)
+            elif not clone(real, target):
+                return None
         except OSError as error:
             if self._sharing == "auto":
                 return None
