@@ -43,7 +43,8 @@ def replaced(file: ExportedCase, selector: str, what: Substitute, output: Path, 
     calls = {ModuleCall.parse(call.call) for call in result.calls}
     for node in tagged.model.graph:
         stacks = [tagged.calls.stack(call) for call in owner_of(node).calls]
-        if not any(calls.intersection(stack) for stack in stacks):
+        holds = any(attribute.type is ir.AttributeType.GRAPH for attribute in node.attributes.values())
+        if not holds and not any(calls.intersection(stack) for stack in stacks):
             assert after[node.name] == before[node.name]
     assert load(output).coverage.untagged == 0
     return result
@@ -100,7 +101,7 @@ def test_an_operator_with_the_old_module_as_its_body_computes_the_same(
     assert len(calls) == len(result.calls)
     assert {node.metadata_props[keys.CALL] for node in calls} == {call.call for call in result.calls}
     report = verify_against(file.path, tmp_path / "out.onnx")
-    assert report.agree
+    assert report.agrees
     again = extract(load(tmp_path / "out.onnx"), result.calls[0].call, tmp_path / "sub.onnx")
     assert again.nodes == 1
 
@@ -126,7 +127,7 @@ def test_an_attention_becomes_the_runtimes_fused_operator(exported: Exporter, tm
     weights = [ir.tensor(state[n].T.copy() if n.endswith("weight") else state[n], name=n) for n in names]
     heads = model.config.num_attention_heads
     width = model.config.hidden_size
-    hidden = ir.Input("hidden_states", ir.Shape(["b", "s", width]), ir.TensorType(ir.DataType.FLOAT))
+    hidden = ir.val("hidden_states", ir.DataType.FLOAT, ["b", "s", width])
     tape: list[ir.Node] = []
     values = {
         tensor.name: ir.Value(name=tensor.name, const_value=tensor, type=ir.TensorType(ir.DataType.FLOAT))
@@ -160,7 +161,7 @@ def test_a_layer_that_is_an_identity_is_a_model_without_it(exported: Exporter, t
         expected = model(**file.case.inputs()).logits.numpy()
     np.testing.assert_allclose(outputs(tmp_path / "out.onnx", file)["logits"], expected, rtol=1e-4, atol=1e-4)
     report = verify_against(file.path, tmp_path / "out.onnx")
-    assert not report.agree
+    assert not report.agrees
 
 
 class Wider(nn.Module):
@@ -198,7 +199,8 @@ def test_a_submodule_becomes_one_exported_from_changed_code(tags_as: str, export
     assert tagged["down.1.into"].nodes
     assert tagged["up.0.out"].tag.startswith(tagged["up.0"].tag)
     assert not {"down.1.linear", "down.1.norm"} & {str(call) for call in tagged.tags}
-    assert all(keys.REPLACED in node.metadata_props for node in tagged["down.1"].nodes)
+    if tags_as == "metadata":  # a function's body may be that of modules that were not replaced
+        assert all(keys.REPLACED in node.metadata_props for node in tagged["down.1"].nodes)
     assert not any(keys.REPLACED in node.metadata_props for node in tagged["down.0"].nodes)
     assert json.loads(tagged.model.metadata_props[keys.REPLACED]) == {"down.1": "wider.onnx", "up.0": "wider.onnx"}
     entries = {key for key, entry in state_dict_of(tagged.model).items() if entry.used}
