@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from modelexport.capture import FrontEnd, dynamo, torchscript
+from modelexport.capture import OPSETS, FrontEnd, dynamo, torchscript
 from modelexport.capture.exported import Exported
 from modelexport.core.messages import collected
 from modelexport.errors import CaptureError, UsageError
@@ -17,6 +17,16 @@ FRONT_ENDS: Mapping[str, Callable[..., Exported]] = {
     "dynamo": dynamo.capture_by_dynamo,
     "torchscript": torchscript.capture_by_tracing,
 }
+
+
+def check_opset(opset: int | None) -> None:
+    """Refuse an opset that no front end writes, before anything runs.
+
+    Raises:
+        UsageError: It is one.
+    """
+    if opset is not None and opset not in OPSETS:
+        raise UsageError(f"no front end writes opset {opset}: choose one from {OPSETS[0]} to {OPSETS[-1]}")
 
 
 def capture(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import copy
+import io
 import operator
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -169,10 +170,11 @@ def _translate(
     from transformers import PreTrainedModel
 
     if isinstance(model, PreTrainedModel) and not args:
-        from transformers.exporters.exporter_onnx import OnnxConfig, OnnxExporter
+        from transformers.exporters.exporter_onnx import OnnxConfig
 
         config = OnnxConfig(dynamic=dynamic, opset_version=opset, optimize=False)
-        program = OnnxExporter().export(model, kwargs, config).program
+        with contextlib.ExitStack() as translation:
+            program = _transformers_exporter(translation).export(model, kwargs, config).program
         return program, tuple(value.name for value in program.graph.outputs)
     shapes = _dynamic_axes(args or kwargs) if dynamic else None
     exported = torch.onnx.export(
@@ -187,6 +189,26 @@ def _translate(
     )
     assert exported is not None
     return exported.model, None
+
+
+def _transformers_exporter(translation: contextlib.ExitStack) -> Any:
+    """transformers' exporter, which does not print what ``torch.onnx`` says while it translates.
+
+    It prints, and has no option not to. What the model itself prints, while it is captured before that, is shown.
+    """
+    from transformers.exporters.exporter_dynamo import DynamoExporter
+    from transformers.exporters.exporter_onnx import OnnxExporter
+
+    class Captured(DynamoExporter):  # type: ignore[misc, unused-ignore]
+        def export_program(self, *args: Any, **kwargs: Any) -> Any:
+            captured = super().export_program(*args, **kwargs)
+            translation.enter_context(contextlib.redirect_stdout(io.StringIO()))
+            return captured
+
+    class Silent(OnnxExporter, Captured):  # type: ignore[misc, unused-ignore]
+        pass
+
+    return Silent()
 
 
 def _dynamic_axes(value: Any) -> Any:

@@ -37,9 +37,10 @@ from modelexport.core.calls import ROOT, CallTree, ModuleCall, Port, Side, Tenso
 from modelexport.core.messages import collected
 from modelexport.core.owners import Evidence, Owner
 from modelexport.errors import CaptureError, UsageError
+from modelexport.graph.initializers import bind_tensors
 from modelexport.graph.nodes import all_nodes
 from modelexport.graph.owners import OWNER, owner_of
-from modelexport.lineage.derivation import place_unowned
+from modelexport.lineage.ownership import place_unowned
 from modelexport.pytorch.recorder import CallRecorder
 from modelexport.pytorch.traced import trace_calls, untouched
 from modelexport.pytorch.tracing import in_trace
@@ -329,7 +330,7 @@ class _Traced(nn.Module):  # type: ignore[misc]
         for value in inputs[given:]:
             key = (value.name or "").removeprefix("model.")
             value.name = key
-            value.const_value = ir.tensor_adapters.TorchTensor(tensors[key], name=key)
+            bind_tensors({value: ir.tensor_adapters.TorchTensor(tensors[key], name=key)})
             graph.register_initializer(value)
 
 

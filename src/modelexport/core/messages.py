@@ -8,6 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+from modelexport.core.exclusive import EXCLUSIVE
+from modelexport.core.text import without_paths
+
 PACKAGES = ("torch", "transformers", "onnx", "onnx_ir", "onnxscript", "onnxruntime", "torch_onnx")
 """Packages whose log messages are collected. What the user's own code logs and prints is shown as ever."""
 
@@ -37,6 +40,11 @@ def collected() -> Iterator[list[str]]:
     if outer is not None:
         yield outer
         return
+    with EXCLUSIVE:
+        yield from _collect()
+
+
+def _collect() -> Iterator[list[str]]:
     messages: list[str] = []
     token = _collecting.set(messages)
     loggers = [
@@ -65,6 +73,6 @@ def collected() -> Iterator[list[str]]:
 
 
 def _add(messages: list[str], text: str) -> None:
-    line = " ".join(text.split())
+    line = without_paths(" ".join(text.split()))
     if line and line not in messages:
         messages.append(line)

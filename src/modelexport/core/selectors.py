@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from modelexport.core.calls import CallTree, ModuleCall
+from modelexport.core.tags import class_in_tag
 from modelexport.core.text import nearest
 from modelexport.errors import UsageError
 
@@ -99,11 +100,6 @@ def find_call(name: str, tags: Mapping[ModuleCall, str], *, where: object = "the
     raise UsageError(
         f"{where} has no module call '{name}'{nearest(name, known)}; `modelexport tree {where}` lists them"
     )
-
-
-def class_in_tag(tag: str) -> str:
-    """The name of the class of the module that a call's own tag ends in: of ``/BertModel/BertLayer.0@1``, BertLayer."""
-    return tag.rpartition("/")[2].partition("@")[0].partition(".")[0]
 
 
 def _matches(

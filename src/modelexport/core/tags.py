@@ -265,3 +265,8 @@ def _parts_below(base: str, path: str) -> tuple[str, ...]:
     below = path.removeprefix(f"{base}.") if base else path
     escaped = below.replace("%", "%25").replace("/", "%2F").replace("@", "%40")
     return tuple(escaped.split(".")) if escaped else ()
+
+
+def class_in_tag(tag: str) -> str:
+    """The class of the module whose tag it is: the last segment without its suffix and its number."""
+    return tag.rpartition("/")[2].partition(".")[0].partition("@")[0]

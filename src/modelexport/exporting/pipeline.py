@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from modelexport.capture import FrontEnd
-from modelexport.capture.choice import capture
+from modelexport.capture.choice import capture, check_opset
+from modelexport.core.exclusive import exclusive
 from modelexport.core.stages import Stages
 from modelexport.exporting.checks import run_checks
 from modelexport.exporting.options import Keywords, Options
 from modelexport.exporting.report import write_report
 from modelexport.exporting.result import ExportResult
 from modelexport.exporting.steps import describe, encode, encode_documents, optimize_exported, remember, tag
-from modelexport.files.atomic import check_writable, written_together
+from modelexport.files.atomic import Replacement, check_writable
 from modelexport.format.documents import Settings
 from modelexport.graph.owners import owned_operators
 from modelexport.pytorch.static import module_tree
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 
+@exclusive
 def export(
     model: nn.Module,
     inputs: Mapping[str, Any] | Sequence[Any],
@@ -68,6 +70,7 @@ def export(
     """
     path, stages = Path(path), stages or Stages()
     options = (options or Options()).replaced_by(keywords)
+    check_opset(opset)
     check_writable(path)
     if dag_dir is not None:
         check_dag_directory(Path(dag_dir))
@@ -94,7 +97,8 @@ def export(
         documents = encode_documents(hierarchy, dags, exported.model, tagged.tags)
     with stages("encoding"):
         functions = encode(exported.model, tagged.tags, options.tags.tags_as)
-    with written_together(path.parent) as staging:
+    with Replacement() as replacement:
+        staging = replacement.folder(path.parent)
         staged = staging / path.name
         with stages("write"):
             written = functions.model if functions else exported.model
@@ -105,6 +109,7 @@ def export(
                 mode=options.weights.weights,
                 parameters=tagged.origins,
                 weights=options.weights.source,
+                documents=documents,
             )
             for suffix, document in documents.items():
                 staged.with_suffix(suffix).write_bytes(document)
@@ -115,7 +120,7 @@ def export(
         )
         files = [path.parent / file.name for file in sorted(staging.iterdir())]
         if dag_dir is not None:
-            write_dag_files(Path(dag_dir), dags)
+            write_dag_files(replacement, Path(dag_dir), dags)
             files.append(Path(dag_dir))
     return ExportResult(
         path=path,

@@ -44,7 +44,13 @@ def cost(file: str | Path | TaggedFile, sizes: Mapping[str, int] | None = None) 
     constant = constant_values(tagged.model)
     nodes, unknown = _node_figures(tagged, shapes, constant)
     direct, unused = _stored(tagged)
-    shown = (columns.PARAMETERS, columns.BYTES, columns.MACS, columns.FLOPS, columns.ACTIVATION_BYTES)
+    shown: tuple[columns.Column, ...] = (
+        columns.PARAMETERS,
+        columns.BYTES,
+        columns.MACS,
+        columns.FLOPS,
+        columns.ACTIVATION_BYTES,
+    )
     symbolic = any(hasattr(figure, "free_symbols") for node in nodes for figure in node.figures.values())
     if not symbolic:
         shown += (columns.MOVED_BYTES, columns.INTENSITY, columns.PEAK_BYTES)
@@ -59,6 +65,7 @@ def cost(file: str | Path | TaggedFile, sizes: Mapping[str, int] | None = None) 
         nodes=(*nodes, *unused),
         direct=direct,
         name=tagged.path.name,
+        graph=tagged.model.graph.name or "main_graph",
         notes=tuple(_notes(tagged.model, shapes, unknown)),
     )
 
@@ -92,10 +99,18 @@ def _node_figures(
                 figures[columns.MACS.name], figures[columns.FLOPS.name] = work
             written = _total(shapes.bytes(value) for value in node.outputs if value.name)
             read = _total(shapes.bytes(value) for value in node.inputs if value is not None)
+            if node.op_type.startswith("Gather"):  # it reads what it chooses
+                read = written
             figures[columns.ACTIVATION_BYTES.name] = written
             figures[columns.MOVED_BYTES.name] = written + read
-        found.append(NodeFigures(node.name or "", node.op_type, owner.calls if owner else (), figures))
+        found.append(
+            NodeFigures(node.name or "", node.op_type, owner.calls if owner else (), figures, value=_first_value(node))
+        )
     return found, unknown
+
+
+def _first_value(node: ir.Node) -> str:
+    return next((value.name for value in node.outputs if value.name), "")
 
 
 def _total(sizes: Iterable[Size | None]) -> Size:
@@ -177,9 +192,7 @@ def _notes(model: ir.Model, shapes: Shapes, unknown: Counter[str]) -> list[str]:
         notes.append(f"sizes that depend on the data: {', '.join(shapes.computed)} (give them with --size as well)")
     if unknown:
         listed = ", ".join(f"{operator} {count}" if count > 1 else operator for operator, count in unknown.items())
-        notes.append(
-            f"{plural(unknown.total(), 'node')} without a rule, or of unknown size, not counted: {listed}"
-        )
+        notes.append(f"{plural(unknown.total(), 'node')} without a rule, or of unknown size, not counted: {listed}")
     if any(node.op_type in ("Loop", "Scan") for node in all_nodes(model)):
         notes.append("what is inside a loop is counted once")
     if any(node.op_type == "If" for node in all_nodes(model)):

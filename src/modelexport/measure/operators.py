@@ -27,27 +27,38 @@ class Work(NamedTuple):
     """All operations, two for a multiply-add."""
 
 
+def words(text: str) -> list[str]:
+    """The words of a text: a long list of operators as it is read best."""
+    return text.split()
+
+
 MOVES = frozenset(
-    """Cast CastLike Compress Concat ConcatFromSequence Constant ConstantOfShape DepthToSpace EmbedLayerNormalization
-    Expand EyeLike Flatten Gather GatherElements GatherND GatherBlockQuantized Identity If Loop MemcpyFromHost MemcpyToHost
-    NonZero OneHot Pad Range ReorderInput ReorderOutput Reshape ReverseSequence Scan Scatter ScatterElements
-    ScatterND SequenceAt SequenceConstruct SequenceEmpty SequenceInsert Shape Size Slice SpaceToDepth Split
-    SplitToSequence Squeeze Tile Transpose Trilu Unsqueeze Where Unique TopK""".split()
+    words("""
+    Cast CastLike Compress Concat ConcatFromSequence Constant ConstantOfShape DepthToSpace EmbedLayerNormalization
+    Expand EyeLike Flatten Gather GatherElements GatherND GatherBlockQuantized Identity If Loop MemcpyFromHost
+    MemcpyToHost NonZero OneHot Pad Range ReorderInput ReorderOutput Reshape ReverseSequence Scan Scatter
+    ScatterElements ScatterND SequenceAt SequenceConstruct SequenceEmpty SequenceInsert Shape Size Slice SpaceToDepth
+    Split SplitToSequence Squeeze Tile Transpose Trilu Unsqueeze Where Unique TopK
+    """)
 )
 """Operators that move data, choose from it, or hold graphs whose nodes are counted themselves."""
 
 ELEMENTWISE = frozenset(
-    """Abs Acos Acosh Add And Asin Asinh Atan Atanh BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Ceil Celu Clip Cos Cosh
-    Div Elu Equal Erf Exp FastGelu Floor Gelu Greater GreaterOrEqual HardSigmoid HardSwish IsInf IsNaN LeakyRelu Less
-    LessOrEqual Log Max Mean Min Mish Mod Mul Neg Not Or PRelu Pow QuickGelu Reciprocal Relu Round Selu Shrink Sigmoid
-    Sign Sin Sinh Softplus Softsign Sqrt Sub Sum Tan Tanh ThresholdedRelu Xor Swish BiasAdd BiasGelu BiasSplitGelu
-    QLinearAdd QLinearMul QLinearSigmoid QLinearLeakyRelu Dropout BiasDropout CumSum DequantizeLinear QuantizeLinear
-    DynamicQuantizeLinear RotaryEmbedding""".split()
+    words("""
+    Abs Acos Acosh Add And Asin Asinh Atan Atanh BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Ceil Celu Clip Cos
+    Cosh Div Elu Equal Erf Exp FastGelu Floor Gelu Greater GreaterOrEqual HardSigmoid HardSwish IsInf IsNaN LeakyRelu
+    Less LessOrEqual Log Max Mean Min Mish Mod Mul Neg Not Or PRelu Pow QuickGelu Reciprocal Relu Round Selu Shrink
+    Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Sub Sum Tan Tanh ThresholdedRelu Xor Swish BiasAdd BiasGelu
+    BiasSplitGelu QLinearAdd QLinearMul QLinearSigmoid QLinearLeakyRelu Dropout BiasDropout CumSum DequantizeLinear
+    QuantizeLinear DynamicQuantizeLinear RotaryEmbedding
+    """)
 )
 
 REDUCTIONS = frozenset(
-    """ArgMax ArgMin GlobalAveragePool GlobalLpPool GlobalMaxPool QLinearGlobalAveragePool ReduceL1 ReduceL2 ReduceLogSum
-    ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare""".split()
+    words("""
+    ArgMax ArgMin GlobalAveragePool GlobalLpPool GlobalMaxPool QLinearGlobalAveragePool ReduceL1 ReduceL2 ReduceLogSum
+    ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare
+    """)
 )
 
 COMPOSITES = {
@@ -171,8 +182,10 @@ def _bits(node: ir.Node, ins: list[Shape | None], out: Shape) -> Size | None:
 
 _RULES: Mapping[str, Callable[[ir.Node, list[Shape | None], Shape], Size | None]] = {
     **dict.fromkeys(
-        """MatMul Gemm FusedMatMul FusedGemm FusedMatMulActivation MatMulInteger MatMulIntegerToFloat QLinearMatMul QGemm
-        DynamicQuantizeMatMul GemmFloat8 TransposeMatMul""".split(),
+        words("""
+        MatMul Gemm FusedMatMul FusedGemm FusedMatMulActivation MatMulInteger MatMulIntegerToFloat QLinearMatMul QGemm
+        DynamicQuantizeMatMul GemmFloat8 TransposeMatMul
+        """),
         _matmul,
     ),
     **dict.fromkeys(("Conv", "FusedConv", "ConvInteger", "QLinearConv", "NhwcConv", "NhwcFusedConv"), _conv),

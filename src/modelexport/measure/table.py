@@ -13,7 +13,8 @@ from functools import cached_property
 from typing import Any, Literal
 
 from modelexport.core.calls import CallTree, ModuleCall
-from modelexport.core.selectors import Selection, class_in_tag
+from modelexport.core.selectors import Selection
+from modelexport.core.tags import class_in_tag
 from modelexport.core.text import nearest
 from modelexport.errors import UsageError
 from modelexport.measure.columns import Column, Figure, Kind
@@ -33,8 +34,8 @@ class NodeFigures:
     """Column to figure."""
     runs: tuple[int, ...] = ()
     """What it took in each of several runs, in the unit of the spread's column."""
-    source: str = ""
-    """The node of the file that computes the same, where that has another name."""
+    value: str = ""
+    """The first value of the file's graph that it gives, if it gives one."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,8 @@ class Table:
     direct: Mapping[str, Mapping[ModuleCall, Figure]] = field(default_factory=dict)
     """Column to figures that calls have themselves, not through nodes."""
     name: str = "model"
+    graph: str = "main_graph"
+    """The name of the file's graph."""
     notes: tuple[str, ...] = ()
     """What the figures leave out, and other facts for the reader."""
 

@@ -19,6 +19,7 @@ import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
 from modelexport.errors import FileFormatError
+from modelexport.files.linked import changed_files
 from modelexport.format import documents, keys
 from modelexport.format.dtypes import dtype_name
 from modelexport.graph.nodes import initializers
@@ -211,8 +212,7 @@ class _Side:
             held, dtype = parameters if value in self.held else constants, dtype_name(tensor.dtype)
             before = held.get(dtype, Held(0, 0))
             held[dtype] = Held(before.initializers + 1, before.bytes + tensor.nbytes)
-        missing = sorted(str(file) for file in files if not file.is_file())
-        notes += [f"{file}, where weights of {tagged.path} should be, is missing" for file in missing]
+        notes += changed_files(tagged.path, model)
         return FileFacts(
             path=str(tagged.path),
             bytes=sum(file.stat().st_size for file in files if file.is_file()),

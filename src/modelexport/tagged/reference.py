@@ -11,31 +11,23 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from modelexport.core.calls import ModuleCall
 from modelexport.core.limits import BATCH_BYTES
 from modelexport.errors import FileFormatError, InputsError, OutputError
+from modelexport.files.regular import file_digest
+from modelexport.files.safetensors_files import encode_header
 from modelexport.format import keys
+from modelexport.format.call_tree import parse_call
+from modelexport.format.dtypes import SAFETENSORS_NAMES, parse_dtype
 from modelexport.runtime.sessions import split_batches
 from modelexport.tagged.file import TaggedFile
 
-_TYPES = {
-    "float64": "F64",
-    "int64": "I64",
-    "uint64": "U64",
-    "float32": "F32",
-    "int32": "I32",
-    "uint32": "U32",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "int16": "I16",
-    "uint16": "U16",
-    "int8": "I8",
-    "uint8": "U8",
-    "bool": "BOOL",
-}
-"""NumPy's name of an element type to that of safetensors; widest first, so that every tensor is aligned in the file."""
+_TYPES = [name for name in SAFETENSORS_NAMES if not name.startswith("float8")]
+"""The element types of values that are kept, widest first, so that every tensor is aligned in the file. The reader of
+safetensors for NumPy does not read those of eight bits."""
 
 _INPUTS, _VALUES = "inputs/", "values/"
 _MODULES, _OUTPUTS = "modules", "outputs"
@@ -76,6 +68,7 @@ def write_reference(
     modules: Sequence[ModuleCall] = (),
     announce: Callable[[int], None] = lambda size: None,
     batch_bytes: int = BATCH_BYTES,
+    model_digest: str = "",
 ) -> None:
     """Write the reference values of a file, the same bytes for the same values.
 
@@ -87,6 +80,7 @@ def write_reference(
         read: Gives the arrays of some of these; asked for at most ``batch_bytes`` at a time.
         modules: The calls whose values these are; none for all.
         announce: Told the size in bytes before anything is computed or written.
+        model_digest: The SHA-256 of the model that they belong to.
 
     Raises:
         InputsError: ``read`` gives other types or shapes than announced: the model does not repeat itself.
@@ -96,16 +90,16 @@ def write_reference(
     held |= {f"{_VALUES}{name}": array for name, array in outputs.items()}
     tensors = {key: (str(array.dtype), tuple(array.shape)) for key, array in held.items()}
     tensors |= {f"{_VALUES}{name}": kind for name, kind in values.items() if f"{_VALUES}{name}" not in held}
-    order = list(_TYPES)
     known = {key: tensors[key] for key in tensors if tensors[key][0] in _TYPES}
-    known = dict(sorted(known.items(), key=lambda one: order.index(one[1][0])))
-    sizes = {key: _width(dtype) * prod(shape) for key, (dtype, shape) in known.items()}
+    known = dict(sorted(known.items(), key=lambda one: _TYPES.index(one[1][0])))
+    sizes = {key: int(parse_dtype(dtype).itemsize * prod(shape)) for key, (dtype, shape) in known.items()}
     metadata = {
         keys.FORMAT_VERSION_KEY: keys.FORMAT_VERSION,
+        keys.MODEL_DIGEST: model_digest,
         _OUTPUTS: json.dumps([*outputs]),
         _MODULES: json.dumps([call.address for call in modules]),
     }
-    header = _header(metadata, known, sizes)
+    header = encode_header(known, metadata)
     total = len(header) + sum(sizes.values())
     announce(total)
     if total > (free := shutil.disk_usage(path.parent).free):
@@ -122,21 +116,6 @@ def write_reference(
                 if array is None or (str(array.dtype), tuple(array.shape)) != known[key]:
                     raise InputsError(f"the model computes {key} otherwise in a second run: its values cannot be kept")
                 file.write(np.ascontiguousarray(array).tobytes())
-
-
-def _header(metadata: Mapping[str, str], tensors: Mapping[str, TypeAndShape], sizes: Mapping[str, int]) -> bytes:
-    entries: dict[str, Any] = {"__metadata__": dict(metadata)}
-    end = 0
-    for key, (dtype, shape) in tensors.items():
-        begin, end = end, end + sizes[key]
-        entries[key] = {"dtype": _TYPES[dtype], "shape": list(shape), "data_offsets": [begin, end]}
-    text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
-
-
-def _width(dtype: str) -> int:
-    return 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
 
 
 @contextmanager
@@ -164,14 +143,17 @@ def open_reference(tagged: TaggedFile) -> Iterator[ReferenceValues]:
             raise FileFormatError(
                 f"{path} has the format version {version}, which this version cannot read: export again"
             )
-        outputs, modules = json.loads(metadata[_OUTPUTS]), json.loads(metadata[_MODULES])
+        outputs = msgspec.json.decode(metadata[_OUTPUTS], type=list[str])
+        modules = msgspec.json.decode(metadata[_MODULES], type=list[str])
+        calls = [parse_call(address) for address in modules]
     except (SafetensorError, OSError, LookupError, ValueError) as error:
         raise FileFormatError(f"{path} is damaged ({error}): export again with --reference") from error
+    if metadata.get(keys.MODEL_DIGEST) not in (None, "", file_digest(tagged.path)):
+        raise FileFormatError(f"{path} is of another export than {tagged.path}: export with --reference")
     with opened as file:
         stored = list(file.keys())
         names = [value.name for value in tagged.model.graph.inputs]
         kept = [key.removeprefix(_INPUTS) for key in stored if key.startswith(_INPUTS)]
-        calls = [ModuleCall.parse(address) for address in modules]
         if set(kept) != set(names) or any(call not in tagged.calls for call in calls):
             raise FileFormatError(f"{path} is not of {tagged.path}: inputs or modules differ; export with --reference")
         yield ReferenceValues(

@@ -11,9 +11,11 @@ import onnx_ir as ir
 import onnxruntime
 from torch import nn
 
+from modelexport.core.exclusive import exclusive
 from modelexport.core.messages import collected
-from modelexport.errors import FileFormatError, InputsError, UsageError
-from modelexport.files.linked import changed_files
+from modelexport.errors import InputsError, UsageError
+from modelexport.files.linked import check_files
+from modelexport.files.regular import file_digest
 from modelexport.format import documents
 from modelexport.graph.nodes import initializers
 from modelexport.pytorch.model_run import ModelRun, as_array
@@ -31,6 +33,7 @@ from modelexport.weights.sources import Weights
 from modelexport.weights.transforms import ParameterPlan, parameter_plan, state_dict_of
 
 
+@exclusive
 def verify(
     model: nn.Module,
     inputs: Mapping[str, Any] | Sequence[Any],
@@ -77,6 +80,7 @@ def verify(
     )
 
 
+@exclusive
 def verify_sample(
     model: nn.Module,
     inputs: Mapping[str, Any] | Sequence[Any],
@@ -123,6 +127,7 @@ def verify_sample(
     )
 
 
+@exclusive
 def record_reference(
     model: nn.Module,
     inputs: Mapping[str, Any] | Sequence[Any],
@@ -167,6 +172,7 @@ def record_reference(
         read=reference,
         modules=selection.calls if modules else (),
         announce=announce,
+        model_digest=file_digest(tagged.path),
     )
     return target
 
@@ -198,16 +204,6 @@ def verify_parameters(model: nn.Module, path: str | Path) -> ParameterReport:
         FileFormatError: It is not a tagged file.
     """
     return _verify_parameters(model, read_tagged(path).model)
-
-
-def check_files(path: Path, model: ir.Model) -> None:
-    """Refuse a file whose weights are in files that are missing or not as they were when it was exported.
-
-    Raises:
-        FileFormatError: Names each of them.
-    """
-    if faults := changed_files(path, model):
-        raise FileFormatError(f"{'; '.join(faults)}: put the files back, or export again")
 
 
 def _verify_parameters(

@@ -8,7 +8,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from modelexport.capture import FrontEnd
+from modelexport.capture import OPSETS, FrontEnd
+from modelexport.cli.json_documents import export_document
 from modelexport.cli.options import (
     DtypeOption,
     ExcludeOption,
@@ -22,6 +23,7 @@ from modelexport.cli.options import (
     SeedOption,
 )
 from modelexport.cli.running import load_with_inputs, print_json, progress_shown
+from modelexport.errors import UsageError
 from modelexport.tagged.encodings import Encoding
 from modelexport.weights import WeightsMode
 
@@ -80,7 +82,10 @@ def export(
     from modelexport.exporting.pipeline import export as run
     from modelexport.files.atomic import check_writable
 
-    check_writable(output)
+    if opset is not None and opset not in OPSETS:
+        raise UsageError(f"no front end writes opset {opset}: choose one from {OPSETS[0]} to {OPSETS[-1]}")
+    code = Path(model.partition(":")[0])
+    check_writable(output, [*([inputs] if inputs else []), *([code] if code.is_file() else [])])
     with progress_shown() as progress:
         stages = Stages(progress)
         loaded, example = load_with_inputs(
@@ -126,7 +131,7 @@ def export(
             file=sys.stderr,
         )
     if as_json:
-        print_json(result.document())
+        print_json(export_document(result))
     else:
         show_export.print_export(result)
     if result.verified is not None and not result.verified.agrees:

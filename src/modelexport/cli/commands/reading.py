@@ -37,7 +37,7 @@ def tree(
         from modelexport.files.linked import changed_files
         from modelexport.tagged.file import read_tagged
 
-        faults = changed_files(file, read_tagged(file).model)
+        faults = changed_files(file, read_tagged(file, checked=False).model)
     if as_json:
         checked = {"weights": faults} if check else {}
         document = {"path": str(file), "coverage": found.coverage, "tree": shown, "untagged": untagged}
