@@ -138,16 +138,25 @@ def test_an_attention_becomes_the_runtimes_fused_operator(exported: Exporter, tm
         tape.append(ir.node("MatMul", [hidden, values[f"{part}.weight"]]))
         tape.append(ir.node("Add", [tape[-1].outputs[0], values[f"{part}.bias"]]))
         projected.append(tape[-1].outputs[0])
-    fused = ir.node("MultiHeadAttention", projected, {"num_heads": heads}, domain="com.microsoft")
+    mask = ir.val("attention_mask", ir.DataType.BOOL, ["b", 1, "s", "s"])
+    low = ir.val("low", const_value=ir.tensor(np.float32([-1e9, 0]), name="low"))
+    tape.append(ir.node("Cast", [mask], {"to": ir.DataType.INT64}))
+    tape.append(ir.node("Gather", [low, tape[-1].outputs[0]]))
+    fused = ir.node(
+        "MultiHeadAttention",
+        [*projected, None, None, tape[-1].outputs[0]],
+        {"num_heads": heads},
+        domain="com.microsoft",
+    )
     fused.outputs[0].name = "context"
     fused.outputs[0].type = ir.TensorType(ir.DataType.FLOAT)
     graph = ir.Graph(
-        [hidden], [fused.outputs[0]], nodes=[*tape, fused], initializers=list(values.values()),
+        [hidden, mask], [fused.outputs[0]], nodes=[*tape, fused], initializers=[*values.values(), low],
         opset_imports={"": 20, "com.microsoft": 1}, name="fused",
     )  # fmt: skip
     ir.save(ir.Model(graph, ir_version=10), tmp_path / "fused.onnx")
     result = replaced(file, module, FromModel(tmp_path / "fused.onnx"), tmp_path / "out.onnx")
-    assert result.calls[0].added == 7
+    assert result.calls[0].added == 9
     same(outputs(file.path, file), outputs(tmp_path / "out.onnx", file), 1e-4)
 
 

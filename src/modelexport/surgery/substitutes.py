@@ -16,6 +16,7 @@ from modelexport.core.owners import Owner
 from modelexport.errors import UsageError
 from modelexport.files.onnx_models import load_onnx
 from modelexport.format import documents, keys
+from modelexport.graph.initializers import detach_tensors
 from modelexport.graph.nodes import all_nodes, may_be
 from modelexport.graph.owners import OWNER, owner_of
 from modelexport.surgery.cutter import Cut
@@ -168,8 +169,8 @@ class CustomOperator:
         graph.inputs.clear()
         graph.outputs.clear()
         graph.initializers.clear()
+        detach_tensors(outside)
         for value in outside:
-            value.const_value = None
             value.metadata_props.clear()
         body = ir.Graph(inputs, outputs, nodes=nodes, opset_imports=dict(graph.opset_imports), name=self.op_type)
         declared = [ir.Attr(name, _attribute(name, value).type, None) for name, value in self.attributes.items()]
