@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from modelexport.surgery.placing import Placement
     from modelexport.surgery.replacing import Replaced
     from modelexport.surgery.splitting import Split
+    from modelexport.verify.differences import Difference
 
 
 def format_split(result: Split) -> str:
@@ -35,6 +36,16 @@ def format_split(result: Split) -> str:
     return (
         f"{align(rows, right={1, 2, 3, 4, 5})}\n{result.path}: {plural(len(result.stages), 'stage')}, the largest "
         f"{even}; values that cross each cut: {cross}"
+    )
+
+
+def format_chain(differences: Sequence[Difference]) -> str:
+    """Each output of the chain of stages, and how far it is from the whole's."""
+    return "\n".join(
+        f"{one.name}: {one.status}"
+        + (f", {one.absolute:.1e}" if one.absolute is not None else "")
+        + (f" ({one.reason})" if one.reason else "")
+        for one in differences
     )
 
 

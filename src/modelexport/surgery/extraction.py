@@ -79,12 +79,17 @@ def extract(tagged: TaggedFile, name: str, output: str | Path) -> Extracted:
 
 
 def extract_all(tagged: TaggedFile, names: Sequence[str], folder: str | Path) -> list[Extracted]:
-    """Write several calls, each to ``folder/ADDRESS.onnx``; all of them or none.
+    """Write the calls that selectors pick, each to ``folder/ADDRESS.onnx``; all of them or none.
+
+    Of what a glob or a class picks, calls without nodes are left out.
 
     Raises:
         UsageError, FileFormatError, OutputError: As :func:`extract`.
     """
-    return _write_all(tagged, dict.fromkeys(tagged.find(name) for name in names), Path(folder))
+    calls, extractor = tagged.select(*names).calls, _Extractor(tagged)
+    if len(calls) > len(names):
+        calls = tuple(call for call in calls if extractor.cutter.has_nodes(call)) or calls
+    return _write_all(tagged, calls, Path(folder), extractor)
 
 
 def extract_each(tagged: TaggedFile, class_name: str, folder: str | Path) -> list[Extracted]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -21,6 +21,9 @@ SharingOption = Annotated[
         help="Weights in files of their own: linked beside the output, or what is used copied.",
     ),
 ]
+if TYPE_CHECKING:
+    from modelexport.tagged.file import TaggedFile
+
 By = Literal["bytes", "flops", "time"]
 Body = Literal["keep", "drop"]
 
@@ -42,22 +45,40 @@ def split(
 ) -> None:
     """Cut FILE at module boundaries into stages that run one after the other."""
     from modelexport.cli import show_surgery
+    from modelexport.surgery.splitting import figures_of
     from modelexport.surgery.splitting import split as run
     from modelexport.tagged.file import read_tagged
 
+    tagged = read_tagged(file)
     result = run(
-        read_tagged(file),
+        tagged,
         output,
         stages=stages,
         max_bytes=None if max_mb is None else int(max_mb * 1e6),
         at=at or (),
         by=by,
+        measure=None if by == "bytes" else figures_of(_figures(tagged, by)),
         weights=weights,
     )
     if as_json:
         print_json(result)
     else:
         print(show_surgery.format_split(result))
+
+
+def _figures(tagged: TaggedFile, by: By) -> dict[str, float]:
+    """What each node computes or takes, by name; dynamic axes have a size like any other for this."""
+    if by == "time":
+        from modelexport.measure.profiles import profile
+
+        nodes, column = profile(tagged, runs=5, level="none").table.nodes, "seconds"
+    else:
+        from modelexport.measure.costs import cost
+        from modelexport.measure.shapes import find_shapes
+
+        sizes = dict.fromkeys(find_shapes(tagged.model).symbols, 32)
+        nodes, column = cost(tagged, sizes).nodes, "flops"
+    return {node.name: float(node.figures.get(column) or 0) for node in nodes}
 
 
 def replace(

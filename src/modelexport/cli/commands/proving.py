@@ -55,6 +55,9 @@ def verify(
     from modelexport.cli import show_verification
     from modelexport.core.stages import Stages
 
+    if file.is_dir():
+        _verify_folder(file, model, against, provider, seed, as_json)
+        return
     if model is not None and against is not None:
         raise UsageError("give --model or --against, not both")
     if model is None and (inputs is not None or model_class is not None or trust_remote_code):
@@ -111,4 +114,21 @@ def verify(
     else:
         print(text)
     if not agrees:
+        raise typer.Exit(1)
+
+
+def _verify_folder(
+    folder: Path, model: str | None, against: Path | None, provider: str, seed: int, as_json: bool
+) -> None:
+    from modelexport.cli import show_surgery
+    from modelexport.verify.stages import verify_stages
+
+    if against is None or model is not None:
+        raise UsageError(f"{folder} is a folder of stages: give the file that was split with --against")
+    differences = verify_stages(folder, against, provider=provider, seed=seed)
+    if as_json:
+        print_json(differences)
+    else:
+        print(show_surgery.format_chain(differences))
+    if any(difference.status != "agree" for difference in differences):
         raise typer.Exit(1)
