@@ -11,7 +11,7 @@ import typer
 from typer.exceptions import Abort, TyperException
 
 from modelexport.cli.arguments import spelled_out
-from modelexport.cli.commands import changing, exporting, measuring, proving, reading
+from modelexport.cli.commands import changing, exporting, measuring, operating, proving, reading
 from modelexport.cli.shield import Interrupted, raw, shielded
 from modelexport.core.version import __version__
 from modelexport.errors import ModelExportError, UsageError
@@ -35,6 +35,10 @@ COMMANDS = (
     measuring.profile,
     measuring.report,
     changing.extract,
+    operating.split,
+    operating.replace,
+    operating.place,
+    operating.rename,
     changing.update_weights,
     changing.retag,
     changing.optimize,

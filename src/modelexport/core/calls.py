@@ -5,10 +5,14 @@ Everything here is immutable. Text (addresses, tags, JSON) is made from these va
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple
+from urllib.parse import quote
+
+_RULE_CHARACTERS = re.compile(r"[,;()=%\s]")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -25,6 +29,17 @@ class ModuleCall:
     def address(self) -> str:
         """``path`` for the first call, ``path@1`` for the second. The root's is the empty string."""
         return f"{self.path}@{self.index}" if self.index else self.path
+
+    @property
+    def annotation(self) -> str:
+        """The path with a dot behind each part, ``layers.1.``, and for a second call ``layers.1.@1.``.
+
+        What begins with a module's annotation is that module, its further calls and what is inside, and nothing else:
+        ``layers.1.`` is not the beginning of ``layers.10.``. The root's is a dot alone. What means something in ONNX
+        Runtime's rules (a key of a ModuleDict may have it) is written as in a URL.
+        """
+        path = _RULE_CHARACTERS.sub(lambda found: quote(found[0], safe=""), self.path)
+        return f"{path}.{f'@{self.index}.' if self.index else ''}"
 
     @classmethod
     def parse(cls, address: str) -> ModuleCall:

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from modelexport.core.calls import CallTree, ModuleCall
-from modelexport.core.tags import Tags
+from modelexport.core.tags import CallTags
 
 
 def relative_addresses(calls: CallTree, call: ModuleCall) -> Mapping[ModuleCall, str]:
@@ -44,7 +44,7 @@ def _inside(calls: CallTree, call: ModuleCall) -> Iterator[ModuleCall]:
 class Scope:
     """How the body of a call names the calls inside it; the body of the root is the main graph."""
 
-    def __init__(self, tags: Tags, call: ModuleCall) -> None:
+    def __init__(self, tags: CallTags, call: ModuleCall) -> None:
         self.is_root = tags.calls[call].parent is None
         self._tags = tags
         self._addresses = relative_addresses(tags.calls, call)

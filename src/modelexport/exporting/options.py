@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import Literal, TypedDict
 
 from modelexport.capture.choice import Attempt
 from modelexport.core.tags import Granularity
@@ -13,6 +13,8 @@ from modelexport.format import documents
 from modelexport.tagged.encodings import Encoding
 from modelexport.weights import WeightsMode
 from modelexport.weights.sources import Weights
+
+NodeNames = Literal["exporter", "path"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +32,8 @@ class TagOptions:
     them into metadata), or ``functions``, one for each distinct module."""
     keep_torch_metadata: bool = False
     """Keep the exporter's own ``pkg.torch.*`` keys, which hold paths of this machine."""
+    node_names: NodeNames = "exporter"
+    """``path`` names nodes after their modules: ``/encoder/layer.0/attention/self/MatMul_1``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +78,7 @@ class Keywords(TypedDict, total=False):
     exclude: Collection[str]
     tags_as: Encoding
     keep_torch_metadata: bool
+    node_names: NodeNames
     weights: WeightsMode
     source: Weights | None
     check: bool

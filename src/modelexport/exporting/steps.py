@@ -20,6 +20,7 @@ from modelexport.format import documents
 from modelexport.graph.coverage import check_coverage
 from modelexport.graph.initializers import bind_tensors
 from modelexport.graph.names import name_nodes_apart, with_unique_names
+from modelexport.graph.path_names import name_nodes_by_path
 from modelexport.graph.snapshot import SourceGraph, take_snapshot
 from modelexport.lineage.derivation import derive_owners
 from modelexport.pytorch.static import containers
@@ -103,6 +104,8 @@ def tag(exported: Exported, before: Unoptimized, tree: ModuleTree, options: TagO
     tags = Tags(tree, exported.calls, granularity=options.granularity, include=options.include, exclude=options.exclude)
     origins = name_after_entries(graph, find_origins(before.computed, graph))
     name_nodes_apart(graph)
+    if options.node_names == "path":
+        name_nodes_by_path(graph)
     write_metadata(graph, tags, origins, before.entries, keep_torch_metadata=options.keep_torch_metadata)
     return Tagged(tags, coverage, origins, present)
 

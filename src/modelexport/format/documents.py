@@ -158,12 +158,12 @@ class Operation(msgspec.Struct, frozen=True):
 
 
 class WeightsFile(msgspec.Struct, frozen=True):
-    """A safetensors file as it was when initializers were linked to it."""
+    """A file of weights, a safetensors file for most, as it was when initializers were linked to it."""
 
     size: int
     """Bytes."""
     header: str
-    """SHA-256, in hexadecimal, of its first bytes: the length of the header and the header."""
+    """SHA-256, in hexadecimal, of its first bytes: the length of the header and the header. Empty for other files."""
 
 
 class DataFile(msgspec.Struct, frozen=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 FORMAT_VERSION = "2026-11-22"
 """2026-11-22: properties of initializers are in ``TensorProto.metadata_props``; ``modelexport.carrier`` is now
-``modelexport.encoding``; ``NAME.vectors.safetensors`` is ``NAME.reference.safetensors``.
+``modelexport.encoding``; ``NAME.vectors.safetensors`` is ``NAME.reference.safetensors``; nodes have ``layer_ann``.
 2026-11-21: first version."""
 
 READ_VERSIONS = frozenset({FORMAT_VERSION, "2026-11-21"})
@@ -17,6 +17,10 @@ EVIDENCE = "modelexport.evidence"
 HIERARCHY_TAGS = "modelexport.hierarchy_tags"  # also of initializers
 CALLS = "modelexport.calls"
 NAMESPACE = "namespace"
+LAYER_ANNOTATION = "layer_ann"
+"""What ONNX Runtime places nodes by: :attr:`ModuleCall.annotation`."""
+REPLACED = "modelexport.replaced"
+"""What `replace` put there: the name of a file, an operator, or ``identity``. Of models: address to the same."""
 
 # metadata_props of call nodes in the main graph, where the encoding is `functions`
 NAMES = "modelexport.names"

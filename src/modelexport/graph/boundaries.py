@@ -11,7 +11,7 @@ import onnx_ir as ir
 from modelexport.core.calls import CallTree, ModuleCall
 from modelexport.format import documents
 from modelexport.format.dtypes import dtype_name
-from modelexport.graph.nodes import all_graphs, all_nodes, nested_graphs
+from modelexport.graph.nodes import nested_graphs
 from modelexport.graph.owners import owner_of
 
 
@@ -50,7 +50,7 @@ class _Boundaries:
         """Owners to the calls that they ran in, themselves included."""
         self._enclosing: dict[ir.Graph, ir.Node] = {}
         self._left: set[tuple[ir.Value, int | None]] = set()
-        for node in all_nodes(model):
+        for node in model.graph.all_nodes():  # those of functions are run where the functions are called
             owner = owner_of(node)
             owners = self._owners[node] = tuple(numbers[call] for call in owner.calls) if owner is not None else ()
             if owners not in self._around:
@@ -64,7 +64,7 @@ class _Boundaries:
                 producer = value.producer()
                 if producer is None or producer.graph is not node.graph or self._owners[producer] != owners:
                     self._edge(value, node)
-        for graph in all_graphs(model):
+        for graph in (model.graph, *self._enclosing):
             for value in graph.outputs:
                 if not value.is_initializer():
                     self._edge(value, self._enclosing.get(graph))

@@ -153,6 +153,7 @@ def _adopt_tagged(path: Path, output: Path, keep_torch_metadata: bool) -> Adopte
         if (owner := owner_of(node)) is not None:
             properties = node.metadata_props
             properties[keys.NAMESPACE] = tagged.tags[owner.call].removeprefix("/")
+            properties[keys.LAYER_ANNOTATION] = owner.call.annotation
             if keys.CALL not in properties:
                 write_tags(properties, [owner.call.address], [source_tags[owner.call]], owner.evidence)
     tree = tree_rows(owned_operators(tagged.model), tagged.calls, tagged.tags.__getitem__)

@@ -1,4 +1,4 @@
-"""Cut the nodes of one module call out of a tagged graph, with everything that they need to run by themselves."""
+"""The one cutter: nodes cut out of a tagged graph, with everything that they need to run by themselves."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-import onnx
+import msgspec
 import onnx_ir as ir
 import onnx_ir.passes.common as passes
 
@@ -22,6 +22,8 @@ from modelexport.format.node_tags import read_source_tags, write_tags
 from modelexport.graph.boundaries import CallBoundary, find_boundaries
 from modelexport.graph.nodes import nested_graphs
 from modelexport.graph.owners import OWNER, owner_of
+from modelexport.surgery.repeating import Renewed, Repeating, is_size, read_off, values_taken
+from modelexport.weights.transforms import parameter_plan, state_dict_of
 
 if TYPE_CHECKING:
     from modelexport.tagged.file import TaggedFile
@@ -61,22 +63,35 @@ def _permute(new: MutableSequence[ir.Value], old: list[ir.Value], first: Sequenc
     return [old[i] for i in order]
 
 
+@dataclass(frozen=True)
+class Needs:
+    """What nodes that are cut out need besides their weights."""
+
+    inputs: list[ir.Value]
+    """Values that have to be given."""
+    borrowed: set[ir.Node]
+    """Nodes of other calls that are computed again."""
+    renewed: dict[ir.Value, Renewed]
+    """Sizes of values that are not there, which are read off the inputs."""
+
+
 class Cutter:
-    """Cuts calls out of one model; what all of them need to know is found out once, in time linear in the model."""
+    """Cuts nodes out of one model; what all of them need to know is found out once, in time linear in the model."""
 
     def __init__(self, tagged: TaggedFile) -> None:
         self._tagged = tagged
         self._model = tagged.model
         self._position = {node: i for i, node in enumerate(tagged.nodes)}
         self._enclosing = {graph: node for node in tagged.nodes for graph in nested_graphs(node)}
-        self._in_functions = {node for function in self._model.functions.values() for node in function.all_nodes()}
+        self._in_functions = {
+            node: name for name, function in self._model.functions.items() for node in function.all_nodes()
+        }
         self._own: dict[ModuleCall, list[ir.Node]] = defaultdict(list)
         for node in tagged.nodes:
             owner = owner_of(node)
             for call in owner.calls if owner is not None else ():
                 self._own[call].append(node)
-        self._constant: dict[ir.Node, bool] = {}
-        self._repeatable: dict[ir.OperatorIdentifier, bool] = {}
+        self.repeating = Repeating(self._model)
 
     @cached_property
     def boundaries(self) -> Mapping[ModuleCall, CallBoundary]:
@@ -87,6 +102,21 @@ class Cutter:
         """Whether a call or one inside it owns a node."""
         return any(self._own.get(inside) for inside in self._inside(call))
 
+    def nodes_of(self, call: ModuleCall) -> set[ir.Node]:
+        """The nodes of a call and of the calls inside it; of a function that one of them calls, only the call.
+
+        Raises:
+            UsageError: Some are in the body of a function that is called elsewhere.
+        """
+        own = {node for each in self._inside(call) for node in self._own.get(each, ())}
+        called = {node.op_identifier() for node in own}
+        own = {node for node in own if self._in_functions.get(node) not in called}
+        if any(node in self._in_functions for node in own):
+            raise UsageError(
+                f"nodes of '{call}' are in functions of {self._tagged.path}: use `modelexport inline` first"
+            )
+        return own
+
     def cut(self, call: ModuleCall) -> Cut:
         """A call that has nodes, as a model of its own.
 
@@ -94,32 +124,57 @@ class Cutter:
             UsageError: Its nodes are in the body of a function.
             FileFormatError: A value at its boundary has no type, not even one that can be inferred.
         """
-        inside = set(self._inside(call))
-        own = {node for each in inside for node in self._own.get(each, ())}
-        if any(node in self._in_functions for node in own):
-            raise UsageError(
-                f"nodes of '{call}' are in functions of {self._tagged.path}: use `modelexport inline` first"
-            )
-        boundary = self.boundaries[call]
-        self._check_types(call, [*boundary.inputs, *boundary.outputs])
-        constants = {value: None for value in boundary.inputs if self._is_constant(value)}
-        borrowed = set(self._behind(constants))
-        others = [value for value in boundary.inputs if value not in constants]
-        arguments = {value: None for value in others if not _is_size(value)}
-        inputs: list[ir.Value] = []
-        renewed: dict[ir.Value, _Renewed] = {}
+        own, boundary = self.nodes_of(call), self.boundaries[call]
+        needs = self.needs(own, boundary.inputs)
+        above = {*self._tagged.calls.stack(call)}
+        return self.copy(own, needs, list(boundary.outputs), set(self._inside(call)), above, f"'{call}'")
+
+    def needs(self, own: set[ir.Node], taken: Iterable[ir.Value]) -> Needs:
+        """What nodes need of the values that they take from other nodes.
+
+        Constants are computed again, and so are sizes that depend on the sizes of values that are needed anyway.
+        """
+        others: list[ir.Value] = []
+        constants: list[ir.Value] = []
+        for value in taken:
+            (constants if self.repeating.is_constant(value) else others).append(value)
+        needs = Needs([], set(self.repeating.behind(constants)), {})
+        arguments = {value: None for value in others if not is_size(value)}
         for value in others:
-            found = self._size(value, own, arguments) if value not in arguments else None
+            found = self.repeating.size(value, own, arguments) if value not in arguments else None
             if found is None:
-                inputs.append(value)
+                needs.inputs.append(value)
             else:
-                borrowed |= found[0]
-                renewed |= found[1]
-        graph = self._copy(own | borrowed, [*inputs, *renewed], list(boundary.outputs))
-        for renewal in renewed.values():
-            _read_off(graph, renewal, graph.inputs.pop(len(inputs)), graph.inputs[inputs.index(renewal.source)])
-        model = self._wrap(graph, call, inside)
-        return Cut(model, inputs, list(boundary.outputs), len(borrowed - own) + len(renewed))
+                needs.borrowed.update(found[0])
+                needs.renewed.update(found[1])
+        return needs
+
+    def copy(
+        self,
+        own: set[ir.Node],
+        needs: Needs,
+        outputs: Sequence[ir.Value],
+        inside: set[ModuleCall],
+        above: Iterable[ModuleCall],
+        what: str,
+    ) -> Cut:
+        """Nodes, and what they need, as a model of its own.
+
+        Args:
+            inside: The calls that the nodes belong to; owners outside of these are left out where there are others.
+            above: Calls that stay in its call tree even if they own no node of it.
+            what: What is cut out, for messages.
+
+        Raises:
+            FileFormatError: An input or output has no type, not even one that can be inferred.
+        """
+        self._check_types(what, [*needs.inputs, *outputs])
+        graph = self._copy(own | needs.borrowed, [*needs.inputs, *needs.renewed], outputs)
+        for renewal in needs.renewed.values():
+            size = graph.inputs.pop(len(needs.inputs))
+            read_off(graph, renewal, size, graph.inputs[needs.inputs.index(renewal.source)])
+        model = self._wrap(graph, inside, above)
+        return Cut(model, list(needs.inputs), list(outputs), len(needs.borrowed - own) + len(needs.renewed))
 
     def _inside(self, call: ModuleCall) -> Iterator[ModuleCall]:
         pending = [call]
@@ -128,91 +183,15 @@ class Cutter:
             yield call
             pending.extend(self._tagged.calls.children[call])
 
-    def _check_types(self, call: ModuleCall, values: Iterable[ir.Value]) -> None:
+    def _check_types(self, what: str, values: Iterable[ir.Value]) -> None:
         for value in values:
             if value.type is None:
                 passes.ShapeInferencePass()(self._model)
             if value.type is None:
                 raise FileFormatError(
-                    f"{self._tagged.path} does not say the type of '{value.name}', which '{call}' takes or returns, "
+                    f"{self._tagged.path} does not say the type of '{value.name}', which {what} takes or returns, "
                     "and it cannot be inferred: export it again"
                 )
-
-    # --- what else is needed ---
-
-    def _is_constant(self, value: ir.Value) -> bool:
-        """Whether a value depends on initializers and constants alone."""
-        pending = [producer] if (producer := value.producer()) is not None else []
-        while pending:
-            node = pending[-1]
-            if node not in self._constant:
-                taken = [(v, v.producer()) for v in values_taken(node) if not v.is_initializer()]
-                known = [False if p is None else self._constant.get(p) for _, p in taken]
-                if False in known or not self._is_repeatable(node):
-                    self._constant[node] = False
-                elif None in known:
-                    pending.extend(p for (_, p), k in zip(taken, known, strict=True) if p is not None and k is None)
-                    continue
-                else:
-                    self._constant[node] = True
-            pending.pop()
-        return value.is_initializer() or (producer is not None and self._constant[producer])
-
-    def _behind(self, values: Iterable[ir.Value]) -> Iterator[ir.Node]:
-        """The nodes that compute constant values."""
-        pending = [producer for value in values if (producer := value.producer()) is not None]
-        seen = set(pending)
-        while pending:
-            node = pending.pop()
-            yield node
-            for value in values_taken(node):
-                if (producer := value.producer()) is not None and producer not in seen:
-                    seen.add(producer)
-                    pending.append(producer)
-
-    def _size(
-        self, value: ir.Value, own: set[ir.Node], arguments: Mapping[ir.Value, None]
-    ) -> tuple[set[ir.Node], dict[ir.Value, _Renewed]] | None:
-        """How to compute a size from the sizes of the cut's own values: which nodes it takes, and what to renew.
-
-        ``None`` when it depends on more than sizes and constants, or on a size that none of the inputs has.
-        """
-        nodes: set[ir.Node] = set()
-        renewed: dict[ir.Value, _Renewed] = {}
-        pending = [value]
-        while pending:
-            current = pending.pop()
-            producer = current.producer()
-            if current.is_initializer() or producer in nodes:
-                continue
-            if producer is None or producer in own or not self._is_repeatable(producer):
-                return None
-            if producer.op_identifier() == ("", "Shape", ""):
-                (measured,) = producer.inputs
-                assert measured is not None
-                if measured in arguments or measured.producer() in own:
-                    nodes.add(producer)
-                elif (renewal := _renew(producer, measured, arguments)) is not None:
-                    renewed[current] = renewal
-                else:
-                    return None
-                continue
-            nodes.add(producer)
-            pending.extend(values_taken(producer))
-        return nodes, renewed
-
-    def _is_repeatable(self, node: ir.Node) -> bool:
-        """Whether a node computes the same each time: its operator is known and not random, nor is anything in it."""
-        operator = node.op_identifier()
-        if operator not in self._repeatable:
-            function = self._model.functions.get(operator)
-            if function is not None:
-                self._repeatable[operator] = all(self._is_repeatable(inner) for inner in function)
-            else:
-                self._repeatable[operator] = _is_deterministic(operator, self._model.opset_imports.get(node.domain))
-        return self._repeatable[operator] and all(
-            self._is_repeatable(inner) for graph in nested_graphs(node) for inner in graph
-        )
 
     # --- the copy ---
 
@@ -220,6 +199,7 @@ class Cutter:
         """A flat graph of copies of these nodes; what a node among them holds stays in it."""
         chosen = [node for node in sorted(nodes, key=self._position.__getitem__) if not self._is_held(node, nodes)]
         weights = {value: None for node in chosen for value in values_taken(node) if value.is_initializer()}
+        weights.update((value, None) for value in outputs if value.is_initializer())
         whole = self._model.graph
         return ir.GraphView(
             inputs,
@@ -243,12 +223,12 @@ class Cutter:
     def _enclosing_node(self, node: ir.Node) -> ir.Node | None:
         return self._enclosing.get(node.graph) if isinstance(node.graph, ir.Graph) else None
 
-    def _wrap(self, graph: ir.Graph, call: ModuleCall, inside: set[ModuleCall]) -> ir.Model:
+    def _wrap(self, graph: ir.Graph, inside: set[ModuleCall], above: Iterable[ModuleCall]) -> ir.Model:
         """A model of a graph, with the functions it uses, the whole's metadata, and the tags that concern it."""
         whole = self._model
         functions: dict[ir.OperatorIdentifier, ir.Function] = {}
         nodes = list(graph.all_nodes())
-        users = set(self._tagged.calls.stack(call)) | inside
+        users = {*above, *inside}
         for node in nodes:
             users.update(_keep_owners(node, inside, self._tagged.tags))
         pending = nodes
@@ -265,7 +245,7 @@ class Cutter:
         entries = call_tree_entries(
             (traced for traced in self._tagged.calls if traced.call in calls), self._tagged.tags.__getitem__
         )
-        tree = {keys.CALL_TREE: encode_call_tree(entries)}
+        properties = {keys.CALL_TREE: encode_call_tree(entries), **_used_entries(whole, graph)}
         return ir.Model(
             graph,
             ir_version=whole.ir_version,
@@ -275,87 +255,21 @@ class Cutter:
             model_version=whole.model_version,
             doc_string=whole.doc_string,
             functions=list(functions.values()),
-            metadata_props={**whole.metadata_props, **tree},
+            metadata_props={**whole.metadata_props, **properties},
         )
 
 
-def values_taken(node: ir.Node) -> Iterator[ir.Value]:
-    """The values that a node takes from around it, those that its nested graphs use included."""
-    yield from (value for value in node.inputs if value is not None)
-    for graph in nested_graphs(node):
-        for inner in graph:
-            yield from (value for value in values_taken(inner) if value.graph is not graph)
-        yield from (value for value in graph.outputs if value.graph is not graph)
-
-
-def _is_deterministic(operator: ir.OperatorIdentifier, version: int | None) -> bool:
-    domain, op_type, _ = operator
-    try:
-        known = onnx.defs.get_schema(op_type, version or 1, domain)
-    except onnx.defs.SchemaError:  # an operator that onnx does not know may do anything
-        return False
-    # onnx has it, its type stubs do not.
-    determinism = known.node_determinism  # type: ignore[attr-defined]
-    return bool(determinism != onnx.defs.OpSchema.NodeDeterminism.NonDeterministic)
-
-
-def _is_size(value: ir.Value) -> bool:
-    """Whether a value has the form of a size or of a list of sizes: integers, at most one axis, of fixed length."""
-    if value.dtype not in (ir.DataType.INT64, ir.DataType.INT32) or value.shape is None:
-        return False
-    return len(value.shape) <= 1 and value.shape.is_static()
-
-
-@dataclass(frozen=True, slots=True)
-class _Renewed:
-    """A ``Shape`` of a value outside the cut, and where an input of the cut has the same sizes."""
-
-    node: ir.Node
-    source: ir.Value
-    start: int
-
-
-def _renew(node: ir.Node, measured: ir.Value, arguments: Iterable[ir.Value]) -> _Renewed | None:
-    """Sizes of the same name are equal everywhere in a graph."""
-    wanted = _sizes(measured)
-    if wanted is None:
-        return None
-    wanted = wanted[slice(_int(node, "start"), _int(node, "end"))]
-    if None in wanted:
-        return None
-    for source in arguments:
-        sizes = _sizes(source) or []
-        for start in range(len(sizes) - len(wanted) + 1):
-            if sizes[start : start + len(wanted)] == wanted:
-                return _Renewed(node, source, start)
-    return None
-
-
-def _sizes(value: ir.Value) -> list[int | str | None] | None:
-    if value.shape is None:
-        return None
-    return [size if isinstance(size, int) else size.value for size in value.shape]
-
-
-def _int(node: ir.Node, name: str) -> int | None:
-    return node.attributes[name].as_int() if name in node.attributes else None
-
-
-def _read_off(graph: ir.Graph, renewal: _Renewed, size: ir.Value, source: ir.Value) -> None:
-    """Make ``size``, an input no longer, the size of another input."""
-    assert size.shape is not None
-    (length,) = size.shape.numpy()
-    node = ir.Node(
-        "",
-        "Shape",
-        [source],
-        [ir.AttrInt64("start", renewal.start), ir.AttrInt64("end", renewal.start + length)],
-        outputs=[size],
-        name=renewal.node.name,
-        metadata_props=dict(renewal.node.metadata_props),
-    )
-    node.meta.update(renewal.node.meta)
-    graph.insert_before(graph[0], node)
+def _used_entries(whole: ir.Model, graph: ir.Graph) -> dict[str, str]:
+    """The whole's list of ``state_dict`` entries, with what this graph uses of them."""
+    if keys.STATE_DICT not in whole.metadata_props:
+        return {}
+    plans = (parameter_plan(value) for value in graph.initializers.values())
+    used = {key for plan in plans if plan is not None for key in plan.keys}
+    entries = {
+        key: msgspec.structs.replace(entry, used=entry.used and key in used)
+        for key, entry in state_dict_of(whole).items()
+    }
+    return {keys.STATE_DICT: msgspec.json.encode(entries).decode()}
 
 
 def _keep_owners(node: ir.Node, inside: set[ModuleCall], tags: Mapping[ModuleCall, str]) -> tuple[ModuleCall, ...]:
@@ -371,5 +285,6 @@ def _keep_owners(node: ir.Node, inside: set[ModuleCall], tags: Mapping[ModuleCal
     source_tags = read_source_tags(properties)
     write_tags(properties, [call.address for call in calls], [source_tags[i] for i in kept], owner.evidence)
     properties[keys.NAMESPACE] = tags[calls[0]][1:]
+    properties[keys.LAYER_ANNOTATION] = calls[0].annotation
     node.meta[OWNER] = Owner(calls, owner.evidence)
     return calls

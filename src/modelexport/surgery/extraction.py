@@ -1,4 +1,4 @@
-"""``extract``: one module call of a tagged file becomes a model of its own. The graph is cut by ``cut.py``."""
+"""``extract``: one module call of a tagged file becomes a model of its own. The graph is cut by ``cutter.py``."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
 from modelexport.core.text import nearest
-from modelexport.errors import FileFormatError, OutputError, UsageError
+from modelexport.errors import OutputError, UsageError
 from modelexport.files.atomic import check_apart, check_writable, written_together
-from modelexport.files.linked import check_files
 from modelexport.files.onnx_models import LARGEST_INSIDE, save_model
 from modelexport.format.dtypes import dtype_name
-from modelexport.graph.boundaries import match_values
-from modelexport.graph.nodes import initializers
 from modelexport.surgery.cutter import Cut, Cutter
+from modelexport.surgery.interfaces import interface_of
+from modelexport.surgery.saving import size_of_weights
 
 if TYPE_CHECKING:
     from modelexport.tagged.file import TaggedFile
@@ -80,12 +79,17 @@ def extract(tagged: TaggedFile, name: str, output: str | Path) -> Extracted:
 
 
 def extract_all(tagged: TaggedFile, names: Sequence[str], folder: str | Path) -> list[Extracted]:
-    """Write several calls, each to ``folder/ADDRESS.onnx``; all of them or none.
+    """Write the calls that selectors pick, each to ``folder/ADDRESS.onnx``; all of them or none.
+
+    Of what a glob or a class picks, calls without nodes are left out.
 
     Raises:
         UsageError, FileFormatError, OutputError: As :func:`extract`.
     """
-    return _write_all(tagged, dict.fromkeys(tagged.find(name) for name in names), Path(folder))
+    calls, extractor = tagged.select(*names).calls, _Extractor(tagged)
+    if len(calls) > len(names):
+        calls = tuple(call for call in calls if extractor.cutter.has_nodes(call)) or calls
+    return _write_all(tagged, calls, Path(folder), extractor)
 
 
 def extract_each(tagged: TaggedFile, class_name: str, folder: str | Path) -> list[Extracted]:
@@ -155,7 +159,7 @@ class _Extractor:
             raise UsageError(f"'{call}' has no nodes in {self.tagged.path}: {self.reason(call)}")
         cut = self.cutter.cut(call)
         self._name_inputs(call, cut)
-        size = _size_of_weights(cut.model, self.tagged.path)
+        size = size_of_weights(cut.model, self.tagged.path)
         save_model(cut.model, staging / output.name, external=size > LARGEST_INSIDE)
         return Extracted(
             path=str(output),
@@ -172,30 +176,9 @@ class _Extractor:
 
     def _name_inputs(self, call: ModuleCall, cut: Cut) -> None:
         """Give inputs and outputs the order, and inputs the names, that the module's ``forward`` has."""
-        sidecar = self.tagged.hierarchy
-        entries = sidecar.calls if sidecar is not None else []
-        entry = next((entry for entry in entries if entry.address == call.address), None)
-        if entry is None:
-            return
-        arguments = match_values(cut.inputs, entry.inputs)
-        cut.reorder(list(arguments), list(match_values(cut.outputs, entry.outputs)))
-        cut.rename({source: argument.name for source, argument in arguments.items()})
-
-
-def _size_of_weights(model: ir.Model, source: Path) -> int:
-    """Bytes of a model's initializers.
-
-    Raises:
-        FileFormatError: A file that holds some of them is missing or too short.
-    """
-    check_files(source, model)
-    size = 0
-    for value in initializers(model):
-        tensor = value.const_value
-        if tensor is None:
-            raise FileFormatError(f"{source} has no value for '{value.name}': export it again with its weights")
-        size += tensor.nbytes
-    return size
+        interface = interface_of(self.tagged, call, cut.inputs, cut.outputs)
+        cut.reorder(interface.inputs, interface.outputs)
+        cut.rename(interface.names)
 
 
 def _describe(value: ir.Value, source: ir.Value) -> ExtractedValue:

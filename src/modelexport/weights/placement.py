@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +16,7 @@ import msgspec
 import onnx_ir as ir
 
 from modelexport.errors import OutputError
+from modelexport.files.links import clone_or_link
 from modelexport.files.onnx_models import (
     LARGEST_INSIDE,
     SMALLEST_OUTSIDE,
@@ -30,9 +30,6 @@ from modelexport.files.safetensors_files import SafetensorsFile
 from modelexport.format import documents, keys
 from modelexport.graph.nodes import initializers
 from modelexport.weights.sources import Weights
-
-_FICLONE = 0x40049409
-"""Linux's ioctl that makes a file share the blocks of another until one of them is written to."""
 
 
 @dataclass
@@ -174,32 +171,13 @@ def link_file(file: SafetensorsFile, target: Path) -> str:
     Raises:
         OutputError: The file system cannot.
     """
-    real = Path(os.path.realpath(file.path))
-    if _clone(real, target):
-        return "clone"
     try:
-        os.link(real, target)
+        return clone_or_link(Path(os.path.realpath(file.path)), target)
     except OSError as error:
         raise OutputError(
             f"{file.path} cannot be linked into {target.parent} ({error.strerror}): write the model to the folder of "
             f"the weights or above, or copy {file.size / 1e9:,.1f} GB with --weights copy"
         ) from error
-    return "hard link"
-
-
-def _clone(source: Path, target: Path) -> bool:
-    """Make ``target`` a file that shares the blocks of ``source``, where the file system can."""
-    if sys.platform != "linux":
-        return False
-    import fcntl
-
-    with source.open("rb") as old, target.open("wb") as new:
-        try:
-            fcntl.ioctl(new.fileno(), _FICLONE, old.fileno())
-        except OSError:
-            target.unlink()
-            return False
-    return True
 
 
 def _leave_out(absent: _Tensors, data: str) -> _Tensors:

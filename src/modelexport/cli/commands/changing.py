@@ -123,7 +123,8 @@ def extract(
         Path, typer.Option("-o", "--output", metavar="SUB.onnx", help="The file to write; a folder for several calls.")
     ],
     modules: Annotated[
-        list[str] | None, typer.Argument(metavar="ADDRESS|TAG", help="A call: path@1 is the second of a module.")
+        list[str] | None,
+        typer.Argument(metavar="SELECTOR", help="Modules: address, glob, tag, class:NAME."),
     ] = None,
     each: Annotated[str | None, typer.Option("--each", metavar="CLASS", help="Every call of modules of CLASS.")] = None,
     as_json: JsonOption = False,
@@ -140,10 +141,10 @@ def extract(
     tagged = read_tagged(next(iter(parts_with(file, modules[0] if modules else ".").values())))
     if each:
         extracted = cutting.extract_each(tagged, each, output)
-    elif modules and len(modules) > 1:
-        extracted = cutting.extract_all(tagged, modules, output)
+    elif len(calls := tagged.select(*modules or ()).calls) > 1:
+        extracted = cutting.extract_all(tagged, modules or (), output)
     else:
-        extracted = [cutting.extract(tagged, name, output) for name in modules or ()]
+        extracted = [cutting.extract(tagged, str(calls[0]), output)]
     if as_json:
         print_json(extracted)
     else:

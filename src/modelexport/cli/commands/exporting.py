@@ -32,6 +32,7 @@ from modelexport.weights import WeightsMode
 if TYPE_CHECKING:
     from modelexport.exporting.options import Options
 
+NodeNames = Literal["exporter", "path"]
 HierarchyView = Literal["static", "traced", "compare"]
 
 
@@ -76,6 +77,9 @@ def export(
     keep_torch_metadata: Annotated[
         bool, typer.Option("--keep-torch-metadata", help="Keep pkg.torch.* keys, with paths of this machine.")
     ] = False,
+    node_names: Annotated[
+        NodeNames, typer.Option(help="path: nodes are called /encoder/layer.0/attention/self/MatMul_1 and the like.")
+    ] = "exporter",
     dag_dir: Annotated[
         Path | None, typer.Option("--dag-dir", metavar="DIR", help="Also write each module call's DAG as a file here.")
     ] = None,
@@ -126,6 +130,7 @@ def export(
             exclude=exclude or (),
             tags_as=tags_as,
             keep_torch_metadata=keep_torch_metadata,
+            node_names=node_names,
         ),
         weights=WeightOptions(weights=weights),
         checks=CheckOptions(check=not no_check, keep_anyway=keep_anyway, verify=verify, reference=reference),

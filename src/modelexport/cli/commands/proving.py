@@ -65,12 +65,16 @@ def verify(
     if model is None and (weights_sample is not None or dtype is not None):
         raise UsageError("--weights-sample and --dtype go with --model")
     if file.is_dir():
-        if model is None or against is not None or modules or weights_sample is not None:
+        if modules or weights_sample is not None or (model is None and against is None):
             raise UsageError(
-                f"{file} is a folder: give --model, what it was exported from, and --new-tokens if need be"
+                f"{file} is a folder: give --model, what it was exported from, or for stages --against, what was split"
             )
+        if against is not None:
+            _verify_stages(file, against, provider, seed, as_json=as_json)
+            return
+        assert model is not None
         choice = ModelChoice(model, inputs, model_class, trust_remote_code, seed, dtype)
-        _verify_folder(file, choice, new_tokens, provider, as_json=as_json)
+        _verify_generation(file, choice, new_tokens, provider, as_json=as_json)
         return
     with progress_shown() as progress:
         stages = Stages(progress)
@@ -125,7 +129,7 @@ def verify(
         raise typer.Exit(1)
 
 
-def _verify_folder(folder: Path, choice: ModelChoice, new_tokens: int, provider: str, *, as_json: bool) -> None:
+def _verify_generation(folder: Path, choice: ModelChoice, new_tokens: int, provider: str, *, as_json: bool) -> None:
     from modelexport.cli import show_package
     from modelexport.core.stages import Stages
     from modelexport.tagged.package import read_package
@@ -147,4 +151,17 @@ def _verify_folder(folder: Path, choice: ModelChoice, new_tokens: int, provider:
     else:
         print(show_package.format_generation(report))
     if not report.agrees:
+        raise typer.Exit(1)
+
+
+def _verify_stages(folder: Path, against: Path, provider: str, seed: int, *, as_json: bool) -> None:
+    from modelexport.cli import show_surgery
+    from modelexport.verify.stages import verify_stages
+
+    differences = verify_stages(folder, against, provider=provider, seed=seed)
+    if as_json:
+        print_json(differences)
+    else:
+        print(show_surgery.format_chain(differences))
+    if any(difference.status != "agree" for difference in differences):
         raise typer.Exit(1)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from modelexport.core.relative import Scope
-from modelexport.core.tags import Tags
+from modelexport.core.tags import CallTags
 from modelexport.format import keys
 from modelexport.graph.nodes import nested_graphs
 from modelexport.graph.owners import owner_of
@@ -89,13 +89,13 @@ class Distinct:
     """Those without calls inside first."""
 
 
-def distinct_bodies(model: ir.Model, tags: Tags, grouping: Grouping) -> Distinct:
+def distinct_bodies(model: ir.Model, tags: CallTags, grouping: Grouping) -> Distinct:
     """Find the distinct bodies among the groups of a model whose nodes have owners."""
     return _Search(model, tags, grouping).run()
 
 
 class _Search:
-    def __init__(self, model: ir.Model, tags: Tags, grouping: Grouping) -> None:
+    def __init__(self, model: ir.Model, tags: CallTags, grouping: Grouping) -> None:
         self.tags = tags
         self.graph = model.graph
         self.items = grouping.items

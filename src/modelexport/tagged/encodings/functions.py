@@ -22,7 +22,7 @@ import onnx_ir as ir
 from modelexport.core.calls import ModuleCall
 from modelexport.core.owners import Evidence, Owner
 from modelexport.core.relative import Scope, short_name
-from modelexport.core.tags import Tags, class_in_tag
+from modelexport.core.tags import CallTags, class_in_tag
 from modelexport.format import keys
 from modelexport.format.call_tree import call_tree_entries, encode_call_tree
 from modelexport.format.node_tags import write_tags
@@ -42,6 +42,7 @@ _OWNER_KEYS = {
     keys.HIERARCHY_TAGS,
     keys.CALLS,
     keys.NAMESPACE,
+    keys.LAYER_ANNOTATION,
 }
 _FUNCTION_VALUE_INFO_IR_VERSION = 10
 """The first IR version whose functions have types and shapes of their values."""
@@ -56,14 +57,14 @@ class FunctionsModel:
     hoisted: Sequence[Hoisted]
 
 
-def write_functions(model: ir.Model, tags: Tags) -> FunctionsModel:
+def write_functions(model: ir.Model, tags: CallTags) -> FunctionsModel:
     """A flat model with owners and metadata as functions. The model stays as it is; tensors are shared."""
     grouping = group_calls(model, tags.calls)
     return FunctionsModel(_Writer(model, tags, grouping).run(), grouping.flat, grouping.hoisted)
 
 
 class _Writer:
-    def __init__(self, model: ir.Model, tags: Tags, grouping: Grouping) -> None:
+    def __init__(self, model: ir.Model, tags: CallTags, grouping: Grouping) -> None:
         self.model = model
         self.tags = tags
         self.items = grouping.items
@@ -241,6 +242,7 @@ class _Body:
         tag = properties[keys.SOURCE_MODULE]
         if self.scope.is_root:
             properties[keys.NAMESPACE] = self.writer.tags.namespace(group.call)
+            properties[keys.LAYER_ANNOTATION] = group.call.annotation
             properties.update(self.writer.names_and_shapes(instance))
         return ir.Node(
             keys.FUNCTIONS_DOMAIN,

@@ -54,6 +54,7 @@ def write_owner(node: ir.Node, owner: Owner, tags: CallTags) -> None:
     addresses = [call.address for call in owner.calls]
     write_tags(node.metadata_props, addresses, [tags.source_tag(call) for call in owner.calls], owner.evidence)
     node.metadata_props[keys.NAMESPACE] = tags.namespace(owner.call)
+    node.metadata_props[keys.LAYER_ANNOTATION] = owner.call.annotation
 
 
 def initializer_tags(value: ir.Value, tags: CallTags) -> list[str]:

@@ -202,6 +202,7 @@ class _Expansion:
         calls = [scope.absolute(address) for address in read_addresses(properties)]
         tags = [scope.absolute_tag(tag) for tag in read_source_tags(properties)]
         joined = {**properties, keys.NAMESPACE: self.inliner.tags[calls[0]].removeprefix("/")}
+        joined[keys.LAYER_ANNOTATION] = calls[0].annotation
         write_tags(joined, [call.address for call in calls], tags, Evidence(properties[keys.EVIDENCE]))
         return joined
 

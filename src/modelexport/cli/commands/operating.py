@@ -1,0 +1,213 @@
+"""What acts on modules in a file: `split`, `replace`, `place`, `rename`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from modelexport.cli.options import FileArgument, JsonOption, OutputOption
+from modelexport.cli.running import print_json
+from modelexport.errors import UsageError
+from modelexport.surgery import Sharing
+
+SharingOption = Annotated[
+    Sharing,
+    typer.Option(
+        "--weights",
+        help="Weights in files of their own: linked beside the output, or what is used copied.",
+    ),
+]
+if TYPE_CHECKING:
+    from modelexport.tagged.file import TaggedFile
+
+By = Literal["bytes", "flops", "time"]
+Body = Literal["keep", "drop"]
+
+
+def split(
+    file: FileArgument,
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="FOLDER", help="The folder to write.")],
+    stages: Annotated[int | None, typer.Option(metavar="N", min=1, help="How many stages.")] = None,
+    max_mb: Annotated[
+        float | None, typer.Option("--max-mb", metavar="M", help="Largest weights of a stage, in millions of bytes.")
+    ] = None,
+    at: Annotated[
+        list[str] | None,
+        typer.Option("--at", metavar="SELECTOR", help="A stage begins here; with --stages, nowhere else."),
+    ] = None,
+    by: Annotated[By, typer.Option(help="What the stages are balanced by.")] = "bytes",
+    weights: SharingOption = "auto",
+    as_json: JsonOption = False,
+) -> None:
+    """Cut FILE at module boundaries into stages that run one after the other."""
+    from modelexport.cli import show_surgery
+    from modelexport.surgery.splitting import figures_of
+    from modelexport.surgery.splitting import split as run
+    from modelexport.tagged.file import read_tagged
+
+    tagged = read_tagged(file)
+    result = run(
+        tagged,
+        output,
+        stages=stages,
+        max_bytes=None if max_mb is None else int(max_mb * 1e6),
+        at=at or (),
+        by=by,
+        measure=None if by == "bytes" else figures_of(_figures(tagged, by)),
+        weights=weights,
+    )
+    if as_json:
+        print_json(result)
+    else:
+        print(show_surgery.format_split(result))
+
+
+def _figures(tagged: TaggedFile, by: By) -> dict[str, float]:
+    """What each node computes or takes, by name; dynamic axes have a size like any other for this."""
+    if by == "time":
+        from modelexport.measure.profiles import profile
+
+        nodes, column = profile(tagged, runs=5, level="none").table.nodes, "seconds"
+    else:
+        from modelexport.measure.costs import cost
+        from modelexport.measure.shapes import find_shapes
+
+        sizes = dict.fromkeys(find_shapes(tagged.model).symbols, 32)
+        nodes, column = cost(tagged, sizes).nodes, "flops"
+    return {node.name: float(node.figures.get(column) or 0) for node in nodes}
+
+
+def replace(
+    file: FileArgument,
+    modules: Annotated[
+        list[str], typer.Argument(metavar="SELECTOR", help="Modules: addresses, globs, tags, class:NAME.")
+    ],
+    output: OutputOption,
+    model: Annotated[
+        Path | None, typer.Option("--with", metavar="SUB.onnx", help="Put this model there, tagged or not.")
+    ] = None,
+    mapping: Annotated[
+        list[str] | None,
+        typer.Option("--map", metavar="SUB=VALUE", help="An input or output of SUB.onnx, and which value it is."),
+    ] = None,
+    operator: Annotated[
+        str | None, typer.Option("--with-op", metavar="DOMAIN:OpType", help="Put one node of this operator there.")
+    ] = None,
+    attribute: Annotated[
+        list[str] | None, typer.Option("--attribute", metavar="NAME=VALUE", help="An attribute of the operator.")
+    ] = None,
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option("--input", metavar="NAME", help="What the operator gets: an argument, a value, a parameter."),
+    ] = None,
+    body: Annotated[
+        Body, typer.Option(help="keep: the old module becomes the operator's function, for where it has no kernel.")
+    ] = "drop",
+    identity: Annotated[bool, typer.Option("--with-identity", help="Let the module return its input.")] = False,
+    one_call: Annotated[
+        bool, typer.Option("--one-call", help="Only the calls named, not every call of their modules.")
+    ] = False,
+    weights: SharingOption = "auto",
+    as_json: JsonOption = False,
+) -> None:
+    """Put a model, an operator or nothing in the place of modules of FILE."""
+    from modelexport.cli import show_surgery
+    from modelexport.surgery.replacing import replace as run
+    from modelexport.surgery.substitutes import CustomOperator, FromModel, Identity, Substitute
+
+    if sum([model is not None, operator is not None, identity]) != 1:
+        raise UsageError("say what to put there: --with SUB.onnx, --with-op DOMAIN:OpType or --with-identity")
+    if mapping and model is None:
+        raise UsageError("--map goes with --with SUB.onnx")
+    if operator is None and (attribute or inputs or body != "drop"):
+        raise UsageError("--attribute, --input and --body go with --with-op")
+    substitute: Substitute = Identity()
+    if model is not None:
+        substitute = FromModel(model, _pairs("--map", mapping or ()))
+    elif operator is not None:
+        domain, _, name = operator.rpartition(":")
+        values = {key: _value(text) for key, text in _pairs("--attribute", attribute or ()).items()}
+        substitute = CustomOperator(domain, name, values, body == "keep", inputs or ())
+    result = run(file, modules, substitute, output, every_call=not one_call, weights=weights)
+    if as_json:
+        print_json(result)
+    else:
+        print(show_surgery.format_replaced(result))
+
+
+def _pairs(option: str, texts: Iterable[str]) -> dict[str, str]:
+    for text in texts:
+        if "=" not in text:
+            raise UsageError(f"{option} {text}: write NAME=VALUE")
+    return {name: value for name, _, value in (text.partition("=") for text in texts)}
+
+
+def _value(text: str) -> Any:
+    """A number, a list or a text."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def place(
+    file: FileArgument,
+    rule: Annotated[
+        list[str],
+        typer.Option("--rule", metavar="'DEVICE: SELECTOR ...'", help="Where modules go: 'gpu: model.layers.*'."),
+    ],
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="SESSION.json", help="Write the session options here.")
+    ] = None,
+    provider: Annotated[
+        list[str] | None, typer.Option("--provider", metavar="NAME", help="Of the session that is opened, in order.")
+    ] = None,
+    library: Annotated[
+        list[str] | None, typer.Option("--library", metavar="NAME=PATH", help="The library of a plug-in provider.")
+    ] = None,
+    no_check: Annotated[bool, typer.Option("--no-check", help="Do not open a session.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Send modules of FILE to devices: ONNX Runtime's session options, and where the modules went."""
+    from modelexport.cli import show_surgery
+    from modelexport.files.atomic import check_writable, written_together
+    from modelexport.surgery.placing import Rule
+    from modelexport.surgery.placing import place as run
+    from modelexport.tagged.file import read_tagged
+
+    if output is not None:
+        check_writable(output)
+    libraries = {name: Path(path) for name, path in _pairs("--library", library or ()).items()}
+    placement = run(
+        read_tagged(file),
+        [Rule.parse(text) for text in rule],
+        check=not no_check,
+        providers=provider or list(libraries),
+        libraries=libraries,
+    )
+    if output is not None:
+        with written_together(output.parent) as staging:
+            (staging / output.name).write_text(
+                json.dumps(placement.session_options(), indent=1) + "\n", encoding="utf-8"
+            )
+    if as_json:
+        print_json(placement)
+    else:
+        print(show_surgery.format_placement(placement, output, libraries))
+    if placement.faults:
+        raise typer.Exit(1)
+
+
+def rename(file: FileArgument, output: OutputOption, as_json: JsonOption = False) -> None:
+    """Name the nodes of FILE after their modules: /encoder/layer.0/attention/self/MatMul_1."""
+    from modelexport.surgery.naming import rename as run
+
+    renamed = run(file, output)
+    if as_json:
+        print_json(renamed)
+    else:
+        print(f"{renamed.path}: {len(renamed.renamed):,} nodes renamed")

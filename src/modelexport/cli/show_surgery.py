@@ -1,0 +1,110 @@
+"""What `split`, `replace`, `place` and `rename` show a person."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from modelexport.core.text import align, plural
+
+if TYPE_CHECKING:
+    from modelexport.surgery.placing import Placement
+    from modelexport.surgery.replacing import Replaced
+    from modelexport.surgery.splitting import Split
+    from modelexport.verify.differences import Difference
+
+
+def format_split(result: Split) -> str:
+    """The stages, one a line, and how even they are."""
+    rows = [("STAGE", "WEIGHTS", result.by.upper(), "NODES", "IN", "OUT", "MODULES")]
+    rows += [
+        (
+            stage.file,
+            megabytes(stage.bytes),
+            f"{stage.share:.1%}",
+            f"{stage.nodes:,}",
+            str(len(stage.inputs)),
+            str(len(stage.outputs)),
+            _modules(stage.modules, stage.parts_of),
+        )
+        for stage in result.stages
+    ]
+    over = result.largest / result.best - 1 if result.best else 0.0
+    even = "as even as module boundaries allow" if over < 0.0005 else f"{over:.1%} above the most even cut"
+    cross = ", ".join(map(str, result.crossing)) or "none"
+    return (
+        f"{align(rows, right={1, 2, 3, 4, 5})}\n{result.path}: {plural(len(result.stages), 'stage')}, the largest "
+        f"{even}; values that cross each cut: {cross}"
+    )
+
+
+def format_chain(differences: Sequence[Difference]) -> str:
+    """Each output of the chain of stages, and how far it is from the whole's."""
+    return "\n".join(
+        f"{one.name}: {one.status}"
+        + (f", {one.absolute:.1e}" if one.absolute is not None else "")
+        + (f" ({one.reason})" if one.reason else "")
+        for one in differences
+    )
+
+
+def format_replaced(result: Replaced) -> str:
+    """The calls that were replaced, one a line."""
+    rows = [("CALL", "REMOVED", "ADDED", "INPUTS", "OUTPUTS")]
+    rows += [
+        (call.call, f"{call.removed:,}", f"{call.added:,}", ", ".join(call.inputs), ", ".join(call.outputs))
+        for call in result.calls
+    ]
+    return (
+        f"{align(rows, right={1, 2})}\n{result.path}: {plural(len(result.calls), 'call')} replaced by {result.by}, "
+        f"{plural(result.kept, 'node')} as before"
+    )
+
+
+def format_placement(placement: Placement, output: Path | None, libraries: Mapping[str, Path]) -> str:
+    """Where each module is sent and where it went, the faults, and Python that opens such a session."""
+    rows = [("MODULE", "RULE", "WENT TO", "")]
+    for call in placement.calls:
+        went = ", ".join(f"{provider} {count}" for provider, count in call.providers.items()) or "-"
+        rows.append((call.call, call.device, went, _STATES.get(call.state or "", "")))
+    sent = ", ".join(f"{plural(count, 'node')} to {device}" for device, count in placement.nodes.items())
+    lines = [align(rows), f"{sent}; {plural(placement.unplaced, 'node')} without a rule", ""]
+    return "\n".join([*lines, _python(placement, output, libraries)])
+
+
+_STATES = {"torn": "torn apart", "elsewhere": "elsewhere", "no provider": "no provider for it here"}
+
+
+def _python(placement: Placement, output: Path | None, libraries: Mapping[str, Path]) -> str:
+    lines = ["import onnxruntime", ""]
+    lines += [
+        f'onnxruntime.register_execution_provider_library("{name}", "{path}")' for name, path in libraries.items()
+    ]
+    lines.append("options = onnxruntime.SessionOptions()")
+    if output is not None:
+        lines[0] = "import json\n\nimport onnxruntime"
+        lines.append(f'for key, value in json.load(open("{output}"))["config_entries"].items():')
+        lines.append("    options.add_session_config_entry(key, value)")
+    else:
+        lines.append(f'options.add_session_config_entry("session.layer_assignment_settings", "{placement.settings}")')
+    names = [name for name in placement.providers if name not in libraries]
+    if libraries:
+        lines.append("for device in onnxruntime.get_ep_devices():")
+        lines.append(f"    if device.ep_name in {list(libraries)}:")
+        lines.append("        options.add_provider_for_devices([device], {})")
+        lines.append(f'session = onnxruntime.InferenceSession("{placement.path}", options)')
+    else:
+        lines.append(f'session = onnxruntime.InferenceSession("{placement.path}", options, providers={names})')
+    return "\n".join(lines)
+
+
+def megabytes(count: int) -> str:
+    return f"{count / 1e6:,.1f} MB" if count >= 1e5 else f"{count:,} B"
+
+
+def _modules(whole: Sequence[str], parts_of: Sequence[str]) -> str:
+    """The first and last module that a stage has whole, and what it has a part of."""
+    text = whole[0] if len(whole) == 1 else f"{whole[0]} to {whole[-1]}" if whole else ""
+    parts = ", ".join(name for name in parts_of if name != ".")
+    return f"{text}{f' (part of {parts})' if parts else ''}".strip()

@@ -1,0 +1,51 @@
+"""Names of nodes after the modules that they belong to."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import onnx_ir as ir
+
+from modelexport.core.calls import ModuleCall
+from modelexport.graph.nodes import all_nodes, initializers
+from modelexport.graph.owners import owner_of
+
+
+def path_names(model: ir.Model) -> dict[ir.Node, str]:
+    """For each node a name like ``/encoder/layer.0/attention/self/MatMul_1``: its module's path, then its operator.
+
+    A part of the path that is a number stays with the part before it, as exporters of old wrote it. Nodes of one
+    operator in one module are numbered in the order of the graph, over all calls of the module. The names are different
+    from each other and from those of all values, and the same for the same graph. A node without an owner is named
+    after its operator alone.
+    """
+    taken = {value.name for node in all_nodes(model) for value in node.outputs}
+    taken |= {value.name for value in initializers(model)} | {value.name for value in model.graph.inputs}
+    counts: Counter[str] = Counter()
+    names: dict[ir.Node, str] = {}
+    for node in all_nodes(model):
+        owner = owner_of(node)
+        stem = f"{_folder(owner.call) if owner is not None else ''}/{node.op_type}"
+        name = ""
+        while not name or name in taken:
+            name = f"{stem}_{counts[stem]}" if counts[stem] else stem
+            counts[stem] += 1
+        names[node] = name
+    return names
+
+
+def _folder(call: ModuleCall) -> str:
+    text = ""
+    for part in call.path.split(".") if call.path else ():
+        text += f".{part}" if part.isdecimal() and text else f"/{part}"
+    return text
+
+
+def name_nodes_by_path(model: ir.Model) -> dict[str, str]:
+    """Rename the nodes of a model in place; returns the old names to the new ones where they differ."""
+    renamed: dict[str, str] = {}
+    for node, name in path_names(model).items():
+        if node.name != name:
+            renamed[node.name or ""] = name
+            node.name = name
+    return renamed

@@ -1,0 +1,141 @@
+"""Where to cut a sequence into stages: balanced, with as little as possible crossing the cuts. Numbers only."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+SLACK = 0.1
+"""How much larger than the best possible the largest stage may be, where less crosses the cuts then."""
+
+
+@dataclass(frozen=True)
+class Units:
+    """What may not be cut, in order: the figures of each and what crosses a cut before it.
+
+    A stage's size is the sum over the *distinct* items of its units: a weight that two of them use is there once.
+    """
+
+    items: Sequence[Mapping[Hashable, int]]
+    """For each unit its items and their sizes."""
+    crossing: Sequence[int]
+    """What a cut before each unit costs; that of the first counts for nothing."""
+
+    def size(self, start: int, end: int) -> int:
+        """The size of the stage of the units from ``start`` up to ``end``."""
+        return sum({item: size for unit in self.items[start:end] for item, size in unit.items()}.values())
+
+    def sizes(self, cuts: Sequence[int]) -> list[int]:
+        """The sizes of all stages."""
+        ends = [0, *cuts, len(self.items)]
+        return [self.size(start, end) for start, end in pairwise(ends)]
+
+
+def best_limit(units: Units, stages: int) -> int:
+    """The smallest possible size of the largest of so many stages."""
+    low, high = max(units.size(i, i + 1) for i in range(len(units.items))), units.size(0, len(units.items))
+    while low < high:
+        middle = (low + high) // 2
+        if fewest_stages(units, middle) <= stages:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def fewest_stages(units: Units, limit: int) -> int:
+    """How many stages it takes for none to be larger than ``limit``, which no single unit may be."""
+    stages, total = 1, 0
+    here: set[Hashable] = set()
+    for unit in units.items:
+        total += sum(size for item, size in unit.items() if item not in here)
+        here.update(unit)
+        if total > limit:
+            stages += 1
+            total, here = sum(unit.values()), set(unit)
+    return stages
+
+
+def balanced_cuts(units: Units, stages: int, limit: int) -> list[int]:
+    """The units before which to cut, so that no stage is larger than ``limit`` and the least crosses the cuts.
+
+    Among cuts over which equally much crosses, neighbouring stages are made as equal as possible.
+
+    Raises:
+        ValueError: There are no such cuts.
+    """
+    lowest = _lowest_starts(units, limit)
+    best: list[float] = [0.0] + [float("inf")] * len(units.items)
+    origins: list[list[int]] = []
+    for stage in range(1, stages + 1):
+        best, origin = _one_more(units, best, lowest, last=stage == stages)
+        origins.append(origin)
+    if best[-1] == float("inf"):
+        raise ValueError(f"no {stages} stages of {len(units.items)} units are within {limit}")
+    cuts = [len(units.items)]
+    for origin in reversed(origins):
+        cuts.append(origin[cuts[-1]])
+    return _evened(units, cuts[-2:0:-1])
+
+
+def _lowest_starts(units: Units, limit: int) -> list[int]:
+    """For each end, the first unit with which a stage that ends there may begin. It grows with the end."""
+    lowest, start, total = [0], 0, 0
+    here: Counter[Hashable] = Counter()
+    for unit in units.items:
+        total += sum(size for item, size in unit.items() if not here[item])
+        here.update(unit.keys())
+        while total > limit:
+            left = units.items[start]
+            here.subtract(left.keys())
+            total -= sum(size for item, size in left.items() if not here[item])
+            start += 1
+        lowest.append(start)
+    return lowest
+
+
+def _one_more(
+    units: Units, best: Sequence[float], lowest: Sequence[int], *, last: bool
+) -> tuple[list[float], list[int]]:
+    """What crosses the cuts, at the least, with one stage more, for each end of it; and where that stage begins."""
+    count = len(units.items)
+    costs, origins = [float("inf")] * (count + 1), [0] * (count + 1)
+    window: deque[int] = deque()
+    for end in range(1, count + 1):
+        while window and best[window[-1]] >= best[end - 1]:
+            window.pop()
+        window.append(end - 1)
+        while window and window[0] < lowest[end]:
+            window.popleft()
+        if window and (end == count) == last:
+            crossing = 0 if last else units.crossing[end]
+            costs[end], origins[end] = best[window[0]] + crossing, window[0]
+    return costs, origins
+
+
+def _evened(units: Units, cuts: list[int]) -> list[int]:
+    """Move each cut between its neighbours to where both of its stages are most alike and no more crosses it."""
+    for _ in range(2 * len(cuts)):
+        before = list(cuts)
+        for index, cut in enumerate(cuts):
+            start = cuts[index - 1] if index else 0
+            end = cuts[index + 1] if index + 1 < len(cuts) else len(units.items)
+            left, right = _running(units, range(start, end)), _running(units, range(end - 1, start - 1, -1))[::-1]
+            places = [place for place in range(start + 1, end) if units.crossing[place] <= units.crossing[cut]]
+            cuts[index] = min(places, key=lambda p: (max(left[p - start - 1], right[p - start]), units.crossing[p]))
+        if cuts == before:
+            break
+    return cuts
+
+
+def _running(units: Units, order: range) -> list[int]:
+    """The size of the units up to each, in this order."""
+    total, sizes = 0, []
+    here: set[Hashable] = set()
+    for index in order:
+        total += sum(size for item, size in units.items[index].items() if item not in here)
+        here.update(units.items[index])
+        sizes.append(total)
+    return sizes

@@ -1,0 +1,249 @@
+"""``place``: rules that send modules to devices, written as ONNX Runtime's session options, and read back from it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from modelexport.core.calls import ModuleCall
+from modelexport.errors import UsageError
+from modelexport.format import keys
+from modelexport.graph.owners import owner_of
+from modelexport.runtime.assignment import CPU, RECORD, SETTINGS, assigned_providers, session_providers
+from modelexport.tagged.file import TaggedFile
+
+State = Literal["placed", "elsewhere", "torn", "no provider"]
+"""All nodes of a call are where the rule says; all elsewhere; in several places; or nothing here serves the device."""
+
+_PROVIDERS: Mapping[str, Sequence[str]] = {
+    "cpu": (CPU,),
+    "gpu": ("CUDAExecutionProvider", "DmlExecutionProvider"),
+    "cuda": ("CUDAExecutionProvider",),
+    "dml": ("DmlExecutionProvider",),
+    "npu": ("QNNExecutionProvider", "VitisAIExecutionProvider"),
+    "fpga": (),
+    "accelerator": (),
+}
+"""ONNX Runtime's words for devices, and providers that it takes for them whatever hardware they name."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A device, or a provider by name, and the modules that go there."""
+
+    device: str
+    selectors: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> Rule:
+        """``gpu: model.layers.[0-11] model.norm``: a device, a colon and a space, selectors.
+
+        Raises:
+            UsageError: It is nothing like it.
+        """
+        device, found, modules = text.partition(": ")
+        if not (found and device.strip() and modules.split()) or set(device) & set("(),;"):
+            raise UsageError(f"'{text}' is not a rule: write 'DEVICE: SELECTOR ...', as in 'gpu: model.layers.[0-11]'")
+        return cls(device.strip(), tuple(modules.split()))
+
+
+class PlacedCall(msgspec.Struct, frozen=True):
+    """A call that a rule names, and where its nodes went."""
+
+    call: str
+    tag: str
+    device: str
+    state: State | None
+    """``None`` where no session was opened."""
+    providers: dict[str, int]
+    """How many of its nodes each provider got; those that a rule for a module inside it sends elsewhere left out."""
+
+
+class Placement(msgspec.Struct, frozen=True, kw_only=True):
+    """Session options that place modules, and what became of them in a session here."""
+
+    path: str
+    settings: str
+    """For ``session.layer_assignment_settings``."""
+    nodes: dict[str, int]
+    """How many nodes the rules send to each device."""
+    unplaced: int
+    """Nodes without a rule: ONNX Runtime puts them wherever it likes."""
+    providers: list[str]
+    """Of the session that was opened; empty if none was."""
+    calls: list[PlacedCall]
+
+    @property
+    def faults(self) -> list[PlacedCall]:
+        """The calls that are torn apart or elsewhere."""
+        return [call for call in self.calls if call.state in ("torn", "elsewhere")]
+
+    def session_options(self) -> dict[str, object]:
+        """What ``-o SESSION.json`` gets: entries of the session's configuration, and providers."""
+        return {"providers": self.providers, "config_entries": {SETTINGS: self.settings, RECORD: "1"}}
+
+
+def place(
+    tagged: TaggedFile,
+    rules: Sequence[Rule],
+    *,
+    check: bool = True,
+    providers: Sequence[str] = (),
+    libraries: Mapping[str, Path] | None = None,
+) -> Placement:
+    """Make ONNX Runtime's session options out of rules, open a session with them, and read back where modules went.
+
+    A node goes where the rule for the innermost module around it says; of several rules for that, the last counts.
+
+    Args:
+        check: Open a session; without, the options are only written.
+        providers: Of the session, in order; CPU is always the last.
+        libraries: Names of plug-in providers to their libraries.
+
+    Raises:
+        UsageError: A selector matches nothing, the file has no annotations, or ONNX Runtime does not have a provider
+            or refuses the model.
+    """
+    _annotated(tagged)
+    sent = _sent(tagged, rules)
+    devices = {
+        node.name or "": sent[owner.call].device if (owner := owner_of(node)) and owner.call in sent else None
+        for node in tagged.nodes
+    }
+    nodes = Counter(device for device in devices.values() if device is not None)
+    settings = "; ".join(f"{device}({', '.join(names)})" for device, names in _patterns(tagged, devices).items())
+    found: dict[str, str] = {}
+    opened: list[str] = []
+    if check:
+        opened = session_providers(providers, libraries or {})
+        found = assigned_providers(tagged.path, settings, opened)
+    by_call: dict[_Sent, list[str]] = {}
+    for node in tagged.nodes:
+        if (owner := owner_of(node)) is not None and owner.call in sent:
+            by_call.setdefault(sent[owner.call], []).append(node.name or "")
+    return Placement(
+        path=str(tagged.path),
+        settings=settings,
+        nodes=dict(nodes),
+        unplaced=sum(device is None for device in devices.values()),
+        providers=opened,
+        calls=[_read_back(tagged, place, names, found, opened) for place, names in by_call.items()],
+    )
+
+
+class _Sent(NamedTuple):
+    """Where a call is sent, and by which rule for which call around it."""
+
+    depth: int
+    rule: int
+    call: ModuleCall
+    device: str
+
+
+def _sent(tagged: TaggedFile, rules: Sequence[Rule]) -> dict[ModuleCall, _Sent]:
+    """Where each call is sent: by the rule for the innermost call around it, of several by the last."""
+    sent: dict[ModuleCall, _Sent] = {}
+    for index, rule in enumerate(rules):
+        selection = tagged.select(*rule.selectors)
+        named = set(selection.calls)
+        mine: dict[ModuleCall, _Sent] = {}
+        for traced in tagged.calls:  # callers before callees
+            if traced.call not in selection:
+                continue
+            if traced.call in named or traced.parent is None or traced.parent not in mine:
+                mine[traced.call] = _Sent(traced.depth, index, traced.call, rule.device)
+            else:
+                mine[traced.call] = mine[traced.parent]
+        sent.update((call, max(place, sent.get(call, place))) for call, place in mine.items())
+    return sent
+
+
+def _annotated(tagged: TaggedFile) -> None:
+    """Refuse a file whose nodes ONNX Runtime cannot place.
+
+    Raises:
+        UsageError: A node has no annotation, or one of somebody else.
+    """
+    for node in tagged.nodes:
+        owner = owner_of(node)
+        if owner is None or node.metadata_props.get(keys.LAYER_ANNOTATION) != owner.call.annotation:
+            raise UsageError(
+                f"{tagged.path} has nodes without the annotations that ONNX Runtime needs, such as '{node.name}': "
+                "export it again, or write new ones with `modelexport retag`"
+            )
+
+
+@dataclass
+class _Part:
+    """A part of annotations: ``layers.`` and what comes behind it."""
+
+    devices: set[str | None] = field(default_factory=set)
+    """Of every annotation that begins so."""
+    own: str | None = None
+    """Of the annotation that ends here."""
+    ends: bool = False
+    parts: dict[str, _Part] = field(default_factory=dict)
+
+
+def _patterns(tagged: TaggedFile, devices: Mapping[str, str | None]) -> dict[str, list[str]]:
+    """For each device the fewest beginnings of annotations that take its nodes and no others.
+
+    In ONNX Runtime the first rule that matches wins, and beginnings win over whole annotations: none overlap here.
+    """
+    root = _Part()
+    for node in tagged.nodes:
+        annotation = node.metadata_props[keys.LAYER_ANNOTATION]
+        device = devices[node.name or ""]
+        part = root
+        for name in annotation.split(".")[:-1]:
+            part = part.parts.setdefault(name, _Part())
+            part.devices.add(device)
+        part.own, part.ends = device, True
+    found: dict[str, list[str]] = {}
+    for device, pattern in _covering(root, ""):
+        found.setdefault(device, []).append(pattern)
+    return found
+
+
+def _covering(part: _Part, prefix: str) -> Iterator[tuple[str, str]]:
+    for name, inner in part.parts.items():
+        beginning = f"{prefix}{name}."
+        if len(inner.devices) == 1 and name:
+            (device,) = inner.devices
+            if device is not None:
+                yield device, beginning
+            continue
+        if inner.ends and inner.own is not None:
+            yield inner.own, f"={beginning}"
+        yield from _covering(inner, beginning)
+
+
+def _read_back(
+    tagged: TaggedFile, sent: _Sent, names: Sequence[str], found: Mapping[str, str], opened: Sequence[str]
+) -> PlacedCall:
+    went = Counter(found[name] for name in names if name in found)
+    state: State | None = None
+    if opened:
+        serving = _serving(sent.device, opened)
+        if not serving:
+            state = "no provider"
+        elif set(went) <= set(serving):
+            state = "placed"
+        else:
+            state = "torn" if len(went) > 1 else "elsewhere"
+    return PlacedCall(str(sent.call), tagged.tags[sent.call], sent.device, state, dict(went))
+
+
+def _serving(device: str, opened: Sequence[str]) -> list[str]:
+    """The providers of a session that serve a device, as far as their names tell."""
+    if device in opened:
+        return [device]
+    word = device.partition(":")[0].lower()
+    if word == "accelerator":
+        return [name for name in opened if name != CPU][:1]
+    return [name for name in opened if name in _PROVIDERS.get(word, ())][:1]

@@ -1,0 +1,173 @@
+"""What a cut computes again from its own values: constants, and sizes that can be read off its inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import onnx
+import onnx_ir as ir
+
+from modelexport.graph.nodes import nested_graphs
+
+
+class Repeating:
+    """Tells what nodes of one model compute the same wherever they are; remembers what it found out."""
+
+    def __init__(self, model: ir.Model) -> None:
+        self._model = model
+        self._constant: dict[ir.Node, bool] = {}
+        self._repeatable: dict[ir.OperatorIdentifier, bool] = {}
+
+    def is_constant(self, value: ir.Value) -> bool:
+        """Whether a value depends on initializers and constants alone."""
+        pending = [producer] if (producer := value.producer()) is not None else []
+        while pending:
+            node = pending[-1]
+            if node not in self._constant:
+                taken = [(v, v.producer()) for v in values_taken(node) if not v.is_initializer()]
+                known = [False if p is None else self._constant.get(p) for _, p in taken]
+                if False in known or not self.is_repeatable(node):
+                    self._constant[node] = False
+                elif None in known:
+                    pending.extend(p for (_, p), k in zip(taken, known, strict=True) if p is not None and k is None)
+                    continue
+                else:
+                    self._constant[node] = True
+            pending.pop()
+        return value.is_initializer() or (producer is not None and self._constant[producer])
+
+    def behind(self, values: Iterable[ir.Value]) -> Iterator[ir.Node]:
+        """The nodes that compute constant values."""
+        pending = [producer for value in values if (producer := value.producer()) is not None]
+        seen = set(pending)
+        while pending:
+            node = pending.pop()
+            yield node
+            for value in values_taken(node):
+                if (producer := value.producer()) is not None and producer not in seen:
+                    seen.add(producer)
+                    pending.append(producer)
+
+    def size(
+        self, value: ir.Value, own: set[ir.Node], arguments: Mapping[ir.Value, None]
+    ) -> tuple[set[ir.Node], dict[ir.Value, Renewed]] | None:
+        """How to compute a size from the sizes of the cut's own values: which nodes it takes, and what to renew.
+
+        ``None`` when it depends on more than sizes and constants, or on a size that none of the inputs has.
+        """
+        nodes: set[ir.Node] = set()
+        renewed: dict[ir.Value, Renewed] = {}
+        pending = [value]
+        while pending:
+            current = pending.pop()
+            producer = current.producer()
+            if current.is_initializer() or producer in nodes:
+                continue
+            if producer is None or producer in own or not self.is_repeatable(producer):
+                return None
+            if producer.op_identifier() == ("", "Shape", ""):
+                (measured,) = producer.inputs
+                assert measured is not None
+                if measured in arguments or measured.producer() in own:
+                    nodes.add(producer)
+                elif (renewal := renew(producer, measured, arguments)) is not None:
+                    renewed[current] = renewal
+                else:
+                    return None
+                continue
+            nodes.add(producer)
+            pending.extend(values_taken(producer))
+        return nodes, renewed
+
+    def is_repeatable(self, node: ir.Node) -> bool:
+        """Whether a node computes the same each time: its operator is known and not random, nor is anything in it."""
+        operator = node.op_identifier()
+        if operator not in self._repeatable:
+            function = self._model.functions.get(operator)
+            if function is not None:
+                self._repeatable[operator] = all(self.is_repeatable(inner) for inner in function)
+            else:
+                self._repeatable[operator] = _is_deterministic(operator, self._model.opset_imports.get(node.domain))
+        return self._repeatable[operator] and all(
+            self.is_repeatable(inner) for graph in nested_graphs(node) for inner in graph
+        )
+
+
+def values_taken(node: ir.Node) -> Iterator[ir.Value]:
+    """The values that a node takes from around it, those that its nested graphs use included."""
+    yield from (value for value in node.inputs if value is not None)
+    for graph in nested_graphs(node):
+        for inner in graph:
+            yield from (value for value in values_taken(inner) if value.graph is not graph)
+        yield from (value for value in graph.outputs if value.graph is not graph)
+
+
+def _is_deterministic(operator: ir.OperatorIdentifier, version: int | None) -> bool:
+    domain, op_type, _ = operator
+    try:
+        known = onnx.defs.get_schema(op_type, version or 1, domain)
+    except onnx.defs.SchemaError:  # an operator that onnx does not know may do anything
+        return False
+    # onnx has it, its type stubs do not.
+    determinism = known.node_determinism  # type: ignore[attr-defined]
+    return bool(determinism != onnx.defs.OpSchema.NodeDeterminism.NonDeterministic)
+
+
+def is_size(value: ir.Value) -> bool:
+    """Whether a value has the form of a size or of a list of sizes: integers, at most one axis, of fixed length."""
+    if value.dtype not in (ir.DataType.INT64, ir.DataType.INT32) or value.shape is None:
+        return False
+    return len(value.shape) <= 1 and value.shape.is_static()
+
+
+@dataclass(frozen=True, slots=True)
+class Renewed:
+    """A ``Shape`` of a value outside the cut, and where an input of the cut has the same sizes."""
+
+    node: ir.Node
+    source: ir.Value
+    start: int
+
+
+def renew(node: ir.Node, measured: ir.Value, arguments: Iterable[ir.Value]) -> Renewed | None:
+    """Sizes of the same name are equal everywhere in a graph."""
+    wanted = _sizes(measured)
+    if wanted is None:
+        return None
+    wanted = wanted[slice(_int(node, "start"), _int(node, "end"))]
+    if None in wanted:
+        return None
+    for source in arguments:
+        sizes = _sizes(source) or []
+        for start in range(len(sizes) - len(wanted) + 1):
+            if sizes[start : start + len(wanted)] == wanted:
+                return Renewed(node, source, start)
+    return None
+
+
+def _sizes(value: ir.Value) -> list[int | str | None] | None:
+    if value.shape is None:
+        return None
+    return [size if isinstance(size, int) else size.value for size in value.shape]
+
+
+def _int(node: ir.Node, name: str) -> int | None:
+    return node.attributes[name].as_int() if name in node.attributes else None
+
+
+def read_off(graph: ir.Graph, renewal: Renewed, size: ir.Value, source: ir.Value) -> None:
+    """Make ``size``, an input no longer, the size of another input."""
+    assert size.shape is not None
+    (length,) = size.shape.numpy()
+    node = ir.Node(
+        "",
+        "Shape",
+        [source],
+        [ir.AttrInt64("start", renewal.start), ir.AttrInt64("end", renewal.start + length)],
+        outputs=[size],
+        name=renewal.node.name,
+        metadata_props=dict(renewal.node.metadata_props),
+    )
+    node.meta.update(renewal.node.meta)
+    graph.insert_before(graph[0], node)

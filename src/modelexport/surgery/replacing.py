@@ -1,0 +1,393 @@
+"""``replace``: modules of a tagged file are replaced by another model, an operator, or nothing; the rest stays."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import onnx_ir as ir
+
+from modelexport.core.calls import ModuleCall
+from modelexport.core.owners import Owner
+from modelexport.errors import OutputError, UsageError
+from modelexport.files.atomic import check_writable, written_together
+from modelexport.format import keys
+from modelexport.graph.nodes import all_nodes, initializers, nested_graphs
+from modelexport.graph.owners import OWNER, owner_of
+from modelexport.surgery import Sharing
+from modelexport.surgery.cutter import Cut, Cutter
+from modelexport.surgery.edited_tags import EditedTags, node_tags
+from modelexport.surgery.interfaces import Interface, interface_of
+from modelexport.surgery.repeating import values_taken
+from modelexport.surgery.saving import SharedFiles
+from modelexport.surgery.substitutes import FromModel, Parts, Site, Substitute, check_opsets
+from modelexport.tagged.encodings.attributes import write_attributes
+from modelexport.tagged.encodings.functions import write_functions
+from modelexport.tagged.encodings.metadata import write_owner
+from modelexport.tagged.file import TaggedFile, read_tagged
+from modelexport.weights.transforms import parameter_plan, state_dict_of
+
+
+class ReplacedCall(msgspec.Struct, frozen=True):
+    """One call that was replaced."""
+
+    call: str
+    tag: str
+    removed: int
+    """Nodes of the old module that are gone."""
+    added: int
+    inputs: list[str]
+    """Values of the whole that the new nodes take; weights are not among them."""
+    outputs: list[str]
+
+
+class Replaced(msgspec.Struct, frozen=True, kw_only=True):
+    """A file in which modules were replaced."""
+
+    path: str
+    by: str
+    calls: list[ReplacedCall]
+    kept: int
+    """Nodes that are as they were."""
+    weights: list[str]
+    """Files with weights beside it."""
+
+
+def replace(
+    path: str | Path,
+    selectors: Sequence[str],
+    substitute: Substitute,
+    output: str | Path,
+    *,
+    every_call: bool = True,
+    weights: Sharing = "auto",
+) -> Replaced:
+    """Write a tagged file with other nodes where modules were.
+
+    The nodes outside the modules are the same, byte for byte, and so are the names of the values that enter and leave
+    the modules. New nodes carry the tag of the module and ``modelexport.replaced``, which says what they are.
+
+    Args:
+        selectors: The modules: see :mod:`modelexport.core.selectors`.
+        substitute: What takes their place.
+        every_call: All calls of a selected module, or only the calls that the selectors name.
+        weights: What becomes of weights in files of their own.
+
+    Raises:
+        UsageError: A selector matches nothing, a module has no nodes, or what is to be put there does not fit.
+        FileFormatError: A file cannot be read.
+        OutputError: ``output`` cannot be written. What was there before is still there.
+    """
+    path, output = Path(path), Path(output)
+    check_writable(output)
+    if output.exists() and output.samefile(path):
+        raise OutputError(f"{output} is the file to replace modules in: give another name")
+    tagged = read_tagged(path)
+    replacer = _Replacer(tagged)
+    calls = replacer.calls(selectors, every_call)
+    if isinstance(substitute, FromModel):
+        check_opsets(tagged.model, substitute.model, substitute.path)
+    sites = [replacer.site(call, copied=substitute.keep_body) for call in calls]
+    before = {id(node) for node in tagged.nodes}
+    replaced = [replacer.replace(site, substitute) for site in sites]
+    model = replacer.finish()
+    kept = sum(id(node) in before for node in all_nodes(tagged.model))
+    with written_together(output.parent) as staging:
+        shared = SharedFiles(path, tagged.model, output.parent, staging, weights)
+        files = shared.save(model, output.name)
+    return Replaced(path=str(output), by=substitute.name, calls=replaced, kept=kept, weights=files)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A call before anything was replaced."""
+
+    call: ModuleCall
+    own: set[ir.Node]
+    interface: Interface
+    cut: Cut | None
+
+
+class _Replacer:
+    """Replaces calls in one model, in place."""
+
+    def __init__(self, tagged: TaggedFile) -> None:
+        self._tagged = tagged
+        self._model = tagged.model
+        self._cutter = Cutter(tagged)
+        self._enclosing = {graph: node for node in tagged.nodes for graph in nested_graphs(node)}
+        self._now: dict[ir.Value, ir.Value] = {}
+        """Values that replaced modules made, to those that are there instead."""
+        self.tags = EditedTags(tagged)
+        self._taken = {value.name for node in tagged.nodes for value in (*node.inputs, *node.outputs) if value}
+        self._taken |= {node.name for node in tagged.nodes} | {value.name for value in initializers(self._model)}
+        self._keys: dict[ir.Value, dict[str, None]] = {}
+        self._entries = state_dict_of(self._model) if keys.STATE_DICT in self._model.metadata_props else {}
+        self._record: dict[str, str] = json.loads(self._model.metadata_props.get(keys.REPLACED, "{}"))
+        self._dirty: set[ir.Value] = set()
+
+    def calls(self, selectors: Sequence[str], every_call: bool) -> list[ModuleCall]:
+        """The calls to replace, those inside another of them left out."""
+        selected = dict.fromkeys(self._tagged.select(*selectors).calls)
+        if every_call:
+            paths = {call.path for call in selected}
+            selected.update((traced.call, None) for traced in self._tagged.calls if traced.call.path in paths)
+        outermost = [call for call in selected if not any(c in selected for c in self._tagged.calls.stack(call)[:-1])]
+        found = [call for call in outermost if self._cutter.has_nodes(call)]
+        if not found:
+            raise UsageError(
+                f"'{outermost[0]}' has no nodes in {self._tagged.path}: it returns its input, or was folded away; name "
+                "a module around it"
+            )
+        return found
+
+    def site(self, call: ModuleCall, *, copied: bool) -> _Place:
+        """A call and its boundary, as they are before anything is replaced."""
+        own, boundary = self._cutter.nodes_of(call), self._cutter.boundaries[call]
+        needs = self._cutter.needs(own, boundary.inputs)
+        if not boundary.outputs:
+            raise UsageError(f"nothing outside '{call}' uses what it computes: there is nothing to replace it by")
+        interface = interface_of(self._tagged, call, needs.inputs, list(boundary.outputs))
+        cut = None
+        if copied:
+            inside = {each for each in self._tagged.tags if call in self._tagged.calls.stack(each)}
+            above = self._tagged.calls.stack(call)
+            cut = self._cutter.copy(own, needs, interface.outputs, inside, above, f"'{call}'")
+            cut.reorder(interface.inputs, interface.outputs)
+        return _Place(call, own, interface, cut)
+
+    def replace(self, place: _Place, substitute: Substitute) -> ReplacedCall:
+        """Put something in the place of a call."""
+        graph = self._graph_of(place)
+        weights = dict.fromkeys(v for n in self._sorted(place.own) for v in values_taken(n) if v.is_initializer())
+        site = Site(self._current(place.interface), list(weights), place.cut)
+        parts = substitute.build(site, self.tags, set(self._owners_beside(place)))
+        added = self._tag(place.call, parts, substitute.name)
+        outputs = site.interface.outputs
+        before = self._first_user(graph, place, outputs)
+        for old, new in zip(outputs, parts.outputs, strict=True):
+            self._take_over(old, new)
+        removed = self._remove(place.own, weights)
+        self._name(place.call, parts, dict(zip(parts.outputs, outputs, strict=True)))
+        self._insert(graph, parts.nodes, before, place.call)
+        self._merge(parts)
+        return ReplacedCall(
+            str(place.call),
+            self.tags.tag(place.call),
+            removed,
+            added,
+            [value.name or "" for value in dict.fromkeys(v for n in parts.nodes for v in self._outer(n, parts))],
+            [value.name or "" for value in parts.outputs],
+        )
+
+    def _owners_beside(self, place: _Place) -> Iterator[ModuleCall]:
+        """The calls that own nodes outside of a call, or such that it shares with calls outside, which may stay."""
+        inside = {call for call in self._tagged.tags if place.call in self._tagged.calls.stack(call)}
+        for node in self._nodes():
+            owner = owner_of(node)
+            if owner is not None and (node not in place.own or not inside.issuperset(owner.calls)):
+                yield from owner.calls
+
+    def _outer(self, node: ir.Node, parts: Parts) -> Iterator[ir.Value]:
+        mine = {value for each in parts.nodes for value in each.outputs}
+        return (value for value in values_taken(node) if not value.is_initializer() and value not in mine)
+
+    def _nodes(self) -> Iterator[ir.Node]:
+        return all_nodes(self._model)
+
+    def _sorted(self, nodes: Iterable[ir.Node]) -> list[ir.Node]:
+        chosen = set(nodes)
+        return [node for node in self._tagged.nodes if node in chosen]
+
+    def _graph_of(self, place: _Place) -> ir.Graph:
+        """The one graph that the nodes of a call are in."""
+        graphs = {node.graph for node in place.own if not self._is_held(node, place.own)}
+        if len(graphs) != 1:
+            raise UsageError(f"'{place.call}' ran inside and outside of a branch: replace the calls one by one")
+        (graph,) = graphs
+        assert isinstance(graph, ir.Graph)
+        return graph
+
+    def _is_held(self, node: ir.Node, nodes: set[ir.Node]) -> bool:
+        holder = self._holder(node)
+        return holder is not None and (holder in nodes or self._is_held(holder, nodes))
+
+    def _holder(self, node: ir.Node) -> ir.Node | None:
+        return self._enclosing.get(node.graph) if isinstance(node.graph, ir.Graph) else None
+
+    def _current(self, interface: Interface) -> Interface:
+        """The interface in terms of the values that are there now."""
+        now = {value: self._now.get(value, value) for value in (*interface.inputs, *interface.outputs)}
+        return Interface(
+            interface.call,
+            [now[value] for value in interface.inputs],
+            [now[value] for value in interface.outputs],
+            {now[value]: name for value, name in interface.names.items() if value in now},
+        )
+
+    # --- the edit ---
+
+    def _first_user(self, graph: ir.Graph, place: _Place, outputs: Sequence[ir.Value]) -> ir.Node | None:
+        """The first node of the graph, outside of the call, that uses what it gives."""
+        users: set[ir.Node] = set()
+        for value in outputs:
+            for usage in value.uses():
+                user: ir.Node | None = usage.node
+                while user is not None and user.graph is not graph:
+                    user = self._holder(user)
+                if user is not None and user not in place.own:
+                    users.add(user)
+        return next((node for node in graph if node in users), None)
+
+    def _take_over(self, old: ir.Value, new: ir.Value) -> None:
+        """Let a new value be what an old one was, type and shape included."""
+        new.type = old.type if old.type is not None else new.type
+        new.shape = old.shape.copy() if old.shape is not None else new.shape
+        ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+        self._now.update((value, new) for value, now in list(self._now.items()) if now is old)
+        self._now[old] = new
+
+    def _remove(self, own: Iterable[ir.Node], weights: Iterable[ir.Value]) -> int:
+        """Take out the nodes whose values nobody uses any more, and the weights that only they used."""
+        removed = 0
+        for node in reversed(self._sorted(own)):
+            if node.graph is None or any(v.uses() or v.is_graph_output() for v in node.outputs):
+                continue
+            for graph in nested_graphs(node):
+                for inner in graph.all_nodes():
+                    removed += 1
+                    for index in range(len(inner.inputs)):
+                        inner.replace_input_with(index, None)
+            node.graph.remove(node, safe=True)
+            removed += 1
+        for value in weights:
+            if not value.uses() and not value.is_graph_output():
+                for graph in self._model.graphs():
+                    if graph.initializers.get(value.name or "") is value:
+                        del graph.initializers[value.name or ""]
+            else:
+                self._dirty.add(value)
+        return removed
+
+    def _insert(self, graph: ir.Graph, nodes: Sequence[ir.Node], before: ir.Node | None, call: ModuleCall) -> None:
+        """Put nodes before the first that uses them; if what they need comes later, sort the graph."""
+        last = before if before is not None and before.graph is graph else None
+        places = {node: index for index, node in enumerate(graph)}
+        made = [self._place_in(graph, value, places) for node in nodes for value in values_taken(node)]
+        if last is not None:
+            graph.insert_before(last, nodes)
+        else:
+            graph.extend(nodes)
+        if last is not None and max(made, default=-1) >= places[last]:
+            try:
+                graph.sort()
+            except ValueError as error:
+                raise UsageError(
+                    f"'{call}' cannot be replaced as one: it takes values that are computed from its own; replace the "
+                    "modules in it"
+                ) from error
+
+    def _place_in(self, graph: ir.Graph, value: ir.Value, places: dict[ir.Node, int]) -> int:
+        producer = value.producer()
+        return places.get(producer, -1) if producer is not None and producer.graph is graph else -1
+
+    def _merge(self, parts: Parts) -> None:
+        """Add weights, functions and opsets to the model."""
+        for value, names in parts.weights.items():
+            self._keys.setdefault(value, {}).update(dict.fromkeys(names))
+            if value.name not in self._model.graph.initializers:
+                self._model.graph.initializers.add(value)
+            self._dirty.add(value)
+        self._entries.update(parts.entries)
+        for function in parts.functions:
+            known = self._model.functions.get(function.identifier())
+            if known is None:
+                self._model.functions[function.identifier()] = function
+        for domain, version in parts.opsets.items():
+            self._model.opset_imports.setdefault(domain, version)
+
+    # --- names and tags ---
+
+    def _tag(self, call: ModuleCall, parts: Parts, by: str) -> int:
+        """Write the owners of new nodes; returns how many nodes there are."""
+        self._record[str(call)] = by
+        nodes = [each for node in parts.nodes for each in _family(node)]
+        for node in nodes:
+            owner = parts.owners.get(node, Owner((call,)))
+            node.metadata_props.clear()
+            node.meta[OWNER] = owner
+            write_owner(node, owner, self.tags)
+            node.metadata_props[keys.REPLACED] = by
+            self._dirty.update(value for value in node.inputs if value is not None and value.is_initializer())
+        return len(nodes)
+
+    def _name(self, call: ModuleCall, parts: Parts, outputs: dict[ir.Value, ir.Value]) -> None:
+        """Give new nodes and values names that nothing else has; outputs get those of the values they are now."""
+        there = {value.name for node in self._nodes() for value in node.outputs}
+        there |= {node.name for node in self._nodes()} | {value.name for value in initializers(self._model)}
+        there |= {value.name for value in self._model.graph.inputs}
+        for new, old in outputs.items():
+            new.name = old.name
+            if old.name in there and old.name is not None:  # a shared node still computes it for others
+                old.name = _unique(f"{old.name}_before", there)
+            there.add(new.name)
+        for value in parts.weights:
+            if value.name in there and self._model.graph.initializers.get(value.name or "") is not value:
+                value.name = _unique(f"{call}.{value.name}", there)
+            there.add(value.name)
+        for node in [each for new in parts.nodes for each in _family(new)]:
+            node.name = _unique(node.name or f"{call}/{node.op_type}", there, str(call))
+            for graph in nested_graphs(node):
+                for value in (*graph.inputs, *graph.initializers.values()):
+                    value.name = _unique(value.name or "value", there, str(call))
+            for value in node.outputs:
+                if value not in outputs and value.name != "":
+                    value.name = _unique(value.name or f"{node.name}_out", there, str(call))
+
+    def finish(self) -> ir.Model:
+        """Bring the metadata up to date; returns the model in the encoding that the file had."""
+        for value, names in self._keys.items():
+            if names:
+                value.metadata_props[keys.PARAMETER] = json.dumps(list(names))
+        for value in initializers(self._model):
+            if value in self._dirty:
+                users = {tag: None for node, _ in value.uses() for tag in node_tags(node.metadata_props)}
+                value.metadata_props[keys.HIERARCHY_TAGS] = json.dumps(list(users))
+        for function in self._model.functions.values():
+            for node in function.all_nodes():
+                owner = owner_of(node)
+                if owner is not None and keys.CALL in node.metadata_props:
+                    write_owner(node, owner, self.tags)
+        plans = (parameter_plan(value) for value in initializers(self._model))
+        used = {key for plan in plans if plan is not None for key in plan.keys}
+        entries = {key: msgspec.structs.replace(entry, used=key in used) for key, entry in self._entries.items()}
+        properties = self._model.metadata_props
+        properties[keys.STATE_DICT] = msgspec.json.encode(entries).decode()
+        properties[keys.CALL_TREE] = self.tags.entries()
+        properties[keys.REPLACED] = json.dumps(self._record)
+        if self._tagged.encoding == "functions":
+            return write_functions(self._model, self.tags).model
+        if self._tagged.encoding == "attributes":
+            write_attributes(self._model)
+        return self._model
+
+
+def _family(node: ir.Node) -> Iterator[ir.Node]:
+    yield node
+    for graph in nested_graphs(node):
+        yield from graph.all_nodes()
+
+
+def _unique(name: str, taken: set[str | None], prefix: str = "") -> str:
+    """The name, with something before or behind it if it is taken; it is taken then."""
+    if name in taken and prefix:
+        name = f"{prefix}/{name}"
+    unique, number = name, 1
+    while unique in taken:
+        number += 1
+        unique = f"{name}_{number}"
+    taken.add(unique)
+    return unique

@@ -1,0 +1,134 @@
+"""Models made of parts of another, whose weights stay in the files where they are."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import onnx_ir as ir
+
+from modelexport.errors import FileFormatError, OutputError
+from modelexport.files.linked import check_files
+from modelexport.files.links import clone, clone_or_link
+from modelexport.files.onnx_models import LARGEST_INSIDE, record_documents, save_model, save_with_references
+from modelexport.format import documents, keys
+from modelexport.graph.nodes import initializers
+from modelexport.surgery import Sharing
+
+T = TypeVar("T")
+
+
+class SharedFiles:
+    """The weights files of one model, brought into the folder of files that are made of it."""
+
+    def __init__(self, source: Path, model: ir.Model, folder: Path, staging: Path, sharing: Sharing = "auto") -> None:
+        self._source = source
+        self._folder, self._staging, self._sharing = folder, staging, sharing
+        self._linked = _recorded(model, keys.WEIGHTS, documents.WeightsFile)
+        self._written = _recorded(model, keys.DATA, documents.DataFile)
+        self._placed: dict[str, str | None] = {}
+
+    def save(self, model: ir.Model, name: str) -> list[str]:
+        """Write a model to the staging folder; returns the files with weights beside it.
+
+        Raises:
+            FileFormatError: A file that holds weights is missing or not as it was.
+            OutputError: They have to be linked and cannot be.
+        """
+        tensors = {value: value.const_value for value in initializers(model) if value.const_value is not None}
+        check_files(self._source, model)
+        locations = {
+            value: self._place(tensor) for value, tensor in tensors.items() if isinstance(tensor, ir.ExternalTensor)
+        }
+        inside = sum(tensor.nbytes for value, tensor in tensors.items() if value not in locations)
+        if not locations or None in locations.values() or inside > LARGEST_INSIDE:
+            save_model(model, self._staging / name)
+            return [f"{name}.data"] if (self._staging / f"{name}.data").exists() else []
+        placed: dict[ir.Value, ir.TensorProtocol] = {}
+        linked: dict[str, documents.WeightsFile] = {}
+        written: dict[str, documents.DataFile] = {}
+        for value, location in locations.items():
+            tensor = tensors[value]
+            assert isinstance(tensor, ir.ExternalTensor) and location is not None
+            placed[value] = ir.ExternalTensor(
+                location,
+                tensor.offset,
+                tensor.length,
+                tensor.dtype,
+                shape=ir.Shape(tensor.shape.numpy()),
+                name=value.name or "",
+                base_dir=self._folder,
+            )
+            before = str(tensor.location)
+            if before in self._linked:
+                linked[location] = self._linked[before]
+            if before in self._written:
+                written[location] = self._written[before]
+        record_documents(model, {})
+        for key, records in ((keys.WEIGHTS, linked), (keys.DATA, written)):
+            model.metadata_props.pop(key, None)
+            if records:
+                model.metadata_props[key] = msgspec.json.encode(records).decode()
+        save_with_references(model, self._staging / name, placed)
+        return sorted({location for location in locations.values() if location is not None})
+
+    def _place(self, tensor: ir.ExternalTensor) -> str | None:
+        """Where the file of a tensor is, seen from the folder; ``None`` if it is not to be or cannot be linked."""
+        real = os.path.realpath(tensor.path)
+        if real not in self._placed:
+            is_checkpoint = str(tensor.location) in self._linked
+            self._placed[real] = self._bring(Path(real), Path(tensor.location).name, is_checkpoint)
+        return self._placed[real]
+
+    def _bring(self, real: Path, name: str, is_checkpoint: bool) -> str | None:
+        """Give a file a name in the folder.
+
+        A file that belongs to the model alone gets no hard link unless that is asked for: onnx's own tools would then
+        refuse to read the model that it belongs to.
+        """
+        folder = Path(os.path.realpath(self._folder))
+        if self._sharing == "copy":
+            return None
+        if real.is_relative_to(folder):
+            return real.relative_to(folder).as_posix()
+        target = self._staging / name
+        number = 1
+        while target.exists():
+            number += 1
+            target = self._staging / f"{number}.{name}"
+        try:
+            if self._sharing == "link" or is_checkpoint:
+                clone_or_link(real, target)
+            elif not clone(real, target):
+                return None
+        except OSError as error:
+            if self._sharing == "auto":
+                return None
+            raise OutputError(
+                f"{real} cannot be linked into {self._folder} ({error.strerror}): write to the folder of the weights "
+                "or above, or copy them with --weights copy"
+            ) from error
+        return target.name
+
+
+def _recorded(model: ir.Model, key: str, kind: type[T]) -> dict[str, T]:
+    """What a model says of the files that hold its weights, by location."""
+    return msgspec.json.decode(model.metadata_props.get(key, "{}"), type=dict[str, kind])  # type: ignore[valid-type]
+
+
+def size_of_weights(model: ir.Model, source: Path) -> int:
+    """Bytes of a model's initializers.
+
+    Raises:
+        FileFormatError: A file that holds some of them is missing, too short or not as it was.
+    """
+    check_files(source, model)
+    size = 0
+    for value in initializers(model):
+        tensor = value.const_value
+        if tensor is None:
+            raise FileFormatError(f"{source} has no value for '{value.name}': export it again with its weights")
+        size += tensor.nbytes
+    return size

@@ -1,0 +1,349 @@
+"""``split``: a tagged file becomes a package of stages that run one after the other, cut at module boundaries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import onnx_ir as ir
+
+from modelexport.core.calls import ModuleCall
+from modelexport.core.selectors import Selection
+from modelexport.core.text import plural
+from modelexport.errors import OutputError, UsageError
+from modelexport.files.atomic import check_writable, written_together
+from modelexport.format.packages import MANIFEST, PACKAGE_VERSION, Manifest, PartEntry
+from modelexport.surgery import Sharing
+from modelexport.surgery.balance import SLACK, Units, balanced_cuts, best_limit, fewest_stages
+from modelexport.surgery.cutter import Cut, Cutter
+from modelexport.surgery.points import Timeline
+from modelexport.surgery.repeating import values_taken
+from modelexport.surgery.saving import SharedFiles, size_of_weights
+from modelexport.tagged.file import TaggedFile
+
+Measure = Callable[[ir.Node], int]
+"""What a node weighs, where stages are balanced by something else than the bytes of their weights."""
+
+
+class Stage(msgspec.Struct, frozen=True, kw_only=True):
+    """One part of a model that was split."""
+
+    name: str
+    file: str
+    modules: list[str]
+    """The calls that run in it whole, without those inside them."""
+    parts_of: list[str]
+    """The calls of which this stage has a part and another stage the rest, below the calls around all of them."""
+    nodes: int
+    borrowed: int
+    """How many of these compute constants or sizes again that another stage has as well."""
+    bytes: int
+    """Size of its weights."""
+    share: float
+    """Of the figure that the stages are balanced by."""
+    inputs: list[str]
+    outputs: list[str]
+
+
+class Split(msgspec.Struct, frozen=True, kw_only=True):
+    """A model that was split into stages."""
+
+    path: str
+    by: str
+    largest: int
+    """The figure of the largest stage."""
+    best: int
+    """The smallest that the largest stage could be with as many stages."""
+    crossing: list[int]
+    """For each cut, how many values are needed behind it that were made before it."""
+    stages: list[Stage]
+    weights: list[str]
+
+
+def split(
+    tagged: TaggedFile,
+    folder: str | Path,
+    *,
+    stages: int | None = None,
+    max_bytes: int | None = None,
+    at: Sequence[str] = (),
+    by: Literal["bytes", "flops", "time"] = "bytes",
+    measure: Measure | None = None,
+    weights: Sharing = "auto",
+) -> Split:
+    """Write a model as a folder of stages that run one after the other, with a manifest.
+
+    A stage is cut off where a module call begins or ends. Among the cuts whose largest stage is within 10 % of the
+    smallest possible, those are taken over which the fewest bytes cross. What other stages compute from weights and
+    constants alone is computed again, and so are sizes that can be read off a stage's inputs. A weight that several
+    stages use is in each of them. A value that one stage makes and another takes has the same name in both, the one it
+    has in ``tagged``; the inputs of the whole go to the stages that use them.
+
+    Args:
+        folder: A folder that does not exist, is empty, or has an earlier split, which is replaced.
+        stages: How many.
+        max_bytes: As many as it takes for none to have more bytes of weights.
+        at: Selectors: a stage begins with each call that they name. With ``stages``, only these are considered.
+        by: What stages are balanced by; with ``flops`` or ``time``, ``measure`` has to give it.
+        measure: What a node weighs.
+        weights: What becomes of weights in files of their own.
+
+    Raises:
+        UsageError: There are not so many boundaries, a module does not fit, or a selector matches nothing.
+        FileFormatError: Weights in other files are missing.
+        OutputError: The folder cannot be written.
+    """
+    folder = Path(folder)
+    check_folder(folder)
+    timeline = Timeline(tagged)
+    allowed = _allowed(timeline, tagged.select(*at)) if at else timeline.points
+    if at and stages is None and max_bytes is None:
+        cuts = sorted(allowed)
+        units = _units(timeline, cuts, measure)
+        ends = list(range(1, len(cuts) + 1))
+    else:
+        points = sorted(allowed)
+        units = _units(timeline, points, measure)
+        ends = _balanced(timeline, units, points, stages, max_bytes, tagged.path)
+        cuts = [points[end - 1] for end in ends]
+    parts = _Stages(tagged, timeline, cuts).cut()
+    sizes = units.sizes(ends)
+    with written_together(folder.parent) as staging:
+        (staging / folder.name).mkdir()
+        shared = SharedFiles(tagged.path, tagged.model, folder, staging / folder.name, weights)
+        files: dict[str, None] = {}
+        written: list[Stage] = []
+        for part in parts:
+            size = size_of_weights(part.cut.model, tagged.path)
+            files.update(dict.fromkeys(shared.save(part.cut.model, part.file)))
+            written.append(_describe(part, size, sizes[part.index] / max(sum(sizes), 1)))
+        manifest = Manifest(
+            format_version=PACKAGE_VERSION,
+            kind="stages",
+            parts=[
+                PartEntry(name=s.name, file=s.file, module=part.module.address, inputs=s.inputs, outputs=s.outputs)
+                for s, part in zip(written, parts, strict=True)
+            ],
+            weights=list(files),
+        )
+        (staging / folder.name / MANIFEST).write_bytes(
+            msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
+        )
+        keep = {file.name for file in (staging / folder.name).iterdir()}
+        _remove_stages(folder, keep)
+    return Split(
+        path=str(folder),
+        by=by,
+        largest=max(sizes),
+        best=best_limit(units, len(sizes)) if len(sizes) > 1 else sizes[0],
+        crossing=[len(timeline.crossing_values(cut)) for cut in cuts],
+        stages=written,
+        weights=list(files),
+    )
+
+
+def check_folder(folder: Path) -> None:
+    """Fail when a package cannot be written to a folder.
+
+    Raises:
+        OutputError: It is a file, holds something else than a package of stages, or cannot be written.
+    """
+    if not folder.is_dir():
+        if folder.exists():
+            raise OutputError(f"{folder} is a file: stages go to a folder")
+        check_writable(folder)
+        return
+    check_writable(folder / MANIFEST)
+    if any(folder.iterdir()) and _stages_in(folder) is None:
+        raise OutputError(f"{folder} has other files in it: give a folder that is empty or not there yet")
+
+
+def _stages_in(folder: Path) -> Manifest | None:
+    """The manifest of an earlier split."""
+    try:
+        manifest = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=Manifest)
+    except (OSError, msgspec.DecodeError):
+        return None
+    return manifest if manifest.kind == "stages" else None
+
+
+def _remove_stages(folder: Path, kept: Collection[str]) -> None:
+    """Remove what an earlier split left and this one does not replace."""
+    earlier = _stages_in(folder)
+    for name in [*(part.file for part in earlier.parts), *earlier.weights] if earlier else []:
+        if name not in kept and Path(name).name == name:
+            (folder / name).unlink(missing_ok=True)
+
+
+def _allowed(timeline: Timeline, selection: Selection) -> dict[int, None]:
+    """The points where the selected calls begin."""
+    points: dict[int, None] = {}
+    for call in selection.calls:
+        start = timeline.start(call)
+        if start is None:
+            raise UsageError(f"no stage can begin with '{call}': it has no nodes of its own to begin with")
+        if start == 0:
+            continue
+        if start not in timeline.points:
+            raise UsageError(
+                f"no stage can begin with '{call}': other modules run at the same time; name a module around it"
+            )
+        points[start] = None
+    if not points:
+        names = ", ".join(map(str, selection.calls))
+        raise UsageError(f"the model begins with {names}: name the modules with which the later stages begin")
+    return points
+
+
+def _units(timeline: Timeline, points: Sequence[int], measure: Measure | None) -> Units:
+    ends = [0, *points, len(timeline.nodes)]
+    items = [timeline.items(range(start, end), measure) for start, end in pairwise(ends)]
+    return Units(items, [0, *(timeline.crossing[point] for point in points)])
+
+
+def _balanced(
+    timeline: Timeline,
+    units: Units,
+    points: Sequence[int],
+    stages: int | None,
+    max_bytes: int | None,
+    path: Path,
+) -> list[int]:
+    """The units before which the stages begin."""
+    largest = max(range(len(units.items)), key=lambda i: units.size(i, i + 1))
+    if max_bytes is not None:
+        if (least := units.size(largest, largest + 1)) > max_bytes:
+            begin = points[largest - 1] if largest else 0
+            raise UsageError(
+                f"no stage of {path} is within {max_bytes / 1e6:,.1f} MB: {timeline.name(begin)} alone has "
+                f"{least / 1e6:,.1f} MB of weights"
+            )
+        stages = max(stages or 1, fewest_stages(units, max_bytes))
+    if stages is None or stages < 1:
+        raise UsageError("say how many stages, how large they may be, or where they begin")
+    if stages > len(units.items):
+        raise UsageError(f"{path} cannot be cut into {stages} stages: it has {plural(len(points), 'place')} for a cut")
+    best = best_limit(units, stages)
+    limit = int(best * (1 + SLACK))
+    return balanced_cuts(units, stages, limit if max_bytes is None else min(limit, max_bytes))
+
+
+@dataclass(frozen=True)
+class _Part:
+    index: int
+    cut: Cut
+    module: ModuleCall
+    """The call around all of it."""
+    whole: list[ModuleCall]
+    parts_of: list[ModuleCall]
+
+    @property
+    def name(self) -> str:
+        return f"stage_{self.index}"
+
+    @property
+    def file(self) -> str:
+        return f"{self.name}.onnx"
+
+
+class _Stages:
+    """Cuts a model at points of its timeline."""
+
+    def __init__(self, tagged: TaggedFile, timeline: Timeline, cuts: Sequence[int]) -> None:
+        self._tagged, self._timeline = tagged, timeline
+        ends = [0, *cuts, len(timeline.nodes)]
+        self._ranges = [range(start, end) for start, end in pairwise(ends)]
+        self._stage = {
+            node: index for index, places in enumerate(self._ranges) for node in timeline.with_nested(places)
+        }
+
+    @cached_property
+    def _cutter(self) -> Cutter:
+        return self._timeline.cutter
+
+    def cut(self) -> list[_Part]:
+        whole = self._tagged.model.graph
+        wanted: dict[ir.Value, None] = dict.fromkeys(v for v in whole.outputs if self._is_made_at_end(v))
+        outputs = dict.fromkeys(whole.outputs)
+        parts: list[_Part] = []
+        for index in reversed(range(len(self._ranges))):
+            last = index == len(self._ranges) - 1
+            made = [v for v in {**outputs, **wanted} if self._made_in(v) == index or (last and v in wanted)]
+            parts.append(self._part(index, list(dict.fromkeys(made)), wanted if last else {}))
+            outputs.update(dict.fromkeys(parts[-1].cut.inputs))
+            if last:
+                wanted = {}
+        return parts[::-1]
+
+    def _made_in(self, value: ir.Value) -> int | None:
+        producer = value.producer()
+        return None if producer is None else self._stage.get(producer)
+
+    def _is_made_at_end(self, value: ir.Value) -> bool:
+        """Whether no stage makes an output of the model: it is a weight, or computed from weights alone."""
+        return value.is_initializer() or (value.producer() is not None and self._made_in(value) is None)
+
+    def _part(self, index: int, outputs: list[ir.Value], constants: Iterable[ir.Value]) -> _Part:
+        """A stage that gives these values, with the nodes that they need and no others."""
+        if not outputs:
+            begin = self._timeline.name(self._ranges[index].start)
+            raise UsageError(f"nothing after it uses what the stage that begins with {begin} computes: cut elsewhere")
+        own, taken = self._behind(index, outputs)
+        needs = self._cutter.needs(own, taken)
+        needs.borrowed.update(self._cutter.repeating.behind(constants))
+        calls = self._timeline.calls_in(own)
+        cut = self._cutter.copy(own, needs, outputs, calls, {self._tagged.calls.calls[0].call}, f"stage {index}")
+        whole, parts_of = self._timeline.cover(self._ranges[index])
+        return _Part(index, cut, self._timeline.around(self._ranges[index]), whole, parts_of)
+
+    def _behind(self, index: int, outputs: Iterable[ir.Value]) -> tuple[set[ir.Node], dict[ir.Value, None]]:
+        """The nodes of a stage that outputs depend on, and the values that these take from elsewhere."""
+        own: set[ir.Node] = set()
+        taken: dict[ir.Value, None] = {}
+        pending = [producer for value in outputs if (producer := value.producer()) is not None]
+        while pending:
+            node = pending.pop()
+            if node in own or self._stage.get(node) != index:
+                continue
+            own.update(self._timeline.family(node))
+            for value in values_taken(node):
+                if value.is_initializer():
+                    continue
+                if self._made_in(value) == index:
+                    producer = value.producer()
+                    assert producer is not None
+                    pending.append(producer)
+                else:
+                    taken[value] = None
+        order = {value: place for place, value in enumerate(self._tagged.model.graph.inputs)}
+        return own, dict.fromkeys(sorted(taken, key=lambda value: order.get(value, len(order))))
+
+
+def _describe(part: _Part, size: int, share: float) -> Stage:
+    graph = part.cut.model.graph
+    return Stage(
+        name=part.name,
+        file=part.file,
+        modules=[str(call) for call in part.whole],
+        parts_of=[str(call) for call in part.parts_of],
+        nodes=sum(1 for _ in graph.all_nodes()),
+        borrowed=part.cut.borrowed,
+        bytes=size,
+        share=share,
+        inputs=[value.name or "" for value in graph.inputs],
+        outputs=[value.name or "" for value in graph.outputs],
+    )
+
+
+def figures_of(nodes: Mapping[str, float]) -> Measure:
+    """A measure from figures of nodes by name, in whole millionths of the largest; one without a figure weighs nothing.
+
+    Nodes of nested graphs count where the node stands that holds the graph.
+    """
+    unit = max(nodes.values(), default=0.0) / 1e6 or 1.0
+    return lambda node: round(nodes.get(node.name or "", 0.0) / unit)

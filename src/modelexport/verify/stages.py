@@ -1,0 +1,36 @@
+"""A package of stages against the file that was split: the chain has to give what the whole gives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from modelexport.errors import UsageError
+from modelexport.runtime.random_inputs import make_random_inputs
+from modelexport.runtime.sessions import open_session, run_session
+from modelexport.surgery.chain import read_stages, run_chain
+from modelexport.tagged.file import read_tagged
+from modelexport.verify.differences import Difference, compare_arrays
+
+TOLERANCE = (1e-6, 1e-6)
+"""Absolute and relative: the stages compute what the whole does, node by node."""
+
+
+def verify_stages(
+    folder: str | Path, whole: str | Path, *, provider: str = "CPUExecutionProvider", seed: int = 0
+) -> list[Difference]:
+    """Run the stages one after the other, and the whole, on the same random inputs; compares every output of the whole.
+
+    Raises:
+        FileFormatError: The folder is not a package of stages, or the file cannot be read.
+        InputsError: No random inputs fit.
+        UsageError: ONNX Runtime does not run a file, or the stages are not of this file.
+    """
+    read_stages(folder)
+    tagged = read_tagged(whole)
+    session = open_session(Path(whole), provider=provider)
+    inputs = make_random_inputs(tagged.model, session, seed=seed)
+    expected = run_session(session, inputs)
+    made = run_chain(folder, inputs, opened=lambda path: open_session(path, provider=provider)) | inputs
+    if missing := [name for name in expected if name not in made]:
+        raise UsageError(f"{folder} does not give {', '.join(missing)}: it was not made of {whole}")
+    return [compare_arrays(name, array, made[name], limits=TOLERANCE) for name, array in expected.items()]

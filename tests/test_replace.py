@@ -1,0 +1,262 @@
+"""``replace``: what is put in a module's place computes what it should, and nothing else changes."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+import torch
+from torch import nn
+
+from exports import ExportedCase, Exporter
+from modelexport import export, load, verify_against
+from modelexport.core.calls import ModuleCall
+from modelexport.errors import OutputError, UsageError
+from modelexport.format import keys
+from modelexport.graph.owners import owner_of
+from modelexport.runtime.sessions import open_session, run_session
+from modelexport.surgery.extraction import extract
+from modelexport.surgery.replacing import Replaced, replace
+from modelexport.surgery.substitutes import CustomOperator, FromModel, Identity, Substitute
+from modelexport.weights.transforms import state_dict_of
+
+
+def nodes(path: Path) -> dict[str, bytes]:
+    return {node.name: node.SerializeToString() for node in onnx.load(path, load_external_data=False).graph.node}
+
+
+def outputs(path: Path, file: ExportedCase) -> dict[str, np.ndarray]:
+    feeds = {name: value.numpy() for name, value in file.case.inputs().items()}
+    return run_session(open_session(path), feeds)
+
+
+def replaced(file: ExportedCase, selector: str, what: Substitute, output: Path, **options: bool) -> Replaced:
+    """The replacement, once it is known that the rest is as it was."""
+    result = replace(file.path, [selector], what, output, **options)
+    onnx.checker.check_model(output, full_check=True)
+    tagged, before, after = load(file.path), nodes(file.path), nodes(output)
+    calls = {ModuleCall.parse(call.call) for call in result.calls}
+    for node in tagged.model.graph:
+        stacks = [tagged.calls.stack(call) for call in owner_of(node).calls]
+        holds = any(attribute.type is ir.AttributeType.GRAPH for attribute in node.attributes.values())
+        if not holds and not any(calls.intersection(stack) for stack in stacks):
+            assert after[node.name] == before[node.name]
+    assert load(output).coverage.untagged == 0
+    return result
+
+
+def same(first: dict[str, np.ndarray], second: dict[str, np.ndarray], tolerance: float = 1e-6) -> None:
+    assert first.keys() == second.keys()
+    for name, array in first.items():
+        np.testing.assert_allclose(array, second[name], rtol=tolerance, atol=tolerance, err_msg=name)
+
+
+MODULES = [
+    ("llama", "model.layers.1"),
+    ("bert", "encoder.layer.0.attention"),
+    ("unet", "middle"),
+    ("blocks", "shared@1"),
+]
+
+
+@pytest.mark.parametrize(("name", "module"), MODULES)
+def test_a_module_replaced_by_itself_changes_nothing(
+    name: str, module: str, exported: Exporter, tmp_path: Path
+) -> None:
+    file = exported(name)
+    extract(load(file.path), module, tmp_path / "sub.onnx")
+    result = replaced(file, module, FromModel(tmp_path / "sub.onnx"), tmp_path / "out.onnx", every_call=False)
+    same(outputs(file.path, file), outputs(tmp_path / "out.onnx", file))
+    tags = {node.name: owner_of(node).calls for node in load(file.path).nodes}
+    back = {node.name: owner_of(node).calls[:1] for node in load(tmp_path / "out.onnx").nodes}
+    assert {name: calls for name, calls in back.items() if name in tags} == {
+        name: tags[name][:1] for name in back if name in tags
+    }
+    assert [call.call for call in result.calls] == [module]
+    entries = (state_dict_of(load(path).model) for path in (file.path, tmp_path / "out.onnx"))
+    assert next(entries) == next(entries)
+
+
+OPERATORS = [("llama", "model.layers.*"), ("llama", "**.mlp"), ("bert", "class:LayerNorm"), ("blocks", "shared")]
+
+
+@pytest.mark.parametrize(("name", "selector"), OPERATORS)
+def test_an_operator_with_the_old_module_as_its_body_computes_the_same(
+    name: str, selector: str, exported: Exporter, tmp_path: Path
+) -> None:
+    file = exported(name)
+    operator = CustomOperator("com.acme", "Fast", {"epsilon": 0.5, "axes": [1, 2], "mode": "wide"}, keep_body=True)
+    result = replaced(file, selector, operator, tmp_path / "out.onnx")
+    assert len(result.calls) > 1
+    same(outputs(file.path, file), outputs(tmp_path / "out.onnx", file))
+    model = ir.load(tmp_path / "out.onnx")
+    (function,) = model.functions.values()
+    assert list(function.attributes) == ["epsilon", "axes", "mode"]
+    calls = [node for node in model.graph if node.domain == "com.acme"]
+    assert len(calls) == len(result.calls)
+    assert {node.metadata_props[keys.CALL] for node in calls} == {call.call for call in result.calls}
+    report = verify_against(file.path, tmp_path / "out.onnx")
+    assert report.agrees
+    again = extract(load(tmp_path / "out.onnx"), result.calls[0].call, tmp_path / "sub.onnx")
+    assert again.nodes == 1
+
+
+def test_an_operator_without_a_body_gets_the_inputs_and_then_the_weights(exported: Exporter, tmp_path: Path) -> None:
+    file = exported("bert")
+    norm = "encoder.layer.0.attention.output.LayerNorm"
+    attributes = {"axis": -1, "epsilon": 1e-12}
+    replaced(file, norm, CustomOperator("", "LayerNormalization", attributes), tmp_path / "out.onnx")
+    same(outputs(file.path, file), outputs(tmp_path / "out.onnx", file), 1e-5)
+    chosen = CustomOperator("com.acme", "Norm", inputs=["input", f"{norm}.bias"])
+    replaced(file, norm, chosen, tmp_path / "chosen.onnx")
+    (node,) = (node for node in ir.load(tmp_path / "chosen.onnx").graph if node.domain == "com.acme")
+    assert [value.name for value in node.inputs][1] == f"{norm}.bias"
+
+
+def test_an_attention_becomes_the_runtimes_fused_operator(exported: Exporter, tmp_path: Path) -> None:
+    file = exported("bert")
+    module = "encoder.layer.0.attention.self"
+    model = file.case.build()
+    state = {key.rpartition(f"{module}.")[2]: value.numpy() for key, value in model.state_dict().items()}
+    names = [f"{part}.{kind}" for part in ("query", "key", "value") for kind in ("weight", "bias")]
+    weights = [ir.tensor(state[n].T.copy() if n.endswith("weight") else state[n], name=n) for n in names]
+    heads = model.config.num_attention_heads
+    width = model.config.hidden_size
+    hidden = ir.val("hidden_states", ir.DataType.FLOAT, ["b", "s", width])
+    tape: list[ir.Node] = []
+    values = {
+        tensor.name: ir.Value(name=tensor.name, const_value=tensor, type=ir.TensorType(ir.DataType.FLOAT))
+        for tensor in weights
+    }
+    projected = []
+    for part in ("query", "key", "value"):
+        tape.append(ir.node("MatMul", [hidden, values[f"{part}.weight"]]))
+        tape.append(ir.node("Add", [tape[-1].outputs[0], values[f"{part}.bias"]]))
+        projected.append(tape[-1].outputs[0])
+    mask = ir.val("attention_mask", ir.DataType.BOOL, ["b", 1, "s", "s"])
+    low = ir.val("low", const_value=ir.tensor(np.float32([-1e9, 0]), name="low"))
+    tape.append(ir.node("Cast", [mask], {"to": ir.DataType.INT64}))
+    tape.append(ir.node("Gather", [low, tape[-1].outputs[0]]))
+    fused = ir.node(
+        "MultiHeadAttention",
+        [*projected, None, None, tape[-1].outputs[0]],
+        {"num_heads": heads},
+        domain="com.microsoft",
+    )
+    fused.outputs[0].name = "context"
+    fused.outputs[0].type = ir.TensorType(ir.DataType.FLOAT)
+    graph = ir.Graph(
+        [hidden, mask], [fused.outputs[0]], nodes=[*tape, fused], initializers=[*values.values(), low],
+        opset_imports={"": 20, "com.microsoft": 1}, name="fused",
+    )  # fmt: skip
+    ir.save(ir.Model(graph, ir_version=10), tmp_path / "fused.onnx")
+    result = replaced(file, module, FromModel(tmp_path / "fused.onnx"), tmp_path / "out.onnx")
+    assert result.calls[0].added == 9
+    same(outputs(file.path, file), outputs(tmp_path / "out.onnx", file), 1e-4)
+
+
+def test_a_layer_that_is_an_identity_is_a_model_without_it(exported: Exporter, tmp_path: Path) -> None:
+    file = exported("llama")
+    result = replaced(file, "model.layers.1", Identity(), tmp_path / "out.onnx")
+    assert result.calls[0].added == 1
+    model = file.case.build()
+    del model.model.layers[1]
+    with torch.no_grad():
+        expected = model(**file.case.inputs()).logits.numpy()
+    np.testing.assert_allclose(outputs(tmp_path / "out.onnx", file)["logits"], expected, rtol=1e-4, atol=1e-4)
+    report = verify_against(file.path, tmp_path / "out.onnx")
+    assert not report.agrees
+
+
+class Wider(nn.Module):
+    """A changed feed-forward network: another activation and another inner width."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.into = nn.Linear(8, 20)
+        self.out = nn.Linear(20, 8)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.out(torch.sigmoid(self.into(hidden)))
+
+
+@pytest.mark.parametrize("tags_as", ["metadata", "functions"])
+def test_a_submodule_becomes_one_exported_from_changed_code(tags_as: str, exported: Exporter, tmp_path: Path) -> None:
+    file = exported("blocks")
+    wider = Wider().eval()
+    export(wider, {"hidden": torch.ones(2, 8)}, tmp_path / "wider.onnx")
+    source = file.path
+    if tags_as == "functions":
+        source = tmp_path / "f.onnx"
+        export(file.case.build(), file.case.inputs(), source, tags_as="functions")
+    result = replace(source, ["down.1", "up.0"], FromModel(tmp_path / "wider.onnx"), tmp_path / "out.onnx")
+    model = copy.deepcopy(file.case.build())
+    model.down[1] = model.up[0] = wider
+    with torch.no_grad():
+        expected = model(**file.case.inputs()).numpy()
+    tagged = load(tmp_path / "out.onnx")
+    assert tagged.encoding == tags_as
+    (got,) = outputs(tmp_path / "out.onnx", file).values()
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
+    assert [call.call for call in result.calls] == ["down.1", "up.0"]
+    assert tagged["down.1.into"].nodes
+    assert tagged["up.0.out"].tag.startswith(tagged["up.0"].tag)
+    assert not {"down.1.linear", "down.1.norm"} & {str(call) for call in tagged.tags}
+    if tags_as == "metadata":  # a function's body may be that of modules that were not replaced
+        assert all(keys.REPLACED in node.metadata_props for node in tagged["down.1"].nodes)
+    assert not any(keys.REPLACED in node.metadata_props for node in tagged["down.0"].nodes)
+    assert json.loads(tagged.model.metadata_props[keys.REPLACED]) == {"down.1": "wider.onnx", "up.0": "wider.onnx"}
+    entries = {key for key, entry in state_dict_of(tagged.model).items() if entry.used}
+    assert {"down.1.into.weight", "up.0.into.weight"} <= entries
+    assert "down.1.linear.weight" not in entries
+
+
+def test_inputs_are_matched_by_what_map_says(exported: Exporter, tmp_path: Path) -> None:
+    file = exported("blocks")
+    export(Wider().eval(), {"hidden": torch.ones(2, 8)}, tmp_path / "wider.onnx")
+    taken = replace(file.path, ["down.1"], FromModel(tmp_path / "wider.onnx"), tmp_path / "out.onnx").calls[0].inputs
+    named = FromModel(tmp_path / "wider.onnx", {"hidden": taken[0]})
+    assert replace(file.path, ["down.1"], named, tmp_path / "named.onnx").calls[0].inputs == taken
+    with pytest.raises(UsageError, match="has no value 'nothing'"):
+        replace(file.path, ["down.1"], FromModel(tmp_path / "wider.onnx", {"hidden": "nothing"}), tmp_path / "x.onnx")
+    with pytest.raises(UsageError, match="has no input or output 'what'"):
+        replace(file.path, ["down.1"], FromModel(tmp_path / "wider.onnx", {"what": "x"}), tmp_path / "x.onnx")
+
+
+def test_what_does_not_fit_is_said_and_nothing_is_written(exported: Exporter, tmp_path: Path) -> None:
+    file = exported("blocks")
+    export(Wider().eval(), {"hidden": torch.ones(2, 8)}, tmp_path / "wider.onnx")
+    wider, output = FromModel(tmp_path / "wider.onnx"), tmp_path / "out.onnx"
+    with pytest.raises(UsageError, match="has the shape"):
+        replace(file.path, ["head"], wider, output)
+    with pytest.raises(UsageError, match="cannot be an identity"):
+        replace(file.path, ["head"], Identity(), output)
+    with pytest.raises(UsageError, match="'nothing'"):
+        replace(file.path, ["nothing"], Identity(), output)
+    with pytest.raises(OutputError, match="give another name"):
+        replace(file.path, ["stem"], Identity(), file.path)
+    with pytest.raises(UsageError, match="one operator has one body"):
+        replace(file.path, ["stem", "head"], CustomOperator("a", "B", keep_body=True), output)
+    assert not output.exists()
+
+
+def test_every_call_of_a_module_or_one(exported: Exporter, tmp_path: Path) -> None:
+    file = exported("blocks")
+    assert [c.call for c in replaced(file, "shared", Identity(), tmp_path / "all.onnx").calls] == ["shared", "shared@1"]
+    one = replaced(file, "shared@1", Identity(), tmp_path / "one.onnx", every_call=False)
+    assert [c.call for c in one.calls] == ["shared@1"]
+
+
+def test_a_module_inside_a_branch_is_replaced_there(exported: Exporter, tmp_path: Path) -> None:
+    file = exported("condition")
+    replaced(file, "positive.0", CustomOperator("a", "B", keep_body=True), tmp_path / "out.onnx", every_call=False)
+    same(outputs(file.path, file), outputs(tmp_path / "out.onnx", file))
+    held = [node for node in ir.load(tmp_path / "out.onnx").graph.all_nodes() if node.domain == "a"]
+    assert len(held) == 1
+    assert held[0] not in list(ir.load(tmp_path / "out.onnx").graph)
