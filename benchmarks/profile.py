@@ -1,3 +1,4 @@
+# ruff: noqa: A005 - the name of the command
 """What `modelexport profile` costs over a plain profiled run of ONNX Runtime, on files of many nodes.
 
     python benchmarks/profile.py [--runs N] [NODES ...]
@@ -88,7 +89,6 @@ def main() -> None:
             chain(nodes, path)
             alone = plain(path, folder, arguments.runs + 2)
             inside = [0.0]
-            real = runs.open_file, runs.run_session
             time_runs, profiled = profiles.time_runs, runs._profiled
 
             def timed(function, inside=inside):  # type: ignore[no-untyped-def]
@@ -107,7 +107,6 @@ def main() -> None:
             found = profiles.profile(path, x, runs=arguments.runs)
             whole = time.perf_counter() - began
             profiles.time_runs, runs._profiled = time_runs, profiled
-            runs.open_file, runs.run_session = real
             began = time.perf_counter()
             table = cost(path)
             costs = time.perf_counter() - began
