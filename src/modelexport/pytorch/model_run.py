@@ -102,7 +102,7 @@ class ModelRun:
         for name, tensor in tensors:
             array = np.ascontiguousarray(as_array(tensor.detach())).reshape(-1)
             dtype = str(tensor.dtype).removeprefix("torch.")
-            content = f"{dtype}:{hashlib.blake2b(array.view(np.uint8), digest_size=16).hexdigest()}"
+            content = f"{dtype}:{hashlib.blake2b(array.tobytes(), digest_size=16).hexdigest()}"
             if content not in self._arrays:
                 self._arrays[content] = self._kept(content, array)
             self.tensors.append(SeenTensor(call, side, name, content, dtype, tuple(tensor.shape)))

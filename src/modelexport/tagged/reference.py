@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -136,9 +137,7 @@ def write_reference(
         if not name and tensor.content in where:
             continue
         where.setdefault(tensor.content, key)
-        arrays.setdefault(
-            key, ((tensor.dtype, tensor.shape), lambda content=tensor.content: run.array(content))
-        )
+        arrays.setdefault(key, ((tensor.dtype, tensor.shape), partial(run.array, tensor.content)))
     known = {key: one for key, one in arrays.items() if one[0][0] in _TYPES}
     order = list(_TYPES)
     known = dict(sorted(known.items(), key=lambda one: order.index(one[1][0][0])))

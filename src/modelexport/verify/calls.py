@@ -73,13 +73,21 @@ def prove_calls(
         UsageError: ONNX Runtime does not load the file, or does not have the provider.
     """
     run = run_file(tagged.model, tagged.path.parent, feeds, evidence, provider=provider, batch_bytes=batch_bytes)
-    hints = {**_best(run), **_from_tags(tagged, run, evidence)}
-    proof = Proof(tagged, evidence, run, hints, {})
-    wanted = [name for name in proof.nodes if name in hints]
-    if modules:
-        chosen = set(modules)
-        wanted = [name for name in wanted if _concerns(tagged, proof.nodes[name], chosen)]
-    proof.per_module.update(_run_segments(proof, wanted, feeds, provider, batch_bytes))
+    guessed = _from_tags(tagged, run, evidence)
+    proof = Proof(tagged, evidence, run, {**_best(run), **guessed}, {})
+    chosen = set(modules)
+    while True:
+        wanted = [name for name in proof.nodes if name in proof.hints]
+        if chosen:
+            wanted = [name for name in wanted if _concerns(tagged, proof.nodes[name], chosen)]
+        proof.per_module = _run_segments(proof, wanted, feeds, provider, batch_bytes)
+        # Experts may compute their tokens in another order, and a value may only be near: what was fed on was wrong.
+        mistaken = [name for name in guessed if name in proof.hints and _is_permuted(proof, name)]
+        mistaken += [name for name in _second_best(proof) if proof.per_module[name].status == "differ"]
+        if not mistaken:
+            break
+        for name in mistaken:
+            del proof.hints[name]
     _measure_noise(proof)
     proof.misplaced.extend(find_misplaced(tagged.model, tagged.calls, run, evidence))
     return proof
@@ -151,6 +159,25 @@ def _run_segments(
             if found[name].status == "differ":
                 run.arrays[name] = array
     return found
+
+
+def _second_best(proof: Proof) -> list[str]:
+    """Recognised values that are not the nearest of their content."""
+    nearest: dict[str, str] = {}
+    errors = proof.run.errors
+    for name, content in proof.hints.items():
+        if name in errors and (content not in nearest or errors[name] < errors[nearest[content]]):
+            nearest[content] = name
+    return [n for n, c in proof.hints.items() if n in proof.per_module and n in errors and nearest[c] != n]
+
+
+def _is_permuted(proof: Proof, name: str) -> bool:
+    """Whether a value that differs has the right numbers in another order."""
+    if name not in proof.per_module or proof.per_module[name].status != "differ" or name not in proof.run.arrays:
+        return False
+    right = np.sort(proof.evidence.array(proof.hints[name]), axis=None)
+    found = np.sort(proof.run.arrays[name], axis=None)
+    return right.dtype == found.dtype and compare_arrays(name, right, found).status == "agree"
 
 
 def _measure_noise(proof: Proof) -> None:

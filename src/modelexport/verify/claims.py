@@ -180,7 +180,7 @@ def _calls(
     contents: Mapping[str, str],
     own: Mapping[str, int],
 ) -> Iterator[FalseClaim]:
-    seen = {(tensor.call.address, tensor.side, tensor.name): tensor for tensor in evidence.tensors}
+    seen = {(tensor.call.address, str(tensor.side), tensor.name): tensor for tensor in evidence.tensors}
     made = {value.name or "" for node in tagged.nodes for value in node.outputs}
     made |= {value.name or "" for value in tagged.model.graph.inputs}
     made |= {value.name or "" for value in initializers(tagged.model)}

@@ -321,6 +321,7 @@ def _calls(
         made = max(own[address], key=_weight, default=None)
         through = max(returned[address], key=_weight, default=None)
         decisive = made or through
+        status: CallStatus
         if address not in inside:
             status, reason = "no nodes", ""
         elif decisive is None:

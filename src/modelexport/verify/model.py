@@ -16,6 +16,7 @@ from modelexport.core.quiet import quiet
 from modelexport.errors import FileFormatError, UsageError
 from modelexport.files.linked import changed_files
 from modelexport.format import documents
+from modelexport.graph.nodes import nested_graphs
 from modelexport.pytorch.model_run import ModelRun, as_array
 from modelexport.pytorch.traced import untouched
 from modelexport.pytorch.values import run_arguments, tensors_in
@@ -40,7 +41,7 @@ from modelexport.verify.parameters import (
 from modelexport.verify.perturbation import as_arrays, entries_of, has_equal_values, perturbed
 from modelexport.verify.sampling import verify_alone
 from modelexport.verify.variations import run_others
-from modelexport.verify.verdicts import ParameterReport, VerifyReport
+from modelexport.verify.verdicts import CallVerdict, ParameterReport, VerifyReport
 from modelexport.weights.sources import Weights
 
 __all__ = ["as_array", "feeds", "record_reference", "run_module", "verify", "verify_parameters", "verify_sample"]
@@ -148,7 +149,9 @@ def _run(
 ) -> ModelRun:
     called = {traced.call.path for traced in tagged.calls}
     never = {path for path, _ in model.named_modules()} - called
-    return ModelRun(model, inputs, weights, parameters=others, never_called=never)
+    # PyTorch compiles the branches of a condition, and cannot where its operations are looked at.
+    operations = not any(nested_graphs(node) for node in tagged.model.graph)
+    return ModelRun(model, inputs, weights, parameters=others, never_called=never, operations=operations)
 
 
 def _plain(model: nn.Module, inputs: Inputs, tagged: TaggedFile, weights: Weights | None) -> _Lazy:
@@ -231,7 +234,8 @@ def verify_sample(
     calls = {traced.call for traced in tagged.calls if not chosen.isdisjoint(tagged.calls.stack(traced.call))}
     calls.update(sampled_calls(tagged, count, seed=seed))
     names = [value.name or "" for value in tagged.model.graph.inputs]
-    verdicts, needed = [], set[str]()
+    verdicts: list[CallVerdict] = []
+    needed: set[str] = set()
     if calls:
         run = _run(model, inputs, tagged, weights, {})
         verdicts, needed = verify_alone(tagged, under_names(inputs, names), run, calls, provider=provider)

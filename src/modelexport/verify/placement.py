@@ -42,11 +42,17 @@ def find_misplaced(model: ir.Model, calls: CallTree, run: FileRun, evidence: Evi
     for operation in evidence.computed:
         index.add(operation.fingerprint, _Where(operation.call, operation.new))
     makers = first_makers(evidence)
+    travels = _travels(evidence)
     known: dict[ir.Node, frozenset[ModuleCall]] = {}
+    copies: dict[ir.Node, frozenset[ModuleCall]] = {}
+    """Nodes that only lay out anew what they get, to the calls that get or return it."""
     for node in model.graph:
+        own = run.prints.get(node.outputs[0].name or "")
+        if any(_same(own, run.prints.get(taken.name or "")) for taken in node.inputs if taken is not None):
+            copies[node] = travels.get(run.contents.get(node.outputs[0].name or "", ""), frozenset())
         allowed: set[ModuleCall] = set()
         for value in node.outputs:
-            allowed |= _allowed(node, value, run, index, makers)
+            allowed |= _allowed(node in copies, value, run, index, makers)
         if allowed:
             known[node] = frozenset(allowed)
     unseen = _calls_with_unseen_outputs(calls, run, evidence)
@@ -54,24 +60,41 @@ def find_misplaced(model: ir.Model, calls: CallTree, run: FileRun, evidence: Evi
     found = []
     for node in model.graph:
         owner = owner_of(node)
-        if owner is None:
+        if owner is None or not _telling(node, run):
             continue
-        right = known.get(node) or (reached[node] | unseen if reached.get(node) and _telling(node, run) else None)
-        if right and not right & set(owner.calls):
-            exact = known.get(node) or reached[node]
-            found.append(Misplaced(node.name or "", owner.calls, tuple(sorted(exact))))
+        right = known.get(node) or reached.get(node, frozenset())
+        near = right
+        if node in copies:
+            near = near | copies[node] | reached.get(node, frozenset()) | _around(node, known)
+        elif node not in known:
+            near = near | unseen
+        if right and not near & set(owner.calls):
+            found.append(Misplaced(node.name or "", owner.calls, tuple(sorted(right))))
     return found
 
 
+def _around(node: ir.Node, known: Mapping[ir.Node, frozenset[ModuleCall]]) -> frozenset[ModuleCall]:
+    """The calls that compute what a node gets."""
+    producers = (value.producer() for value in node.inputs if value is not None)
+    return frozenset(call for producer in producers if producer is not None for call in known.get(producer, ()))
+
+
+def _travels(evidence: Evidence) -> dict[str, frozenset[ModuleCall]]:
+    """Each content to the calls that get or return it."""
+    found: dict[str, set[ModuleCall]] = {}
+    for tensor in evidence.tensors:
+        found.setdefault(tensor.content, set()).add(tensor.call)
+    return {content: frozenset(calls) for content, calls in found.items()}
+
+
 def _allowed(
-    node: ir.Node, value: ir.Value, run: FileRun, index: Index[_Where], makers: Mapping[str, ModuleCall]
+    copies: bool, value: ir.Value, run: FileRun, index: Index[_Where], makers: Mapping[str, ModuleCall]
 ) -> set[ModuleCall]:
     own = run.prints.get(value.name or "")
     if own is None or not own.telling:
         return set()
     places = list(index.near(own))
     new = {place.call for place in places if place.new}
-    copies = any(_same(own, run.prints.get(taken.name or "")) for taken in node.inputs if taken is not None)
     allowed = new if new and not copies else {place.call for place in places}
     content = run.contents.get(value.name or "")
     if content is not None and content in makers and (copies or not allowed):
@@ -79,8 +102,8 @@ def _allowed(
     return allowed
 
 
-def _same(one: Fingerprint, other: Fingerprint | None) -> bool:
-    return other is not None and one[:5] == other[:5]
+def _same(one: Fingerprint | None, other: Fingerprint | None) -> bool:
+    return one is not None and other is not None and one[:5] == other[:5]
 
 
 def _telling(node: ir.Node, run: FileRun) -> bool:

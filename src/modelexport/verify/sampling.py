@@ -27,7 +27,7 @@ def claimed_values(tagged: TaggedFile, evidence: Evidence) -> dict[str, str]:
         sidecar = tagged.path.with_suffix(".hierarchy.json")
         raise FileFormatError(f"{sidecar} is missing: it says which values of {tagged.path} the modules get and return")
     made = {value.name for node in tagged.model.graph for value in node.outputs}
-    seen = {(t.call.address, t.side, t.name): t for t in evidence.tensors}
+    seen = {(t.call.address, str(t.side), t.name): t for t in evidence.tensors}
     found = {}
     for call in tagged.hierarchy.calls:
         for side, tensors in (("inputs", call.inputs), ("outputs", call.outputs)):

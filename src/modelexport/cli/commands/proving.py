@@ -42,6 +42,13 @@ def verify(
             help="Only N drawn calls and those of --module, each cut out and run alone: for a FILE too large to run.",
         ),
     ] = None,
+    perturb: Annotated[
+        bool | None,
+        typer.Option(
+            "--perturb/--no-perturb",
+            help="Compare the calls with other weights, in memory, on both sides; by default where MODEL has equal ones.",
+        ),
+    ] = None,
     model_class: ModelClassOption = None,
     dtype: DtypeOption = None,
     trust_remote_code: RemoteCodeOption = False,
@@ -56,8 +63,8 @@ def verify(
         raise UsageError("give --model or --against, not both")
     if model is None and (inputs is not None or model_class is not None or trust_remote_code):
         raise UsageError("--inputs, --model-class and --trust-remote-code go with --model")
-    if model is None and (weights_sample is not None or dtype is not None):
-        raise UsageError("--weights-sample and --dtype go with --model")
+    if model is None and (weights_sample is not None or dtype is not None or perturb is not None):
+        raise UsageError("--weights-sample, --perturb and --dtype go with --model")
     with progress_shown() as progress:
         stages = Stages(progress)
         if against is not None:
@@ -89,6 +96,8 @@ def verify(
                             modules=modules or (),
                             provider=provider,
                             weights=loaded.weights,
+                            perturb=perturb,
+                            tell=stages.tell,
                         )
                     else:
                         report = verify_sample(
