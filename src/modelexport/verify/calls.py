@@ -111,34 +111,41 @@ def _best(run: FileRun) -> dict[str, str]:
 
 
 def _from_tags(tagged: TaggedFile, run: FileRun, evidence: Evidence) -> dict[str, str]:
-    """Values that should be tensors that no value is: what leaves a call's nodes, of the same type and shape."""
-    taken, found = set(run.contents), {}
+    """Values that should be tensors that no value is: where each first crosses a boundary, the one of its type and shape
+    that does so in the file."""
+    found: dict[str, str] = {}
     seen = set(run.contents.values())
-    gets, returns = tensors_by_call(evidence, "inputs"), tensors_by_call(evidence, "outputs")
-    for call in _same_calls(tagged, evidence):
-        given = {tensor.content for tensor in gets.get(call, [])}
-        left = [value.name or "" for value in tagged.boundaries[call].outputs if value.name in run.shapes]
-        for tensor in returns.get(call, []):
-            if tensor.content in seen or tensor.content in given or not np.prod(tensor.shape):
-                continue
-            fitting = [
-                name
-                for name in left
-                if name not in taken and run.shapes[name] == tensor.shape and run.dtypes[name] == tensor.dtype
-            ]
-            if len(fitting) == 1 or (fitting and call == tagged.calls.calls[0].call):
-                taken.add(fitting[0])
-                found[fitting[0]] = tensor.content
-                seen.add(tensor.content)
+    gets = {call: {t.content for t in tensors} for call, tensors in tensors_by_call(evidence, "inputs").items()}
+    same = set(_same_calls(tagged, evidence))
+    root = tagged.calls.calls[0].call
+    for tensor in evidence.tensors:
+        call = tensor.call
+        if tensor.content in seen or call not in same or not np.prod(tensor.shape):
+            continue
+        if tensor.side == "outputs" and tensor.content in gets.get(call, ()):
+            continue
+        boundary = tagged.boundaries[call]
+        sides = boundary.inputs if tensor.side == "inputs" else boundary.outputs
+        fitting = [
+            name
+            for value in sides
+            if (name := value.name or "") in run.shapes
+            and name not in run.contents
+            and name not in found
+            and (run.shapes[name], run.dtypes[name]) == (tensor.shape, tensor.dtype)
+        ]
+        if len(fitting) == 1 or (fitting and call == root):
+            found[fitting[0]] = tensor.content
+            seen.add(tensor.content)
     return found
 
 
 def _same_calls(tagged: TaggedFile, evidence: Evidence) -> list[ModuleCall]:
-    """The calls that PyTorch made as they are in the file, the inner ones first: a module may be called for each group
-    of tokens in one and once in the other."""
+    """The calls that PyTorch made as they are in the file: a module may be called for each group of tokens in one and
+    once in the other."""
     there = Counter(call.path for call in evidence.parents)
     here = Counter(traced.call.path for traced in tagged.calls)
-    return [t.call for t in reversed(tagged.calls.calls) if there[t.call.path] == here[t.call.path]]
+    return [t.call for t in tagged.calls if there[t.call.path] == here[t.call.path]]
 
 
 def _run_segments(

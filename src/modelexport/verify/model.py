@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -102,13 +103,12 @@ def verify(
             others_in, run = {}, _run(model, inputs, tagged, weights, {})
             notes.append("weights were not perturbed: with others the model gives no finite numbers")
         right = run_module(model, inputs, weights) if others_in else run.outputs
-        compared = _compare_whole(outputs, right, run if not others_in else _plain(model, inputs, tagged, weights))
+        whole = _Whole(right, run if not others_in else None, lambda: _run(model, inputs, tagged, weights, {}))
+        compared = whole.compare(outputs)
         optimizer = ""
         if any(one.status == "differ" for one in compared):
             tell("verify: the runtime's optimiser")
-            optimizer = blamed_optimizer(
-                file, given, lambda found: all(o.status == "agree" for o in _compare_whole(found, right, None)), provider
-            )
+            optimizer = blamed_optimizer(file, given, whole.agrees, provider)
         more = run_others(model, inputs, tagged, session, run_module) if others and weights is None else []
         del session
     if others_in:
@@ -154,18 +154,31 @@ def _run(
     return ModelRun(model, inputs, weights, parameters=others, never_called=never, operations=operations)
 
 
-def _plain(model: nn.Module, inputs: Inputs, tagged: TaggedFile, weights: Weights | None) -> _Lazy:
-    return _Lazy(lambda: _run(model, inputs, tagged, weights, {}))
-
-
 @dataclass(frozen=True)
-class _Lazy:
-    """A run that is made only if rounding noise has to be measured in it."""
+class _Whole:
+    """Outputs of a whole run, where rounding adds up on the way: its size is measured if a few units are not enough."""
 
+    right: Sequence[Any]
+    run: ModelRun | None
     make: Callable[[], ModelRun]
+    """Gives the run where there is none."""
 
-    def in_float64(self, *, from_right_values: bool) -> ModelRun | None:
-        return self.make().in_float64(from_right_values=from_right_values)
+    @cached_property
+    def exact(self) -> Sequence[Any] | None:
+        precise = (self.run or self.make()).in_float64(from_right_values=False)
+        return None if precise is None else precise.outputs
+
+    def compare(self, found: Mapping[str, Any]) -> list[Difference]:
+        names, arrays = list(found), list(found.values())
+        compared = compare_outputs(names, self.right, arrays)
+        if all(one.status == "agree" for one in compared):
+            return compared
+        if self.exact is None:
+            return compare_outputs(names, self.right, arrays, units=WHOLE_UNITS)
+        return compare_outputs(names, self.right, arrays, self.exact)
+
+    def agrees(self, found: Mapping[str, Any]) -> bool:
+        return all(one.status == "agree" for one in self.compare(found))
 
 
 def _other_weights(
@@ -181,18 +194,6 @@ def _other_weights(
 
 def _finite(run: ModelRun) -> bool:
     return all(np.isfinite(array.astype(np.float64)).all() for array in run.outputs if array.dtype.kind == "f")
-
-
-def _compare_whole(found: Mapping[str, Any], right: Sequence[Any], run: ModelRun | _Lazy | None) -> list[Difference]:
-    """Outputs of whole runs: rounding adds up on the way, so its size is measured where a few units are not enough."""
-    names, arrays = list(found), list(found.values())
-    compared = compare_outputs(names, right, arrays)
-    if all(one.status == "agree" for one in compared):
-        return compared
-    exact = run.in_float64(from_right_values=False) if run is not None else None
-    if exact is None:
-        return compare_outputs(names, right, arrays, units=WHOLE_UNITS)
-    return compare_outputs(names, right, arrays, exact.outputs)
 
 
 def _wrong_weights(tagged: TaggedFile, parameters: ParameterReport) -> dict[ModuleCall, str]:

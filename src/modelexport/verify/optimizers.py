@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Any
 
 import onnxruntime
 
@@ -46,24 +47,21 @@ def _applied(path: Path, provider: str) -> list[str]:
     """The optimisers that change a file when it is loaded, as the runtime's log tells: nothing else does."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 0
-    with _captured() as log:
-        onnxruntime.InferenceSession(str(path), options, providers=[provider])
-    text = log.read_text(errors="replace")
+    with tempfile.TemporaryFile() as log:
+        with _captured(log.fileno()):
+            onnxruntime.InferenceSession(str(path), options, providers=[provider])
+        log.seek(0)
+        text = log.read().decode(errors="replace")
     return list(dict.fromkeys([*_RULE.findall(text), *_APPLIED.findall(text)]))
 
 
 @contextmanager
-def _captured() -> Iterator[Path]:
+def _captured(target: int) -> Iterator[None]:
     """The runtime writes its log to the standard error of the process, past Python."""
-    import os
-
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "log")
-        before = os.dup(2)
-        with path.open("wb") as file:
-            os.dup2(file.fileno(), 2)
-            try:
-                yield path
-            finally:
-                os.dup2(before, 2)
-                os.close(before)
+    before = os.dup(2)
+    os.dup2(target, 2)
+    try:
+        yield
+    finally:
+        os.dup2(before, 2)
+        os.close(before)
