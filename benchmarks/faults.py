@@ -44,6 +44,8 @@ MODELS = (
 )  # fmt: skip
 CALL, SOURCE, TAGS, CALLS = (f"modelexport.{key}" for key in ("call", "source_module", "hierarchy_tags", "calls"))
 PARAMETER, TRANSFORM, TREE = (f"modelexport.{key}" for key in ("parameter", "transform", "call_tree"))
+SAME = 4e-6
+"""Up to here, in norms, all values of the file are what they were: 64 units of roundoff of float32."""
 SUFFIXES = (".hierarchy.json", ".dag.json", ".operations.json")
 
 
@@ -547,7 +549,9 @@ def is_found(place: Place, report: VerifyReport) -> bool:
     if report.agrees:
         return False
     expected = {address or "." for address in place.expected}
-    return "*" in expected or not expected.isdisjoint(reported(report))
+    # What is inside a call is found in it.
+    found = {name for one in reported(report) for name in (one, *(e for e in expected if one.startswith(f"{e}.")))}
+    return "*" in expected or not expected.isdisjoint(found)
 
 
 def is_first(place: Place, report: VerifyReport) -> bool:
@@ -657,7 +661,7 @@ def main() -> int:
                     difference = node_difference(source, path, place, feeds) if not place.documents else float("inf")
                     is_tag = place.kind.startswith(("node given", "calls exch", "everything"))
                     line = f"{what}: largest difference {difference:.1e}; {report.verdict} {sorted(reported(report))[:4]}"
-                    (same if difference < 1e-6 and not is_tag else missed).append(line)
+                    (same if difference < SAME and not is_tag else missed).append(line)
                     print(f"  {'same values' if line in same else 'MISSED'}: {line}", flush=True)
         print(f"{name}: {sum(done.values())} placements of {len(done)} kinds, {time.perf_counter() - start:.0f} s", flush=True)
     print(f"\n{'kind':34}{'planted':>9}{'found':>7}{'first':>7}")

@@ -28,7 +28,7 @@ from modelexport.runtime import sessions
 from modelexport.runtime.evidence import Evidence
 from modelexport.tagged.file import TaggedFile
 from modelexport.verify.differences import UNMEASURED_UNITS, Difference, compare_arrays, worst
-from modelexport.verify.matching import FileRun, first_makers, run_file, tensors_by_call
+from modelexport.verify.matching import FileRun, run_file, tensors_by_call
 from modelexport.verify.placement import Misplaced, find_misplaced
 from modelexport.verify.segments import GIVEN, owners_between, segmented
 from modelexport.verify.verdicts import CallStatus, CallVerdict
@@ -244,16 +244,13 @@ class _Verdicts:
                 self._own[call].append(difference)
 
     def _blamed(self) -> dict[ModuleCall, list[Difference]]:
-        """The calls whose nodes compute what differs; the one that PyTorch computed it in where it is among them."""
-        makers = first_makers(self._proof.evidence)
+        """The calls whose nodes compute what differs."""
         blamed: dict[ModuleCall, list[Difference]] = defaultdict(list)
         for name, difference in self._proof.per_module.items():
             if difference.status != "differ":
                 continue
-            between = {ModuleCall.parse(a) for a in owners_between(self._proof.nodes[name], self._proof.hints)}
-            maker = makers.get(self._proof.hints[name])
-            for call in {maker} if maker in between else between:
-                blamed[call].append(difference)
+            for address in owners_between(self._proof.nodes[name], self._proof.hints):
+                blamed[ModuleCall.parse(address)].append(difference)
         return blamed
 
     def of(self, calls: Sequence[ModuleCall]) -> list[CallVerdict]:

@@ -23,7 +23,7 @@ Verdict = Literal["agree", "tie", "differ", "not compared"]
 
 UNITS: Mapping[str, float] = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 """The unit roundoff of each floating-point type."""
-ALLOWED_UNITS = 16.0
+ALLOWED_UNITS = 32.0
 """How many units a tensor may be off without its noise being measured."""
 ALLOWED_NOISE = 8.0
 """How many times the measured noise it may be off: the runtime sums in another order, and one sample is a sample."""
