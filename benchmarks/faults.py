@@ -562,7 +562,10 @@ def is_first(place: Place, report: VerifyReport) -> bool:
 
 
 def node_difference(original: Path, changed: Path, place: Place, feeds: dict[str, Any]) -> float:
-    """How far the values of all nodes of the main graph are from what they were, in norms: 0 is the same."""
+    """How far the values of all nodes of the main graph are from what they were, in norms.
+
+    0 where the outputs are the same bit for bit: what the node gives is only asked whether it is above zero, say.
+    """
     runs = []
     for path in (original, changed):
         model = load_onnx(path)
@@ -574,6 +577,9 @@ def node_difference(original: Path, changed: Path, place: Place, feeds: dict[str
         session = onnxruntime.InferenceSession(ir.to_proto(model).SerializeToString(), options)
         names = [o.name for o in session.get_outputs()]
         runs.append(dict(zip(names, session.run(names, feeds), strict=True)))
+    ends = [value.name for value in load_onnx(original).graph.outputs]
+    if all(end in runs[0] and np.array_equal(runs[0][end], runs[1][end]) for end in ends):
+        return 0.0
     largest = 0.0
     for name in runs[0].keys() & runs[1].keys():
         a, b = runs[0][name], runs[1][name]

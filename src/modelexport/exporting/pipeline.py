@@ -18,6 +18,7 @@ from modelexport.exporting.steps import describe, encode, encode_documents, opti
 from modelexport.files.atomic import check_writable, written_together
 from modelexport.format.documents import Settings
 from modelexport.graph.owners import owned_operators
+from modelexport.pytorch.repeatability import find_unrepeatable
 from modelexport.pytorch.static import module_tree
 from modelexport.tagged.documents.dag import check_dag_directory, dag_document, write_dag_files
 from modelexport.tagged.tree import tree_rows
@@ -71,6 +72,8 @@ def export(
     check_writable(path)
     if dag_dir is not None:
         check_dag_directory(Path(dag_dir))
+    with stages("repeat"):
+        unrepeatable = [] if options.weights.source is not None else find_unrepeatable(model, inputs)
     with stages("capture"):
         tree = module_tree(model)
         exported = capture(model, inputs, frontend, dynamic=dynamic, opset=opset)
@@ -111,7 +114,7 @@ def export(
                 staged.with_suffix(suffix).write_bytes(document)
         with reachable(staging, path, weights) if options.checks.any else nullcontext():
             verified = run_checks(model, inputs, staged, hierarchy, options, stages)
-        write_report(staged.with_suffix(".report.md"), hierarchy, stages.seconds, verified, functions, weights)
+        write_report(staged.with_suffix(".report.md"), hierarchy, stages.seconds, verified, functions, weights, unrepeatable)
         files = [path.parent / file.name for file in sorted(staging.iterdir())]
         if dag_dir is not None:
             write_dag_files(Path(dag_dir), dags)
@@ -125,4 +128,5 @@ def export(
         files=files,
         functions=functions,
         weights=weights,
+        unrepeatable=unrepeatable,
     )

@@ -13,6 +13,7 @@ from modelexport.tagged.encodings.functions import FunctionsModel
 from modelexport.weights.placement import WeightsSummary
 
 if TYPE_CHECKING:
+    from modelexport.pytorch.repeatability import Unrepeatable
     from modelexport.verify.verdicts import VerifyReport
 
 
@@ -23,9 +24,11 @@ def write_report(
     verified: VerifyReport | None,
     functions: FunctionsModel | None = None,
     weights: WeightsSummary | None = None,
+    unrepeatable: Sequence[Unrepeatable] = (),
 ) -> None:
     """Write the report of an export as Markdown."""
-    path.write_text(format_report(hierarchy, seconds, verified, functions, weights), encoding="utf-8")
+    text = format_report(hierarchy, seconds, verified, functions, weights, unrepeatable)
+    path.write_text(text, encoding="utf-8")
 
 
 def format_report(
@@ -34,6 +37,7 @@ def format_report(
     verified: VerifyReport | None,
     functions: FunctionsModel | None = None,
     weights: WeightsSummary | None = None,
+    unrepeatable: Sequence[Unrepeatable] = (),
 ) -> str:
     """The report: tree, coverage, time by stage, what has no nodes and why, the weights, and the verification."""
     model, coverage = hierarchy.model, hierarchy.coverage
@@ -53,6 +57,7 @@ def format_report(
                 ("untagged", coverage.untagged),
             ],
         ),
+        *_unrepeatable(unrepeatable),
         *_verification(verified),
         "## Time by stage",
         _table(("stage", "seconds"), [(stage, f"{spent:.2f}") for stage, spent in seconds.items()]),
@@ -88,6 +93,23 @@ def _failure(reason: str) -> list[str]:
     if not reason:
         return []
     return ["The front end `dynamo`, tried first, gave up:", f"```\n{reason}\n```"]
+
+
+def _unrepeatable(found: Sequence[Unrepeatable]) -> list[str]:
+    if not found:
+        return []
+    rows = [(f"`{one.where}`", one.kind, told_of(one.kind)) for one in found]
+    return ["## Not the same in every run", _table(("where", "what", "what the file does instead"), rows)]
+
+
+def told_of(kind: str) -> str:
+    """What a file does in the place of something that a model does otherwise each time."""
+    return {
+        "random": "it draws its own numbers, or keeps those of the captured run: it cannot agree with PyTorch",
+        "buffer": "it computes with the value that the buffer had before the run, each time",
+        "no output": "it returns nothing",
+        "empty output": "it returns an empty tensor, or leaves it out",
+    }[kind]
 
 
 def _verification(verified: VerifyReport | None) -> list[str]:

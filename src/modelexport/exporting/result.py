@@ -13,6 +13,7 @@ from modelexport.tagged.tree import TreeRow
 from modelexport.weights.placement import WeightsSummary
 
 if TYPE_CHECKING:
+    from modelexport.pytorch.repeatability import Unrepeatable
     from modelexport.verify.verdicts import VerifyReport
 
 
@@ -38,6 +39,9 @@ class ExportResult:
     weights: WeightsSummary = field(default_factory=WeightsSummary)
     """Where the weights are."""
 
+    unrepeatable: Sequence[Unrepeatable] = ()
+    """What of the model is not the same in every run, which a file cannot be."""
+
     @property
     def coverage(self) -> documents.Coverage:
         """How many nodes are known by which evidence."""
@@ -54,10 +58,13 @@ class ExportResult:
             "seconds": self.seconds,
             "tree": self.tree,
         }
+        if self.unrepeatable:
+            document["unrepeatable"] = self.unrepeatable
         if self.weights.is_apart:
             document["weights"] = self.weights.document()
         if self.verified is not None:
             document["verify"] = {
+                "verdict": self.verified.verdict,
                 "agrees": self.verified.agrees,
                 "largest_difference": self.verified.largest,
                 "outputs": self.verified.outputs,

@@ -39,7 +39,9 @@ class UpdateResult(msgspec.Struct, frozen=True, kw_only=True):
     """Entries that the exported module has and the graph does not use."""
 
 
-def update_weights(path: str | Path, state_dict: Mapping[str, Any] | str | Path, output: str | Path) -> UpdateResult:
+def update_weights(
+    path: str | Path, state_dict: Mapping[str, Any] | str | Path, output: str | Path, *, strict: bool = False
+) -> UpdateResult:
     """Write a tagged file with other weights; its graph and its tags stay as they are.
 
     Weights in a file beside the model are written to one beside the output, one tensor at a time, and embedded ones are
@@ -50,18 +52,19 @@ def update_weights(path: str | Path, state_dict: Mapping[str, Any] | str | Path,
         state_dict: Key to tensor (NumPy's, torch's, or whatever NumPy can read), or a ``.safetensors`` file. Of the
             names of a tied parameter one is enough.
         output: The file to write; may be ``path``.
+        strict: Refuse entries that the module does not have. A checkpoint often holds more than one model uses.
 
     Raises:
-        WeightsError: The weights do not fit: entries are missing, surplus or of another shape or type. Lists them all.
+        WeightsError: The weights do not fit: entries are missing, surplus (with ``strict``, or beside missing ones) or of another shape or type. Lists them all.
         FileFormatError: ``path`` is not a tagged file, or the weights are no safetensors file.
         OutputError: The output cannot be written. What was there before is still there.
     """
     path, output = Path(path), Path(output)
     check_writable(output)
     if isinstance(state_dict, Mapping):
-        return _update(path, _InMemory(state_dict), output)
+        return _update(path, _InMemory(state_dict), output, strict)
     with _opened(Path(state_dict)) as weights:
-        return _update(path, weights, output)
+        return _update(path, weights, output, strict)
 
 
 class _InMemory:
@@ -124,7 +127,7 @@ def _opened(path: Path) -> Iterator[_SafeTensors]:
         yield _SafeTensors(file)
 
 
-def _update(path: Path, weights: _InMemory | _SafeTensors, output: Path) -> UpdateResult:
+def _update(path: Path, weights: _InMemory | _SafeTensors, output: Path, strict: bool) -> UpdateResult:
     model = load_onnx(path)
     check_version(path, model.metadata_props)
     values = list(initializers(model))
@@ -135,7 +138,7 @@ def _update(path: Path, weights: _InMemory | _SafeTensors, output: Path) -> Upda
         raise FileFormatError(f"{path}: {error}") from error
     _check_recorded(path, entries, plans)
     tied = {key: names for plan in plans.values() for names in plan.groups() for key in names}
-    _check(path, entries, dict.fromkeys(tied.values()).keys(), weights)
+    _check(path, entries, dict.fromkeys(tied.values()).keys(), weights, strict)
 
     def read(key: str) -> np.ndarray:
         return weights.read(next(name for name in tied[key] if name in weights.types))
@@ -215,6 +218,7 @@ def _check(
     entries: Mapping[str, documents.StateDictEntry],
     groups: Collection[tuple[str, ...]],
     weights: _InMemory | _SafeTensors,
+    strict: bool,
 ) -> None:
     """Compare keys, shapes and types, and the names of tied parameters with each other.
 
@@ -223,7 +227,8 @@ def _check(
     """
     given = weights.types
     missing = [names[0] for names in groups if not any(name in given for name in names)]
-    surplus = [key for key in given if key not in entries]
+    # Beside missing ones they tell what was meant: a name that is spelt otherwise.
+    surplus = [key for key in given if key not in entries] if strict or missing else []
     misshapen = [
         key
         for key, found in given.items()

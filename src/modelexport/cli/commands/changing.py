@@ -93,12 +93,13 @@ def update_weights(
     file: FileArgument,
     weights: Annotated[Path, typer.Argument(metavar="WEIGHTS.safetensors", help="A state_dict of the same module.")],
     output: OutputOption,
+    strict: Annotated[bool, typer.Option("--strict", help="Refuse entries that the module does not have.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Put other weights of the same shapes into FILE, without exporting again."""
     from modelexport.weights.updates import update_weights as run
 
-    result = run(file, weights, output)
+    result = run(file, weights, output, strict=strict)
     if as_json:
         print_json(result)
     else:

@@ -111,6 +111,10 @@ def export(
                 reference=reference,
                 stages=stages,
             )
+    for one in result.unrepeatable:
+        from modelexport.exporting.report import told_of
+
+        print(f"modelexport: warning: {one.kind}: {one.where}; {told_of(one.kind)}", file=sys.stderr)
     if failure := result.hierarchy.settings.dynamo_failure:
         reason = failure.splitlines()[0]
         print(f"modelexport: warning: exported with torchscript; dynamo failed: {reason}", file=sys.stderr)
