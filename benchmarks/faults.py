@@ -30,13 +30,12 @@ import onnxruntime
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
-import models  # noqa: E402
-
-import modelexport  # noqa: E402
-from modelexport.files.onnx_models import load_onnx, save_model  # noqa: E402
-from modelexport.errors import UsageError  # noqa: E402
-from modelexport.verify.model import verify  # noqa: E402
-from modelexport.verify.verdicts import VerifyReport  # noqa: E402
+import modelexport
+import models
+from modelexport.errors import UsageError
+from modelexport.files.onnx_models import load_onnx, save_model
+from modelexport.verify.model import verify
+from modelexport.verify.verdicts import VerifyReport
 
 MODELS = (
     "blocks", "equal-values", "unet", "bert", "albert", "gpt2", "llama", "t5", "mixtral", "vit", "resnet", "clip",
@@ -105,7 +104,9 @@ def weights(model: ir.Model) -> Iterator[Place]:
     changes: dict[str, Callable[[Any], Any]] = {
         "weight times 1.0009": lambda a: a * np.float32(1.0009),
         "weight zero": lambda a: a * 0,
-        "one element of a weight": lambda a: np.concatenate([(a.reshape(-1)[:1] + 1), a.reshape(-1)[1:]]).reshape(a.shape),
+        "one element of a weight": lambda a: np.concatenate([(a.reshape(-1)[:1] + 1), a.reshape(-1)[1:]]).reshape(
+            a.shape
+        ),
         "weight reversed": lambda a: np.flip(a, 0),
         "weight in half precision": lambda a: a.astype(np.float16).astype(np.float32),
     }
@@ -183,7 +184,9 @@ def attributes(model: ir.Model) -> Iterator[Place]:
         return plant
 
     def gelu(node: ir.Node) -> bool:
-        if node.op_type != "Gelu" or "approximate" in node.attributes and node.attributes["approximate"].value == "tanh":
+        if node.op_type != "Gelu" or (
+            "approximate" in node.attributes and node.attributes["approximate"].value == "tanh"
+        ):
             return False
         node.attributes["approximate"] = ir.AttrString("approximate", "tanh")
         return True
@@ -194,11 +197,15 @@ def attributes(model: ir.Model) -> Iterator[Place]:
         "axis of a softmax": lambda n: n.op_type == "Softmax" and changed("axis", lambda a: -2 if a == -1 else -1)(n),
         "permutation": changed("perm", lambda p: [*p[:-2], p[-1], p[-2]] if len(p) > 1 else None),
         "gelu by tanh": gelu,
-        "alpha of a gemm": lambda n: n.op_type == "Gemm"
-        and (n.attributes.__setitem__("alpha", ir.AttrFloat32("alpha", 1.001)) or True),
+        "alpha of a gemm": lambda n: (
+            n.op_type == "Gemm" and (n.attributes.__setitem__("alpha", ir.AttrFloat32("alpha", 1.001)) or True)
+        ),
         "padding": changed("pads", lambda p: [*p[len(p) // 2 :], *[0] * (len(p) // 2)] if any(p) else None),
-        "axis of a concatenation": lambda n: n.op_type == "Concat" and is_number(n.outputs[0])
-        and changed("axis", lambda a: a - 1 if a > 0 or a < -1 else None)(n),
+        "axis of a concatenation": lambda n: (
+            n.op_type == "Concat"
+            and is_number(n.outputs[0])
+            and changed("axis", lambda a: a - 1 if a > 0 or a < -1 else None)(n)
+        ),
         "groups of a normalization": changed("num_groups", lambda g: g // 2 if g > 1 else None),
     }
     for kind, plant_in in kinds.items():
@@ -234,7 +241,9 @@ def insert_after(node: ir.Node, op_type: str, *inputs: Any) -> None:
         node.graph.initializers.add(constant)
         constants.append(constant)
     users = list(value.uses())
-    new = ir.Node("", op_type, [value, *constants], name=f"{node.name}.faulty", metadata_props=dict(node.metadata_props))
+    new = ir.Node(
+        "", op_type, [value, *constants], name=f"{node.name}.faulty", metadata_props=dict(node.metadata_props)
+    )
     name = value.name
     node.graph.insert_after(node, new)
     for user, index in users:
@@ -412,7 +421,13 @@ def tags(model: ir.Model) -> Iterator[Place]:
     for i, (position, node) in enumerate(computing):
         address = node.metadata_props[CALL]
         if address != root:
-            yield Place("node given to the root", node.name or "", frozenset([address, root]), moved([position], root), node.name or "")
+            yield Place(
+                "node given to the root",
+                node.name or "",
+                frozenset([address, root]),
+                moved([position], root),
+                node.name or "",
+            )
         other = next((c for c in targets[i % len(targets) :] + targets if c != address), None) if targets else None
         if other is not None:
             yield Place("node given to another call", f"{node.name} to {other}", frozenset([address, other]),
@@ -504,26 +519,44 @@ def documents(model: ir.Model, path: Path) -> Iterator[Place]:
     for index, call in enumerate(sidecar["calls"]):
         where = call["address"] or "."
         if call["boundary"]["outputs"]:
-            yield place("boundary", where, ".hierarchy.json", in_call(index, lambda c: bool(c["boundary"]["outputs"].pop())))
-        yield place("count of nodes", where, ".hierarchy.json", in_call(index, lambda c: not c.update(nodes=c["nodes"] + 1)))
+            yield place(
+                "boundary", where, ".hierarchy.json", in_call(index, lambda c: bool(c["boundary"]["outputs"].pop()))
+            )
+        yield place(
+            "count of nodes", where, ".hierarchy.json", in_call(index, lambda c: not c.update(nodes=c["nodes"] + 1))
+        )
         for k, tensor in enumerate(call["outputs"]):
             if call["enter"] is not None and tensor["shape"] and isinstance(tensor["shape"][-1], int):
                 yield place("shape of a tensor", where, ".hierarchy.json", in_call(
                     index, lambda c, k=k: c["outputs"][k]["shape"].__setitem__(-1, 12345) is None))  # fmt: skip
                 yield place("type of a tensor", where, ".hierarchy.json", in_call(
                     index, lambda c, k=k: c["outputs"][k].update(dtype="float64") is None))  # fmt: skip
-                others = [t["value"] for c in sidecar["calls"] for t in c["outputs"]
-                          if t.get("value") and t["value"] != tensor.get("value") and t["dtype"] == tensor["dtype"]]
+                others = [
+                    t["value"]
+                    for c in sidecar["calls"]
+                    for t in c["outputs"]
+                    if t.get("value") and t["value"] != tensor.get("value") and t["dtype"] == tensor["dtype"]
+                ]
                 if tensor.get("value") and others and tensor["dtype"] == "float32":
                     yield place("value of a tensor", where, ".hierarchy.json", in_call(
                         index, lambda c, k=k, o=others[-1]: c["outputs"][k].update(value=o) is None))  # fmt: skip
     for index, entry in enumerate(sidecar["initializers"]):
         if entry.get("transform"):
-            yield place("transform", entry["name"], ".hierarchy.json", lambda d, i=index: bool(d["initializers"][i].pop("transform")))
+            yield place(
+                "transform",
+                entry["name"],
+                ".hierarchy.json",
+                lambda d, i=index: bool(d["initializers"][i].pop("transform")),
+            )
         if entry.get("parameter"):
             yield place("parameter in the sidecar", entry["name"], ".hierarchy.json",
                         lambda d, i=index: d["initializers"][i].update(parameter=["other"]) is None)  # fmt: skip
-    yield place("coverage", "coverage", ".hierarchy.json", lambda d: d["coverage"].update(exact=d["coverage"]["exact"] + 1) is None)
+    yield place(
+        "coverage",
+        "coverage",
+        ".hierarchy.json",
+        lambda d: d["coverage"].update(exact=d["coverage"]["exact"] + 1) is None,
+    )
     for index, entry in enumerate(sidecar["nodes"]):
         yield place("evidence", entry["name"], ".hierarchy.json",
                     lambda d, i=index: d["nodes"][i].update(evidence="inferred") is None)  # fmt: skip
@@ -532,7 +565,9 @@ def documents(model: ir.Model, path: Path) -> Iterator[Place]:
         if dag["edges"]:
             yield place("edge of a DAG", tag, ".dag.json", lambda d, t=tag: bool(d[t]["edges"].pop()))
     for name in json.loads(path.with_suffix(".operations.json").read_text()):
-        yield place("tags in the operations", name, ".operations.json", lambda d, n=name: d[n].update(tags=["/Other"]) is None)
+        yield place(
+            "tags in the operations", name, ".operations.json", lambda d, n=name: d[n].update(tags=["/Other"]) is None
+        )
 
 
 # --- asking for them -----------------------------------------------------------------------------------------------
@@ -586,7 +621,10 @@ def node_difference(original: Path, changed: Path, place: Place, feeds: dict[str
         if a.shape != b.shape:
             return float("inf")
         if a.dtype.kind == "f":
-            a, b = np.nan_to_num(a.astype(np.float64), posinf=0, neginf=0), np.nan_to_num(b.astype(np.float64), posinf=0, neginf=0)
+            a, b = (
+                np.nan_to_num(a.astype(np.float64), posinf=0, neginf=0),
+                np.nan_to_num(b.astype(np.float64), posinf=0, neginf=0),
+            )
             a, b = np.clip(a, -1e30, 1e30), np.clip(b, -1e30, 1e30)
             norm = float(np.linalg.norm(a))
             largest = max(largest, float(np.linalg.norm(a - b)) / norm if norm else float(np.linalg.norm(b)))
@@ -632,7 +670,9 @@ def main() -> int:
         if not verify(model, inputs, source).agrees:
             missed.append(f"{name}: a false alarm without any fault")
         done: Counter[str] = Counter()
-        for place in places_of(load_onnx(source), source, arguments.each, set(filter(None, arguments.kinds.split(",")))):
+        for place in places_of(
+            load_onnx(source), source, arguments.each, set(filter(None, arguments.kinds.split(",")))
+        ):
             if done[place.kind] >= arguments.each:
                 continue
             with tempfile.TemporaryDirectory(dir=folder) as temporary:
@@ -661,15 +701,26 @@ def main() -> int:
                     found[place.kind] += 1
                     first[place.kind] += is_first(place, report)
                     if not is_first(place, report):
-                        print(f"  elsewhere first: {what}: {report.diverging.address!r} {report.diverging.reason[:100]}", flush=True)
+                        print(
+                            f"  elsewhere first: {what}: {report.diverging.address!r} {report.diverging.reason[:100]}",
+                            flush=True,
+                        )
                 else:
-                    feeds = {v.name: t.numpy() for v, t in zip(load_onnx(source).graph.inputs, _tensors(inputs), strict=False)}
+                    feeds = {
+                        v.name: t.numpy()
+                        for v, t in zip(load_onnx(source).graph.inputs, _tensors(inputs), strict=False)
+                    }
                     difference = node_difference(source, path, place, feeds) if not place.documents else float("inf")
                     is_tag = place.kind.startswith(("node given", "calls exch", "everything"))
-                    line = f"{what}: largest difference {difference:.1e}; {report.verdict} {sorted(reported(report))[:4]}"
+                    line = (
+                        f"{what}: largest difference {difference:.1e}; {report.verdict} {sorted(reported(report))[:4]}"
+                    )
                     (same if difference < SAME and not is_tag else missed).append(line)
                     print(f"  {'same values' if line in same else 'MISSED'}: {line}", flush=True)
-        print(f"{name}: {sum(done.values())} placements of {len(done)} kinds, {time.perf_counter() - start:.0f} s", flush=True)
+        print(
+            f"{name}: {sum(done.values())} placements of {len(done)} kinds, {time.perf_counter() - start:.0f} s",
+            flush=True,
+        )
     print(f"\n{'kind':34}{'planted':>9}{'found':>7}{'first':>7}")
     for kind in planted:
         print(f"{kind:34}{planted[kind]:9}{found[kind]:7}{first[kind]:7}")

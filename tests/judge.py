@@ -83,7 +83,9 @@ def judge_tags(model: nn.Module, inputs: Mapping[str, Any], path: Path) -> int:
         for tensor in tensors:
             if not _tells(tensor) or any(_is(tensor, other) for other in got[address]):
                 continue
-            where = [owners[name] for name, value in values.items() if isinstance(value, np.ndarray) and _is(tensor, value)]
+            where = [
+                owners[name] for name, value in values.items() if isinstance(value, np.ndarray) and _is(tensor, value)
+            ]
             if where:
                 judged += 1
                 inside = within[address]

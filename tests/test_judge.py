@@ -16,9 +16,7 @@ NOT_JUDGED = {
 ALL = [case.name for case in models.CASES if case.name not in NOT_JUDGED]
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in ALL]
-)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in ALL])
 def test_outputs_parameters_and_tags_are_right_to_a_judge_of_their_own(name: str, exported: Exporter) -> None:
     export = exported(name)
     case = export.case

@@ -114,7 +114,9 @@ def export(
                 staged.with_suffix(suffix).write_bytes(document)
         with reachable(staging, path, weights) if options.checks.any else nullcontext():
             verified = run_checks(model, inputs, staged, hierarchy, options, stages)
-        write_report(staged.with_suffix(".report.md"), hierarchy, stages.seconds, verified, functions, weights, unrepeatable)
+        write_report(
+            staged.with_suffix(".report.md"), hierarchy, stages.seconds, verified, functions, weights, unrepeatable
+        )
         files = [path.parent / file.name for file in sorted(staging.iterdir())]
         if dag_dir is not None:
             write_dag_files(Path(dag_dir), dags)

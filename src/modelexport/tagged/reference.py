@@ -261,7 +261,9 @@ def open_reference(tagged: TaggedFile) -> Iterator[ReferenceValues]:
                 Computed(calls[call], Fingerprint(kind, size, norm, one, two, telling), new)
                 for call, kind, size, norm, one, two, telling, new in run.computed
             ],
-            parents={call: None if above < 0 else calls[above] for call, (_, above) in zip(calls, run.calls, strict=True)},
+            parents={
+                call: None if above < 0 else calls[above] for call, (_, above) in zip(calls, run.calls, strict=True)
+            },
             weights=weights,
             keys=contents,
             read_key=lambda key: file.get_tensor(key),

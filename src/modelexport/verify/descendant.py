@@ -32,7 +32,6 @@ from modelexport.verify.matching import WHOLE_UNITS
 from modelexport.verify.segments import GIVEN, owners_between, segmented
 from modelexport.verify.verdicts import CallStatus
 
-
 _MOST = 0.03
 """What a whole run may lose where many units would be more than that: in half precision."""
 

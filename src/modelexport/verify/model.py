@@ -348,4 +348,6 @@ def run_module(model: nn.Module, inputs: Inputs, weights: Weights | None = None)
 def _dropped(inputs: Inputs, wanted: Sequence[str]) -> list[str]:
     """The names of the given tensors that a file does not take."""
     given = [name for name, _ in tensors_in(inputs)]
-    return [] if len(given) <= len(wanted) else [n for n in given if n not in {w.removeprefix("input.") for w in wanted}]
+    return (
+        [] if len(given) <= len(wanted) else [n for n in given if n not in {w.removeprefix("input.") for w in wanted}]
+    )

@@ -130,7 +130,9 @@ def put_in(model: ir.Model, read: Read) -> None:
 def parameter_digests(model: ir.Model) -> dict[str, str]:
     """What tells whether a file has the same weights as another of the same model: entries to a digest of the bytes."""
     return {
-        json.dumps([plan.keys, len(plan.steps)]): hashlib.blake2b(value.const_value.tobytes(), digest_size=12).hexdigest()
+        json.dumps([plan.keys, len(plan.steps)]): hashlib.blake2b(
+            value.const_value.tobytes(), digest_size=12
+        ).hexdigest()
         for value, plan in _planned(model)
         if value.const_value is not None
     }

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import nn
 
-
 _SMALL = 1e-3
 """Below this, numbers are initial noise around zero: what they are added to hides them."""
 

@@ -111,9 +111,7 @@ def _telling(node: ir.Node, run: FileRun) -> bool:
     return any(one is not None and one.telling for one in prints)
 
 
-def _reached(
-    model: ir.Model, known: Mapping[ir.Node, frozenset[ModuleCall]]
-) -> dict[ir.Node, frozenset[ModuleCall]]:
+def _reached(model: ir.Model, known: Mapping[ir.Node, frozenset[ModuleCall]]) -> dict[ir.Node, frozenset[ModuleCall]]:
     """For every node the calls of the first values with a known place that it leads to."""
     reached: dict[ir.Node, frozenset[ModuleCall]] = {}
     for node in reversed(model.graph):

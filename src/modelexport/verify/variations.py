@@ -64,7 +64,10 @@ def _variations(inputs: Inputs, tagged: TaggedFile) -> Iterator[tuple[str, Input
     rows = _rows_of_ids(tagged.model)
     plain = {name: rows[plain] for name in names.values() if (plain := _match(name, rows)) is not None}
     if plain:
-        yield "whole vocabulary", _changed(inputs, names, lambda name, t: _drawn(t, plain[name]) if name in plain else t)
+        yield (
+            "whole vocabulary",
+            _changed(inputs, names, lambda name, t: _drawn(t, plain[name]) if name in plain else t),
+        )
     sizes = _open_sizes(tagged.model)
     if sizes:
         yield "other sizes", _changed(inputs, names, lambda name, t: _resized(t, sizes, _match(name, sizes)))
