@@ -2,16 +2,17 @@
 
     OMP_NUM_THREADS=1 python benchmarks/faults.py [MODEL,...] [--folder DIR] [--kinds KIND,...] [--each N]
 
-For each model of the table the kinds below are planted where they can be, at up to N places each. A fault in values is
-found if the report says `differ` and the first diverging call owns the changed node; a fault in tags or documents if the
-call or the name is among what is reported. What is not found is run again, both files in ONNX Runtime with the same
-inputs: where the changed node gives what it gave before, within rounding, the fault computes the same values and is listed
-apart, with the largest difference measured. Everything else is an error, and ends with status 1.
+For each model of the table the kinds below are planted where they can be, at up to N places each. A fault is found
+if the report says `differ` and names the call that owns the changed node, or the name that the fault is about; of those
+found, `first` counts the ones that the report points at before any other. What is not found is run again, both files in
+ONNX Runtime with the same inputs: where the values are what they were, within rounding, the fault computes the same and
+is listed apart, with the largest difference measured. Everything else is an error, and ends with status 1.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import random
 import shutil
@@ -137,7 +138,7 @@ def swapped_weights(model: ir.Model) -> Iterator[Place]:
         if found and CALL in node.metadata_props and PARAMETER in found[1].metadata_props and len(found[1].uses()) == 1:
             by_shape[node.op_type, found[0], tuple(found[1].shape.numpy())].append((position, found[0]))
     for places in by_shape.values():
-        for (p, i), (q, j) in zip(places, places[1:], strict=False):
+        for (p, i), (q, j) in itertools.pairwise(places):
             first, second = model.graph[p], model.graph[q]
 
             def edges(model: ir.Model, path: Path, p: int = p, q: int = q, i: int = i, j: int = j) -> bool:
@@ -257,8 +258,10 @@ def insert_after(node: ir.Node, op_type: str, *inputs: Any) -> None:
         new.outputs[0].name = f"{name}.faulty"
 
 
-OTHER = {"Relu": "Sigmoid", "Tanh": "Sigmoid", "Sigmoid": "Tanh", "Add": "Sub", "Mul": "Add", "Sub": "Add", "Erf": "Tanh",
-         "Sqrt": "Abs", "Cos": "Sin", "Sin": "Cos", "Gelu": "Relu"}  # fmt: skip
+OTHER = {  # an operation that takes the same inputs
+    "Relu": "Sigmoid", "Tanh": "Sigmoid", "Sigmoid": "Tanh", "Add": "Sub", "Mul": "Add", "Sub": "Add",
+    "Erf": "Tanh", "Sqrt": "Abs", "Cos": "Sin", "Sin": "Cos", "Gelu": "Relu",
+}  # fmt: skip
 
 
 def edges(model: ir.Model) -> Iterator[Place]:
@@ -404,7 +407,8 @@ def tags(model: ir.Model) -> Iterator[Place]:
     source = {n.metadata_props[CALL]: n.metadata_props[SOURCE] for n in model.graph if CALL in n.metadata_props}
     computing = [
         (p, n) for p, n in enumerate(model.graph)
-        if CALL in n.metadata_props and CALLS not in n.metadata_props and n.op_type not in COPIES and is_number(n.outputs[0])
+        if CALL in n.metadata_props and CALLS not in n.metadata_props
+        and n.op_type not in COPIES and is_number(n.outputs[0])
         and any(v is not None and not v.is_initializer() and is_number(v) for v in n.inputs)
     ]  # fmt: skip
     root = tree[0]["call"]
@@ -442,7 +446,7 @@ def tags(model: ir.Model) -> Iterator[Place]:
         above = (parent[address] or "").rstrip("0123456789")
         kinds[above, last].append(address)
     for siblings in kinds.values():
-        for one, other in zip(siblings, siblings[1:], strict=False):
+        for one, other in itertools.pairwise(siblings):
 
             def inside(call: str, top: str) -> bool:
                 at: str | None = call

@@ -1,4 +1,4 @@
-"""A model run for what can be seen of it: the tensors that each call gets and returns, and what each computes inside."""
+"""A model run for what it shows: the tensors that each call gets and returns, and what each computes inside."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fingerprints of arrays: a few numbers by which equal contents are found again among thousands, whatever their shape."""
+"""Fingerprints of arrays: a few numbers by which equal contents are found among thousands, whatever their shape."""
 
 from __future__ import annotations
 

@@ -266,5 +266,5 @@ def open_reference(tagged: TaggedFile) -> Iterator[ReferenceValues]:
             },
             weights=weights,
             keys=contents,
-            read_key=lambda key: file.get_tensor(key),
+            read_key=file.get_tensor,
         )

@@ -3,10 +3,10 @@
 The file runs twice, without the runtime's optimiser:
 
 - *end to end*, from its inputs: there the tensors of the PyTorch run are recognised by their numbers;
-- *per module*, cut at all recognised values, each stretch between them fed with PyTorch's, so that an error shows where it
-  is made (:mod:`modelexport.verify.segments`).
+- *per module*, cut at all recognised values, each stretch between them fed with PyTorch's, so that an error shows
+  where it is made (:mod:`modelexport.verify.segments`).
 
-Neither needs the sidecar. A tensor that a fault has made unrecognisable is looked for among what leaves the call's nodes.
+Neither needs the sidecar. A tensor that a fault has made unrecognisable is looked for at the boundary of its call.
 """
 
 from __future__ import annotations
@@ -111,8 +111,10 @@ def _best(run: FileRun) -> dict[str, str]:
 
 
 def _from_tags(tagged: TaggedFile, run: FileRun, evidence: Evidence) -> dict[str, str]:
-    """Values that should be tensors that no value is: where each first crosses a boundary, the one of its type and shape
-    that does so in the file."""
+    """Values that should be tensors that no value is.
+
+    Where a tensor first crosses a boundary, it is the one of its type and shape that does so in the file.
+    """
     found: dict[str, str] = {}
     seen = set(run.contents.values())
     gets = {call: {t.content for t in tensors} for call, tensors in tensors_by_call(evidence, "inputs").items()}

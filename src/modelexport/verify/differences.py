@@ -3,11 +3,11 @@
 The error of a tensor is a norm over a norm, ``|found - right| / |right|``: it stays the same when everything is scaled.
 What is allowed is a multiple of rounding noise:
 
-- *unit*: the unit roundoff of the element type, half the distance between 1 and the next number (IEEE 754; N. Higham,
+- *unit*: the unit roundoff of the element type, half the distance between 1 and the next number (N. Higham,
   "Accuracy and Stability of Numerical Algorithms", 2.1). Two ways to compute one thing differ by a few of them.
 - *measured*: what the same run in float64 differs by from PyTorch's own: what rounding alone does there.
 
-Elements ten thousand times the size of the others (what a mask adds) are a group of their own: they would hide the rest.
+Elements ten thousand times the size of the others (what a mask adds) are a group apart: they would hide the rest.
 """
 
 from __future__ import annotations

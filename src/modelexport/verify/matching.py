@@ -20,7 +20,7 @@ from modelexport.runtime.fingerprints import Fingerprint, Index, fingerprint_of
 from modelexport.verify.differences import Difference, compare_arrays
 
 _HINT = 1e-3
-"""How far, in norms, a value of the whole run may be from a tensor and still be it; rounding has added up until there."""
+"""How far, in norms, a value of the whole run may be from a tensor and still be it: rounding has added up."""
 
 
 WHOLE_UNITS = 4096.0

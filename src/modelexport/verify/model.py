@@ -19,6 +19,7 @@ from modelexport.files.linked import changed_files
 from modelexport.format import documents
 from modelexport.graph.nodes import nested_graphs
 from modelexport.pytorch.model_run import ModelRun, as_array
+from modelexport.pytorch.perturbation import as_arrays, entries_of, has_equal_values, perturbed
 from modelexport.pytorch.traced import untouched
 from modelexport.pytorch.values import run_arguments, tensors_in
 from modelexport.runtime.sessions import CPU, input_names, open_session, run_session
@@ -31,6 +32,7 @@ from modelexport.verify.differences import UNITS, Difference, compare_outputs
 from modelexport.verify.feeding import feeds, under_names
 from modelexport.verify.matching import WHOLE_UNITS
 from modelexport.verify.optimizers import blamed_optimizer
+from modelexport.verify.others import run_others
 from modelexport.verify.parameters import (
     check_same_entries,
     compare_parameters,
@@ -39,9 +41,7 @@ from modelexport.verify.parameters import (
     put_in,
     users_of,
 )
-from modelexport.verify.perturbation import as_arrays, entries_of, has_equal_values, perturbed
 from modelexport.verify.sampling import verify_alone
-from modelexport.verify.variations import run_others
 from modelexport.verify.verdicts import CallVerdict, ParameterReport, VerifyReport
 from modelexport.weights.sources import Weights
 
@@ -109,7 +109,10 @@ def verify(
         if any(one.status == "differ" for one in compared):
             tell("verify: the runtime's optimiser")
             optimizer = blamed_optimizer(file, given, whole.agrees, provider)
-        more = run_others(model, inputs, tagged, session, run_module) if others and weights is None else []
+        more = []
+        if others and weights is None:
+            tell("verify: other inputs")
+            more = run_others(inputs, tagged, session, lambda other: run_module(model, other))
         del session
     if others_in:
         values = as_arrays(model, others_in, as_array)

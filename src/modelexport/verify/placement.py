@@ -1,8 +1,8 @@
 """Do the tags say where PyTorch computed what the nodes compute? Proven by the numbers, without the sidecar.
 
-The value of a node is looked up among all that the operations of the PyTorch run gave. Where it appears, and not in a call
-that the file gives the node to, the node is misplaced. A value that appears nowhere (an exporter may compute in other
-steps) has to lead to values of its call.
+The value of a node is looked up among all that the operations of the PyTorch run gave. Where it appears, and not in a
+call that the file gives the node to, the node is misplaced. A value that appears nowhere (an exporter may compute in
+other steps) has to lead to values of its call.
 """
 
 from __future__ import annotations

@@ -55,7 +55,8 @@ def update_weights(
         strict: Refuse entries that the module does not have. A checkpoint often holds more than one model uses.
 
     Raises:
-        WeightsError: The weights do not fit: entries are missing, surplus (with ``strict``, or beside missing ones) or of another shape or type. Lists them all.
+        WeightsError: The weights do not fit: entries are missing, of another shape or type, or surplus (with
+            ``strict``, or beside missing ones). Lists them all.
         FileFormatError: ``path`` is not a tagged file, or the weights are no safetensors file.
         OutputError: The output cannot be written. What was there before is still there.
     """

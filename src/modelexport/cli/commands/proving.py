@@ -46,7 +46,7 @@ def verify(
         bool | None,
         typer.Option(
             "--perturb/--no-perturb",
-            help="Compare the calls with other weights, in memory, on both sides; by default where MODEL has equal ones.",
+            help="Compare calls with other weights, in memory, on both sides; by default where MODEL has equal ones.",
         ),
     ] = None,
     model_class: ModelClassOption = None,

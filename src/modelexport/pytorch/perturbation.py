@@ -1,4 +1,4 @@
-"""Other weights for both sides: fresh biases are all zero and norms all one, and a swap of equal values shows nowhere."""
+"""Other weights for both sides: fresh biases are all zero and norms one, and a swap of equal values shows nowhere."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Inputs that tell more than the given ones: masks with padding, ids from the whole vocabulary, other sizes.
 
-A mask of ones hides that a file ignores it, and ids that never reach most rows hide a wrong row. What is varied is chosen
-by the numbers and by the graph, not by names. A model may refuse what was made; then nothing is said about the file.
+A mask of ones hides that a file ignores it, and ids that never reach most rows hide a wrong row. What is varied is
+chosen by the numbers and by the graph, not by names. A model may refuse what was made; that says nothing of the file.
 """
 
 from __future__ import annotations
@@ -10,65 +10,29 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import onnx_ir as ir
-import onnxruntime
 import torch
-from torch import nn
 from torch.utils import _pytree as pytree
 
-from modelexport.errors import UsageError
 from modelexport.pytorch.values import tensors_in
-from modelexport.runtime.sessions import run_session
-from modelexport.tagged.file import TaggedFile
-from modelexport.verify.differences import compare_outputs
-from modelexport.verify.feeding import feeds
-from modelexport.verify.matching import WHOLE_UNITS
-from modelexport.verify.verdicts import OtherInputs
 
 Inputs = Mapping[str, Any] | Sequence[Any]
 Change = Callable[[str, torch.Tensor], torch.Tensor]
 
 
-def run_others(
-    model: nn.Module,
-    inputs: Inputs,
-    tagged: TaggedFile,
-    session: onnxruntime.InferenceSession,
-    run_module: Callable[[nn.Module, Inputs], list[Any]],
-) -> list[OtherInputs]:
-    """Compare the outputs on each variation of the inputs that the model accepts."""
-    found = []
-    for what, other in _variations(inputs, tagged):
-        try:
-            right = run_module(model, other)
-        except Exception as error:  # whatever a model raises for inputs that it does not take
-            reason = f"the model does not take them ({type(error).__name__})"
-            found.append(OtherInputs(what=what, status="not compared", reason=reason))
-            continue
-        try:
-            outputs = run_session(session, feeds(other, session))
-        except UsageError as error:
-            found.append(OtherInputs(what=what, status="differ", reason=str(error)))
-            continue
-        compared = compare_outputs(list(outputs), right, list(outputs.values()), units=WHOLE_UNITS)
-        wrong = [one for one in compared if one.status != "agree"]
-        reason = f"{wrong[0].name}: {wrong[0].reason}" if wrong else ""
-        found.append(OtherInputs(what=what, status="differ" if wrong else "agree", reason=reason, outputs=compared))
-    return found
-
-
-def _variations(inputs: Inputs, tagged: TaggedFile) -> Iterator[tuple[str, Inputs]]:
+def telling_inputs(inputs: Inputs, model: ir.Model) -> Iterator[tuple[str, Inputs]]:
+    """Each variation of the inputs that a file of this graph can be asked with, and what it is."""
     names = {id(tensor): name for name, tensor in tensors_in(inputs)}
     masks = {name for name, tensor in tensors_in(inputs) if _is_full_mask(tensor)}
     if masks:
         yield "padded masks", _changed(inputs, names, lambda name, t: _padded(t) if name in masks else t)
-    rows = _rows_of_ids(tagged.model)
+    rows = _rows_of_ids(model)
     plain = {name: rows[plain] for name in names.values() if (plain := _match(name, rows)) is not None}
     if plain:
         yield (
             "whole vocabulary",
             _changed(inputs, names, lambda name, t: _drawn(t, plain[name]) if name in plain else t),
         )
-    sizes = _open_sizes(tagged.model)
+    sizes = _open_sizes(model)
     if sizes:
         yield "other sizes", _changed(inputs, names, lambda name, t: _resized(t, sizes, _match(name, sizes)))
 
