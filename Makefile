@@ -23,7 +23,7 @@ check: .venv/installed-for-tests
 test-slow: .venv/installed-for-tests
 	$(BIN)/pytest -n 2 -m slow
 
-bench: .venv/installed
+bench: .venv/installed-for-tests
 	for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done
 
 clean:

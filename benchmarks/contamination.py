@@ -15,6 +15,8 @@ whose class is not torch's.
 
 `--write` puts the tables into docs/frontends.md. Beyond the dependencies of the project it needs what tests/models.py
 does.
+
+Needs what `make test` installs; about four minutes.
 """
 
 from __future__ import annotations

@@ -7,6 +7,8 @@ Time, peak memory and the size of the graph file; each ratio is that of the colu
 Each run is a process of its own, which builds the model, exports a tiny one to warm up, and then measures. The sides
 take turns, and the ratios are those of the medians of the same table. Seconds are those of the clock; `--cpu` counts
 the processor's, for a machine that has other work.
+
+Needs the project alone; about fifteen minutes for all models.
 """
 
 from __future__ import annotations

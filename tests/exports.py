@@ -15,6 +15,7 @@ from filelock import FileLock
 import models
 from modelexport import export
 from modelexport.capture import FrontEnd
+from modelexport.cli.json_documents import export_document
 from modelexport.format import documents
 
 
@@ -51,7 +52,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Export
         with FileLock(path.with_suffix(".lock")):
             if not document.exists():
                 result = export(case.build(), case.inputs(), path, frontend=frontend, dynamic=dynamic, verify=True)
-                document.write_text(json.dumps(msgspec.to_builtins(result.document())))
+                document.write_text(json.dumps(msgspec.to_builtins(export_document(result))))
         return ExportedCase(case, path, json.loads(document.read_text()))
 
     return get

@@ -23,8 +23,8 @@ import modelexport
 import models
 from exports import Exporter
 from modelexport.core.calls import ModuleCall
+from modelexport.core.messages import collected
 from modelexport.core.owners import Evidence
-from modelexport.core.quiet import quiet
 from modelexport.errors import FileFormatError, UsageError
 from modelexport.format import documents, keys
 from modelexport.graph.owners import owner_of
@@ -34,7 +34,7 @@ from test_cli import run
 
 @contextlib.contextmanager
 def silent() -> Iterator[None]:
-    with quiet(), warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+    with collected(), warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")  # the exporters warn of themselves
         yield
 

@@ -117,7 +117,7 @@ def test_tree_does_not_import_torch(exported: Exporter) -> None:
     code = f"""
 import sys
 sys.argv = ["modelexport", "tree", {str(exported("blocks").path)!r}]
-from modelexport.cli import main
+from modelexport.cli.app import main
 try:
     main()
 except SystemExit as stop:

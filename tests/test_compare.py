@@ -234,7 +234,7 @@ def test_weights_are_not_read_unless_their_elements_are_compared(tmp_path: Path)
     data.unlink()
     comparison = compare(path, path)
     assert not comparison.differs
-    assert comparison.notes[0] == f"{data}, where weights of {path} should be, is missing"
+    assert comparison.notes[0] == f"{data}, which holds weights, is missing"
     with pytest.raises(FileFormatError, match=r"a.onnx: the weights of first.weight cannot be read"):
         compare(path, path, values=True)
 
@@ -274,7 +274,7 @@ def test_the_command_does_not_import_torch(exported: Exporter) -> None:
     code = f"""
 import sys
 sys.argv = ["modelexport", "compare", {path!r}, {path!r}, "--values"]
-from modelexport.cli import main
+from modelexport.cli.app import main
 try:
     main()
 except SystemExit as stop:

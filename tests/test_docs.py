@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import shlex
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -104,11 +105,24 @@ def test_the_export_page_has_every_option_of_export() -> None:
     assert {option for option in options if option not in page} == set()
 
 
-def test_the_architecture_page_has_every_module() -> None:
+def test_the_architecture_page_has_every_room_in_the_order_that_lint_checks() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text()
     package = ROOT / "src" / "modelexport"
-    modules = {str(path.relative_to(package)) for path in package.rglob("*.py") if path.name != "__init__.py"}
-    assert {module for module in modules if f"`{module}`" not in page} == set()
+    here = {f"{path.name}/" for path in package.iterdir() if (path / "__init__.py").exists()} | {"errors.py", "api.py"}
+    listed = [room for room in re.findall(r"^\| `([\w/.]+)` \|", page, re.M) if room in here]
+    assert set(listed) == here
+    contract = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"][0]
+    rooms = [room.removesuffix(".py").removesuffix("/") for room in listed]
+    assert rooms == [layer for layer in reversed(contract["layers"]) if layer != "__main__"]
+
+
+def test_every_file_that_the_architecture_page_names_is_there() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    package = ROOT / "src" / "modelexport"
+    named = set(re.findall(r"`((?:\w+/)+\w+\.py|(?:\w+/)+)`", page))
+    assert [
+        name for name in named if not any((base / name).exists() for base in (package, ROOT, package / "capture"))
+    ] == []
 
 
 def test_the_readme_links_every_page_and_begins_with_demo_and_test() -> None:

@@ -299,7 +299,7 @@ def test_a_sidecar_that_is_missing_is_fine(copied: Path) -> None:
             lambda d: d["calls"][2].update(parent="up.0"),
             "call 'stem.linear' in 'up.0', .* there is 'stem.linear' in 'stem'",
         ),
-        (lambda d: d.update(format_version="1999-01-01"), "format version 1999-01-01.* reads " + keys.FORMAT_VERSION),
+        (lambda d: d.update(format_version="1999-01-01"), "format version 1999-01-01.* reads .*" + keys.FORMAT_VERSION),
         (lambda d: d.pop("coverage"), "damaged or another document .*coverage"),
         (lambda d: d.clear(), "damaged or another document .*format_version"),
     ],
@@ -345,7 +345,7 @@ def test_the_examples_of_the_format_page_are_excerpts_of_a_real_export(tmp_path:
     real = {
         "properties of the model": model.metadata_props,
         "properties of nodes": {node.name: node.metadata_props for node in all_nodes(model)},
-        "properties of initializers": {value.name: value.metadata_props for value in initializers(model)},
+        "properties of initializers": {value.name: value.const_value.metadata_props for value in initializers(model)},
         **{key: json.loads(model.metadata_props[key]) for key in (keys.CALL_TREE, keys.STATE_DICT)},
         **{file.name: json.loads(file.read_bytes()) for file in tmp_path.glob("*.json")},
     }

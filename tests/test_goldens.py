@@ -71,7 +71,7 @@ def properties(model: ir.Model) -> dict[str, Any]:
     return {
         "model": dict(model.metadata_props),
         "nodes": {node.name: dict(node.metadata_props) for node in all_nodes(model)},
-        "initializers": {value.name: dict(value.metadata_props) for value in initializers(model)},
+        "initializers": {value.name: dict(value.const_value.metadata_props) for value in initializers(model)},
     }
 
 
@@ -134,11 +134,11 @@ def test_the_goldens_of_every_version_are_read(version: str) -> None:
 @pytest.mark.parametrize("version", VERSIONS)
 def test_the_goldens_have_every_key_of_the_format(version: str) -> None:
     kept = json.loads((GOLDEN / version / "golden.properties.json").read_bytes())
-    keys = {where: {key for one in kept[where].values() for key in one} for where in ("nodes", "initializers")}
+    found = {where: {key for one in kept[where].values() for key in one} for where in ("nodes", "initializers")}
     assert {
         keys.SOURCE_MODULE, keys.CALL, keys.EVIDENCE, keys.NAMESPACE, keys.HIERARCHY_TAGS, keys.CALLS,
-    } == keys["nodes"]  # fmt: skip
-    assert {keys.PARAMETER, keys.TRANSFORM, keys.HIERARCHY_TAGS} == keys["initializers"]
+    } == found["nodes"]  # fmt: skip
+    assert {keys.PARAMETER, keys.TRANSFORM, keys.HIERARCHY_TAGS} == found["initializers"]
     assert {keys.FORMAT_VERSION_KEY, keys.VERSION_KEY, keys.CALL_TREE, keys.STATE_DICT} <= set(kept["model"])
 
 

@@ -42,13 +42,13 @@ def bert_calls(bert: nn.Module) -> CallTree:
     return trace_calls(bert, (), {"input_ids": torch.ones(1, 8, dtype=torch.long)})
 
 
-class Duplicates(nn.Module):
+class Twins(nn.Module):
     """One linear layer under two names, a second that shares its weight, a list, and a child left out."""
 
     def __init__(self) -> None:
         super().__init__()
         self.a = nn.Linear(4, 4)
-        self.enclosing = nn.ModuleDict({"b": self.a})
+        self.holder = nn.ModuleDict({"b": self.a})
         self.tied = nn.Linear(4, 4, bias=False)
         self.tied.weight = self.a.weight
         self.norm = nn.BatchNorm1d(4).requires_grad_(False)
@@ -57,7 +57,7 @@ class Duplicates(nn.Module):
         self.missing = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.norm(self.tied(self.enclosing["b"](self.a(x))))
+        return self.norm(self.tied(self.holder["b"](self.a(x))))
 
 
 class Wrapped(nn.Module):
@@ -89,23 +89,23 @@ def test_the_tree_is_that_of_named_modules(bert: nn.Module, bert_tree: ModuleTre
 
 
 def test_a_module_of_two_names_appears_once_with_its_alias() -> None:
-    tree = module_tree(Duplicates())
-    assert [module.path for module in tree] == ["", "a", "enclosing", "tied", "norm"]
-    assert tree["a"].aliases == ("enclosing.b",)
-    assert tree["enclosing"].children == ("a",)
+    tree = module_tree(Twins())
+    assert [module.path for module in tree] == ["", "a", "holder", "tied", "norm"]
+    assert tree["a"].aliases == ("holder.b",)
+    assert tree["holder"].children == ("a",)
     assert tree["a"].parent == ""
 
 
 def test_shared_parameters_are_counted_once_wherever_they_can_be_reached() -> None:
-    model = Duplicates()
+    model = Twins()
     tree = module_tree(model)
     counts = {module.path: (module.parameters, module.trainable) for module in tree}
-    assert counts == {"": (28, 20), "a": (20, 20), "enclosing": (20, 20), "tied": (16, 16), "norm": (8, 0)}
+    assert counts == {"": (28, 20), "a": (20, 20), "holder": (20, 20), "tied": (16, 16), "norm": (8, 0)}
     assert counts[""][0] == sum(parameter.numel() for parameter in model.parameters())
 
 
 def test_shapes_are_a_modules_own_parameters_and_buffers() -> None:
-    tree = module_tree(Duplicates())
+    tree = module_tree(Twins())
     assert tree[""].shapes == {}
     assert tree["a"].shapes == {"weight": (4, 4), "bias": (4,)}
     assert tree["norm"].shapes.keys() == {"weight", "bias", "running_mean", "running_var", "num_batches_tracked"}
@@ -153,7 +153,7 @@ def test_with_layer_norm_and_embedding_as_levels_bert_tiny_takes_50_steps_six_de
 
 
 def test_each_call_of_a_module_has_its_index_and_one_path_whatever_the_name() -> None:
-    calls = trace_calls(Duplicates(), (X,))
+    calls = trace_calls(Twins(), (X,))
     assert [str(traced.call) for traced in calls] == [".", "a", "a@1", "tied", "norm"]
 
 
@@ -307,7 +307,7 @@ def test_an_embedding_that_renormalises_its_weight_keeps_it() -> None:
 
 
 def test_a_gradient_that_is_under_way_can_still_be_taken() -> None:
-    model = Duplicates().eval()
+    model = Twins().eval()
     loss = model(X).sum()
     trace_calls(model, (X,))
     loss.backward()
@@ -316,7 +316,7 @@ def test_a_gradient_that_is_under_way_can_still_be_taken() -> None:
 
 def test_a_model_without_values_can_be_traced() -> None:
     with torch.device("meta"):
-        model = Duplicates()
+        model = Twins()
     assert trace_calls(model, (X.to("meta"),)).calls[0].outputs == (TensorSpec("output", *SPEC),)
 
 
@@ -335,8 +335,8 @@ def test_an_error_names_the_innermost_running_call_and_keeps_the_reason() -> Non
 
 
 def test_inputs_that_do_not_fit_are_an_error_of_the_root() -> None:
-    with pytest.raises(InputsError, match=r"TypeError while running \. \(Duplicates\): .*nonsense"):
-        trace_calls(Duplicates(), (), {"nonsense": X})
+    with pytest.raises(InputsError, match=r"TypeError while running \. \(Twins\): .*nonsense"):
+        trace_calls(Twins(), (), {"nonsense": X})
 
 
 def attempt(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
@@ -423,7 +423,7 @@ def test_every_module_has_the_reason_why_it_was_called_or_not() -> None:
 
 def shown(mode: Any, *, levels: bool = False) -> list[str]:
     torch.manual_seed(0)
-    model = Duplicates()
+    model = Twins()
     tree, calls = module_tree(model), trace_calls(model, (X,))
     tags = Tags(tree, calls, include=["BatchNorm1d"]) if levels else None
     comparison = compare_hierarchies(tree, calls, containers(model))
@@ -433,9 +433,9 @@ def shown(mode: Any, *, levels: bool = False) -> list[str]:
 def test_the_static_tree_lists_modules_classes_and_parameters() -> None:
     assert shown("static") == [
         "MODULE    CLASS        PARAMETERS",
-        ".         Duplicates                28",
-        "  a       Linear               20  also enclosing.b",
-        "  enclosing  ModuleDict           20",
+        ".         Twins                28",
+        "  a       Linear               20  also holder.b",
+        "  holder  ModuleDict           20",
         "  tied    Linear               16",
         "  norm    BatchNorm1d           8",
         "",
@@ -446,7 +446,7 @@ def test_the_static_tree_lists_modules_classes_and_parameters() -> None:
 def test_the_traced_tree_lists_calls_with_their_steps_and_shapes() -> None:
     assert shown("traced") == [
         "CALL    CLASS        STEPS  INPUTS -> OUTPUTS",
-        ".       Duplicates               float32[2,4] -> float32[2,4]",
+        ".       Twins               float32[2,4] -> float32[2,4]",
         "  a     Linear         1-2  float32[2,4] -> float32[2,4]",
         "  a@1   Linear         3-4  float32[2,4] -> float32[2,4]",
         "  tied  Linear         5-6  float32[2,4] -> float32[2,4]",
@@ -469,20 +469,20 @@ def test_with_tags_only_levels_are_shown_under_their_segments() -> None:
 def test_the_comparison_says_how_often_and_why_not() -> None:
     assert shown("compare") == [
         "MODULE    CLASS        CALLS",
-        ".         Duplicates            1",
+        ".         Twins            1",
         "  a       Linear           2",
-        "  enclosing  ModuleDict       0  container",
+        "  holder  ModuleDict       0  container",
         "  tied    Linear           1",
         "  norm    BatchNorm1d      1",
         "",
         "5 modules, the root included: 4 called, 1 never called",
-        "  enclosing: a container: it has no forward of its own",
+        "  holder: a container: it has no forward of its own",
     ]
 
 
 def test_a_call_that_was_captured_but_not_run_is_shown_without_steps(bert_tree: ModuleTree) -> None:
-    calls = trace_calls(Duplicates(), (X,))
-    tree = module_tree(Duplicates())
+    calls = trace_calls(Twins(), (X,))
+    tree = module_tree(Twins())
     captured = [dataclasses.replace(traced, enter=None, exit=None) for traced in calls.calls[1:]]
     lines = format_hierarchy("traced", tree, CallTree((calls.calls[0], *captured))).splitlines()
     assert all("not run" in line for line in lines[2:6])

@@ -37,7 +37,7 @@ from modelexport.pytorch.lazy_weights import with_weights
 from modelexport.pytorch.loading import LoadedModel, load_model
 from modelexport.verify.model import verify, verify_sample
 from modelexport.weights import placement
-from modelexport.weights.placement import save_with_weights, use_weights
+from modelexport.weights.placement import save_with_weights
 from modelexport.weights.updates import update_weights
 
 INPUTS = {"input_ids": torch.arange(2, 14).reshape(2, 6)}
@@ -120,7 +120,6 @@ def saved(checkpoint: Path, path: Path, mode: str = "link") -> placement.Weights
     output.name, output.type, output.shape = "output", values[0].type, values[0].shape
     graph = ir.Graph([], [output], nodes=[identity], initializers=values, opset_imports={"": 20}, name="weights")
     model = ir.Model(graph, ir_version=10)
-    use_weights(model, {key: (key,) for key in weights.tensors}, weights)
     with written_together(path.parent) as staging:
         return save_with_weights(model, path, staging, mode=mode, parameters=weights.tensors.keys(), weights=weights)
 
@@ -384,12 +383,12 @@ def cut_off(folder: Path) -> str:
 
 def no_safetensors(folder: Path) -> str:
     shard(folder).write_bytes(b"not a safetensors file, but some text")
-    return f"{shard(folder).name} is cut off or no safetensors file"
+    return f"{shard(folder).name} is cut off or not a safetensors file"
 
 
 def empty(folder: Path) -> str:
     shard(folder).write_bytes(b"")
-    return f"{shard(folder).name} is cut off or no safetensors file"
+    return f"{shard(folder).name} is cut off or not a safetensors file"
 
 
 def missing_shard(folder: Path) -> str:

@@ -77,7 +77,9 @@ def test_a_directory_named_like_the_example_does_not_replace_it(
 
 
 def test_importing_load_imports_no_transformers() -> None:
-    code = "import sys, modelexport.load, modelexport.inputs; sys.exit('transformers' in sys.modules)"
+    code = (
+        "import sys, modelexport.pytorch.loading, modelexport.pytorch.inputs; sys.exit('transformers' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
@@ -337,18 +339,15 @@ def test_a_file_with_the_name_of_a_library_does_not_replace_it(tmp_path: Path) -
     ("text", "said"),
     [
         ("def build():\n    raise ValueError('no\\nweights')\n", "ValueError: no weights (build.py, line 2)"),
-        ("import sys\ndef build():\n    sys.exit(3)\n", "SystemExit: 3 (build.py, line 3)")(
-            "def build():\n    return {}['x']\n", "KeyError: 'x' (build.py, line 2)"
-        ),
-        ("import no_such_package_at_all\n", "ModuleNotFoundError: No module named")(
-            "x = 1\ndef build(:\n", "SyntaxError: invalid syntax (build.py, line 2)"
-        ),
+        ("import sys\ndef build():\n    sys.exit(3)\n", "SystemExit: 3 (build.py, line 3)"),
+        ("def build():\n    return {}['x']\n", "KeyError: 'x' (build.py, line 2)"),
+        ("import no_such_package_at_all\n", "ModuleNotFoundError: No module named"),
+        ("x = 1\ndef build(:\n", "SyntaxError: invalid syntax (build.py, line 2)"),
         ("1 / 0\n", "ZeroDivisionError: division by zero (build.py, line 1)"),
         ("def build(size):\n    return size\n", "TypeError"),
         ("def build():\n    return 3\n", "returned a value of type int"),
-        ("import torch\ndef build():\n    return torch.nn.Identity(), [1]\n", "a value of type list as inputs")(
-            "build = 3\n", "no callable"
-        ),
+        ("import torch\ndef build():\n    return torch.nn.Identity(), [1]\n", "a value of type list as inputs"),
+        ("build = 3\n", "no callable"),
         ("def built(): pass\n", "did you mean"),
     ],
 )

@@ -14,10 +14,11 @@ from modelexport.core.calls import CallTree
 from modelexport.core.hierarchies import compare_hierarchies
 from modelexport.core.owners import Owner
 from modelexport.core.tags import Tags
+from modelexport.format import documents
 from modelexport.graph.coverage import check_coverage
 from modelexport.graph.names import name_nodes_apart
 from modelexport.graph.owners import OWNER
-from modelexport.graph.snapshot import snapshot
+from modelexport.graph.snapshot import take_snapshot
 from modelexport.pytorch.static import containers, module_tree
 from modelexport.pytorch.traced import trace_calls
 from modelexport.tagged.documents import reading
@@ -85,11 +86,11 @@ def tagged_graphs(draw: st.DrawFn) -> tuple[nn.Module, Tags, ir.Model]:
     return module, tags, ir.Model(graph, ir_version=10)
 
 
-def described(module: nn.Module, tags: Tags, model: ir.Model) -> reading.Hierarchy:
+def described(module: nn.Module, tags: Tags, model: ir.Model) -> documents.Hierarchy:
     return hierarchy_document(
         name="random",
         model=model,
-        source=snapshot(model),
+        source=take_snapshot(model),
         tree=tags.tree,
         calls=tags.calls,
         tags=tags,
@@ -97,7 +98,7 @@ def described(module: nn.Module, tags: Tags, model: ir.Model) -> reading.Hierarc
         origins={},
         values={},
         coverage=check_coverage(model),
-        settings=reading.Settings(
+        settings=documents.Settings(
             frontend="none", granularity="auto", include=[], exclude=[], dynamic=False, optimize=False
         ),
     )

@@ -374,7 +374,7 @@ def test_find_says_what_there_is_instead(text: str, message: str) -> None:
 
 
 def test_tags_need_no_torch() -> None:
-    code = "import sys, modelexport.tags, modelexport.render; sys.exit('torch' in sys.modules)"
+    code = "import sys, modelexport.core.tags, modelexport.core.text; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

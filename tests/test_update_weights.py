@@ -199,7 +199,7 @@ def test_everything_that_does_not_fit_is_listed_at_once(
 @pytest.mark.parametrize("content", [b"", b"no weights", b"\xff" * 100, b"PK\x03\x04" + b"\0" * 100])
 def test_what_is_no_safetensors_file_is_refused(content: bytes, blocks: Path, tmp_path: Path) -> None:
     (tmp_path / "w.safetensors").write_bytes(content)
-    with pytest.raises(FileFormatError, match="is not a safetensors file, or damaged"):
+    with pytest.raises(FileFormatError, match="is cut off or not a safetensors file"):
         update_weights(blocks, tmp_path / "w.safetensors", tmp_path / "new.onnx")
 
 
@@ -273,9 +273,9 @@ def test_the_command_prints_what_it_did(blocks: Path, weights: dict[str, torch.T
 @pytest.mark.parametrize(
     "code",
     [
-        "import sys, modelexport.update_weights; print('torch' not in sys.modules)"
-        "import modelexport.update_weights, modelexport.load\n"
-        "print(callable(modelexport.update_weights) and callable(modelexport.load))",
+        "import sys, modelexport.weights.updates; print('torch' not in sys.modules)",
+        "import modelexport.verify.model, modelexport\n"
+        "print(callable(modelexport.update_weights) and callable(modelexport.verify))",
     ],
     ids=["torch-is-not-imported", "public-names-are-the-functions"],
 )

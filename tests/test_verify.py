@@ -304,7 +304,7 @@ def test_bfloat16_values_are_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize("arguments", [[], ["--against", "bert.onnx"]], ids=["reference values", "against"])
 def test_files_are_verified_without_torch(arguments: list[str], proven: Proven) -> None:
     code = (
-        "import sys; from modelexport.cli import main\n"
+        "import sys; from modelexport.cli.app import main\n"
         "try: main()\n"
         "finally: assert not {'torch', 'transformers'} & set(sys.modules)"
     )
@@ -435,9 +435,10 @@ def test_the_sidecar_is_not_needed(proven: Proven, tmp_path: Path) -> None:
 def test_values_of_other_weights_are_refused_by_name(proven: Proven, tmp_path: Path) -> None:
     path = copied(proven("blocks"), tmp_path)
     weights = {key: tensor * 1.5 for key, tensor in models.case("blocks").build().state_dict().items()}
-    update_weights(path, weights, path)
-    with pytest.raises(FileFormatError, match=r"blocks.reference.safetensors was made with other weights"):
-        verify_reference(path)
+    update_weights(path, weights, tmp_path / "new.onnx")
+    shutil.copyfile(reference_path(path), tmp_path / "new.reference.safetensors")
+    with pytest.raises(FileFormatError, match=r"new.reference.safetensors was made with other weights"):
+        verify_reference(tmp_path / "new.onnx")
 
 
 # --- a proof that cannot be fooled ----------------------------------------------------------------------------------

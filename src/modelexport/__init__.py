@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from modelexport.exporting.result import ExportResult as ExportResult
     from modelexport.lineage.adoption import adopt as adopt
     from modelexport.lineage.retagging import retag as retag
-    from modelexport.pytorch.inputs import example_inputs as example_inputs
+    from modelexport.measure.costs import cost as cost
+    from modelexport.measure.profiles import profile as profile
+    from modelexport.pytorch.examples import example_inputs as example_inputs
+    from modelexport.pytorch.overview import hierarchy as hierarchy
     from modelexport.tagged.comparison import FileComparison as FileComparison
     from modelexport.tagged.comparison import compare as compare
     from modelexport.tagged.flattening import inline as inline
@@ -37,8 +40,11 @@ _PUBLIC = {
     "FileComparison": "modelexport.tagged.comparison",
     "TaggedModel": "modelexport.api",
     "compare": "modelexport.tagged.comparison",
-    "example_inputs": "modelexport.pytorch.inputs",
+    "cost": "modelexport.measure.costs",
+    "example_inputs": "modelexport.pytorch.examples",
     "export": "modelexport.exporting.pipeline",
+    "hierarchy": "modelexport.pytorch.overview",
+    "profile": "modelexport.measure.profiles",
     "inline": "modelexport.tagged.flattening",
     "load": "modelexport.api",
     "retag": "modelexport.lineage.retagging",

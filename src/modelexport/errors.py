@@ -38,12 +38,14 @@ class CaptureError(UsageError):
     """The model cannot be exported.
 
     Attributes:
+        problem: What went wrong, where, as one exporter says it.
         address: The address of the module call that was running when it failed; ``None`` when not known.
         reason: The exporter's own reason, shortened to what fits a screen.
     """
 
-    def __init__(self, message: str, *, address: str | None = None, reason: str = "") -> None:
-        super().__init__(message)
+    def __init__(self, problem: str, *, address: str | None = None, reason: str = "") -> None:
+        super().__init__(f"the model cannot be exported: {problem}")
+        self.problem = problem
         self.address = address
         self.reason = reason
 

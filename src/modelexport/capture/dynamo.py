@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import copy
+import io
 import operator
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,8 +27,8 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 from modelexport.capture.arguments import by_name, state_dict_names
 from modelexport.capture.exported import Exported
 from modelexport.core.calls import ROOT, CallTree, ModuleCall, Port, Side, TracedCall
+from modelexport.core.messages import collected
 from modelexport.core.owners import Evidence, Owner
-from modelexport.core.quiet import quiet
 from modelexport.errors import CaptureError
 from modelexport.graph.owners import OWNER
 from modelexport.pytorch.inputs import check_inputs
@@ -60,7 +61,7 @@ def capture_by_dynamo(
     watcher = _TensorWatcher()
     recorder = CallRecorder(model, _annotated, watcher.watch)
     args, kwargs = by_name(model, *run_arguments(copy.deepcopy(inputs)))
-    with untouched(model, runs=False), recorder.attached(), quiet():
+    with untouched(model, runs=False), recorder.attached(), collected():
         failure: CaptureError | None = None
         try:
             translated, output_names = _translate(model, args, kwargs, dynamic=dynamic, opset=opset)
@@ -154,8 +155,8 @@ def _explained(error: Exception, recorder: CallRecorder) -> CaptureError:
     where = f" in {call}" if call is not None else ""
     lines = [line for line in str(cause).strip().splitlines() if line.strip()]
     reason = "\n".join(line[:200] for line in lines[:_REASON_LINES])
-    message = f"the model cannot be exported: {type(cause).__name__}{where}: {reason}"
-    return CaptureError(message, address=None if call is None else call.address, reason=reason)
+    problem = f"{type(cause).__name__}{where}: {reason}"
+    return CaptureError(problem, address=None if call is None else call.address, reason=reason)
 
 
 _REASON_LINES = 12
@@ -169,10 +170,11 @@ def _translate(
     from transformers import PreTrainedModel
 
     if isinstance(model, PreTrainedModel) and not args:
-        from transformers.exporters.exporter_onnx import OnnxConfig, OnnxExporter
+        from transformers.exporters.exporter_onnx import OnnxConfig
 
         config = OnnxConfig(dynamic=dynamic, opset_version=opset, optimize=False)
-        program = OnnxExporter().export(model, kwargs, config).program
+        with contextlib.ExitStack() as translation:
+            program = _transformers_exporter(translation).export(model, kwargs, config).program
         return program, tuple(value.name for value in program.graph.outputs)
     shapes = _dynamic_axes(args or kwargs) if dynamic else None
     exported = torch.onnx.export(
@@ -187,6 +189,26 @@ def _translate(
     )
     assert exported is not None
     return exported.model, None
+
+
+def _transformers_exporter(translation: contextlib.ExitStack) -> Any:
+    """transformers' exporter, which does not print what ``torch.onnx`` says while it translates.
+
+    It prints, and has no option not to. What the model itself prints, while it is captured before that, is shown.
+    """
+    from transformers.exporters.exporter_dynamo import DynamoExporter
+    from transformers.exporters.exporter_onnx import OnnxExporter
+
+    class Captured(DynamoExporter):  # type: ignore[misc, unused-ignore]
+        def export_program(self, *args: Any, **kwargs: Any) -> Any:
+            captured = super().export_program(*args, **kwargs)
+            translation.enter_context(contextlib.redirect_stdout(io.StringIO()))
+            return captured
+
+    class Silent(OnnxExporter, Captured):  # type: ignore[misc, unused-ignore]
+        pass
+
+    return Silent()
 
 
 def _dynamic_axes(value: Any) -> Any:

@@ -28,3 +28,5 @@ class Exported:
     """The front end that made it."""
     dynamo_failure: str = ""
     """Why the front end that was tried first, `dynamo`, did not."""
+    messages: tuple[str, ...] = ()
+    """What the exporter warned of, a line each."""

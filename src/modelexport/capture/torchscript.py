@@ -18,11 +18,10 @@ import io
 import re
 import traceback
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import onnx
 import onnx_ir as ir
@@ -35,12 +34,13 @@ from modelexport.capture.arguments import by_name, state_dict_names
 from modelexport.capture.decisions import NoDecisions
 from modelexport.capture.exported import Exported
 from modelexport.core.calls import ROOT, CallTree, ModuleCall, Port, Side, TensorSpec, TracedCall
+from modelexport.core.messages import collected
 from modelexport.core.owners import Evidence, Owner
-from modelexport.core.quiet import quiet
 from modelexport.errors import CaptureError, UsageError
+from modelexport.graph.initializers import bind_tensors
 from modelexport.graph.nodes import all_nodes
 from modelexport.graph.owners import OWNER, owner_of
-from modelexport.lineage.derivation import place_unowned
+from modelexport.lineage.ownership import place_unowned
 from modelexport.pytorch.recorder import CallRecorder
 from modelexport.pytorch.traced import trace_calls, untouched
 from modelexport.pytorch.tracing import in_trace
@@ -78,7 +78,7 @@ def capture_by_tracing(
             f"choose one of these, or the front end dynamo"
         )
     args, kwargs = by_name(model, *run_arguments(copy.deepcopy(inputs)))
-    with quiet():
+    with collected():
         run = trace_calls(model, *copy.deepcopy((args, kwargs)))
     traced = _Traced(model, run, args, kwargs, dynamic)
     names = [f"{_INPUT}{position}" for position in range(len(traced.given))]
@@ -88,7 +88,7 @@ def capture_by_tracing(
     }
     file = io.BytesIO()
     failure: CaptureError | None = None
-    with untouched(model), traced.recorder.attached(), quiet(), _nothing_merged():
+    with untouched(model), traced.recorder.attached(), collected(), _nothing_merged():
         try:
             torch.onnx.export(
                 traced,
@@ -132,12 +132,26 @@ def _nothing_merged() -> Iterator[None]:
             boundary.output().replaceAllUsesWith(boundary.input())
             boundary.destroy()
 
-    with (
-        mock.patch.object(torch._C, "_jit_pass_cse", lambda graph: False),
-        mock.patch.object(torch._C, "_jit_pass_onnx_peephole", between_boundaries),
-        mock.patch.object(torch._C, "_jit_onnx_log", lambda *lines: None),
+    with _replaced(
+        torch._C,
+        _jit_pass_cse=lambda graph: False,
+        _jit_pass_onnx_peephole=between_boundaries,
+        _jit_onnx_log=lambda *lines: None,
     ):
         yield
+
+
+@contextmanager
+def _replaced(module: Any, **functions: Callable[..., Any]) -> Iterator[None]:
+    """Inside, a module has these functions in the place of its own."""
+    before = {name: getattr(module, name) for name in functions}
+    try:
+        for name, function in functions.items():
+            setattr(module, name, function)
+        yield
+    finally:
+        for name, function in before.items():
+            setattr(module, name, function)
 
 
 def _boundary(graph: Any, value: Any) -> Any:
@@ -316,7 +330,7 @@ class _Traced(nn.Module):  # type: ignore[misc]
         for value in inputs[given:]:
             key = (value.name or "").removeprefix("model.")
             value.name = key
-            value.const_value = ir.tensor_adapters.TorchTensor(tensors[key], name=key)
+            bind_tensors({value: ir.tensor_adapters.TorchTensor(tensors[key], name=key)})
             graph.register_initializer(value)
 
 
@@ -357,8 +371,8 @@ def _explained(error: Exception, recorder: CallRecorder) -> CaptureError:
     call = recorder.raised_in(error) or _translated_in(error, recorder)
     reason = next((line.strip() for line in str(error).splitlines() if line.strip()), "no reason given")[:300]
     where = f" in {call}" if call is not None else ""
-    message = f"the model cannot be exported: {type(error).__name__}{where}{_line(error)}: {reason}"
-    return CaptureError(message, address=None if call is None else call.address, reason=reason)
+    problem = f"{type(error).__name__}{where}{_line(error)}: {reason}"
+    return CaptureError(problem, address=None if call is None else call.address, reason=reason)
 
 
 def _translated_in(error: Exception, recorder: CallRecorder) -> ModuleCall | None:

@@ -16,6 +16,14 @@ MODEL_HELP = (
 ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)]
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE.onnx", help="A tagged ONNX file.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
+SelectorsArgument = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="SELECTOR...",
+        help="Calls: encoder.layer.0 (. is the root, path@1 a second call), encoder.layer.[0-3], *.dense, a tag, "
+        "class:LayerNorm; !SELECTOR takes away.",
+    ),
+]
 InputsOption = Annotated[
     Path | None,
     typer.Option(

@@ -9,6 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
+from modelexport.cli.shield import raw
+from modelexport.core.text import on_one_line
+
 
 def load_with_inputs(
     model: str,
@@ -56,11 +59,11 @@ def progress_shown() -> Iterator[Callable[[str], None]]:
     if not sys.stderr.isatty():
         yield lambda stage: None
         return
-    erase = "\r\x1b[K"
+    erase, terminal = "\r\x1b[K", raw(sys.stderr)
     try:
-        yield lambda stage: print(f"{erase}{stage} ...", end="", file=sys.stderr, flush=True)
+        yield lambda stage: print(f"{erase}{on_one_line(stage)} ...", end="", file=terminal, flush=True)
     finally:
-        print(erase, end="", file=sys.stderr, flush=True)
+        print(erase, end="", file=terminal, flush=True)
 
 
 def print_json(document: Any) -> None:

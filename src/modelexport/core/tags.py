@@ -34,8 +34,8 @@ class Tags:
     """The tags of one model in one run.
 
     A tag is the tag of the level above, ``/`` and a segment: ``ClassName[.suffix][@n]``. The level above is a matter of
-    the call stack (who was running), the suffix of where the module lies in the tree. A call that is no level has a tag
-    as well, with a segment for every call between it and the level above::
+    the call stack (who was running), the suffix of where the module lies in the tree. A call that is not a level has
+    a tag as well, with a segment for every call between it and the level above::
 
         BertModel                       /BertModel
         encoder.layer.0.attention       /BertModel/BertEncoder/BertLayer.0/BertAttention
@@ -104,7 +104,7 @@ class Tags:
         """The call that an address (``.``, ``encoder.layer.0``, ``shared@1``, also by an alias) or a tag names.
 
         Raises:
-            UsageError: There is no such call; names the nearest that there are.
+            UsageError: There is no such call; names the nearest.
         """
         if (call := self.by_tag.get(text) or self._by_address.get(text)) is not None:
             return call
@@ -265,3 +265,8 @@ def _parts_below(base: str, path: str) -> tuple[str, ...]:
     below = path.removeprefix(f"{base}.") if base else path
     escaped = below.replace("%", "%25").replace("/", "%2F").replace("@", "%40")
     return tuple(escaped.split(".")) if escaped else ()
+
+
+def class_in_tag(tag: str) -> str:
+    """The class of the module whose tag it is: the last segment without its suffix and its number."""
+    return tag.rpartition("/")[2].partition(".")[0].partition("@")[0]

@@ -10,27 +10,28 @@ from collections.abc import Callable, Collection, Sequence
 
 import onnx_ir as ir
 import onnx_ir.passes.common as passes
-from onnxscript import optimizer
 
 from modelexport.core.calls import ROOT
 from modelexport.core.owners import Evidence, Owner
+from modelexport.exporting.folding import FoldConstants, FoldParameters
 from modelexport.exporting.rewrite import RewritePass, default_rules
-from modelexport.graph.nodes import all_nodes, initializers
+from modelexport.graph.nodes import all_nodes
 from modelexport.graph.owners import OWNER, owner_of
 
 
 def optimize_graph(
     model: ir.Model,
     *,
-    is_parameter: Callable[[str | None], bool],
+    parameters: dict[ir.Value, ir.TensorProtocol],
     may_fold: Callable[[ir.Node], bool],
     keep: Collection[str] = (),
 ) -> None:
     """Fold constants, apply the default rewrites, remove what is unused and merge equal nodes, in place.
 
     Args:
-        is_parameter: Whether the value of a name is a parameter or computed from parameters: rewrites do not see its
-            elements.
+        parameters: The tensors of parameters, which have none in the graph: what a rule does because a parameter has
+            certain values (drop a bias that is zero) would be wrong for other weights, and what it computes from
+            parameters would be nobody's parameter. Those of folded parameters are added.
         may_fold: Whether a node of constant inputs may be folded.
         keep: Names of values that no rewrite may remove: what modules get and return.
     """
@@ -38,8 +39,9 @@ def optimize_graph(
         passes.InlinePass(),
         ir.passes.PassManager(
             [
-                _FoldConstants(may_fold),
-                _Rewrite(is_parameter, keep),
+                FoldConstants(may_fold),
+                FoldParameters(parameters, may_fold),
+                RewritePass(default_rules(), keep),
                 passes.RemoveUnusedNodesPass(),
                 # Its constructor has no annotations.
                 passes.RemoveUnusedFunctionsPass(),  # type: ignore[no-untyped-call]
@@ -53,45 +55,6 @@ def optimize_graph(
         passes.CommonSubexpressionEliminationPass(),
         passes.RemoveUnusedNodesPass(),
     )(model)
-
-
-class _FoldConstants(ir.passes.InPlacePass):
-    """onnxscript's constant folding, as a pass."""
-
-    def __init__(self, may_fold: Callable[[ir.Node], bool]) -> None:
-        super().__init__()
-        self._may_fold = may_fold
-
-    def call(self, model: ir.Model) -> ir.passes.PassResult:
-        result = optimizer.fold_constants_ir(model, onnx_shape_inference=True, should_fold=self._should_fold)
-        return ir.passes.PassResult(model, result.modified)
-
-    def _should_fold(self, node: ir.Node) -> bool | None:
-        """Leave a constant ``Resize`` alone: the evaluator that folds it works element by element in Python."""
-        return None if node.op_identifier() != ("", "Resize", "") and self._may_fold(node) else False
-
-
-class _Rewrite(ir.passes.InPlacePass):
-    """The default rewrites, which do not see the elements of parameters.
-
-    What a rule does because a parameter has certain values (drop a bias that is zero, fold a multiplication by one)
-    would be wrong for other weights, and what it computes from parameters would be no parameter's.
-    """
-
-    def __init__(self, is_parameter: Callable[[str | None], bool], keep: Collection[str]) -> None:
-        super().__init__()
-        self._is_parameter = is_parameter
-        self._rules = RewritePass(default_rules(), keep)
-
-    def call(self, model: ir.Model) -> ir.passes.PassResult:
-        hidden = {value: value.const_value for value in initializers(model) if self._is_parameter(value.name)}
-        try:
-            for value in hidden:
-                value.const_value = None
-            return self._rules(model)
-        finally:
-            for value, tensor in hidden.items():
-                value.const_value = tensor
 
 
 def finish(model: ir.Model, output_names: Sequence[str]) -> None:

@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from modelexport.capture import FrontEnd
-from modelexport.capture.choice import capture
+from modelexport.capture.choice import capture, check_opset
+from modelexport.core.exclusive import exclusive
 from modelexport.core.stages import Stages
 from modelexport.exporting.checks import run_checks
 from modelexport.exporting.options import Keywords, Options
 from modelexport.exporting.report import write_report
 from modelexport.exporting.result import ExportResult
 from modelexport.exporting.steps import describe, encode, encode_documents, optimize_exported, remember, tag
-from modelexport.files.atomic import check_writable, written_together
+from modelexport.files.atomic import Replacement, check_writable
 from modelexport.format.documents import Settings
 from modelexport.graph.owners import owned_operators
 from modelexport.pytorch.repeatability import find_unrepeatable
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 
+@exclusive
 def export(
     model: nn.Module,
     inputs: Mapping[str, Any] | Sequence[Any],
@@ -62,13 +64,14 @@ def export(
 
     Raises:
         CaptureError: The model cannot be exported.
-        UsageError: The front end does not write this opset, or there is no class of a name in the options.
+        UsageError: The front end does not write this opset, or a class named in the options is not in the model.
         InputsError: The inputs do not fit.
         OutputError: The files cannot be written. What was there before is still there.
         UntaggedNodeError: A node has no owner. Nothing is written.
     """
     path, stages = Path(path), stages or Stages()
     options = (options or Options()).replaced_by(keywords)
+    check_opset(opset)
     check_writable(path)
     if dag_dir is not None:
         check_dag_directory(Path(dag_dir))
@@ -79,8 +82,7 @@ def export(
         exported = capture(model, inputs, frontend, dynamic=dynamic, opset=opset)
     with stages("optimize"):
         before = remember(model, exported, options.weights.source)
-        if optimized:
-            optimize_exported(exported, before)
+        messages = [*exported.messages, *(optimize_exported(exported, before) if optimized else ())]
     with stages("tag"):
         tagged = tag(exported, before, tree, options.tags)
     with stages("documents"):
@@ -98,7 +100,8 @@ def export(
         documents = encode_documents(hierarchy, dags, exported.model, tagged.tags)
     with stages("encoding"):
         functions = encode(exported.model, tagged.tags, options.tags.tags_as)
-    with written_together(path.parent) as staging:
+    with Replacement() as replacement:
+        staging = replacement.folder(path.parent)
         staged = staging / path.name
         with stages("write"):
             written = functions.model if functions else exported.model
@@ -109,17 +112,25 @@ def export(
                 mode=options.weights.weights,
                 parameters=tagged.origins,
                 weights=options.weights.source,
+                documents=documents,
             )
             for suffix, document in documents.items():
                 staged.with_suffix(suffix).write_bytes(document)
         with reachable(staging, path, weights) if options.checks.any else nullcontext():
             verified = run_checks(model, inputs, staged, hierarchy, options, stages)
         write_report(
-            staged.with_suffix(".report.md"), hierarchy, stages.seconds, verified, functions, weights, unrepeatable
+            staged.with_suffix(".report.md"),
+            hierarchy,
+            stages.seconds,
+            verified,
+            functions,
+            weights,
+            messages,
+            unrepeatable,
         )
         files = [path.parent / file.name for file in sorted(staging.iterdir())]
         if dag_dir is not None:
-            write_dag_files(Path(dag_dir), dags)
+            write_dag_files(replacement, Path(dag_dir), dags)
             files.append(Path(dag_dir))
     return ExportResult(
         path=path,
@@ -130,5 +141,6 @@ def export(
         files=files,
         functions=functions,
         weights=weights,
+        messages=messages,
         unrepeatable=unrepeatable,
     )

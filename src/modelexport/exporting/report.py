@@ -24,10 +24,11 @@ def write_report(
     verified: VerifyReport | None,
     functions: FunctionsModel | None = None,
     weights: WeightsSummary | None = None,
+    messages: Sequence[str] = (),
     unrepeatable: Sequence[Unrepeatable] = (),
 ) -> None:
     """Write the report of an export as Markdown."""
-    text = format_report(hierarchy, seconds, verified, functions, weights, unrepeatable)
+    text = format_report(hierarchy, seconds, verified, functions, weights, messages, unrepeatable)
     path.write_text(text, encoding="utf-8")
 
 
@@ -37,6 +38,7 @@ def format_report(
     verified: VerifyReport | None,
     functions: FunctionsModel | None = None,
     weights: WeightsSummary | None = None,
+    messages: Sequence[str] = (),
     unrepeatable: Sequence[Unrepeatable] = (),
 ) -> str:
     """The report: tree, coverage, time by stage, what has no nodes and why, the weights, and the verification."""
@@ -83,10 +85,17 @@ def format_report(
         ),
         *_functions(functions),
         *_weights(weights),
+        *_messages(messages),
         "## Environment",
         _table(("package", "version"), [*hierarchy.environment.items()]),
     ]
     return "\n\n".join(sections) + "\n"
+
+
+def _messages(messages: Sequence[str]) -> list[str]:
+    if not messages:
+        return []
+    return ["## Warnings of the exporter", "\n".join(f"- {message}" for message in messages)]
 
 
 def _failure(reason: str) -> list[str]:

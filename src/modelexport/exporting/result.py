@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from modelexport.format import documents
 from modelexport.tagged.encodings.functions import FunctionsModel
@@ -39,6 +39,9 @@ class ExportResult:
     weights: WeightsSummary = field(default_factory=WeightsSummary)
     """Where the weights are."""
 
+    messages: Sequence[str] = ()
+    """What PyTorch's exporter and the optimiser warned of."""
+
     unrepeatable: Sequence[Unrepeatable] = ()
     """What of the model is not the same in every run, which a file cannot be."""
 
@@ -46,29 +49,3 @@ class ExportResult:
     def coverage(self) -> documents.Coverage:
         """How many nodes are known by which evidence."""
         return self.hierarchy.coverage
-
-    def document(self) -> dict[str, Any]:
-        """As JSON values: what ``modelexport export --json`` prints."""
-        document: dict[str, Any] = {
-            "path": str(self.path),
-            "files": [str(file) for file in self.files],
-            "model": self.hierarchy.model,
-            "frontend": self.hierarchy.settings.frontend,
-            "coverage": self.coverage,
-            "seconds": self.seconds,
-            "tree": self.tree,
-        }
-        if self.unrepeatable:
-            document["unrepeatable"] = self.unrepeatable
-        if self.weights.is_apart:
-            document["weights"] = self.weights.document()
-        if self.verified is not None:
-            document["verify"] = {
-                "verdict": self.verified.verdict,
-                "agrees": self.verified.agrees,
-                "largest_difference": self.verified.largest,
-                "outputs": self.verified.outputs,
-                "calls": self.verified.counts,
-                "parameters": self.verified.parameters,
-            }
-        return document

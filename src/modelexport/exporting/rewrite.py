@@ -4,8 +4,8 @@ A rule set tries each of its rules at each node, and almost every attempt ends a
 layers of a small decoder that was 40 % of an export. Here a node meets only the rules whose pattern ends in its
 operator.
 
-The rules that fold a BatchNormalization into the weights before it are left out: they make a tensor that is no
-parameter's out of five that are, and runtimes do the same when they load the file.
+The rules that fold a BatchNormalization into the weights before it are left out: they replace five parameters with a
+tensor that is not a parameter, and runtimes do the same when they load the file.
 
 Two private names of onnxscript are used, here and nowhere else: the tuple of default rules, so that we rewrite what the
 bare exporter rewrites, and the pattern of a rule, which alone knows the operator. `tests/test_rewrite.py` fails when
@@ -58,7 +58,7 @@ class RewritePass(ir.passes.InPlacePass):
 
 
 class _Dispatch:
-    """Stands for many rules where a rule set expects one; after a rewrite it speaks for the rule that did it."""
+    """Many rules in one; after a rewrite its name and flags are those of the rule that matched."""
 
     def __init__(self, rules: Sequence[RewriteRule], keep: frozenset[str]) -> None:
         self._rules = rules
@@ -110,7 +110,7 @@ class _Dispatch:
 
 
 def _name_apart(new: Sequence[ir.Value], graph: ir.Graph | ir.Function) -> None:
-    """Rules call what they add after a value, two of them alike, and the second would take the first's place."""
+    """Make the names of new initializers unique: rules name them after a value, and two may choose the same name."""
     taken = graph.initializers if isinstance(graph, ir.Graph) else {}
     for value in new:
         base, count = value.name, 0

@@ -11,15 +11,16 @@ import onnx_ir as ir
 
 from modelexport.capture.exported import Exported
 from modelexport.core.hierarchies import compare_hierarchies
+from modelexport.core.messages import collected
 from modelexport.core.modules import ModuleTree
-from modelexport.core.quiet import quiet
 from modelexport.core.tags import Tags
 from modelexport.exporting.optimizer import finish, optimize_graph
 from modelexport.exporting.options import TagOptions
 from modelexport.format import documents
 from modelexport.graph.coverage import check_coverage
+from modelexport.graph.initializers import bind_tensors
 from modelexport.graph.names import name_nodes_apart, with_unique_names
-from modelexport.graph.snapshot import Source, snapshot
+from modelexport.graph.snapshot import SourceGraph, take_snapshot
 from modelexport.lineage.derivation import derive_owners
 from modelexport.pytorch.static import containers
 from modelexport.tagged.documents.operations import operations_document
@@ -29,8 +30,7 @@ from modelexport.tagged.encodings.attributes import write_attributes
 from modelexport.tagged.encodings.functions import FunctionsModel, write_functions
 from modelexport.tagged.encodings.metadata import write_metadata
 from modelexport.weights.origins import Computed, Origin, find_origins, name_after_entries, state_dict_entries
-from modelexport.weights.placement import stays_in_file, use_weights
-from modelexport.weights.sources import Weights
+from modelexport.weights.sources import Weights, detach_parameters, stays_in_file
 
 if TYPE_CHECKING:
     from torch import nn
@@ -40,8 +40,10 @@ if TYPE_CHECKING:
 class Unoptimized:
     """What has to be known of the graph as it was captured, once passes have changed it."""
 
-    source: Source
+    source: SourceGraph
     computed: Computed
+    tensors: dict[ir.Value, ir.TensorProtocol]
+    """Of parameters, until the optimised graph is bound to them."""
     entries: Mapping[str, documents.StateDictEntry]
 
 
@@ -58,26 +60,33 @@ class Tagged:
 
 
 def remember(model: nn.Module, exported: Exported, weights: Weights | None) -> Unoptimized:
-    """Bind each parameter to its entry, and take down the graph before it is optimised."""
+    """Record the graph before it is optimised, and take the tensors of its parameters off it."""
     graph = exported.model
     parameters = with_unique_names(graph, exported.parameters)
-    if weights is not None:
-        use_weights(graph, parameters, weights)
-    source = snapshot(graph)
-    return Unoptimized(
-        source, Computed(source, parameters, graph.opset_imports), state_dict_entries(model, parameters, graph)
-    )
+    source = take_snapshot(graph)
+    computed = Computed(source, parameters, graph.opset_imports)
+    entries = state_dict_entries(model, parameters, graph)
+    return Unoptimized(source, computed, detach_parameters(graph, parameters, weights), entries)
 
 
-def optimize_exported(exported: Exported, before: Unoptimized) -> None:
-    """Optimise a captured graph in place; parameters and the values at boundaries stay."""
-    with quiet():
+def optimize_exported(exported: Exported, before: Unoptimized) -> list[str]:
+    """Optimise a captured graph in place; parameters and the values at boundaries stay.
+
+    Returns:
+        What the optimiser warned of.
+    """
+
+    def reads_file(node: ir.Node) -> bool:
+        return any(value is not None and stays_in_file(before.tensors.get(value)) for value in node.inputs)
+
+    with collected() as messages:
         optimize_graph(
             exported.model,
-            is_parameter=before.computed.depends,
-            may_fold=lambda node: before.computed.may_fold(node) and not any(map(stays_in_file, node.inputs)),
+            parameters=before.tensors,
+            may_fold=lambda node: before.computed.may_fold(node) and not reads_file(node),
             keep=frozenset(exported.values.values()),
         )
+    return messages
 
 
 def tag(exported: Exported, before: Unoptimized, tree: ModuleTree, options: TagOptions) -> Tagged:
@@ -87,6 +96,7 @@ def tag(exported: Exported, before: Unoptimized, tree: ModuleTree, options: TagO
         UntaggedNodeError: A node has no owner.
     """
     graph = exported.model
+    bind_tensors(before.tensors)
     present = derive_owners(before.source, graph)
     finish(graph, exported.output_names)
     coverage = check_coverage(graph)

@@ -1,197 +1,44 @@
-"""Files with their weights inside: opened without reading these, and written one weight at a time."""
+"""Reading and writing ONNX files without holding their weights in memory."""
 
 from __future__ import annotations
 
-import mmap
-from collections.abc import Callable
+import hashlib
+import weakref
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import BinaryIO
 
+import msgspec
 import onnx
 import onnx_ir as ir
 
+from modelexport.core.limits import PROTO_BYTES
 from modelexport.errors import FileFormatError
-from modelexport.files.linked import read_linked
+from modelexport.files.atomic import check_space
+from modelexport.files.embedded import EmbeddedTensor, OpenFile
+from modelexport.files.expansion import check_functions
+from modelexport.files.linked import data_files, read_linked, seal_data, weights_beside
+from modelexport.files.tensors import check_data
 from modelexport.files.wire import SMALL, with_weights, without_weights
 from modelexport.format import keys
-from modelexport.graph.nodes import initializers
+from modelexport.graph.initializers import bind_tensors
+from modelexport.graph.nodes import initializers, nested_graphs
 
 LARGEST_INSIDE = 10**9
 """Bytes of weights above which they go to a file of their own."""
 
+SMALLEST_OUTSIDE = 257
+"""Bytes of the smallest initializer that goes to a file of weights: onnx_ir's own limit."""
 
-class EmbeddedTensor(ir.LazyTensor):
-    """An initializer that is read from its file, which stays open, each time that it is asked for."""
-
-    def __init__(self, data: mmap.mmap, place: range, tensor: ir.TensorProtocol) -> None:
-        def read() -> ir.TensorProtocol:
-            raw = data[place.start : place.stop]
-            proto = onnx.TensorProto(name=tensor.name or "", data_type=tensor.dtype, dims=shape.numpy(), raw_data=raw)
-            return ir.serde.deserialize_tensor(proto)
-
-        shape = ir.Shape(tensor.shape.numpy())
-        super().__init__(
-            read,
-            tensor.dtype,
-            shape,
-            name=tensor.name,
-            doc_string=tensor.doc_string,
-            metadata_props=dict(tensor.metadata_props),
-        )
-        self.place = place
-        """The bytes in the file."""
-        self._data = data
-
-    def tofile(self, file: BinaryIO) -> None:
-        with memoryview(self._data) as view:
-            file.write(view[self.place.start : self.place.stop])
+OLDER_FILE = "modelexport.older_file"
+"""The key in ``ir.Model.meta`` of a model whose file is of an older format version."""
 
 
-def read_without_weights(path: Path) -> ir.Model:
-    """Read an ONNX file; large initializers inside it become :class:`EmbeddedTensor`.
-
-    Raises:
-        ValueError: It is not a protobuf message.
-        google.protobuf.message.DecodeError: It is not a model.
-    """
-    with path.open("rb") as file:
-        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    rest, found = without_weights(data)
-    model = ir.serde.deserialize_model(onnx.ModelProto.FromString(rest))
-    if b"location" in rest:  # the key of every tensor in another file
-        ir.external_data.set_base_dir(model.graph, path.parent)
-    for value in initializers(model):
-        if value.const_value is not None and value.const_value.metadata_props:
-            value.metadata_props.update(value.const_value.metadata_props)
-            value.const_value.metadata_props.clear()
-    for value in model.graph.initializers.values():
-        place, tensor = found.get(value.name or ""), value.const_value
-        if place is not None and tensor is not None:
-            if len(place) != tensor.nbytes:
-                raise ValueError(f"{value.name} has {len(place)} bytes instead of {tensor.nbytes}")
-            value.const_value = EmbeddedTensor(data, place, tensor)
-    return model
-
-
-class _Hollow(ir.LazyTensor):
-    """Stands for a tensor where a model is serialized without its weights."""
-
-    def __init__(self, tensor: ir.TensorProtocol) -> None:
-        super().__init__(
-            lambda: tensor,
-            tensor.dtype,
-            ir.Shape(tensor.shape.numpy()),
-            name=tensor.name,
-            doc_string=tensor.doc_string,
-            metadata_props=dict(tensor.metadata_props),
-        )
-
-    def tobytes(self) -> bytes:
-        return b""
-
-
-def save_model(model: ir.Model, path: Path, *, external: bool | None = None) -> None:
-    """Write a model with its weights inside it, or in ``NAME.onnx.data`` beside it; one of them at a time is in memory.
-
-    The bytes are those that protobuf would write. The model stays as it is, but is linked to no files any more.
+def load_onnx(path: Path, *, ours: bool = True) -> ir.Model:
+    """Read any ONNX file, of whose large initializers only the places; a file of an older format version is upgraded.
 
     Args:
-        external: Beside it; if left out, where some of them are in files of their own now, or all exceed 1 GB.
-
-    Raises:
-        OSError: The file cannot be written.
-    """
-    if external is None:
-        now = [value.const_value for value in initializers(model) if value.const_value is not None]
-        apart = any(isinstance(tensor, ir.ExternalTensor) for tensor in now)
-        external = apart or sum(tensor.nbytes for tensor in now) > LARGEST_INSIDE
-    model.metadata_props.pop(keys.WEIGHTS, None)
-    if external:
-        values = [value for value in initializers(model) if value.const_value is not None]
-        tensors = [value.const_value for value in values]
-        try:
-            ir.external_data.unload_from_model(model, path.parent, f"{path.name}.data")
-            save_with_references(model, path)
-        finally:
-            for value, tensor in zip(values, tensors, strict=True):
-                value.const_value = tensor
-    else:
-        _write(model, path, lambda tensor: isinstance(tensor, ir.ExternalTensor) or _is_large(tensor))
-
-
-def save_with_references(model: ir.Model, path: Path) -> None:
-    """Write a model with its weights inside it, save those that are external data: these stay where they are.
-
-    Raises:
-        OSError: The file cannot be written.
-    """
-    _write(model, path, lambda tensor: not isinstance(tensor, ir.ExternalTensor) and _is_large(tensor))
-
-
-def _write(model: ir.Model, path: Path, streamed: Callable[[ir.TensorProtocol], bool]) -> None:
-    values = [v for v in model.graph.initializers.values() if v.const_value is not None and streamed(v.const_value)]
-    tensors = {value.name or "": value.const_value for value in values if value.const_value is not None}
-    try:
-        for value in values:
-            value.const_value = _Hollow(tensors[value.name or ""])
-        proto = ir.serde.serialize_model(model)
-    finally:
-        for value in values:
-            value.const_value = tensors[value.name or ""]
-    _describe_initializers(proto.graph)
-    with path.open("wb") as file:
-        for part in with_weights(proto.SerializeToString(), tensors):
-            if isinstance(part, bytes):
-                file.write(part)
-            elif hasattr(part, "tofile"):  # an optional part of the protocol
-                part.tofile(file)
-            else:
-                file.write(part.tobytes())
-
-
-def _describe_initializers(graph: onnx.GraphProto) -> None:
-    """Move the properties of initializers from ``value_info``, where onnx_ir writes them, to their tensors.
-
-    A tensor has its type and shape itself, and ONNX Runtime's quantizers fail on an initializer that has both.
-    """
-    tensors = {tensor.name: tensor for tensor in graph.initializer}
-    described = 0
-    for info in graph.value_info:  # those of initializers come first
-        if info.name not in tensors:
-            break
-        tensors[info.name].metadata_props.extend(info.metadata_props)
-        described += 1
-    del graph.value_info[:described]
-    for value in graph.input:
-        if value.name in tensors:
-            tensors[value.name].metadata_props.extend(value.metadata_props)
-            del value.metadata_props[:]
-    for node in graph.node:
-        for attribute in node.attribute:
-            if attribute.type == onnx.AttributeProto.GRAPH:
-                _describe_initializers(attribute.g)
-            for nested in attribute.graphs:
-                _describe_initializers(nested)
-
-
-def _upgrade(model: ir.Model) -> None:
-    """Bring a model of an older format version up to today's, in place."""
-    properties = model.metadata_props
-    if properties.get(keys.FORMAT_VERSION_KEY) in keys.READ_VERSIONS:
-        properties[keys.FORMAT_VERSION_KEY] = keys.FORMAT_VERSION
-        if keys.FORMER_ENCODING in properties:
-            properties[keys.ENCODING] = properties.pop(keys.FORMER_ENCODING)
-
-
-def _is_large(tensor: ir.TensorProtocol) -> bool:
-    if tensor.dtype == ir.DataType.STRING:
-        return False
-    # onnx_ir wraps what goes wrong while a lazy tensor is computed in exceptions of its own.
-    return tensor.nbytes >= SMALL or isinstance(tensor, ir.LazyTensor)
-
-
-def load_onnx(path: Path) -> ir.Model:
-    """Read any ONNX file.
+        ours: Whether what the file says of data files that were written with it still holds: not for what another
+            tool wrote.
 
     Raises:
         FileFormatError: It is missing, empty, or not an ONNX file.
@@ -201,11 +48,273 @@ def load_onnx(path: Path) -> ir.Model:
     if path.stat().st_size == 0:
         raise FileFormatError(f"{path} is empty: it was not written completely; export it again")
     try:
-        model = read_without_weights(path)
+        model = _read(path, ours)
+    except FileFormatError as error:
+        if str(path) in str(error):
+            raise
+        raise FileFormatError(f"{path}: {error}") from error
     except Exception as error:  # protobuf's exception type is not public, and damage shows in many ways
         raise FileFormatError(f"{path} is not an ONNX file, or damaged ({type(error).__name__})") from error
-    _upgrade(model)
-    read_linked(model, path.parent)
     if not model.opset_imports and not len(model.graph):
         raise FileFormatError(f"{path} is not an ONNX file: it has no operator set and no nodes")
     return model
+
+
+def _read(path: Path, ours: bool) -> ir.Model:
+    file = OpenFile(path)
+    try:
+        rest, places = without_weights(file.data)
+        if len(rest) > PROTO_BYTES:
+            raise FileFormatError(f"{path} has a graph of {len(rest):,} bytes, and at most {PROTO_BYTES:,} are read")
+        proto = onnx.ModelProto.FromString(rest)
+        check_functions(proto)
+        check_data(proto, places)
+        model = ir.serde.deserialize_model(proto)
+        weakref.finalize(model, file.close).atexit = False
+        _upgrade(model)
+        for value in initializers(model):
+            if value.const_value is not None:
+                _move_properties(value.const_value, value)
+        bind_tensors(dict(_embedded_tensors(model, file, places)))
+        if b"location" in rest:  # the key of every tensor in another file
+            read_linked(model, path.parent, ours=ours)
+    except BaseException:
+        file.close()
+        raise
+    return model
+
+
+def _move_properties(tensor: ir.TensorProtocol, value: ir.Value) -> None:
+    value.metadata_props.update(tensor.metadata_props)
+    tensor.metadata_props.clear()
+    if isinstance(tensor, ir.TensorProtoTensor):  # is written as it was read, whatever its properties are now
+        del tensor.raw.metadata_props[:]
+
+
+def _embedded_tensors(
+    model: ir.Model, file: OpenFile, places: Mapping[str, range]
+) -> Iterator[tuple[ir.Value, EmbeddedTensor]]:
+    for value in model.graph.initializers.values():
+        place, tensor = places.get(value.name or ""), value.const_value
+        if place is not None and tensor is not None:
+            if len(place) != tensor.nbytes:
+                raise ValueError(f"{value.name} has {len(place)} bytes instead of {tensor.nbytes}")
+            yield value, EmbeddedTensor(file, place, tensor)
+
+
+def _upgrade(model: ir.Model) -> None:
+    """Bring a model of an older format version up to today's, in place."""
+    properties = model.metadata_props
+    version = properties.get(keys.FORMAT_VERSION_KEY)
+    if version in keys.READ_VERSIONS and version != keys.FORMAT_VERSION:
+        model.meta[OLDER_FILE] = True
+        properties[keys.FORMAT_VERSION_KEY] = keys.FORMAT_VERSION
+        if keys.FORMER_ENCODING in properties:
+            properties[keys.ENCODING] = properties.pop(keys.FORMER_ENCODING)
+
+
+def save_model(
+    model: ir.Model,
+    path: Path,
+    *,
+    external: bool | None = None,
+    tensors: Mapping[ir.Value, ir.TensorProtocol] | None = None,
+    documents: Mapping[str, bytes] | None = None,
+) -> None:
+    """Write a model with its weights inside it, or in ``NAME.onnx.data`` beside it; one of them at a time is in memory.
+
+    The bytes are those that protobuf would write. The model stays as it is, but its properties no longer name the files
+    that it was linked to.
+
+    Args:
+        external: Beside it; if left out, where some of them are in files of their own now, or all exceed 1 GB.
+        tensors: What to write for some initializers instead of their own tensors.
+        documents: What will lie beside it: the end of each name to the content. It has to be this when it is read.
+
+    Raises:
+        OSError: The file cannot be written.
+        OutputError: There is no room for it.
+    """
+    now = {value: value.const_value for value in initializers(model) if value.const_value is not None}
+    if external is None:
+        apart = any(isinstance(tensor, ir.ExternalTensor) for tensor in now.values())
+        external = apart or sum(tensor.nbytes for tensor in now.values()) > LARGEST_INSIDE
+    now.update(tensors or {})
+    record_documents(model, documents or {})
+    for key in (keys.WEIGHTS, keys.DATA):
+        model.metadata_props.pop(key, None)
+    outside = {value: now[value] for value in now if external and now[value].nbytes >= SMALLEST_OUTSIDE}
+    placed: dict[ir.Value, ir.TensorProtocol] = {v: inside_file(now[v]) for v in now if v not in outside}
+    if outside:
+        data = path.with_name(path.name + keys.DATA_SUFFIX)
+        placed |= write_data_file(outside, path.parent, data.name)
+        record_data(model, data)
+    save_with_references(model, path, placed)
+
+
+def record_documents(model: ir.Model, documents: Mapping[str, bytes]) -> None:
+    """Let a model say what lies beside it, in place: the end of each name to the content."""
+    digests = {suffix: hashlib.sha256(content).hexdigest() for suffix, content in documents.items()}
+    model.metadata_props[keys.DOCUMENTS] = msgspec.json.encode(digests).decode()
+
+
+def record_data(model: ir.Model, data: Path) -> None:
+    """Seal a data file that was just written, and let its model say which it is."""
+    model.metadata_props[keys.DATA] = msgspec.json.encode({data.name: seal_data(data)}).decode()
+
+
+def write_data_file(
+    tensors: Mapping[ir.Value, ir.TensorProtocol], folder: Path, name: str
+) -> dict[ir.Value, ir.ExternalTensor]:
+    """Write tensors one after the other into a file, and say where each is in it.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    if not tensors:
+        return {}
+    check_space(folder / name, sum(tensor.nbytes for tensor in tensors.values()))
+    external = ir.external_data.convert_tensors_to_external(list(tensors.values()), folder, name)
+    return dict(zip(tensors, external, strict=True))
+
+
+def inside_file(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
+    """The tensor to write into the model file: one that is in another file is read when it is written."""
+    if not isinstance(tensor, ir.ExternalTensor):
+        return tensor
+    return ir.LazyTensor(
+        lambda: ir.Tensor(tensor.numpy(), dtype=tensor.dtype),
+        dtype=tensor.dtype,
+        shape=ir.Shape(tensor.shape.numpy()),
+        name=tensor.name,
+        doc_string=tensor.doc_string,
+    )
+
+
+def save_with_references(
+    model: ir.Model, path: Path, tensors: Mapping[ir.Value, ir.TensorProtocol] | None = None
+) -> None:
+    """Write a model with its weights inside it, except those that are external data: these stay where they are.
+
+    Args:
+        tensors: What to write for some initializers instead of their own tensors.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    placed = {} if tensors is None else tensors
+    now = {value: placed.get(value, value.const_value) for value in model.graph.initializers.values()}
+    streamed = {v: t for v, t in now.items() if t is not None and not isinstance(t, ir.ExternalTensor) and _is_large(t)}
+    described = {value: _without_data(tensor) for value, tensor in streamed.items()}
+    rest = to_proto(model, {**placed, **described}).SerializeToString()
+    parts = with_weights(rest, {value.name or "": tensor for value, tensor in streamed.items()})
+    check_space(path, sum(len(part) if isinstance(part, bytes) else part.nbytes for part in parts))
+    with path.open("wb") as file:
+        for part in parts:
+            if isinstance(part, bytes):
+                file.write(part)
+            elif hasattr(part, "tofile"):  # an optional part of the protocol
+                part.tofile(file)
+            else:
+                file.write(part.tobytes())
+
+
+def to_proto(model: ir.Model, tensors: Mapping[ir.Value, ir.TensorProtocol]) -> onnx.ModelProto:
+    """Serialize a model with other tensors for some of its initializers, whose properties are on their tensors.
+
+    The initializers have no ``value_info``: a tensor has its type and shape itself, and ONNX Runtime's quantizers fail
+    on one that has both.
+    """
+    graph = model.graph
+    stand_ins = []
+    for value in graph.initializers.values():
+        stand_ins.append(ir.Value(name=value.name, const_value=tensors.get(value, value.const_value)))
+        stand_ins[-1].meta.update(value.meta)
+    view = ir.GraphView(
+        graph.inputs,
+        graph.outputs,
+        nodes=graph,
+        initializers=stand_ins,
+        doc_string=graph.doc_string,
+        opset_imports=dict(graph.opset_imports),
+        name=graph.name,
+        metadata_props=dict(graph.metadata_props),
+    )
+    # A model of a view can be serialized, says GraphView; the annotation of Model does not.
+    with_view = ir.Model(
+        view,  # type: ignore[arg-type]
+        ir_version=model.ir_version,
+        producer_name=model.producer_name,
+        producer_version=model.producer_version,
+        domain=model.domain,
+        model_version=model.model_version,
+        doc_string=model.doc_string,
+        functions=tuple(model.functions.values()),
+        metadata_props=dict(model.metadata_props),
+        device_configurations=model.device_configurations,
+    )
+    proto = ir.serde.serialize_model(with_view)
+    _settle_initializers(graph, proto.graph, {})  # the tensors of the stand-ins are right
+    _settle_nested(graph, proto.graph, tensors)
+    return proto
+
+
+def _settle_initializers(
+    graph: ir.Graph, proto: onnx.GraphProto, tensors: Mapping[ir.Value, ir.TensorProtocol]
+) -> None:
+    """Give initializers of a serialized graph these tensors, and put the properties of all of them on their tensors."""
+    written = {tensor.name: tensor for tensor in proto.initializer}
+    for value in graph.initializers.values():
+        if (tensor := written.get(value.name or "")) is not None:
+            if value in tensors:
+                tensor.CopyFrom(ir.serde.serialize_tensor(tensors[value]))
+                tensor.name = value.name or ""
+            properties = {entry.key: entry.value for entry in tensor.metadata_props} | dict(value.metadata_props)
+            del tensor.metadata_props[:]
+            for key, text in sorted(properties.items()):
+                tensor.metadata_props.add(key=key, value=text)
+    kept = [info for info in proto.value_info if info.name not in written]
+    if len(kept) < len(proto.value_info):
+        del proto.value_info[:]
+        proto.value_info.extend(kept)
+    for info in (*proto.input, *proto.output):
+        if info.name in written:
+            del info.metadata_props[:]
+
+
+def _settle_nested(graph: ir.Graph, proto: onnx.GraphProto, tensors: Mapping[ir.Value, ir.TensorProtocol]) -> None:
+    for node, node_proto in zip(graph, proto.node, strict=True):
+        protos = [
+            nested
+            for attribute in node_proto.attribute
+            for nested in ([attribute.g] if attribute.type == onnx.AttributeProto.GRAPH else attribute.graphs)
+        ]
+        for nested, nested_proto in zip(nested_graphs(node), protos, strict=True):
+            _settle_initializers(nested, nested_proto, tensors)
+            _settle_nested(nested, nested_proto, tensors)
+
+
+def _without_data(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
+    """A tensor's name, type and shape, without data."""
+    described = onnx.TensorProto(
+        name=tensor.name or "", data_type=tensor.dtype, dims=tensor.shape.numpy(), doc_string=tensor.doc_string or None
+    )
+    return ir.TensorProtoTensor(described)
+
+
+def _is_large(tensor: ir.TensorProtocol) -> bool:
+    if tensor.dtype == ir.DataType.STRING:
+        return False
+    # onnx_ir wraps what goes wrong while a lazy tensor is computed in exceptions of its own.
+    return tensor.nbytes >= SMALL or isinstance(tensor, ir.LazyTensor)
+
+
+def check_file(path: Path) -> None:
+    """Look at the files with weights of a model that somebody else will read.
+
+    Raises:
+        FileFormatError: It is not an ONNX file, or one of them is missing, is not as it was, or may not be read.
+    """
+    if data_files(path):
+        for beside in weights_beside(load_onnx(path)):
+            beside.check()

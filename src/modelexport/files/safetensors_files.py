@@ -1,4 +1,4 @@
-"""Where the tensors of a checkpoint lie: the headers of ``.safetensors`` files, read and checked without their weights.
+"""Safetensors files and checkpoints of them: headers read, checked and written without the weights.
 
 The format: eight bytes, the length of the header; the header, a JSON object of name to ``dtype``, ``shape`` and
 ``data_offsets``; the bytes of all tensors, to which the offsets refer
@@ -15,36 +15,22 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import onnx_ir as ir
+from safetensors import SafetensorError, safe_open
 
-from modelexport.errors import WeightsError
+from modelexport.core.limits import SETTINGS_BYTES
+from modelexport.errors import FileFormatError, WeightsError
+from modelexport.files.regular import open_regular, read_regular
+from modelexport.format.dtypes import SAFETENSORS_NAMES, parse_dtype, parse_safetensors_dtype
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 """What a checkpoint consists of: one file, or files that an index lists."""
 
 _MAX_HEADER = 100_000_000
 """Bytes of the longest header that the format allows."""
-
-_DTYPES = {
-    "BOOL": ir.DataType.BOOL,
-    "U8": ir.DataType.UINT8,
-    "I8": ir.DataType.INT8,
-    "U16": ir.DataType.UINT16,
-    "I16": ir.DataType.INT16,
-    "U32": ir.DataType.UINT32,
-    "I32": ir.DataType.INT32,
-    "U64": ir.DataType.UINT64,
-    "I64": ir.DataType.INT64,
-    "F16": ir.DataType.FLOAT16,
-    "BF16": ir.DataType.BFLOAT16,
-    "F32": ir.DataType.FLOAT,
-    "F64": ir.DataType.DOUBLE,
-    "C64": ir.DataType.COMPLEX64,
-    "F8_E4M3": ir.DataType.FLOAT8E4M3FN,
-    "F8_E5M2": ir.DataType.FLOAT8E5M2,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +56,18 @@ class SafetensorsFile:
     tensors: Mapping[str, Place]
 
 
+class _Index(msgspec.Struct, frozen=True):
+    """The file that lists the files of a checkpoint."""
+
+    weight_map: dict[str, str]
+
+
 def checkpoint(directory: Path) -> list[SafetensorsFile] | None:
     """The safetensors files of a checkpoint; ``None`` if it has none.
 
     Raises:
-        WeightsError: A file is missing, cut off or no safetensors file, or the index names a tensor that its file does
-            not have.
+        WeightsError: A file is missing, cut off or not a safetensors file, or the index names a tensor that its file
+            does not have.
     """
     index = directory / INDEX
     if (directory / SINGLE).exists():
@@ -83,10 +75,12 @@ def checkpoint(directory: Path) -> list[SafetensorsFile] | None:
     if not index.is_file():
         return None
     try:
-        places: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        places = msgspec.json.decode(read_regular(index, SETTINGS_BYTES), type=_Index).weight_map
         names = sorted(set(places.values()))
-    except (ValueError, LookupError, TypeError, AttributeError, OSError) as error:
-        raise WeightsError(f"{index} is no index of safetensors files ({error}): copy or download it again") from error
+    except (ValueError, FileFormatError) as error:
+        raise WeightsError(
+            f"{index} is not an index of safetensors files ({error}): copy or download it again"
+        ) from error
     outside = [name for name in names if Path(name).name != name]
     if outside:
         raise WeightsError(f"{index} names {outside[0]}, which is not a file beside it: copy or download it again")
@@ -107,41 +101,74 @@ def checkpoint(directory: Path) -> list[SafetensorsFile] | None:
 def read_header(path: Path) -> SafetensorsFile:
     """The header of a safetensors file, checked against the size of the file; symbolic links are followed.
 
+    Whether it is one is decided by safetensors itself, which takes neither overlapping tensors nor holes between them
+    nor two of one name.
+
     Raises:
-        WeightsError: It is missing, cut off or no safetensors file.
+        WeightsError: It is missing, cut off or not a safetensors file.
     """
     try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
             text = file.read(8)
             length = struct.unpack("<Q", text)[0] if len(text) == 8 else size
             if length > min(size - 8, _MAX_HEADER):
-                raise WeightsError(f"{path} is cut off or no safetensors file: copy or download it again")
+                raise WeightsError(f"{path} is cut off or not a safetensors file: copy or download it again")
             text += file.read(length)
-    except OSError as error:
-        raise WeightsError(f"{path} cannot be read ({error.strerror}): copy or download it again") from error
+    except (OSError, FileFormatError) as error:
+        raise WeightsError(f"{getattr(error, 'strerror', None) or error}: copy or download {path} again") from error
     try:
-        header: dict[str, Any] = json.loads(text[8:])
+        header = msgspec.json.decode(text[8:], type=dict[str, msgspec.Raw])
         header.pop("__metadata__", None)
         real = Path(os.path.realpath(path))
-        tensors = {name: _place(real, len(text), entry) for name, entry in header.items()}
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise WeightsError(f"{path} is no safetensors file ({error}): copy or download it again") from error
+        decode = msgspec.json.Decoder(_Entry).decode
+        tensors = {name: _place(real, len(text), decode(entry)) for name, entry in header.items()}
+    except (ValueError, LookupError, TypeError, UnicodeError) as error:
+        raise WeightsError(f"{path} is not a safetensors file ({error}): copy or download it again") from error
     end = max((place.offset + place.length for place in tensors.values()), default=len(text))
     if end != size:
         fault = "cut off" if end > size else "damaged"
         raise WeightsError(
             f"{path} is {fault}: it has {size:,} bytes and its header says {end:,}; copy or download it again"
         )
+    try:
+        with safe_open(path, framework="numpy"):
+            pass
+    except (SafetensorError, OSError) as error:
+        raise WeightsError(f"{path} is not a safetensors file ({error}): copy or download it again") from error
     return SafetensorsFile(path, size, hashlib.sha256(text).hexdigest(), tensors)
 
 
-def _place(path: Path, start: int, entry: Mapping[str, Any]) -> Place:
-    begin, end = entry["data_offsets"]
-    dtype, shape = _DTYPES[entry["dtype"]], tuple(entry["shape"])
-    if end - begin != prod(shape) * dtype.itemsize or begin < 0:
+class _Entry(msgspec.Struct, frozen=True):
+    """What a header says of one tensor."""
+
+    dtype: str
+    shape: list[Annotated[int, msgspec.Meta(ge=0)]]
+    data_offsets: tuple[Annotated[int, msgspec.Meta(ge=0)], Annotated[int, msgspec.Meta(ge=0)]]
+
+
+def _place(path: Path, start: int, entry: _Entry) -> Place:
+    begin, end = entry.data_offsets
+    dtype = parse_safetensors_dtype(entry.dtype)
+    if end - begin != prod(entry.shape) * dtype.itemsize:
         raise ValueError(f"{entry} has another number of bytes than its shape and type say")
-    return Place(path, start + begin, end - begin, dtype, shape)
+    return Place(path, start + begin, end - begin, dtype, tuple(entry.shape))
+
+
+def encode_header(tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[str, str]) -> bytes:
+    """The header of a file of these tensors, one after the other.
+
+    Args:
+        tensors: Name to element type and shape.
+    """
+    entries: dict[str, Any] = {"__metadata__": dict(metadata)}
+    end = 0
+    for name, (dtype, shape) in tensors.items():
+        begin, end = end, end + int(parse_dtype(dtype).itemsize * prod(shape))
+        entries[name] = {"dtype": SAFETENSORS_NAMES[dtype], "shape": list(shape), "data_offsets": [begin, end]}
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
 
 
 def _some(names: Iterable[str]) -> str:

@@ -5,12 +5,13 @@ Goldens for every published format version are under ``tests/golden/``.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
 
 import msgspec
 
-if TYPE_CHECKING:
-    pass
+from modelexport.core.owners import Evidence
 
 
 class Value(msgspec.Struct, frozen=True):
@@ -165,6 +166,15 @@ class WeightsFile(msgspec.Struct, frozen=True):
     """SHA-256, in hexadecimal, of its first bytes: the length of the header and the header."""
 
 
+class DataFile(msgspec.Struct, frozen=True):
+    """A data file that was written with a model."""
+
+    size: int
+    """Bytes, its last 32 included."""
+    sha256: str
+    """Of all bytes but the last 32, in hexadecimal; these 32 are the same digest."""
+
+
 class CallTreeEntry(msgspec.Struct, frozen=True, omit_defaults=True):
     """One call, in the order in which they began."""
 
@@ -183,6 +193,12 @@ class Coverage(msgspec.Struct, frozen=True):
     derived: int = 0
     inferred: int = 0
     untagged: int = 0
+
+    @classmethod
+    def of(cls, evidence: Iterable[Evidence | None]) -> Coverage:
+        """Count nodes by their evidence; ``None`` is a node without an owner."""
+        counts = Counter(evidence)
+        return cls(*(counts[kind] for kind in (*Evidence, None)))
 
 
 class ModelEntry(msgspec.Struct, frozen=True):

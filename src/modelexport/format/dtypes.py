@@ -1,4 +1,4 @@
-"""Element types and what others call them."""
+"""Element types: the one place that knows what PyTorch, NumPy, ONNX and safetensors call them."""
 
 from __future__ import annotations
 
@@ -7,10 +7,52 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+SAFETENSORS_NAMES = {
+    "float64": "F64",
+    "complex64": "C64",
+    "int64": "I64",
+    "uint64": "U64",
+    "float32": "F32",
+    "int32": "I32",
+    "uint32": "U32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "int16": "I16",
+    "uint16": "U16",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "int8": "I8",
+    "uint8": "U8",
+    "bool": "BOOL",
+}
+"""PyTorch's and NumPy's name of each type that safetensors files have, widest first."""
+
+_NAMES = {name: known for known, name in SAFETENSORS_NAMES.items()}
+
 
 def dtype_name(dtype: ir.DataType) -> str:
-    """PyTorch's and NumPy's word for an element type, where they have one: ``FLOAT`` is ``float32``."""
-    return _DTYPE_NAMES.get(dtype.name, dtype.name.lower())
+    """PyTorch's and NumPy's name of an element type: ``FLOAT`` is ``float32``, ``FLOAT8E5M2`` is ``float8_e5m2``."""
+    return dtype.name.lower() if dtype.name in ("UNDEFINED", "STRING") else dtype.numpy().name
 
 
-_DTYPE_NAMES = {"FLOAT": "float32", "DOUBLE": "float64"}
+def parse_dtype(name: str) -> ir.DataType:
+    """The element type of a name.
+
+    Raises:
+        ValueError: No element type of ONNX has this name.
+    """
+    import onnx_ir as ir
+
+    for dtype in ir.DataType:
+        if name in (dtype_name(dtype), dtype.name.lower()):  # files of 2026-11-21 have some of ONNX's names
+            return dtype
+    raise ValueError(f"there is no element type '{name}'")
+
+
+def parse_safetensors_dtype(name: str) -> ir.DataType:
+    """The element type that a safetensors file calls so.
+
+    Raises:
+        KeyError: ONNX has no such type.
+    """
+    return parse_dtype(_NAMES[name])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import onnx_ir as ir
 
 from modelexport.core.owners import Evidence
@@ -27,14 +25,12 @@ def check_coverage(model: ir.Model) -> Coverage:
 
 def count_coverage(model: ir.Model) -> tuple[Coverage, list[str]]:
     """The nodes of a model by the evidence for their owner, and a line for each that has none."""
-    counts: Counter[Evidence] = Counter()
+    found: list[Evidence | None] = []
     untagged: list[str] = []
     for node in all_nodes(model):
         owner = owner_of(node)
+        found.append(None if owner is None else owner.evidence)
         if owner is None:
             graph = node.graph.name if node.graph is not None else None
             untagged.append(f"{node.name} ({node.op_type}) in {graph or 'a nested graph'}")
-        else:
-            counts[owner.evidence] += 1
-    kinds = (counts[Evidence.EXACT], counts[Evidence.DERIVED], counts[Evidence.INFERRED])
-    return Coverage(*kinds, len(untagged)), untagged
+    return Coverage.of(found), untagged

@@ -1,7 +1,7 @@
 """A model of transformers without its weights: where the bytes of each ``state_dict`` entry lie, or how they are made.
 
 ``from_pretrained`` renames, merges, splits and casts a checkpoint's tensors by rules that each architecture has. It is
-given tensors without bytes that write down what is done to them; so the rules are transformers' own, whatever they are,
+given tensors without bytes that write down what is done to them; so the rules are transformers' own,
 and an entry that is more than a tensor of a file can be made later, alone.
 """
 
@@ -20,22 +20,15 @@ from torch import nn
 
 from modelexport.errors import WeightsError
 from modelexport.files.safetensors_files import Place, SafetensorsFile
+from modelexport.format.dtypes import dtype_name
 from modelexport.weights.sources import Weights
-
-_TORCH_DTYPES = {
-    ir.DataType.FLOAT: torch.float32,
-    ir.DataType.DOUBLE: torch.float64,
-    ir.DataType.COMPLEX64: torch.complex64,
-    ir.DataType.FLOAT8E4M3FN: torch.float8_e4m3fn,
-    ir.DataType.FLOAT8E5M2: torch.float8_e5m2,
-}
 
 
 # torch is not followed by mypy.
 class _Recorded(torch.Tensor):  # type: ignore[misc]
     """A tensor without bytes that knows how to make them: ``origin`` is a place in a file, or a call and its arguments.
 
-    Whoever loads it puts it on a device, which would need bytes: it stays where it is.
+    Moving it to a device, as ``from_pretrained`` does, is ignored: that would need bytes.
     """
 
     origin: tuple[str, Place] | tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
@@ -66,7 +59,7 @@ def _part_of(func: Callable[..., Any], args: Any, kwargs: Any, index: int) -> An
 
 
 def _recorded(name: str, place: Place) -> _Recorded:
-    dtype = _TORCH_DTYPES.get(place.dtype) or getattr(torch, place.dtype.name.lower())
+    dtype = getattr(torch, dtype_name(place.dtype))
     tensor: _Recorded = torch.empty(place.shape, dtype=dtype, device="meta").as_subclass(_Recorded)
     tensor.origin = (name, place)
     return tensor
@@ -109,7 +102,7 @@ def build_without_weights(
 
 
 def _tensor(key: str, entry: _Recorded) -> ir.TensorProtocol:
-    """Where an entry lies in a file; computed when it is needed if it is not there as it stands."""
+    """A tensor that reads an entry from its file, or computes it when needed if the file does not hold it as it is."""
     if isinstance(entry.origin[0], str):
         place = entry.origin[1]
         assert isinstance(place, Place)
@@ -166,10 +159,10 @@ def _operations(value: Any) -> Iterator[str]:
 
 
 def _without_memory(like: torch.Tensor) -> torch.Tensor:
-    """A tensor on the CPU whose memory is never touched: the system has given it addresses and no pages.
+    """A tensor on the CPU whose memory is reserved and never written, so that it takes up no memory.
 
-    Exporters and shape computations cannot tell it from another. On the ``meta`` device, what code computes from it or
-    beside it would have no values either.
+    Exporters and shape computations treat it as any other tensor. A tensor on the ``meta`` device would also take away
+    the values of what is computed from it or next to it.
     """
     size = max(like.numel() * like.element_size(), 1)
     # Without a reservation: Linux counts it against its limit of memory otherwise. Python has no name for the flag.
@@ -225,8 +218,7 @@ class _Loader:
 
 def read_tensor(tensor: ir.TensorProtocol) -> torch.Tensor:
     """The values of an entry, in memory of their own."""
-    name = tensor.dtype.name.lower()
-    dtype = _TORCH_DTYPES.get(tensor.dtype) or getattr(torch, name)
+    dtype = getattr(torch, dtype_name(tensor.dtype))
     if isinstance(tensor, ir.ExternalTensor):  # read once: what is mapped would be in memory a second time
         data = bytearray(tensor.nbytes)
         with Path(tensor.path).open("rb") as file:

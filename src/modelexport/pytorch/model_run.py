@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from modelexport.core.calls import ROOT, ModuleCall, Side
 from modelexport.core.limits import BATCH_BYTES
-from modelexport.core.quiet import quiet
+from modelexport.core.messages import collected
 from modelexport.pytorch.lazy_weights import with_weights
 from modelexport.pytorch.recorder import CallRecorder
 from modelexport.pytorch.traced import untouched
@@ -92,7 +92,7 @@ class ModelRun:
             entries = _entries(self._model)
             for key, tensor in self._parameters.items():
                 entries[key].data = tensor
-            stack.enter_context(quiet())
+            stack.enter_context(collected())
             stack.enter_context(self._recorder.attached())
             if operations:
                 stack.enter_context(_Operations(self._recorder, self.computed))

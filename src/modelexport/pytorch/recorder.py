@@ -42,7 +42,7 @@ class CallRecorder:
 
     @contextmanager
     def attached(self) -> Iterator[None]:
-        """Hooks on every module, removed at the end whatever happens."""
+        """Hooks on every module, removed at the end in every case."""
         with ExitStack() as handles:
             for path, module in self._model.named_modules():
                 enter, leave = self._hooks(path)

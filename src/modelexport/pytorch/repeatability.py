@@ -9,7 +9,7 @@ import msgspec
 import torch
 from torch import nn
 
-from modelexport.core.quiet import quiet
+from modelexport.core.messages import collected
 from modelexport.pytorch.traced import untouched
 from modelexport.pytorch.values import output_tensors, run_arguments
 
@@ -32,7 +32,7 @@ def find_unrepeatable(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any
     """
     args, kwargs = run_arguments(inputs)
     found: list[Unrepeatable] = []
-    with untouched(model), quiet():
+    with untouched(model), collected():
         before = {name: buffer.clone() for name, buffer in model.named_buffers() if not buffer.is_meta}
         try:
             torch.manual_seed(1)

@@ -10,6 +10,9 @@ import onnx_ir as ir
 import onnxruntime
 
 from modelexport.errors import UsageError
+from modelexport.files.linked import check_tensors
+from modelexport.files.onnx_models import check_file, to_proto
+from modelexport.graph.nodes import initializers
 
 CPU = "CPUExecutionProvider"
 _LARGE = 1024
@@ -30,6 +33,7 @@ def open_session(
 
     Raises:
         UsageError: ONNX Runtime does not have this provider, or refuses the model.
+        FileFormatError: A file with weights is missing or is not as it was: the runtime would read it unchecked.
     """
     available = onnxruntime.get_available_providers()
     if provider not in available:
@@ -41,7 +45,12 @@ def open_session(
     if folder is not None:
         options.add_session_config_entry(_EXTERNAL_FOLDER, str(folder.absolute()))
     weights: dict[str, ir.TensorProtocol] = {}
-    source = model if isinstance(model, Path) else _without_weights(model, weights)
+    if isinstance(model, Path):
+        check_file(model)
+        source: Path | bytes = model
+    else:
+        check_tensors([value.const_value for value in initializers(model)])
+        source = _without_weights(model, weights)
     arrays = {name: tensor.numpy() for name, tensor in weights.items()}
     values = [onnxruntime.OrtValue.ortvalue_from_numpy(array) for array in arrays.values()]
     options.add_external_initializers(list(arrays), values)
@@ -62,7 +71,7 @@ class _Session(onnxruntime.InferenceSession):  # type: ignore[misc]
 
 def _without_weights(model: ir.Model, weights: dict[str, ir.TensorProtocol]) -> bytes:
     """A model in memory as bytes, without its large weights, which are put into ``weights``."""
-    left: list[ir.Value] = []
+    left: dict[ir.Value, ir.TensorProtocol] = {}
     for value in model.graph.initializers.values():
         tensor = value.const_value
         if tensor is None or isinstance(tensor, ir.ExternalTensor) or tensor.nbytes < _LARGE:
@@ -70,18 +79,10 @@ def _without_weights(model: ir.Model, weights: dict[str, ir.TensorProtocol]) -> 
         if not value.uses():  # the runtime does not know those that nothing uses
             continue
         if tensor.dtype.numpy().isbuiltin == 1:  # the runtime takes no others from NumPy
-            weights[value.name or ""] = tensor
-            left.append(value)
-    try:
-        for value in left:
-            tensor = weights[value.name or ""]
-            value.const_value = ir.ExternalTensor(
-                "weights", 0, tensor.nbytes, tensor.dtype, shape=ir.Shape(tensor.shape.numpy()), name=value.name or ""
-            )
-        source: bytes = ir.to_proto(model).SerializeToString()
-    finally:
-        for value in left:
-            value.const_value = weights[value.name or ""]
+            name, shape = value.name or "", ir.Shape(tensor.shape.numpy())
+            weights[name] = tensor
+            left[value] = ir.ExternalTensor("weights", 0, tensor.nbytes, tensor.dtype, shape=shape, name=name)
+    source: bytes = to_proto(model, left).SerializeToString()
     return source
 
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-import msgspec
 import onnx
 import onnx_ir as ir
 import onnx_ir.passes.common as passes
@@ -17,7 +16,9 @@ import onnx_ir.passes.common as passes
 from modelexport.core.calls import ModuleCall
 from modelexport.core.owners import Owner
 from modelexport.errors import FileFormatError, UsageError
-from modelexport.format import documents, keys
+from modelexport.format import keys
+from modelexport.format.call_tree import call_tree_entries, encode_call_tree
+from modelexport.format.node_tags import read_source_tags, write_tags
 from modelexport.graph.boundaries import CallBoundary, find_boundaries
 from modelexport.graph.nodes import nested_graphs
 from modelexport.graph.owners import OWNER, owner_of
@@ -258,19 +259,13 @@ class Cutter:
             pending = [node for function in found.values() for node in function.all_nodes()]
         for value in graph.initializers.values():
             if keys.HIERARCHY_TAGS in value.metadata_props:
-                tags = {tag: None for node, _ in value.uses() for tag in _source_tags(node)}
+                tags = {tag: None for node, _ in value.uses() for tag in read_source_tags(node.metadata_props)}
                 value.metadata_props[keys.HIERARCHY_TAGS] = json.dumps(list(tags))
         calls = {above for user in users for above in self._tagged.calls.stack(user)}
-        entries = [
-            documents.CallTreeEntry(
-                traced.call.address,
-                self._tagged.tags[traced.call],
-                None if traced.parent is None else traced.parent.address,
-            )
-            for traced in self._tagged.calls
-            if traced.call in calls
-        ]
-        tree = {keys.CALL_TREE: msgspec.json.encode(entries).decode()}
+        entries = call_tree_entries(
+            (traced for traced in self._tagged.calls if traced.call in calls), self._tagged.tags.__getitem__
+        )
+        tree = {keys.CALL_TREE: encode_call_tree(entries)}
         return ir.Model(
             graph,
             ir_version=whole.ir_version,
@@ -373,21 +368,8 @@ def _keep_owners(node: ir.Node, inside: set[ModuleCall], tags: Mapping[ModuleCal
         return owner.calls
     calls = tuple(owner.calls[i] for i in kept)
     properties = node.metadata_props
-    source_tags = json.loads(properties.pop(keys.HIERARCHY_TAGS))
-    properties.pop(keys.CALLS)
-    properties[keys.CALL] = calls[0].address
-    properties[keys.SOURCE_MODULE] = source_tags[kept[0]]
+    source_tags = read_source_tags(properties)
+    write_tags(properties, [call.address for call in calls], [source_tags[i] for i in kept], owner.evidence)
     properties[keys.NAMESPACE] = tags[calls[0]][1:]
-    if len(calls) > 1:
-        properties[keys.CALLS] = json.dumps([call.address for call in calls])
-        properties[keys.HIERARCHY_TAGS] = json.dumps([source_tags[i] for i in kept])
     node.meta[OWNER] = Owner(calls, owner.evidence)
     return calls
-
-
-def _source_tags(node: ir.Node) -> list[str]:
-    properties = node.metadata_props
-    if keys.HIERARCHY_TAGS in properties:
-        tags: list[str] = json.loads(properties[keys.HIERARCHY_TAGS])
-        return tags
-    return [properties[keys.SOURCE_MODULE]] if keys.SOURCE_MODULE in properties else []

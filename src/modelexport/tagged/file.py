@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,18 +11,25 @@ import msgspec
 import onnx_ir as ir
 
 from modelexport.core.calls import CallTree, ModuleCall
-from modelexport.core.owners import Evidence, Owner
-from modelexport.core.text import nearest
-from modelexport.errors import FileFormatError, UsageError
+from modelexport.core.selectors import Selection, find_call, select_calls
+from modelexport.core.tags import class_in_tag
+from modelexport.errors import FileFormatError
+from modelexport.files.linked import check_weights
 from modelexport.files.onnx_models import load_onnx
-from modelexport.format import documents, keys
-from modelexport.format.call_tree import check_version, read_call_tree
+from modelexport.format import documents
+from modelexport.format.call_tree import call_tree_entries, check_version, read_call_tree
+from modelexport.format.node_tags import OwnerReader, read_source_tags
 from modelexport.graph.boundaries import CallBoundary, find_boundaries
 from modelexport.graph.nodes import all_nodes
 from modelexport.graph.owners import OWNER, owned_operators, owner_of
+from modelexport.tagged.documents.belonging import check_documents
 from modelexport.tagged.documents.reading import check_same_calls, check_same_nodes, load_hierarchy
 from modelexport.tagged.encodings.unpacking import unpack_tags
 from modelexport.tagged.skim import Skimmed
+
+SIDECAR = ".hierarchy.json"
+UNTAGGED = "none"
+"""The encoding of a file that has no tags."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +45,7 @@ class TaggedFile:
     tags: Mapping[ModuleCall, str]
     """The tag of every call."""
     encoding: str = "metadata"
-    """How the file carries the tags. The model in memory is flat, with tags as metadata, whatever this is."""
+    """How the file holds its tags. The model in memory is always flat, with tags as metadata."""
 
     @cached_property
     def nodes(self) -> tuple[ir.Node, ...]:
@@ -50,8 +55,7 @@ class TaggedFile:
     @cached_property
     def coverage(self) -> documents.Coverage:
         """How many nodes have an owner by which evidence."""
-        counts = Counter(None if owner is None else owner.evidence for owner in map(owner_of, self.nodes))
-        return documents.Coverage(*(counts[kind] for kind in (*Evidence, None)))
+        return documents.Coverage.of(None if owner is None else owner.evidence for owner in map(owner_of, self.nodes))
 
     @property
     def skimmed(self) -> Skimmed:
@@ -65,18 +69,13 @@ class TaggedFile:
         Raises:
             FileFormatError: It cannot be read, or was not written for this file. Says what differs first.
         """
-        path = self.path.with_suffix(".hierarchy.json")
+        path = self.path.with_suffix(SIDECAR)
         if not path.exists():
             return None
         sidecar = load_hierarchy(path)
-        entries = [
-            documents.CallTreeEntry(
-                traced.call.address, self.tags[traced.call], None if traced.parent is None else traced.parent.address
-            )
-            for traced in self.calls
-        ]
-        check_same_calls(path, sidecar, entries)
+        check_same_calls(path, sidecar, call_tree_entries(self.calls, self.tags.__getitem__))
         check_same_nodes(path, sidecar, self.nodes)
+        check_documents(self.path, self.model.metadata_props, [SIDECAR])
         return sidecar
 
     def find(self, name: str) -> ModuleCall:
@@ -87,29 +86,19 @@ class TaggedFile:
         Raises:
             UsageError: There is none, or there are several; names those, or the nearest that there are.
         """
-        by_name = {str(call): call for call in self.tags} | {tag: call for call, tag in self.tags.items()}
-        if name in by_name:
-            return by_name[name]
-        ends = (f".{name}", f"/{name.removeprefix('/')}")
-        meant = [
-            call
-            for call, tag in self.tags.items()
-            if str(call).endswith(ends[0]) or tag.endswith(ends[1]) or self.class_of(call) == name
-        ]
-        if len(meant) == 1:
-            return meant[0]
-        if meant:
-            some = ", ".join(map(str, meant[:5])) + (f" and {len(meant) - 5} more" if len(meant) > 5 else "")
-            raise UsageError(f"'{name}' is ambiguous in {self.path}: it could be {some}; give one of these")
-        known = [known for known in by_name if known.startswith("/") == name.startswith("/")]
-        raise UsageError(
-            f"{self.path} has no module call '{name}'{nearest(name, known)}; `modelexport tree {self.path}` lists them"
-        )
+        return find_call(name, self.tags, where=self.path)
+
+    def select(self, *selectors: str) -> Selection:
+        """The calls that selectors pick (see :mod:`modelexport.core.selectors`); without any, all.
+
+        Raises:
+            UsageError: A selector matches nothing; offers near names.
+        """
+        return select_calls(selectors, self.calls, self.tags, where=self.path)
 
     def class_of(self, call: ModuleCall) -> str:
         """The name of the class of the module that was called."""
-        segment = self.tags[call].rpartition("/")[2]
-        return segment.partition("@")[0].partition(".")[0]
+        return class_in_tag(self.tags[call])
 
     @cached_property
     def boundaries(self) -> Mapping[ModuleCall, CallBoundary]:
@@ -129,18 +118,19 @@ class TaggedFile:
                 found[call].append(index)
         return found
 
-    def describe_nodes(self, call: ModuleCall) -> list[NodeRow]:
-        """The nodes of a call and of the calls inside it, as values."""
+    def describe_nodes(self, calls: Container[ModuleCall]) -> list[NodeRow]:
+        """The nodes that calls own, as values, in the order of the graph."""
         rows = []
-        for node in self.nodes_of(call):
+        for node in self.nodes:
             owner = owner_of(node)
-            assert owner is not None
+            if owner is None or not any(call in calls for call in owner.calls):
+                continue
             rows.append(
                 NodeRow(
                     node.name or "",
                     node.op_type,
                     owner.call.address,
-                    node.metadata_props[keys.SOURCE_MODULE],
+                    read_source_tags(node.metadata_props)[0],
                     owner.evidence.value,
                     [value.name or "" if value is not None else "" for value in node.inputs],
                     [value.name or "" for value in node.outputs],
@@ -164,11 +154,15 @@ class NodeRow(msgspec.Struct, frozen=True):
     """The other calls that own it."""
 
 
-def read_tagged(path: str | Path) -> TaggedFile:
+def read_tagged(path: str | Path, *, checked: bool = True) -> TaggedFile:
     """Read a tagged ONNX file. Weights are read when they are used, from the file as it was.
 
+    Args:
+        checked: Also look whether the files with its weights, where they are there, are as they were.
+
     Raises:
-        FileFormatError: It is missing, not an ONNX file, has no tags, or has those of an unknown format version.
+        FileFormatError: It is missing, not an ONNX file, has no tags, or has those of an unknown format version; or a
+            document or a file with weights beside it is not the one that was written with it.
     """
     path = Path(path)
     model = load_onnx(path)
@@ -176,23 +170,24 @@ def read_tagged(path: str | Path) -> TaggedFile:
     try:
         calls, tags = read_call_tree(model.metadata_props)
         encoding = unpack_tags(model, calls, tags)
-        owners: dict[tuple[str, str], Owner] = {}
+        owners = OwnerReader(calls)
         for node in all_nodes(model):
-            owner = _read_owner(node, owners)
+            owner = owners.read(node.metadata_props)
             if owner is not None:
                 node.meta[OWNER] = owner
-    except (LookupError, ValueError, TypeError) as error:
+    except (LookupError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise FileFormatError(f"{path} has damaged tags ({error}): export it again") from error
-    return TaggedFile(path, model, calls, tags, encoding)
+    tagged = TaggedFile(path, model, calls, tags, encoding)
+    if checked:
+        check_weights(model)
+        _check_documents(tagged)
+    return tagged
 
 
-def _read_owner(node: ir.Node, known: dict[tuple[str, str], Owner]) -> Owner | None:
-    """What a node's metadata says; nodes of which it says the same share one object."""
-    properties = node.metadata_props
-    if keys.CALL not in properties:
-        return None
-    calls, evidence = properties.get(keys.CALLS) or json.dumps([properties[keys.CALL]]), properties[keys.EVIDENCE]
-    if (calls, evidence) not in known:
-        owner = Owner(tuple(ModuleCall.parse(call) for call in json.loads(calls)), Evidence(evidence))
-        known[calls, evidence] = owner
-    return known[calls, evidence]
+def _check_documents(tagged: TaggedFile) -> None:
+    """Refuse documents of another export, saying first what differs."""
+    try:
+        check_documents(tagged.path, tagged.model.metadata_props)
+    except FileFormatError:
+        _ = tagged.hierarchy
+        raise

@@ -1,9 +1,8 @@
-"""The tree of a tagged file without the rest of it: for that, nobody need wait until ``onnx_ir`` is imported."""
+"""The tree of a tagged file, read without ``onnx_ir``, whose import takes longer than everything else."""
 
 from __future__ import annotations
 
 import mmap
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +11,13 @@ import onnx
 
 from modelexport.core.calls import CallTree, ModuleCall
 from modelexport.core.owners import Evidence
+from modelexport.files.expansion import check_functions
+from modelexport.files.regular import open_regular
 from modelexport.files.wire import without_weights
 from modelexport.format import documents, keys
 from modelexport.format.call_tree import check_version, read_call_tree
+from modelexport.format.node_tags import OwnerReader
+from modelexport.tagged.documents.belonging import check_documents
 
 
 @dataclass(frozen=True)
@@ -33,9 +36,13 @@ def skim(path: Path) -> Skimmed | None:
 
     That is one in which the tags are not metadata of nodes, or with which something is wrong: :func:`modelexport.load`
     says what.
+
+    Raises:
+        FileFormatError: A document beside it is of another export.
     """
+    properties: dict[str, str] = {}
     try:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        with open_regular(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             model = onnx.ModelProto.FromString(without_weights(data)[0])
         properties = _properties(model)
         check_version(path, properties)
@@ -43,16 +50,18 @@ def skim(path: Path) -> Skimmed | None:
             return None
         calls, tags = read_call_tree(properties)
         nodes: list[tuple[ModuleCall | None, str]] = []
-        evidence: Counter[Evidence | None] = Counter()
+        evidence: list[Evidence | None] = []
+        owners = OwnerReader(calls)
+        check_functions(model)
         for graph in (model.graph, *model.functions):
             for node in _nodes(graph.node):
-                said = _properties(node)
-                call = ModuleCall.parse(said[keys.CALL]) if keys.CALL in said else None
-                nodes.append((call if call is None else calls[call].call, node.op_type))
-                evidence[None if call is None else Evidence(said[keys.EVIDENCE])] += 1
-    except Exception:  # whatever is wrong with a file, its reader says it
+                owner = owners.read(_properties(node))
+                nodes.append((None if owner is None else owner.call, node.op_type))
+                evidence.append(None if owner is None else owner.evidence)
+    except Exception:  # the full reader raises the error that names the fault
         return None
-    return Skimmed(calls, tags, nodes, documents.Coverage(*(evidence[kind] for kind in (*Evidence, None))))
+    check_documents(path, properties)
+    return Skimmed(calls, tags, nodes, documents.Coverage.of(evidence))
 
 
 def _properties(proto: onnx.ModelProto | onnx.NodeProto) -> dict[str, str]:

@@ -107,7 +107,7 @@ def verify_against(
     Args:
         path: A tagged file: what is right. Its reference values' inputs are used if it has them.
         other: A tagged file with the same calls, whose loss is measured.
-        modules: Addresses or tags of the calls to look at, with those inside them; all if left out.
+        modules: Selectors of the calls to look at, with those inside them; all if left out.
         provider: The execution provider of ONNX Runtime, for both.
         seed: For random inputs.
 
@@ -118,7 +118,7 @@ def verify_against(
             in common.
     """
     one, two = read_tagged(path), read_tagged(other)
-    chosen = [one.find(name) for name in modules]
+    chosen = one.select(*modules).inside if modules else frozenset()
     given, source = _inputs(one, provider, seed)
     fed = _fit(given, two)
     pairs = _pairs(one, two)
@@ -293,7 +293,7 @@ def _calls(
     pairs: Mapping[str, str],
     end_to_end: Mapping[str, Loss],
     per_module: Mapping[str, Loss],
-    modules: Sequence[ModuleCall],
+    modules: Collection[ModuleCall],
 ) -> Iterator[CallLoss]:
     boundaries = set(pairs.values())
     producers = {value.name or "": node for node in two.model.graph for value in node.outputs}
@@ -314,7 +314,7 @@ def _calls(
             for call in owner.calls:
                 inside.update(above.address for above in two.calls.stack(call) if call in two.calls)
     for traced in one.calls:
-        if modules and set(modules).isdisjoint(one.calls.stack(traced.call)):
+        if modules and traced.call not in modules:
             continue
         address = traced.call.address
         made = max(own[address], key=_weight, default=None)

@@ -13,9 +13,10 @@ import onnx_ir as ir
 from torch import nn
 
 from modelexport.core.calls import ModuleCall
-from modelexport.core.quiet import quiet
-from modelexport.errors import FileFormatError, UsageError
-from modelexport.files.linked import changed_files
+from modelexport.core.exclusive import exclusive
+from modelexport.core.messages import collected
+from modelexport.errors import UsageError
+from modelexport.files.linked import check_files
 from modelexport.format import documents
 from modelexport.graph.nodes import nested_graphs
 from modelexport.pytorch.model_run import ModelRun, as_array
@@ -51,6 +52,7 @@ Inputs = Mapping[str, Any] | Sequence[Any]
 Tell = Callable[[str], None]
 
 
+@exclusive
 def verify(
     model: nn.Module,
     inputs: Inputs,
@@ -70,7 +72,7 @@ def verify(
     prove nothing; what they claim is checked.
 
     Args:
-        modules: Addresses or tags of the calls to look at, with those inside them; all if left out.
+        modules: Selectors of the calls to look at, with those inside them; all if left out.
         provider: The execution provider of ONNX Runtime.
         sidecar: ``NAME.hierarchy.json``; read from beside the file if left out.
         weights: Where the weights of a model are that was built without them: each module gets its own while it runs.
@@ -86,7 +88,7 @@ def verify(
         UsageError: The model is not the one that was exported, there is no such module or provider.
     """
     tagged = _open(model, path)
-    chosen = [tagged.find(name) for name in modules]
+    chosen = tagged.select(*modules).calls if modules else ()
     parameters = _parameters(model, tagged.model, weights)
     notes: list[str] = []
     with runnable(tagged.path, tagged.encoding) as file:
@@ -204,6 +206,7 @@ def _wrong_weights(tagged: TaggedFile, parameters: ParameterReport) -> dict[Modu
     return {call: f"its weights are not the model's: {', '.join(dict.fromkeys(v))}" for call, v in users.items()}
 
 
+@exclusive
 def verify_sample(
     model: nn.Module,
     inputs: Inputs,
@@ -223,7 +226,7 @@ def verify_sample(
 
     Args:
         count: How many calls to draw, of those that own nodes.
-        modules: Addresses or tags of calls to look at as well, with those inside them.
+        modules: Selectors of calls to look at as well, with those inside them.
         seed: For the draw.
         weights: As in :func:`verify`.
 
@@ -234,8 +237,7 @@ def verify_sample(
         FileFormatError, InputsError, UsageError: As :func:`verify`; the file has no sidecar.
     """
     tagged = _open(model, path)
-    chosen = {tagged.find(name) for name in modules}
-    calls = {traced.call for traced in tagged.calls if not chosen.isdisjoint(tagged.calls.stack(traced.call))}
+    calls = set(tagged.select(*modules).inside) if modules else set()
     calls.update(sampled_calls(tagged, count, seed=seed))
     names = [value.name or "" for value in tagged.model.graph.inputs]
     verdicts: list[CallVerdict] = []
@@ -253,6 +255,7 @@ def verify_sample(
     )
 
 
+@exclusive
 def record_reference(
     model: nn.Module,
     inputs: Inputs,
@@ -267,7 +270,7 @@ def record_reference(
 
     Args:
         path: A tagged file of the model; ``NAME.reference.safetensors`` is written beside it.
-        modules: Addresses or tags of the calls whose values to keep, with those inside them; all if left out.
+        modules: Selectors of the calls whose values to keep, with those inside them; all if left out.
         sidecar: ``NAME.hierarchy.json``; read from beside the file if left out.
         announce: Told the size in bytes before anything is written.
         weights: Where the weights of a model are that was built without them.
@@ -282,7 +285,7 @@ def record_reference(
         UsageError: There is no such module.
     """
     tagged = read_tagged(path)
-    chosen = [tagged.find(name) for name in modules]
+    chosen = tagged.select(*modules).calls if modules else ()
     run = _run(model, inputs, tagged, weights, {})
     target = reference_path(tagged.path)
     write_reference(
@@ -305,16 +308,6 @@ def verify_parameters(model: nn.Module, path: str | Path) -> ParameterReport:
         FileFormatError: It is not a tagged file.
     """
     return _parameters(model, read_tagged(path).model)
-
-
-def check_files(path: Path, model: ir.Model) -> None:
-    """Refuse a file whose weights are in files that are missing or not as they were when it was exported.
-
-    Raises:
-        FileFormatError: Names each of them.
-    """
-    if faults := changed_files(path, model):
-        raise FileFormatError(f"{'; '.join(faults)}: put the files back, or export again")
 
 
 def _parameters(
@@ -344,7 +337,7 @@ def run_module(model: nn.Module, inputs: Inputs, weights: Weights | None = None)
     if weights is not None:
         raise UsageError("a model without weights of its own does not run here")
     args, kwargs = run_arguments(inputs)
-    with untouched(model), quiet():
+    with untouched(model), collected():
         return [as_array(tensor) for _, tensor in tensors_in(model(*args, **kwargs))]
 
 

@@ -26,7 +26,7 @@ def verify_reference(path: str | Path, *, modules: Sequence[str] = (), provider:
 
     Args:
         path: A tagged file with ``NAME.reference.safetensors`` beside it.
-        modules: Addresses or tags of the calls to look at, with those inside them; all that were kept if left out.
+        modules: Selectors of the calls to look at, with those inside them; all that were kept if left out.
         provider: The execution provider of ONNX Runtime.
 
     Raises:
@@ -34,7 +34,7 @@ def verify_reference(path: str | Path, *, modules: Sequence[str] = (), provider:
         UsageError: There is no such module or provider, or the values of a module were not kept.
     """
     tagged = read_tagged(path)
-    chosen = [tagged.find(name) for name in modules]
+    chosen = tagged.select(*modules).calls if modules else ()
     with open_reference(tagged) as reference:
         for call in chosen:
             if reference.modules and set(reference.modules).isdisjoint(tagged.calls.stack(call)):

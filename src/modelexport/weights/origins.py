@@ -1,4 +1,4 @@
-"""Which ``state_dict`` entries an initializer is, and how it is computed from them.
+"""While a model is exported: which ``state_dict`` entries an initializer is or is computed from, read off the graph.
 
 An initializer that the exporter made keeps its entry's name. One that was folded keeps the name of the value that the
 unoptimised graph computed it as, so the computation can be read off that graph. :class:`Computed` says before the
@@ -14,13 +14,12 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 import numpy as np
-import onnx
 import onnx_ir as ir
 
 from modelexport.format.documents import StateDictEntry, TransformStep
 from modelexport.graph.nodes import initializers, nested_graphs
-from modelexport.graph.snapshot import Source, SourceNode
-from modelexport.weights.transforms import encode_tensor, run_operator
+from modelexport.graph.snapshot import SourceGraph, SourceNode
+from modelexport.weights.transforms import encode_tensor, run_operator, since_version, tensor_attributes
 
 _T = TypeVar("_T")
 
@@ -89,7 +88,7 @@ def _used_initializers(model: ir.Model) -> Iterator[str]:
 class Computed:
     """The values of an unoptimised graph that are computed from ``state_dict`` entries and constants alone."""
 
-    source: Source
+    source: SourceGraph
     names: Mapping[str, tuple[str, ...]]
     """The name of an initializer to the ``state_dict`` keys that it is."""
     opsets: Mapping[str, int]
@@ -102,7 +101,7 @@ class Computed:
         for node in self.source.nodes:
             if self._computes(node):
                 ready = all(self._input_recordable(name) for name in node.inputs if name is not None)
-                ready = ready and _since_version(node, self.opsets) is not None
+                ready = ready and since_version(node.op, self.opsets) is not None
                 self.recordable.update(dict.fromkeys(node.outputs, ready))
 
     def depends(self, name: str | None) -> bool:
@@ -110,7 +109,7 @@ class Computed:
         return name in self.names or name in self.recordable
 
     def may_fold(self, node: ir.Node) -> bool:
-        """Whether folding a node loses no parameter and makes no second copy of one.
+        """Whether a node can be folded without losing a parameter or making a second copy of one.
 
         It uses none, or its result's computation can be recorded and no other node needs the parameter as it stands: of
         a tied embedding, the transposed copy that the head wants would be a parameter of its own.
@@ -145,7 +144,7 @@ class Computed:
         return constant is not None and constant.size <= RECORDED_ELEMENTS and 0 not in constant.shape[:-1]
 
     def _constant(self, name: str) -> np.ndarray | None:
-        """A value that depends on no parameter's elements; ``None`` when it is large or cannot be computed."""
+        """A value that depends on a parameter's shape at most; ``None`` when it is large or cannot be computed."""
         pending = [name]
         while pending:
             current = pending[-1]
@@ -176,11 +175,11 @@ class Computed:
             array = _constant_value(node)
             return dict.fromkeys(node.outputs, array)
         inputs = [None if name is None else self._constants[name] for name in node.inputs]
-        version = _since_version(node, self.opsets)
+        version = since_version(node.op, self.opsets)
         if version is None or any(v is None and n is not None for v, n in zip(inputs, node.inputs, strict=True)):
             return nothing
         try:
-            results = run_operator(node.op[0], node.op[1], version, inputs, _proto_attributes(node))
+            results = run_operator(node.op[0], node.op[1], version, inputs, tensor_attributes(node.attributes))
         except Exception:  # the reference implementation does not have every operator, and says so in many ways
             return nothing
         dependent = any(self.depends(name) for name in node.outputs)
@@ -215,7 +214,7 @@ class Computed:
             number = len(steps)
             labels.update((output, f"%{number}:{i}" if i else f"%{number}") for i, output in enumerate(node.outputs))
             attributes = {name: _json_attribute(attribute) for name, attribute in node.attributes.items()}
-            version = _since_version(node, self.opsets) or 0
+            version = since_version(node.op, self.opsets) or 0
             steps.append(TransformStep(node.op[1], inputs, attributes, version, node.op[0]))
         return Origin(tuple(keys), tuple(steps))
 
@@ -291,18 +290,6 @@ def _read_inputs(operator: ir.OperatorIdentifier, inputs: Sequence[_T]) -> list[
     return [value for index, value in enumerate(inputs) if index != unread]
 
 
-def _since_version(node: SourceNode, opsets: Mapping[str, int]) -> int | None:
-    """The operator set that last changed a node's operator; ``None`` for one that is unknown or random."""
-    domain, op_type, overload = node.op
-    if overload or not onnx.defs.has(op_type, domain):
-        return None
-    schema = onnx.defs.get_schema(op_type, opsets[domain], domain)
-    # onnx has it, its type stubs do not.
-    if schema.node_determinism == onnx.defs.OpSchema.NodeDeterminism.NonDeterministic:  # type: ignore[attr-defined]
-        return None
-    return int(schema.since_version)
-
-
 def _constant_value(node: SourceNode) -> np.ndarray | None:
     attribute = next(iter(node.attributes.values()))
     if attribute.type == ir.AttributeType.TENSOR:
@@ -313,15 +300,6 @@ def _constant_value(node: SourceNode) -> np.ndarray | None:
     if attribute.type in (ir.AttributeType.FLOAT, ir.AttributeType.FLOATS):
         return np.array(attribute.value, dtype=np.float32)
     return None
-
-
-def _proto_attributes(node: SourceNode) -> dict[str, Any]:
-    return {
-        name: ir.serde.serialize_tensor(attribute.as_tensor())
-        if attribute.type == ir.AttributeType.TENSOR
-        else attribute.value
-        for name, attribute in node.attributes.items()
-    }
 
 
 def _json_attribute(attribute: ir.Attr) -> Any:

@@ -1,4 +1,4 @@
-"""Writing a model whose weights stay in the files of a checkpoint: linked, copied one at a time, or left out.
+"""When a model is written: which weights are linked, copied, put into the model or left out.
 
 What ONNX Runtime takes as the place of external data decides: nothing outside the folder of the model, no symbolic link
 that leads out of it, but any file in it or below, hard links included. `onnx.checker` refuses hard links.
@@ -12,20 +12,24 @@ import sys
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import onnx_ir as ir
 
 from modelexport.errors import OutputError
-from modelexport.files.onnx_models import LARGEST_INSIDE, save_with_references
+from modelexport.files.onnx_models import (
+    LARGEST_INSIDE,
+    SMALLEST_OUTSIDE,
+    inside_file,
+    record_data,
+    record_documents,
+    save_with_references,
+    write_data_file,
+)
 from modelexport.files.safetensors_files import SafetensorsFile
 from modelexport.format import documents, keys
 from modelexport.graph.nodes import initializers
 from modelexport.weights.sources import Weights
-
-_EMBEDDED = 256
-"""Bytes of the largest weight that is written into the model where others go to a file: onnx_ir's own limit."""
 
 _FICLONE = 0x40049409
 """Linux's ioctl that makes a file share the blocks of another until one of them is written to."""
@@ -42,43 +46,23 @@ class WeightsSummary:
     """In ``NAME.onnx.data``."""
     absent_bytes: int = 0
     made: dict[str, str] = field(default_factory=dict)
-    """The initializers that no file of the checkpoint has as they are, and the operations that made them."""
+    """The initializers that the checkpoint does not hold as they are, to the operations that compute them."""
 
     @property
     def is_apart(self) -> bool:
         """Whether some are not in the model itself."""
         return bool(self.linked or self.copied_bytes or self.absent_bytes)
 
-    def document(self) -> dict[str, Any]:
-        """As JSON values."""
-        return {
-            "linked": self.linked,
-            "linked_bytes": self.linked_bytes,
-            "copied_bytes": self.copied_bytes,
-            "absent_bytes": self.absent_bytes,
-            "made": self.made,
-        }
-
-
-def use_weights(model: ir.Model, names: Mapping[str, tuple[str, ...]], weights: Weights) -> None:
-    """Make each initializer that is an entry of ``weights`` point to it, in place.
-
-    Args:
-        names: The name of an initializer to the ``state_dict`` keys that it is.
-    """
-    for value in initializers(model):
-        for key in names.get(value.name or "", ()):
-            if key in weights.tensors:
-                value.const_value = weights.tensors[key]
-
-
-def stays_in_file(value: ir.Value | None) -> bool:
-    """Whether the bytes of a value are in a file, so that nothing may be computed from them."""
-    return value is not None and isinstance(value.const_value, (ir.ExternalTensor, ir.LazyTensor))
-
 
 def save_with_weights(
-    model: ir.Model, path: Path, staging: Path, *, mode: str, parameters: Collection[str], weights: Weights | None
+    model: ir.Model,
+    path: Path,
+    staging: Path,
+    *,
+    mode: str,
+    parameters: Collection[str],
+    weights: Weights | None,
+    documents: Mapping[str, bytes] | None = None,
 ) -> WeightsSummary:
     """Write a model to ``staging``, from where it will be moved to ``path``.
 
@@ -87,6 +71,7 @@ def save_with_weights(
             and copied where there are none.
         parameters: Names of the initializers that come from ``state_dict`` entries.
         weights: Where these are.
+        documents: What will lie beside the model: the end of each name to the content.
 
     Raises:
         OutputError: The files of the weights cannot be linked into the folder.
@@ -101,22 +86,21 @@ def save_with_weights(
     for value in (*to_file, *embedded):
         if isinstance(values[value], ir.LazyTensor):
             summary.made[value.name or ""] = made[values[value].name or ""]
+    placed: _Tensors = {value: inside_file(tensor) for value, tensor in embedded.items()}
     if linked:
         assert weights is not None
-        _link(model, linked, weights, path, staging, summary)
-    for value in embedded:
-        if stays_in_file(value):
-            value.const_value = ir.Tensor(values[value].numpy().copy(), dtype=values[value].dtype, name=value.name)
+        placed |= _link(model, linked, weights, path, staging, summary)
     data = f"{path.name}.data"
+    total = sum(tensor.nbytes for tensor in to_file.values())
     if mode == "none":
-        _leave_out(to_file, data, summary)
+        placed |= _leave_out(to_file, data)
+        summary.absent_bytes = total
     elif to_file:
-        external = ir.external_data.convert_tensors_to_external(list(to_file.values()), staging, data)
-        for value, tensor in zip(to_file, external, strict=True):
-            tensor.name = value.name or ""
-            value.const_value = tensor
-            summary.copied_bytes += tensor.nbytes
-    save_with_references(model, staging / path.name)
+        placed |= write_data_file(to_file, staging, data)
+        record_data(model, staging / data)
+        summary.copied_bytes = total
+    record_documents(model, documents or {})
+    save_with_references(model, staging / path.name, placed)
     return summary
 
 
@@ -134,7 +118,7 @@ def _divided(
     for value, tensor in values.items():
         if mode == "link" and isinstance(tensor, ir.ExternalTensor):
             linked[value] = tensor
-        elif mode == "embed" or tensor.nbytes <= _EMBEDDED:
+        elif mode == "embed" or tensor.nbytes < SMALLEST_OUTSIDE:
             embedded[value] = tensor
         # Constants stay in the model beside weights that are linked or absent, unless they are large themselves.
         elif mode == "copy" or value.name in parameters or (mode == "link" and constants > LARGEST_INSIDE):
@@ -146,8 +130,8 @@ def _divided(
 
 def _link(
     model: ir.Model, linked: _Tensors, weights: Weights, path: Path, staging: Path, summary: WeightsSummary
-) -> None:
-    """Point the initializers to their files, which get a place in the folder of ``path`` where they have none."""
+) -> _Tensors:
+    """References to the files of initializers, which get a place in the folder of ``path`` where they have none."""
     used = {tensor.path for tensor in linked.values() if isinstance(tensor, ir.ExternalTensor)}
     locations: dict[str, str] = {}
     recorded: dict[str, documents.WeightsFile] = {}
@@ -158,9 +142,11 @@ def _link(
             locations[real] = location
             summary.linked[location] = how
             recorded[location] = documents.WeightsFile(file.size, file.header)
+    model.metadata_props[keys.WEIGHTS] = msgspec.json.encode(recorded).decode()
+    placed: _Tensors = {}
     for value, tensor in linked.items():
         assert isinstance(tensor, ir.ExternalTensor)
-        value.const_value = ir.ExternalTensor(
+        placed[value] = ir.ExternalTensor(
             locations[tensor.path],
             tensor.offset,
             tensor.length,
@@ -170,7 +156,7 @@ def _link(
             base_dir=path.parent,
         )
         summary.linked_bytes += tensor.nbytes
-    model.metadata_props[keys.WEIGHTS] = msgspec.json.encode(recorded).decode()
+    return placed
 
 
 def _place(file: SafetensorsFile, path: Path, staging: Path) -> tuple[str, str]:
@@ -206,16 +192,15 @@ def _clone(source: Path, target: Path) -> bool:
     return True
 
 
-def _leave_out(absent: _Tensors, data: str, summary: WeightsSummary) -> None:
-    """Describe initializers as though they were in a data file, one after the other, which is not written."""
+def _leave_out(absent: _Tensors, data: str) -> _Tensors:
+    """References to initializers as though they were in a data file, one after the other, which is not written."""
     offset = 0
+    placed: _Tensors = {}
     for value, tensor in absent.items():
         shape = ir.Shape(tensor.shape.numpy())
-        value.const_value = ir.ExternalTensor(
-            data, offset, tensor.nbytes, tensor.dtype, shape=shape, name=value.name or ""
-        )
+        placed[value] = ir.ExternalTensor(data, offset, tensor.nbytes, tensor.dtype, shape=shape, name=value.name or "")
         offset += tensor.nbytes
-    summary.absent_bytes = offset
+    return placed
 
 
 @contextlib.contextmanager

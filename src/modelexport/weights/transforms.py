@@ -1,4 +1,4 @@
-"""How the initializers of a file come from ``state_dict`` entries: read from its metadata, and computed again.
+"""In an exported file: how an initializer is computed from ``state_dict`` entries, and computing it again.
 
 The operators are those of onnx's reference implementation, which is also what folded them: the same bytes come out.
 """
@@ -10,14 +10,13 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import onnx
 import onnx_ir as ir
 
 from modelexport.errors import FileFormatError
 from modelexport.format.documents import StateDictEntry, TransformStep
-from modelexport.format.dtypes import dtype_name
+from modelexport.format.dtypes import dtype_name, parse_dtype
 from modelexport.format.keys import PARAMETER, STATE_DICT, TRANSFORM, UNRECORDED, UNRECORDED_DOMAIN
-
-_DTYPES = {dtype_name(dtype): dtype for dtype in ir.DataType}
 
 
 class ParameterPlan(msgspec.Struct, frozen=True):
@@ -59,7 +58,7 @@ def parameter_plan(value: ir.Value) -> ParameterPlan | None:
     try:
         keys = msgspec.json.decode(value.metadata_props[PARAMETER], type=list[str])
         steps = msgspec.json.decode(value.metadata_props.get(TRANSFORM, "[]"), type=list[TransformStep])
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeError) as error:
         raise FileFormatError(f"initializer {value.name} has damaged metadata ({error}): export it again") from error
     return ParameterPlan(keys, steps)
 
@@ -74,7 +73,7 @@ def state_dict_of(model: ir.Model) -> dict[str, StateDictEntry]:
         raise FileFormatError("the file does not say which parameters its module had: export it again")
     try:
         return msgspec.json.decode(model.metadata_props[STATE_DICT], type=dict[str, StateDictEntry])
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeError) as error:
         raise FileFormatError(f"the file has a damaged list of parameters ({error}): export it again") from error
 
 
@@ -124,6 +123,28 @@ def _run(step: TransformStep, inputs: Sequence[Any]) -> tuple[Any, ...]:
     return run_operator(step.domain, step.op_type, step.version, inputs, attributes)
 
 
+def since_version(operator: ir.OperatorIdentifier, opsets: Mapping[str, int]) -> int | None:
+    """The operator set that last changed an operator; ``None`` for one that is unknown or random."""
+    domain, op_type, overload = operator
+    if overload or not onnx.defs.has(op_type, domain):
+        return None
+    schema = onnx.defs.get_schema(op_type, opsets[domain], domain)
+    # onnx has it, its type stubs do not.
+    if schema.node_determinism == onnx.defs.OpSchema.NodeDeterminism.NonDeterministic:  # type: ignore[attr-defined]
+        return None
+    return int(schema.since_version)
+
+
+def tensor_attributes(attributes: Mapping[str, ir.Attr]) -> dict[str, Any]:
+    """The attributes of a node as :func:`run_operator` takes them."""
+    return {
+        name: ir.serde.serialize_tensor(attribute.as_tensor())
+        if attribute.type == ir.AttributeType.TENSOR
+        else attribute.value
+        for name, attribute in attributes.items()
+    }
+
+
 def run_operator(
     domain: str, op_type: str, version: int, inputs: Sequence[Any], attributes: Mapping[str, Any]
 ) -> tuple[Any, ...]:
@@ -136,7 +157,7 @@ def run_operator(
 
 
 def encode_tensor(array: np.ndarray) -> dict[str, Any]:
-    """A tensor as JSON values: its ``dtype`` and ``value``, nested lists; what is no finite number is a string."""
+    """A tensor as JSON values: its ``dtype`` and ``value``, nested lists; a number that is not finite is a string."""
     values = array.tolist()
     if array.dtype.kind not in "biu" and not np.isfinite(array.astype(np.float64)).all():
         values = _spelled(values)
@@ -152,5 +173,5 @@ def _spelled(value: Any) -> Any:
 def decode_tensor(document: Mapping[str, Any]) -> np.ndarray:
     """The tensor that :func:`encode_tensor` wrote."""
     array = np.array(document["value"], dtype=object)
-    dtype = _DTYPES[document["dtype"]].numpy()
+    dtype = parse_dtype(document["dtype"]).numpy()
     return array.astype(dtype if dtype.kind in "biu" else np.float64).astype(dtype)

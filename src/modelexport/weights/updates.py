@@ -1,10 +1,8 @@
-"""New weights of the same shapes for an exported file, without exporting again."""
+"""``update-weights``: other weights of the same shapes in an exported file, without exporting again."""
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +10,21 @@ import msgspec
 import numpy as np
 import onnx_ir as ir
 
+from modelexport.core.limits import DOCUMENT_BYTES
 from modelexport.core.text import nearest
 from modelexport.errors import FileFormatError, WeightsError
 from modelexport.files.atomic import check_writable, written_together
-from modelexport.files.onnx_models import load_onnx, save_model
-from modelexport.format import documents
+from modelexport.files.linked import check_weights
+from modelexport.files.onnx_models import load_onnx, record_documents, save_model
+from modelexport.files.regular import read_regular
+from modelexport.files.safetensors_files import read_header
+from modelexport.format import documents, keys
 from modelexport.format.call_tree import check_version
+from modelexport.format.dtypes import dtype_name
 from modelexport.graph.nodes import initializers
 from modelexport.weights.transforms import ParameterPlan, parameter_plan, state_dict_of
+
+_SIDECAR = ".hierarchy.json"
 
 
 class UpdateResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,11 +37,11 @@ class UpdateResult(msgspec.Struct, frozen=True, kw_only=True):
     transformed: int
     """Those of them that are computed from an entry rather than being one."""
     kept: int
-    """Initializers that no entry has part in."""
+    """Initializers that are not computed from an entry."""
     used: int
     """Entries that went into the file."""
     unused: int
-    """Entries that the exported module has and the graph does not use."""
+    """Entries that were given and that the graph does not use."""
 
 
 def update_weights(
@@ -51,21 +56,20 @@ def update_weights(
         path: The tagged file.
         state_dict: Key to tensor (NumPy's, torch's, or whatever NumPy can read), or a ``.safetensors`` file. Of the
             names of a tied parameter one is enough.
-        output: The file to write; may be ``path``.
+        output: The file to write.
         strict: Refuse entries that the module does not have. A checkpoint often holds more than one model uses.
 
     Raises:
         WeightsError: The weights do not fit: entries are missing, of another shape or type, or surplus (with
             ``strict``, or beside missing ones). Lists them all.
-        FileFormatError: ``path`` is not a tagged file, or the weights are no safetensors file.
+        FileFormatError: ``path`` is not a tagged file, or the weights are not a safetensors file.
         OutputError: The output cannot be written. What was there before is still there.
     """
     path, output = Path(path), Path(output)
-    check_writable(output)
+    check_writable(output, [path] if isinstance(state_dict, Mapping) else [path, Path(state_dict)])
     if isinstance(state_dict, Mapping):
         return _update(path, _InMemory(state_dict), output, strict)
-    with _opened(Path(state_dict)) as weights:
-        return _update(path, weights, output, strict)
+    return _update(path, _InFile(Path(state_dict)), output, strict)
 
 
 class _InMemory:
@@ -76,7 +80,7 @@ class _InMemory:
         self.types = {
             key: (str(tensor.dtype).removeprefix("torch."), list(tensor.shape))
             for key, tensor in tensors.items()
-            if hasattr(tensor, "dtype")  # a state_dict may hold a module's extra state, which is no tensor
+            if hasattr(tensor, "dtype")  # a state_dict may hold a module's extra state, which is not a tensor
         }
 
     def read(self, key: str) -> np.ndarray:
@@ -84,53 +88,30 @@ class _InMemory:
         return ir.tensor(tensor.detach() if hasattr(tensor, "detach") else tensor).numpy()
 
 
-class _SafeTensors:
-    """An open safetensors file, of which one tensor at a time is read."""
+class _InFile:
+    """A safetensors file, of which one tensor at a time is read."""
 
-    def __init__(self, file: Any) -> None:
-        self._file = file
-        self.types = {}
-        for key in file.keys():  # noqa: SIM118 - it is no mapping
-            part = file.get_slice(key)
-            dtype = part.get_dtype()
-            self.types[key] = (_SAFETENSORS_DTYPES.get(dtype, dtype.lower()), list(part.get_shape()))
+    def __init__(self, path: Path) -> None:
+        if not path.is_file():
+            raise FileFormatError(f"there is no file {path}: give the weights as a .safetensors file")
+        try:
+            self._places = read_header(path).tensors
+        except WeightsError as error:
+            raise FileFormatError(f"{error}, or write it with safetensors.torch.save_file") from error
+        self.types = {key: (dtype_name(place.dtype), list(place.shape)) for key, place in self._places.items()}
 
     def read(self, key: str) -> np.ndarray:
-        array: np.ndarray = self._file.get_tensor(key)
-        return array
+        place = self._places[key]
+        shape = ir.Shape(place.shape)
+        return ir.ExternalTensor(
+            str(place.path), place.offset, place.length, place.dtype, shape=shape, name=key
+        ).numpy()
 
 
-_SAFETENSORS_DTYPES = {
-    "BOOL": "bool",
-    **{
-        f"{letter}{bits}": f"{word}{bits}" for letter, word in (("I", "int"), ("U", "uint")) for bits in (8, 16, 32, 64)
-    },
-    **{f"F{bits}": f"float{bits}" for bits in (16, 32, 64)},
-    "BF16": "bfloat16",
-    "C64": "complex64",
-}
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[_SafeTensors]:
-    import ml_dtypes  # noqa: F401 - gives NumPy the bfloat16 that safetensors asks it for
-    from safetensors import SafetensorError, safe_open
-
-    if not path.is_file():
-        raise FileFormatError(f"there is no file {path}: give the weights as a .safetensors file")
-    try:
-        opened = safe_open(path, framework="numpy")
-    except (SafetensorError, OSError) as error:
-        raise FileFormatError(
-            f"{path} is not a safetensors file, or damaged ({error}): write it with safetensors.torch.save_file"
-        ) from error
-    with opened as file:
-        yield _SafeTensors(file)
-
-
-def _update(path: Path, weights: _InMemory | _SafeTensors, output: Path, strict: bool) -> UpdateResult:
+def _update(path: Path, weights: _InMemory | _InFile, output: Path, strict: bool) -> UpdateResult:
     model = load_onnx(path)
     check_version(path, model.metadata_props)
+    check_weights(model)  # they may be missing: others take their place
     values = list(initializers(model))
     try:
         entries = state_dict_of(model)
@@ -145,12 +126,15 @@ def _update(path: Path, weights: _InMemory | _SafeTensors, output: Path, strict:
         return weights.read(next(name for name in tied[key] if name in weights.types))
 
     tensors = {value: _new_tensor(path, value, plan, read) for value, plan in plans.items()}
-    sidecar = path.with_suffix(".hierarchy.json")
+    external = any(isinstance(value.const_value, ir.ExternalTensor) for value in values)
+    sidecar = path.with_suffix(_SIDECAR)
+    documents = {_SIDECAR: read_regular(sidecar, DOCUMENT_BYTES)} if sidecar.exists() else {}
+    _check_documents(path, model, documents)
     with written_together(output.parent) as staging:
         target = staging / output.name
-        _save(model, target, tensors)
-        if sidecar.is_file():
-            shutil.copyfile(sidecar, target.with_suffix(".hierarchy.json"))
+        save_model(model, target, external=external, tensors=tensors, documents=documents)
+        for suffix, content in documents.items():
+            target.with_suffix(suffix).write_bytes(content)
         files = [str(output.parent / file.name) for file in sorted(staging.iterdir())]
     return UpdateResult(
         path=str(output),
@@ -206,19 +190,28 @@ def _new_tensor(path: Path, value: ir.Value, plan: ParameterPlan, read: Callable
     return ir.LazyTensor(compute, dtype=dtype, shape=ir.Shape(shape), name=value.name)
 
 
-def _save(model: ir.Model, target: Path, tensors: Mapping[ir.Value, ir.LazyTensor]) -> None:
-    """Write a model with other tensors, beside it what was beside it."""
-    external = any(isinstance(value.const_value, ir.ExternalTensor) for value in initializers(model))
-    for value, tensor in tensors.items():
-        value.const_value = tensor
-    save_model(model, target, external=external)
+def _check_documents(path: Path, model: ir.Model, documents: Mapping[str, bytes]) -> None:
+    """Refuse to copy a sidecar that is of another export."""
+    before = model.metadata_props.get(keys.DOCUMENTS)
+    if before is None:
+        return
+    record_documents(model, documents)
+    try:
+        recorded = msgspec.json.decode(before, type=dict[str, str])
+    except (msgspec.DecodeError, UnicodeError) as error:
+        raise FileFormatError(f"{path} has damaged tags ({error}): export it again") from error
+    now = msgspec.json.decode(model.metadata_props[keys.DOCUMENTS], type=dict[str, str])
+    if now.items() - recorded.items():
+        raise FileFormatError(
+            f"{path.with_suffix(_SIDECAR)} does not belong to {path}: export again, or remove the document"
+        )
 
 
 def _check(
     path: Path,
     entries: Mapping[str, documents.StateDictEntry],
     groups: Collection[tuple[str, ...]],
-    weights: _InMemory | _SafeTensors,
+    weights: _InMemory | _InFile,
     strict: bool,
 ) -> None:
     """Compare keys, shapes and types, and the names of tied parameters with each other.
@@ -243,7 +236,7 @@ def _check(
             f"{key}: {_type(*given[key])} instead of {_type(entries[key].dtype, entries[key].shape)}"
             for key in misshapen
         ],
-        "one tensor in the module with others here": untied,
+        "tied in the module and different here": untied,
     }
     if any(lists.values()):
         listed = ", and ".join(f"{len(keys)} {word} ({', '.join(keys)})" for word, keys in lists.items() if keys)
@@ -255,7 +248,7 @@ def _check(
         )
 
 
-def _differing(names: tuple[str, ...], weights: _InMemory | _SafeTensors) -> list[str]:
+def _differing(names: tuple[str, ...], weights: _InMemory | _InFile) -> list[str]:
     """The names of a tied parameter whose tensor is not that of the first name that there is."""
     given = [name for name in names if name in weights.types]
     if len(given) < 2:

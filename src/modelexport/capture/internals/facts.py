@@ -13,7 +13,7 @@ class KeyFacts(msgspec.Struct, frozen=True):
     nodes: int
     """How many have it."""
     bytes: int | None
-    """Of all of them as text, in UTF-8, the names of keys in a file included; ``None`` for what is no text."""
+    """Of all of them as text, in UTF-8, the names of keys in a file included; ``None`` for values that are not text."""
 
 
 class Stage(msgspec.Struct, frozen=True):
@@ -102,7 +102,7 @@ def quality(scopes: Iterable[str | None], root: str) -> Quality:
 
 
 def key_facts(found: Mapping[str, list[int | None]]) -> dict[str, KeyFacts]:
-    """Key to the bytes of each node's record, ``None`` for what is no text, added up."""
+    """Key to the bytes of each node's record, ``None`` for values that are not text, added up."""
     return {
         key: KeyFacts(len(sizes), None if None in sizes else sum(size or 0 for size in sizes))
         for key, sizes in sorted(found.items())

@@ -10,7 +10,7 @@ from torch import nn
 
 from modelexport.capture.internals import dynamo, torchscript
 from modelexport.capture.internals.facts import FrontEnd, Internals, MapEntry, Stage, quality
-from modelexport.core.quiet import quiet
+from modelexport.core.messages import collected
 from modelexport.pytorch.static import module_tree
 from modelexport.pytorch.traced import trace_calls, untouched
 from modelexport.pytorch.values import run_arguments
@@ -53,7 +53,7 @@ def _front_end(name: str, model: nn.Module, look: Callable[[list[Stage]], None])
     stages: list[Stage] = []
     try:
         # Not `runs`: what watches the parameters of a run would itself be traced.
-        with untouched(model, runs=False), quiet():
+        with untouched(model, runs=False), collected():
             look(stages)
     except Exception as error:
         return FrontEnd(name, stages, _reason(error))

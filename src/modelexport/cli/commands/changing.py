@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from modelexport.cli.json_documents import adopted_document
 from modelexport.cli.options import FileArgument, JsonOption, OutputOption
 from modelexport.cli.running import print_json, progress_shown
 from modelexport.errors import UsageError
@@ -48,7 +49,7 @@ def adopt(
 
     adopted = run(file, output, keep_torch_metadata=keep_torch_metadata)
     if as_json:
-        print_json(adopted.document())
+        print_json(adopted_document(adopted))
     else:
         show_lineage.print_adopted(adopted)
 
@@ -105,7 +106,7 @@ def update_weights(
     else:
         print(
             f"{result.path}: {result.used} entries in {result.replaced} initializers, {result.transformed} of them "
-            f"transformed; {result.unused} entries are not used, {result.kept} initializers are no parameters"
+            f"transformed; {result.unused} entries are not used, {result.kept} constants are kept"
         )
 
 

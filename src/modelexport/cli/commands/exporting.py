@@ -8,7 +8,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from modelexport.capture import FrontEnd
+from modelexport.capture import OPSETS, FrontEnd
+from modelexport.cli.json_documents import export_document
 from modelexport.cli.options import (
     DtypeOption,
     ExcludeOption,
@@ -22,6 +23,7 @@ from modelexport.cli.options import (
     SeedOption,
 )
 from modelexport.cli.running import load_with_inputs, print_json, progress_shown
+from modelexport.errors import UsageError
 from modelexport.tagged.encodings import Encoding
 from modelexport.weights import WeightsMode
 
@@ -76,7 +78,10 @@ def export(
     from modelexport.exporting.pipeline import export as run
     from modelexport.files.atomic import check_writable
 
-    check_writable(output)
+    if opset is not None and opset not in OPSETS:
+        raise UsageError(f"no front end writes opset {opset}: choose one from {OPSETS[0]} to {OPSETS[-1]}")
+    code = Path(model.partition(":")[0])
+    check_writable(output, [*([inputs] if inputs else []), *([code] if code.is_file() else [])])
     with progress_shown() as progress:
         stages = Stages(progress)
         loaded, example = load_with_inputs(
@@ -125,7 +130,7 @@ def export(
             file=sys.stderr,
         )
     if as_json:
-        print_json(result.document())
+        print_json(export_document(result))
     else:
         show_export.print_export(result)
     if result.verified is not None and not result.verified.agrees:
@@ -158,7 +163,12 @@ def hierarchy(
         )
         with stages("trace"):
             overview = hierarchy_overview(
-                loaded.model, example if runs else None, granularity, include or (), exclude or ()
+                loaded.model,
+                example if runs else None,
+                granularity,
+                include or (),
+                exclude or (),
+                timed=runs and as_json,
             )
     if as_json:
         print_json(overview.document())
@@ -168,8 +178,38 @@ def hierarchy(
             overview.tree,
             overview.calls,
             tags=overview.tags,
+            static_tags=overview.static_tags,
             comparison=overview.comparison,
         )
+
+
+def inputs(
+    model: ModelArgument = "bert-tiny",
+    spec: InputsOption = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="OUT", help="Save them: .npz or .safetensors.")
+    ] = None,
+    model_class: ModelClassOption = None,
+    trust_remote_code: RemoteCodeOption = False,
+    seed: SeedOption = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the example inputs that MODEL is run with, or save them."""
+    from modelexport.cli.show_export import format_inputs
+    from modelexport.core.stages import Stages
+
+    with progress_shown() as progress:
+        stages = Stages(progress)
+        _, example = load_with_inputs(model, spec, model_class, trust_remote_code, seed, stages)
+    from modelexport.pytorch.examples import describe_inputs, save_inputs
+
+    if output is not None:
+        save_inputs(example, output)
+    described = describe_inputs(example)
+    if as_json:
+        print_json(described)
+    else:
+        print(format_inputs(described))
 
 
 def internals(

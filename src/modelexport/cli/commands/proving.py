@@ -27,7 +27,10 @@ def verify(
         Path | None, typer.Option("--against", metavar="OTHER.onnx", help="A tagged descendant of FILE.")
     ] = None,
     modules: Annotated[
-        list[str] | None, typer.Option("--module", metavar="ADDRESS", help="A call, with the calls inside it.")
+        list[str] | None,
+        typer.Option(
+            "--module", metavar="SELECTOR", help="Calls, with those inside them: address, glob, class:NAME, !."
+        ),
     ] = None,
     provider: Annotated[
         str, typer.Option(metavar="NAME", help="The execution provider of ONNX Runtime.")

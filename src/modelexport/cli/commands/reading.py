@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from modelexport.cli.options import FileArgument, JsonOption
+from modelexport.cli.options import FileArgument, JsonOption, SelectorsArgument
 from modelexport.cli.running import print_json
+from modelexport.errors import UsageError
 
 
 def tree(
@@ -37,7 +38,7 @@ def tree(
         from modelexport.files.linked import changed_files
         from modelexport.tagged.file import read_tagged
 
-        faults = changed_files(file, read_tagged(file).model)
+        faults = changed_files(file, read_tagged(file, checked=False).model)
     if as_json:
         checked = {"weights": faults} if check else {}
         document = {"path": str(file), "coverage": found.coverage, "tree": shown, "untagged": untagged}
@@ -52,15 +53,15 @@ def tree(
 
 def nodes(
     file: FileArgument,
-    module: Annotated[str, typer.Argument(metavar="ADDRESS|TAG", help="A call: . is the root, path@1 a second call.")],
+    modules: SelectorsArgument,
     as_json: JsonOption = False,
 ) -> None:
-    """List the nodes of a module call and of the calls inside it."""
+    """List the nodes of module calls and of the calls inside them."""
     from modelexport.cli import show_export
     from modelexport.tagged.file import read_tagged
 
     tagged = read_tagged(file)
-    listed = tagged.describe_nodes(tagged.find(module))
+    listed = tagged.describe_nodes(tagged.select(*modules))
     if as_json:
         print_json(listed)
     else:
@@ -68,17 +69,38 @@ def nodes(
 
 
 def compare(
-    first: Annotated[Path, typer.Argument(metavar="A.onnx", help="A tagged ONNX file.")],
+    first: Annotated[Path, typer.Argument(metavar="A.onnx", help="An ONNX file, tagged or not.")],
     second: Annotated[Path, typer.Argument(metavar="B.onnx", help="Another one.")],
+    selectors: Annotated[
+        list[str] | None, typer.Argument(metavar="[SELECTOR]...", help="Only these calls and those inside them.")
+    ] = None,
     values: Annotated[bool, typer.Option("--values", help="Compare the elements of parameters: reads all.")] = False,
+    fail_on: Annotated[
+        str,
+        typer.Option("--fail-on", metavar="ASPECTS", help="Status 1 if structure,weights,outputs,cost differ."),
+    ] = "",
+    inputs: Annotated[
+        Path | None, typer.Option("--inputs", metavar="FILE", help="Arrays for outputs: .npz, .safetensors, or JSON.")
+    ] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown summary.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show how two tagged files differ, module by module; status 0 also where they do."""
-    from modelexport.cli.show_comparison import print_comparison
-    from modelexport.tagged.comparison import compare as run
+    """Show how two files differ, module by module; status 0 also where they do, unless --fail-on says otherwise."""
+    from modelexport.cli import show_comparison
+    from modelexport.verify.changes import ASPECTS, check_changes
 
-    comparison = run(first, second, values=values)
+    asked = [aspect.strip() for aspect in fail_on.split(",") if aspect.strip()]
+    aspects = [aspect for aspect in ASPECTS if aspect in asked]
+    if unknown := sorted(set(asked) - set(ASPECTS)):
+        raise UsageError(f"--fail-on takes {', '.join(ASPECTS)}, not {', '.join(unknown)}")
+    if markdown and as_json:
+        raise UsageError("give --markdown or --json, not both")
+    report = check_changes(first, second, aspects, values=values, modules=selectors or (), inputs=inputs)
     if as_json:
-        print_json(comparison)
+        print_json(show_comparison.changes_document(report))
+    elif markdown:
+        print(show_comparison.format_markdown(report))
     else:
-        print_comparison(comparison)
+        print(show_comparison.format_changes(report))
+    if report.failed:
+        raise typer.Exit(1)

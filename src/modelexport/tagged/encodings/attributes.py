@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 import onnx_ir as ir
 
 from modelexport.format import keys
+from modelexport.format.node_tags import read_source_tags
 from modelexport.graph.nodes import all_nodes
 
 
@@ -17,8 +16,9 @@ def write_attributes(model: ir.Model) -> None:
     is known of a node stays in its metadata.
     """
     for node in all_nodes(model):
-        source = node.metadata_props.pop(keys.SOURCE_MODULE)
-        tags = json.loads(node.metadata_props.pop(keys.HIERARCHY_TAGS, json.dumps([source])))
-        node.attributes.add(ir.AttrString(keys.SOURCE_MODULE_ATTRIBUTE, source))
+        tags = read_source_tags(node.metadata_props)
+        for key in (keys.SOURCE_MODULE, keys.HIERARCHY_TAGS):
+            node.metadata_props.pop(key, None)
+        node.attributes.add(ir.AttrString(keys.SOURCE_MODULE_ATTRIBUTE, tags[0]))
         node.attributes.add(ir.AttrStrings(keys.HIERARCHY_TAGS_ATTRIBUTE, tags))
     model.metadata_props[keys.ENCODING] = "attributes"

@@ -17,20 +17,21 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import msgspec
 import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
 from modelexport.core.owners import Evidence, Owner
 from modelexport.core.relative import Scope, short_name
-from modelexport.core.tags import Tags
+from modelexport.core.tags import Tags, class_in_tag
 from modelexport.format import keys
+from modelexport.format.call_tree import call_tree_entries, encode_call_tree
+from modelexport.format.node_tags import write_tags
 from modelexport.format.repeats import fold_repeats
+from modelexport.graph.initializers import bind_tensors
 from modelexport.graph.nodes import nested_graphs
 from modelexport.graph.owners import owner_of
 from modelexport.tagged.encodings.distinct import Distinct, Instance, Variant, distinct_bodies, kept_properties
 from modelexport.tagged.encodings.grouping import FlatCall, Group, Grouping, Hoisted, Item, group_calls
-from modelexport.tagged.encodings.metadata import call_tree_entries
 
 _Step = ir.Node | ir.Value | Instance
 Dimensions = list[int | str | None] | None
@@ -98,21 +99,20 @@ class _Writer:
         names: dict[Variant, str] = {}
         taken: set[str] = set()
         for variant in sorted(self.distinct.variants, key=lambda variant: order[variant.members[0].group.call]):
-            classes = Counter(_class_name(self.tags.tag(member.group.call)) for member in variant.members)
+            classes = Counter(class_in_tag(self.tags.tag(member.group.call)) for member in variant.members)
             names[variant] = _unique(classes.most_common(1)[0][0], taken)
         return names
 
     def _call_tree(self) -> str:
         equal = [[member.group.call.address for member in variant.members] for variant in self.distinct.variants]
-        return msgspec.json.encode(fold_repeats(call_tree_entries(self.tags), equal)).decode()
+        return encode_call_tree(fold_repeats(call_tree_entries(self.tags.calls, self.tags.tag), equal))
 
     def _main_graph(self) -> ir.Graph:
         graph = self.model.graph
         env: dict[ir.Value, ir.Value] = {}
         for value in (*graph.inputs, *graph.initializers.values()):
             if value not in env:
-                env[value] = _copied(value, value.shape)
-                env[value].const_value = value.const_value
+                env[value] = _copied(value, value.shape, value.const_value)
                 env[value].metadata_props.update(kept_properties(value))
         nodes = _Body(self, self.distinct.root, env, ()).build()
         outputs = [env[value] for value in graph.outputs]
@@ -294,7 +294,8 @@ class _Body:
         inputs = [self._define() for _ in graph.inputs]
         initializers = [self._define() for _ in graph.initializers]
         for value, original in zip(initializers, graph.initializers.values(), strict=True):
-            value.const_value = original.const_value
+            if original.const_value is not None:
+                bind_tensors({value: original.const_value})
             value.metadata_props.update(kept_properties(original))
         nodes = self._items(self.writer.items[graph])
         outputs = [self._value(value) for value in graph.outputs]
@@ -309,13 +310,8 @@ class _Body:
     def _properties(self, owner: Owner) -> dict[str, str]:
         addresses = [self.scope.address(call) for call in owner.calls]
         tags = [self.scope.tag(call) for call in owner.calls]
-        properties = {
-            keys.SOURCE_MODULE: tags[0],
-            keys.CALL: addresses[0],
-            keys.EVIDENCE: owner.evidence.value,
-        }
-        if len(addresses) > 1:
-            properties |= {keys.HIERARCHY_TAGS: json.dumps(tags), keys.CALLS: json.dumps(addresses)}
+        properties: dict[str, str] = {}
+        write_tags(properties, addresses, tags, owner.evidence)
         return properties
 
 
@@ -334,8 +330,8 @@ def _common_shape(values: Sequence[ir.Value]) -> ir.Shape | None:
     return ir.Shape([same[0] if len(set(same)) == 1 else None for same in sizes])
 
 
-def _copied(value: ir.Value, shape: ir.Shape | None) -> ir.Value:
-    return ir.Value(name=value.name, type=value.type, shape=None if shape is None else shape.copy())
+def _copied(value: ir.Value, shape: ir.Shape | None, tensor: ir.TensorProtocol | None = None) -> ir.Value:
+    return ir.Value(name=value.name, type=value.type, shape=None if shape is None else shape.copy(), const_value=tensor)
 
 
 def _constant(value: ir.Value, name: str) -> ir.Node:
@@ -363,10 +359,6 @@ def _input_name(value: ir.Value, call: ModuleCall) -> str:
     entries = json.loads(value.metadata_props.get(keys.PARAMETER, "[]"))
     below = [key.removeprefix(f"{call.path}.") for key in entries if key.startswith(f"{call.path}.")]
     return below[0] if len(below) == 1 else value.name or ""
-
-
-def _class_name(tag: str) -> str:
-    return tag.rpartition("/")[2].partition(".")[0].partition("@")[0]
 
 
 def _unique(name: str, taken: set[str]) -> str:

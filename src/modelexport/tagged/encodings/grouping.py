@@ -1,4 +1,4 @@
-"""Which nodes of a flat graph stand for which call, where the nodes of a call can be replaced by one node.
+"""Groups the nodes of a flat graph by call, where the nodes of a call can be replaced by one node.
 
 That is the case when no value that leaves a call's nodes comes back to them through others, when calls beside each
 other do not wait for one another, and when a call's nodes lie in one graph. A node that several calls own stands in the

@@ -12,6 +12,8 @@ from modelexport.core.owners import Owner
 from modelexport.core.tags import CallTags
 from modelexport.core.version import __version__
 from modelexport.format import documents, keys
+from modelexport.format.call_tree import call_tree_entries, encode_call_tree
+from modelexport.format.node_tags import write_tags
 from modelexport.graph.nodes import all_nodes, initializers
 from modelexport.graph.owners import owner_of
 from modelexport.weights.origins import Origin
@@ -43,30 +45,15 @@ def write_metadata(
                 value.metadata_props[keys.TRANSFORM] = msgspec.json.encode(origin.transform).decode()
     model.metadata_props[keys.FORMAT_VERSION_KEY] = keys.FORMAT_VERSION
     model.metadata_props[keys.STATE_DICT] = msgspec.json.encode(entries).decode()
-    model.metadata_props[keys.CALL_TREE] = msgspec.json.encode(call_tree_entries(tags)).decode()
+    model.metadata_props[keys.CALL_TREE] = encode_call_tree(call_tree_entries(tags.calls, tags.tag))
     model.metadata_props[keys.VERSION_KEY] = __version__
 
 
 def write_owner(node: ir.Node, owner: Owner, tags: CallTags) -> None:
     """Write a node's owner into its metadata."""
-    properties = node.metadata_props
-    properties[keys.SOURCE_MODULE] = tags.source_tag(owner.call)
-    properties[keys.CALL] = owner.call.address
-    properties[keys.EVIDENCE] = owner.evidence.value
-    properties[keys.NAMESPACE] = tags.namespace(owner.call)
-    if len(owner.calls) > 1:
-        properties[keys.HIERARCHY_TAGS] = json.dumps([tags.source_tag(call) for call in owner.calls])
-        properties[keys.CALLS] = json.dumps([call.address for call in owner.calls])
-
-
-def call_tree_entries(tags: CallTags) -> list[documents.CallTreeEntry]:
-    """Every call with its tag and the call it ran in."""
-    return [
-        documents.CallTreeEntry(
-            traced.call.address, tags.tag(traced.call), None if traced.parent is None else traced.parent.address
-        )
-        for traced in tags.calls
-    ]
+    addresses = [call.address for call in owner.calls]
+    write_tags(node.metadata_props, addresses, [tags.source_tag(call) for call in owner.calls], owner.evidence)
+    node.metadata_props[keys.NAMESPACE] = tags.namespace(owner.call)
 
 
 def initializer_tags(value: ir.Value, tags: CallTags) -> list[str]:

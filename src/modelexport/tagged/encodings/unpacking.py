@@ -7,12 +7,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-import msgspec
 import onnx_ir as ir
 
 from modelexport.core.calls import CallTree, ModuleCall
+from modelexport.core.owners import Evidence
 from modelexport.core.relative import full_name, relative_addresses
-from modelexport.format import documents, keys
+from modelexport.format import keys
+from modelexport.format.call_tree import call_tree_entries, encode_call_tree
+from modelexport.format.node_tags import read_addresses, read_source_tags, write_tags
+from modelexport.graph.initializers import bind_tensors
 from modelexport.graph.nodes import all_nodes, initializers, nested_graphs
 
 
@@ -62,13 +65,9 @@ class _Inliner:
         for name in self.functions:
             del self.model.functions[name]
         self.model.opset_imports.pop(keys.FUNCTIONS_DOMAIN, None)
-        entries = [
-            documents.CallTreeEntry(
-                traced.call.address, self.tags[traced.call], None if traced.parent is None else traced.parent.address
-            )
-            for traced in self.calls
-        ]
-        self.model.metadata_props[keys.CALL_TREE] = msgspec.json.encode(entries).decode()
+        self.model.metadata_props[keys.CALL_TREE] = encode_call_tree(
+            call_tree_entries(self.calls, self.tags.__getitem__)
+        )
 
     def _inline(self, graph: ir.Graph, main: _Scope) -> None:
         for node in list(graph):
@@ -87,9 +86,7 @@ class _Inliner:
         if name in self.model.graph.initializers:
             return self.model.graph.initializers[name]
         if name not in self.restored:
-            value = _copied(constant.outputs[0], name)
-            value.const_value = constant.attributes["value"].as_tensor()
-            self.restored[name] = value
+            self.restored[name] = _copied(constant.outputs[0], name, constant.attributes["value"].as_tensor())
         return self.restored[name]
 
 
@@ -127,7 +124,7 @@ class _Expansion:
     def call(
         self, node: ir.Node, inputs: Sequence[ir.Value | None], outside: _Scope
     ) -> tuple[list[ir.Node], list[ir.Value]]:
-        """The nodes of a call, and what stands for its outputs."""
+        """The nodes of a call, and the values that replace its outputs."""
         function = self.inliner.functions[node.op_identifier()]
         call = outside.addresses[node.metadata_props[keys.CALL]]
         scope = _Scope(outside.calls, call, outside.tag + node.metadata_props[keys.SOURCE_MODULE])
@@ -181,7 +178,8 @@ class _Expansion:
         inputs = [self._define(value, env) for value in graph.inputs]
         initializers = [self._define(value, env) for value in graph.initializers.values()]
         for value, original in zip(initializers, graph.initializers.values(), strict=True):
-            value.const_value = original.const_value
+            if original.const_value is not None:
+                bind_tensors({value: original.const_value})
             value.metadata_props.update(original.metadata_props)
         nodes = self._nodes(graph, env, scope)
         outputs = [env[value] for value in graph.outputs]
@@ -201,27 +199,20 @@ class _Expansion:
         return env[value]
 
     def _properties(self, properties: Mapping[str, str], scope: _Scope) -> dict[str, str]:
-        call = scope.absolute(properties[keys.CALL])
-        joined = {
-            **properties,
-            keys.CALL: call.address,
-            keys.SOURCE_MODULE: scope.absolute_tag(properties[keys.SOURCE_MODULE]),
-            keys.NAMESPACE: self.inliner.tags[call].removeprefix("/"),
-        }
-        if keys.CALLS in properties:
-            calls = [scope.absolute(address).address for address in json.loads(properties[keys.CALLS])]
-            tags = [scope.absolute_tag(tag) for tag in json.loads(properties[keys.HIERARCHY_TAGS])]
-            joined |= {keys.CALLS: json.dumps(calls), keys.HIERARCHY_TAGS: json.dumps(tags)}
+        calls = [scope.absolute(address) for address in read_addresses(properties)]
+        tags = [scope.absolute_tag(tag) for tag in read_source_tags(properties)]
+        joined = {**properties, keys.NAMESPACE: self.inliner.tags[calls[0]].removeprefix("/")}
+        write_tags(joined, [call.address for call in calls], tags, Evidence(properties[keys.EVIDENCE]))
         return joined
 
 
-def _copied(value: ir.Value, name: str) -> ir.Value:
-    return ir.Value(name=name, type=value.type, shape=None if value.shape is None else value.shape.copy())
+def _copied(value: ir.Value, name: str, tensor: ir.TensorProtocol | None = None) -> ir.Value:
+    shape = None if value.shape is None else value.shape.copy()
+    return ir.Value(name=name, type=value.type, shape=shape, const_value=tensor)
 
 
 def _tags_of_users(value: ir.Value) -> list[str]:
     tags: dict[str, None] = {}
     for node, _ in value.uses():
-        several = node.metadata_props.get(keys.HIERARCHY_TAGS)
-        tags.update(dict.fromkeys(json.loads(several) if several else [node.metadata_props[keys.SOURCE_MODULE]]))
+        tags.update(dict.fromkeys(read_source_tags(node.metadata_props)))
     return list(tags)

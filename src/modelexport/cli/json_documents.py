@@ -1,0 +1,50 @@
+"""The one JSON document that a command prints with ``--json``, where that is not the result as it is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from modelexport.exporting.result import ExportResult
+    from modelexport.lineage.adoption import Adopted
+
+
+def export_document(result: ExportResult) -> dict[str, Any]:
+    """What ``modelexport export --json`` prints."""
+    document: dict[str, Any] = {
+        "path": str(result.path),
+        "files": [str(file) for file in result.files],
+        "model": result.hierarchy.model,
+        "frontend": result.hierarchy.settings.frontend,
+        "coverage": result.coverage,
+        "seconds": result.seconds,
+        "messages": result.messages,
+        "tree": result.tree,
+    }
+    if result.unrepeatable:
+        document["unrepeatable"] = result.unrepeatable
+    if result.weights.is_apart:
+        document["weights"] = result.weights
+    if result.verified is not None:
+        document["verify"] = {
+            "verdict": result.verified.verdict,
+            "agrees": result.verified.agrees,
+            "largest_difference": result.verified.largest,
+            "outputs": result.verified.outputs,
+            "calls": result.verified.counts,
+            "parameters": result.verified.parameters,
+        }
+    return document
+
+
+def adopted_document(adopted: Adopted) -> dict[str, Any]:
+    """What ``modelexport adopt --json`` prints."""
+    return {
+        "path": str(adopted.path),
+        "files": adopted.files,
+        "coverage": adopted.coverage,
+        "sources": adopted.sources,
+        "untagged": adopted.untagged,
+        "repeated": adopted.repeated,
+        "tree": adopted.tree,
+    }

@@ -1,0 +1,148 @@
+"""Tables of figures for people: a tree with bars, CSV. ``format_*`` returns text."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from modelexport.core.text import align, indent, plural, shortened
+
+if TYPE_CHECKING:
+    from modelexport.core.selectors import Selection
+    from modelexport.measure.columns import Column
+    from modelexport.measure.table import By, Row, Table
+
+BAR = 12
+"""Characters of the longest bar."""
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
+_STEPS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+_COLOURS = (32, 33, 31)  # green, yellow, red
+
+
+def format_table(
+    table: Table,
+    main: str,
+    *,
+    by: By = "call",
+    depth: int | None = None,
+    only: Selection | None = None,
+    sort: str | None = None,
+    colour: bool = False,
+    blocks: bool = True,
+) -> str:
+    """The table as an indented tree, or sorted, with a bar for each row's total of the main column.
+
+    Args:
+        main: The column that bars and own figures are shown of.
+        colour: With the codes of a terminal.
+        blocks: Bars of block characters; of ``#`` where the output has none.
+    """
+    rows = table.rows(by, depth=depth, only=only)
+    flat = sort is not None or by == "class"
+    rows = table.sorted(rows, sort) if sort is not None else rows
+    column = table.column(main)
+    most = _number(column, table.whole.get(main))
+    columns = [shown for shown in table.shown if any(row.total.get(shown.name) for row in rows)]
+    header = ["MODULE", *(["CALLS"] if by != "call" else []), _title(column, "TOTAL"), "", _title(column, "OWN")]
+    header += [_title(other, "") for other in columns if other is not column]
+    body, bars = [], []
+    for row in (row for row in rows if any(row.total.values())):
+        cells = [row.address.removeprefix("class:") if flat else indent(row.depth, row.tag.rpartition("/")[2])]
+        cells += [f"{len(row.calls):,}"] if by != "call" else []
+        bars.append(share := _share(column, row.own if sort is not None else row.total, main, most))
+        cells += [_cell(column, row.total.get(main)), _bar(share, blocks), _cell(column, row.own.get(main))]
+        body.append([*cells, *(_cell(other, row.total.get(other.name)) for other in columns if other is not column)])
+    if any(table.outside.values()) and only is None:
+        cells = ["(outside of modules)", *([""] if by != "call" else [])]
+        bars.append(share := _share(column, table.outside, main, most))
+        cells += [_cell(column, table.outside.get(main)), _bar(share, blocks), ""]
+        body.append([*cells, *(_cell(c, table.outside.get(c.name)) for c in columns if c is not column)])
+    if not body:
+        return "\n".join(["no module has any figure here", *table.notes])
+    right = set(range(1, len(header))) - {header.index("")}
+    lines = align([header, *body], right=right).splitlines()
+    if colour:
+        lines[1:] = [_coloured(line, share) for line, share in zip(lines[1:], bars, strict=True)]
+    hidden = len(rows) - len([row for row in rows if any(row.total.values())])
+    below = [f"{plural(hidden, 'row')} without figures not shown"] if hidden else []
+    return "\n".join([*lines, "", *below, *table.notes]).rstrip()
+
+
+def print_table(table: Table, main: str, **options: Any) -> None:
+    """Write :func:`format_table` to standard output, with colour where that is a terminal that wants it."""
+    colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+    blocks = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+    print(format_table(table, main, colour=colour, blocks=blocks, **options))
+
+
+def format_csv(table: Table, rows: Sequence[Row]) -> str:
+    """The table as CSV: address, tag, class, depth, then ``own.`` and ``total.`` of each column; outside last."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    names = [column.name for column in table.shown]
+    sides = [f"{side}.{name}" for name in names for side in ("own", "total")]
+    writer.writerow(["address", "tag", "class", "depth", *sides])
+    for row in rows:
+        writer.writerow([row.address, row.tag, row.class_name, row.depth, *_numbers(table, row.own, row.total)])
+    if table.outside:
+        writer.writerow(["(outside)", "", "", "", *_numbers(table, table.outside, table.outside)])
+    return text.getvalue()
+
+
+def _numbers(table: Table, own: Mapping[str, Any], total: Mapping[str, Any]) -> list[Any]:
+    mine, inside = table.numbers(own), table.numbers(total)
+    return [side.get(column.name, "") for column in table.shown for side in (mine, inside)]
+
+
+def _title(column: Column, side: str) -> str:
+    return " ".join(word for word in (column.name.replace("_", " ").upper(), side) if word)
+
+
+def _number(column: Column, figure: Any) -> float:
+    number = column.number(figure) if figure is not None else 0
+    return 0.0 if isinstance(number, str) else float(number)
+
+
+def _share(column: Column, figures: Mapping[str, Any], name: str, most: float) -> float:
+    return _number(column, figures.get(name)) / most if most else 0.0
+
+
+def _bar(share: float, blocks: bool) -> str:
+    if not blocks:
+        return "#" * round(share * BAR)
+    eighths = min(round(share * BAR * 8), BAR * 8)
+    return "█" * (eighths // 8) + (_EIGHTHS[eighths % 8] if eighths % 8 else "")
+
+
+def _coloured(line: str, share: float) -> str:
+    return f"\x1b[{_COLOURS[(share >= 0.1) + (share >= 0.5)]}m{line}\x1b[0m"
+
+
+def _cell(column: Column, figure: Any) -> str:
+    """A figure for people: ``1.23 M``, ``4.56 ms``, ``12.3 %``; a formula as it is."""
+    if figure is None:
+        return ""
+    number = column.number(figure)
+    if isinstance(number, str):
+        return shortened_formula(number)
+    if column.name == "share":
+        return f"{number:.1%}"
+    if column.unit == "seconds":
+        scale, unit = (1, "s") if abs(number) >= 1 else (1e3, "ms") if abs(number) >= 1e-3 else (1e6, "us")
+        return f"{number * scale:,.3g} {unit}" if number else "0"
+    if isinstance(number, float) and number != int(number):
+        return f"{number:.3g}"
+    for least, letter in _STEPS:
+        if abs(number) >= max(least, 1e4):
+            return f"{number / least:,.3g} {letter}"
+    return f"{int(number):,}"
+
+
+def shortened_formula(text: str) -> str:
+    """A formula as it fits a column: from a multiplication sign on, and cut where it is long."""
+    plain = text.replace("**", "^").replace("*", "·")
+    return shortened(plain.replace(" + ", ",+ "), 60).replace(",+ ", " + ") if len(plain) > 60 else plain

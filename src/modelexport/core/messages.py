@@ -1,0 +1,78 @@
+"""What other packages warn and log while they work for us: collected for the report, not shown and not thrown away."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from modelexport.core.exclusive import EXCLUSIVE
+from modelexport.core.text import without_paths
+
+PACKAGES = ("torch", "transformers", "onnx", "onnx_ir", "onnxscript", "onnxruntime", "torch_onnx")
+"""Packages whose log messages are collected. What the user's own code logs and prints is shown as ever."""
+
+_ABOUT_CODE = (DeprecationWarning, PendingDeprecationWarning, FutureWarning)
+"""Warnings to the authors of those packages, about how they call each other."""
+
+_collecting: ContextVar[list[str] | None] = ContextVar("modelexport.messages", default=None)
+
+
+class _Collector(logging.Handler):
+    def __init__(self, messages: list[str]) -> None:
+        super().__init__(logging.WARNING)
+        self._messages = messages
+
+    def emit(self, record: logging.LogRecord) -> None:
+        _add(self._messages, record.getMessage())
+
+
+@contextmanager
+def collected() -> Iterator[list[str]]:
+    """Inside: warnings, and log messages of the packages that exports rely on, go to the list that this returns.
+
+    Each message is in it once, as one line. Inside another such block, they go to that one's list. Nothing that is
+    printed is touched. Afterwards warnings and loggers are as they were.
+    """
+    outer = _collecting.get()
+    if outer is not None:
+        yield outer
+        return
+    with EXCLUSIVE:
+        yield from _collect()
+
+
+def _collect() -> Iterator[list[str]]:
+    messages: list[str] = []
+    token = _collecting.set(messages)
+    loggers = [
+        logger
+        for name, logger in logging.root.manager.loggerDict.items()
+        if isinstance(logger, logging.Logger)
+        and name.partition(".")[0] in PACKAGES
+        and (logger.handlers or name in PACKAGES)
+    ]
+    before = [(logger, logger.handlers[:], logger.propagate) for logger in loggers]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        for logger in loggers:
+            logger.handlers[:] = [_Collector(messages)]
+            logger.propagate = False
+        try:
+            yield messages
+        finally:
+            for logger, handlers, propagate in before:
+                logger.handlers[:] = handlers
+                logger.propagate = propagate
+            _collecting.reset(token)
+            for warning in caught:
+                if not issubclass(warning.category, _ABOUT_CODE):
+                    _add(messages, str(warning.message))
+
+
+def _add(messages: list[str], text: str) -> None:
+    line = without_paths(" ".join(text.split()))
+    if line and line not in messages:
+        messages.append(line)

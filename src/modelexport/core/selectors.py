@@ -1,0 +1,175 @@
+"""Selectors: the one way to pick module calls, in every command and in Python.
+
+    encoder.layer.0             the address of a call; ``.`` is the root, ``shared@1`` a second call
+    encoder.layer.[0-3]         a glob over addresses: ``*`` and ``?`` within a part, ``[0-11]`` a range of numbers
+    *.down_proj, **.mlp.*       ``**`` across dots, and so does ``*.`` at the beginning
+    /BertModel/BertPooler       a tag, or a glob over tags
+    class:LayerNorm             every call of the modules of a class, or of the classes that a glob matches
+    layer.0, BertPooler         the end of an address or tag, or a class, where only one call has it
+    !encoder.layer.1            takes away what the others picked; alone, from all calls
+
+Several are a union. A call stands for itself and every call inside it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from modelexport.core.calls import CallTree, ModuleCall
+from modelexport.core.tags import class_in_tag
+from modelexport.core.text import nearest
+from modelexport.errors import UsageError
+
+_CLASS = "class:"
+_GLOB = re.compile(r"[*?\[]")
+_RANGE = re.compile(r"\[(\d+)-(\d+)\]")
+_LONGEST_RANGE = 100_000
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The calls that selectors pick."""
+
+    calls: tuple[ModuleCall, ...]
+    """Those that a selector names, in the order in which they began, without those that ``!`` takes away whole."""
+    inside: frozenset[ModuleCall]
+    """These and every call inside them, without those that ``!`` takes away."""
+
+    def __contains__(self, call: object) -> bool:
+        return call in self.inside
+
+
+def select_calls(
+    selectors: Iterable[str], calls: CallTree, tags: Mapping[ModuleCall, str], *, where: object = "the model"
+) -> Selection:
+    """The calls that a union of selectors picks; without selectors, the root and with it every call.
+
+    Args:
+        tags: The own tag of every call.
+        where: What the calls are of, for messages.
+
+    Raises:
+        UsageError: A selector matches nothing, or nothing is left; offers near names.
+    """
+    selectors = tuple(selectors)
+    order = [traced.call for traced in calls]
+    wanted: set[ModuleCall] = set()
+    unwanted: set[ModuleCall] = set()
+    for selector in selectors:
+        if selector.startswith("!"):
+            unwanted.update(_matches(selector[1:], order, tags, where))
+        else:
+            wanted.update(_matches(selector, order, tags, where))
+    if all(selector.startswith("!") for selector in selectors):
+        wanted.update(traced.call for traced in calls if traced.parent is None)
+    inside: set[ModuleCall] = set()
+    taken: set[ModuleCall] = set()
+    for traced in calls:  # callers before callees
+        if traced.call in unwanted or traced.parent in taken:
+            taken.add(traced.call)
+        elif traced.call in wanted or traced.parent in inside:
+            inside.add(traced.call)
+    if not inside:
+        raise UsageError(f"'{' '.join(selectors)}' leaves no module of {where}: '!' takes away all that is picked")
+    return Selection(tuple(call for call in order if call in wanted and call in inside), frozenset(inside))
+
+
+def find_call(name: str, tags: Mapping[ModuleCall, str], *, where: object = "the model") -> ModuleCall:
+    """The one call that an address or a tag names, or the end of either, or a class, where only one call has it.
+
+    Raises:
+        UsageError: There is none, or there are several; names those, or the nearest that there are.
+    """
+    by_name = {str(call): call for call in tags} | {tag: call for call, tag in tags.items()}
+    if name in by_name:
+        return by_name[name]
+    ends = (f".{name}", f"/{name.removeprefix('/')}")
+    meant = [
+        call
+        for call, tag in tags.items()
+        if str(call).endswith(ends[0]) or tag.endswith(ends[1]) or class_in_tag(tag) == name
+    ]
+    if len(meant) == 1:
+        return meant[0]
+    if meant:
+        raise UsageError(f"'{name}' is ambiguous in {where}: it could be {_some(meant)}; give one of these")
+    known = [known for known in by_name if known.startswith("/") == name.startswith("/")]
+    raise UsageError(
+        f"{where} has no module call '{name}'{nearest(name, known)}; `modelexport tree {where}` lists them"
+    )
+
+
+def _matches(
+    selector: str, order: Iterable[ModuleCall], tags: Mapping[ModuleCall, str], where: object
+) -> list[ModuleCall]:
+    """The calls that one selector names, those inside them left out."""
+    if selector.startswith(_CLASS):
+        wanted = selector.removeprefix(_CLASS)
+        classes = {call: class_in_tag(tag) for call, tag in tags.items()}
+        found = [call for call in order if fnmatchcase(classes[call], wanted)]
+        if not found:
+            raise UsageError(f"{where} has no class '{wanted}'{nearest(wanted, set(classes.values()))}")
+        return found
+    if not _GLOB.search(selector) or any(selector in (str(call), tags[call]) for call in order):
+        return [find_call(selector, tags, where=where)]
+    if selector.startswith("/"):
+        tagged = _glob(selector, "/")
+        found, known = [call for call in order if tagged.fullmatch(tags[call])], list(tags.values())
+    else:
+        # Without an `@` it is about modules, and takes every call of them.
+        indexed = "@" in selector
+        address = _glob(selector, ".")
+        names = {call: f"{call.path}@{call.index}" if indexed else call.path for call in order if call.path}
+        found, known = [call for call in names if address.fullmatch(names[call])], [str(call) for call in order]
+    if not found:
+        raise UsageError(f"no module call of {where} matches '{selector}'{nearest(selector, known)}")
+    return found
+
+
+def _glob(pattern: str, separator: str) -> re.Pattern[str]:
+    """A glob as a regular expression: ``*`` stays within the separators, ``**`` does not."""
+    between = re.escape(separator)
+    parts = pattern.split(separator)
+    texts: list[str] = []
+    for index, part in enumerate(parts):
+        last = index == len(parts) - 1
+        if part == "**" or (part == "*" and index == 0 and not last):
+            texts.append(".+" if last else f"(?:[^{between}]+{between})*")
+        else:
+            texts.append(_part(part, between) + ("" if last else between))
+    try:
+        return re.compile("".join(texts))
+    except re.error as error:
+        raise UsageError(f"'{pattern}' is not a glob: {error.msg}") from error
+
+
+def _part(part: str, between: str) -> str:
+    """One part of a glob, between two separators."""
+    text, position = "", 0
+    while position < len(part):
+        if numbers := _RANGE.match(part, position):
+            first, last = int(numbers[1]), int(numbers[2])
+            if not first <= last < first + _LONGEST_RANGE:
+                raise UsageError(f"'{numbers[0]}' is not a range of numbers: write the smaller first, as in [0-11]")
+            text += f"(?:{'|'.join(map(str, range(first, last + 1)))})"
+            position = numbers.end()
+        elif (character := part[position]) == "[" and (end := part.find("]", position + 2)) > 0:
+            inner = part[position + 1 : end]
+            negated = inner.startswith("!")
+            letters = inner.removeprefix("!").replace("\\", "\\\\").replace("[", "\\[").replace("^", "\\^")
+            text += f"[{'^' if negated else ''}{letters}]"
+            position = end + 1
+        elif part.startswith("**", position):
+            text += ".*"
+            position += 2
+        else:
+            text += {"*": f"[^{between}]*", "?": f"[^{between}]"}.get(character) or re.escape(character)
+            position += 1
+    return text
+
+
+def _some(calls: list[ModuleCall]) -> str:
+    return ", ".join(map(str, calls[:5])) + (f" and {len(calls) - 5} more" if len(calls) > 5 else "")

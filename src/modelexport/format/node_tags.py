@@ -1,0 +1,85 @@
+"""The tags of a node as its ``metadata_props`` hold them: written and read here alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, MutableMapping, Sequence
+
+import msgspec
+
+from modelexport.core.calls import CallTree
+from modelexport.core.owners import Evidence, Owner
+from modelexport.format import keys
+from modelexport.format.call_tree import parse_call
+
+
+def write_tags(
+    properties: MutableMapping[str, str], addresses: Sequence[str], source_tags: Sequence[str], evidence: Evidence
+) -> None:
+    """Write which calls own a node, in place of what was there.
+
+    Args:
+        addresses: Of each owner, the one that produces the node's output first.
+        source_tags: Of each owner, in the same order.
+    """
+    properties[keys.SOURCE_MODULE], properties[keys.CALL] = source_tags[0], addresses[0]
+    properties[keys.EVIDENCE] = evidence.value
+    several = {keys.HIERARCHY_TAGS: source_tags, keys.CALLS: addresses}
+    for key, texts in several.items():
+        if len(addresses) > 1:
+            properties[key] = json.dumps(list(texts))
+        else:
+            properties.pop(key, None)
+
+
+def read_addresses(properties: Mapping[str, str]) -> list[str]:
+    """The address of each owner, the one that produces the node's output first; none for a node without tags.
+
+    Raises:
+        ValueError: The properties are damaged.
+    """
+    if keys.CALLS in properties:
+        return msgspec.json.decode(properties[keys.CALLS], type=list[str])
+    return [properties[keys.CALL]] if keys.CALL in properties else []
+
+
+def read_source_tags(properties: Mapping[str, str]) -> list[str]:
+    """The source tag of each owner, in the order of :func:`read_addresses`.
+
+    Raises:
+        ValueError: The properties are damaged.
+    """
+    if keys.HIERARCHY_TAGS in properties:
+        return msgspec.json.decode(properties[keys.HIERARCHY_TAGS], type=list[str])
+    return [properties[keys.SOURCE_MODULE]] if keys.SOURCE_MODULE in properties else []
+
+
+class OwnerReader:
+    """Reads the owners of nodes; nodes of which the same is said share one object.
+
+    Args:
+        calls: Every call of the model.
+    """
+
+    def __init__(self, calls: CallTree) -> None:
+        self._calls = calls
+        self._known: dict[tuple[str, str], Owner] = {}
+
+    def read(self, properties: Mapping[str, str]) -> Owner | None:
+        """The owner of a node; ``None`` for a node without tags.
+
+        Raises:
+            LookupError, ValueError: The properties are damaged.
+        """
+        if keys.CALL not in properties:
+            return None
+        said = properties.get(keys.CALLS) or properties[keys.CALL], properties[keys.EVIDENCE]
+        if said not in self._known:
+            owner = Owner(tuple(map(parse_call, read_addresses(properties))), Evidence(properties[keys.EVIDENCE]))
+            if missing := next((call for call in owner.calls if call not in self._calls), None):
+                raise ValueError(f"a node belongs to '{missing}', which is not a call of the model")
+            self._known[said] = owner
+        owner = self._known[said]
+        if len(read_source_tags(properties)) != len(owner.calls) or properties[keys.CALL] != owner.call.address:
+            raise ValueError(f"a node of '{owner.call}' has other owners than tags")
+        return owner

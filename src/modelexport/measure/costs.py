@@ -1,0 +1,208 @@
+"""``cost``: what a file has to store, compute and move, by module, from its graph alone. Nothing is run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from modelexport.core.calls import ModuleCall
+from modelexport.core.text import plural
+from modelexport.errors import FileFormatError
+from modelexport.graph.nodes import all_nodes, initializers, nested_graphs
+from modelexport.graph.owners import owner_of
+from modelexport.measure import columns
+from modelexport.measure.liveness import live_bytes
+from modelexport.measure.operators import work_of
+from modelexport.measure.page import embedded_page
+from modelexport.measure.shapes import Shapes, Size, find_shapes
+from modelexport.measure.table import NodeFigures, Table
+from modelexport.tagged.file import TaggedFile, read_tagged
+from modelexport.weights.transforms import parameter_plan, state_dict_of
+
+
+class CostTable(Table):
+    """What :func:`cost` returns. In a notebook it is a page to look around in."""
+
+    def _repr_html_(self) -> str:
+        return embedded_page(self, main=columns.FLOPS.name)
+
+
+def cost(file: str | Path | TaggedFile, sizes: Mapping[str, int] | None = None) -> CostTable:
+    """What each module call of a tagged file stores, computes and moves, in one run.
+
+    Args:
+        sizes: Names of dynamic axes to sizes. Where one is left out, figures are formulas of the symbols, and those
+            that need a number (``peak_bytes``, ``intensity``) are left out.
+
+    Returns:
+        A table of ``parameters`` (elements of the ``state_dict`` entries in the file), ``bytes`` (of all initializers),
+        ``macs`` and ``flops``, ``activation_bytes`` (of what nodes write), ``intensity`` (operations for each byte read
+        or written) and ``peak_bytes`` (values alive at one time).
+
+    Raises:
+        FileFormatError: It is missing, or has no tags.
+        UsageError: It has no dynamic axis of a name in ``sizes``.
+    """
+    tagged = file if isinstance(file, TaggedFile) else read_tagged(file)
+    shapes = find_shapes(tagged.model, sizes)
+    constant = constant_values(tagged.model)
+    nodes, unknown = _node_figures(tagged, shapes, constant)
+    direct, unused = _stored(tagged)
+    shown: tuple[columns.Column, ...] = (
+        columns.PARAMETERS,
+        columns.BYTES,
+        columns.MACS,
+        columns.FLOPS,
+        columns.ACTIVATION_BYTES,
+    )
+    symbolic = any(hasattr(figure, "free_symbols") for node in nodes for figure in node.figures.values())
+    if not symbolic:
+        shown += (columns.MOVED_BYTES, columns.INTENSITY, columns.PEAK_BYTES)
+        live = live_bytes(tagged.model, shapes, constant)
+        for node, figures in zip(tagged.nodes, nodes, strict=True):
+            if node in live and isinstance(figures.figures, dict):
+                figures.figures[columns.PEAK_BYTES.name] = live[node]
+    return CostTable(
+        calls=tagged.calls,
+        tags=tagged.tags,
+        columns=shown,
+        nodes=(*nodes, *unused),
+        direct=direct,
+        name=tagged.path.name,
+        graph=tagged.model.graph.name or "main_graph",
+        notes=tuple(_notes(tagged.model, shapes, unknown)),
+    )
+
+
+def constant_values(model: ir.Model) -> frozenset[str]:
+    """The names of values that depend on weights and constants alone: a runtime computes them once, beforehand."""
+    constant = {value.name or "" for value in initializers(model)}
+    for node in all_nodes(model):
+        if not nested_graphs(node) and all(value is None or value.name in constant for value in node.inputs):
+            if node.op_type.startswith(("Random", "Bernoulli", "Multinomial")):
+                continue
+            if node.graph is model.graph or node.op_type == "Constant":
+                constant.update(value.name or "" for value in node.outputs)
+    return frozenset(constant)
+
+
+def _node_figures(
+    tagged: TaggedFile, shapes: Shapes, constant: frozenset[str]
+) -> tuple[list[NodeFigures], Counter[str]]:
+    """What each node computes and moves, and the operators of those of which that is not known."""
+    found = []
+    unknown: Counter[str] = Counter()
+    for node in tagged.nodes:
+        owner = owner_of(node)
+        figures: dict[str, Any] = {}
+        if not all(value.name in constant for value in node.outputs):
+            work = work_of(node, shapes)
+            if work is None:
+                unknown[node.op_type] += 1
+            else:
+                figures[columns.MACS.name], figures[columns.FLOPS.name] = work
+            written = _total(shapes.bytes(value) for value in node.outputs if value.name)
+            read = _total(shapes.bytes(value) for value in node.inputs if value is not None)
+            if node.op_type.startswith("Gather"):  # it reads what it chooses
+                read = written
+            figures[columns.ACTIVATION_BYTES.name] = written
+            figures[columns.MOVED_BYTES.name] = written + read
+        found.append(
+            NodeFigures(node.name or "", node.op_type, owner.calls if owner else (), figures, value=_first_value(node))
+        )
+    return found, unknown
+
+
+def _first_value(node: ir.Node) -> str:
+    return next((value.name for value in node.outputs if value.name), "")
+
+
+def _total(sizes: Iterable[Size | None]) -> Size:
+    return sum((size for size in sizes if size is not None), 0)
+
+
+def _stored(tagged: TaggedFile) -> tuple[dict[str, dict[ModuleCall, int]], list[NodeFigures]]:
+    """Parameters and bytes of the calls that hold them, each initializer once, and of what no call holds."""
+    users: dict[ir.Value, list[ModuleCall]] = {}
+    for node in tagged.nodes:
+        owner = owner_of(node)
+        for value in node.inputs:
+            if owner is not None and value is not None and value.is_initializer():
+                users.setdefault(value, []).append(owner.call)
+    try:
+        entries = state_dict_of(tagged.model)
+    except FileFormatError:  # adopted from another exporter, which did not write it down
+        entries = {}
+    by_path: dict[str, list[ModuleCall]] = {}
+    for traced in tagged.calls:
+        by_path.setdefault(traced.call.path, []).append(traced.call)
+    parameters: dict[ModuleCall, int] = {}
+    sizes: dict[ModuleCall, int] = {}
+    counted: set[str] = set()
+    unused = []
+    for value in initializers(tagged.model):
+        tensor, plan = value.const_value, parameter_plan(value)
+        if tensor is None:
+            continue
+        calls = users.get(value, [])
+        holder = _holder(plan.keys if plan is not None else (), calls, by_path, tagged)
+        if holder is None:
+            unused.append(NodeFigures(value.name or "", "Initializer", (), {columns.BYTES.name: tensor.nbytes}))
+            continue
+        sizes[holder] = sizes.get(holder, 0) + tensor.nbytes
+        for names in plan.groups() if plan is not None else ():
+            if counted.isdisjoint(names):
+                counted.update(names)
+                elements = tensor.size
+                if names[0] in entries:
+                    elements = _product(entries[names[0]].shape)
+                place = _holder(names, calls, by_path, tagged) or holder
+                parameters[place] = parameters.get(place, 0) + elements
+    return {columns.PARAMETERS.name: parameters, columns.BYTES.name: sizes}, unused
+
+
+def _holder(
+    keys: Iterable[str], users: list[ModuleCall], by_path: Mapping[str, list[ModuleCall]], tagged: TaggedFile
+) -> ModuleCall | None:
+    """The call that an initializer is counted for: the first of the module that holds it, or else its first user.
+
+    Of the names of a tied parameter the first counts whose module uses it.
+    """
+    around = {call for user in users for call in tagged.calls.stack(user)}
+    fallback: ModuleCall | None = None
+    for key in keys:
+        path = key.rpartition(".")[0]
+        while path and path not in by_path:
+            path = path.rpartition(".")[0]
+        calls = by_path.get(path, [])
+        if (using := next((call for call in calls if call in around), None)) is not None:
+            return using
+        fallback = fallback or (calls[0] if calls else None)
+    return users[0] if users else fallback
+
+
+def _product(shape: Iterable[int]) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count
+
+
+def _notes(model: ir.Model, shapes: Shapes, unknown: Counter[str]) -> list[str]:
+    notes = []
+    if shapes.symbols:
+        notes.append(f"dynamic axes: {', '.join(shapes.symbols)} (give sizes with --size NAME=N)")
+    if shapes.computed:
+        notes.append(f"sizes that depend on the data: {', '.join(shapes.computed)} (give them with --size as well)")
+    if unknown:
+        listed = ", ".join(f"{operator} {count}" if count > 1 else operator for operator, count in unknown.items())
+        notes.append(f"{plural(unknown.total(), 'node')} without a rule, or of unknown size, not counted: {listed}")
+    if any(node.op_type in ("Loop", "Scan") for node in all_nodes(model)):
+        notes.append("what is inside a loop is counted once")
+    if any(node.op_type == "If" for node in all_nodes(model)):
+        notes.append("both branches of an If are counted")
+    return notes

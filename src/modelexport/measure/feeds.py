@@ -1,0 +1,111 @@
+"""Inputs to run a file with: given, those of its reference values, or random ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import onnx_ir as ir
+
+from modelexport.errors import FileFormatError, InputsError
+from modelexport.measure.runs import open_file, session_options
+from modelexport.runtime.random_inputs import make_random_inputs
+from modelexport.tagged.file import TaggedFile
+from modelexport.tagged.reference import open_reference, reference_path
+
+
+class _Described(msgspec.Struct):
+    """An input in a JSON description: its value, or its type, its shape and a range to draw from."""
+
+    dtype: str = "float32"
+    shape: list[int] = []
+    range: tuple[float, float] | None = None
+    value: Any = None
+
+
+def make_feeds(
+    tagged: TaggedFile,
+    path: Path,
+    inputs: Mapping[str, Any] | Path | None,
+    sizes: Mapping[str, int],
+    *,
+    provider: str,
+    seed: int,
+) -> tuple[dict[str, Any], str]:
+    """Arrays for the inputs of a file, and where they come from.
+
+    Args:
+        path: What is run.
+        inputs: Name to array, or a file of them; else those of the reference values, else random ones.
+        sizes: Symbol to size, for random ones.
+
+    Raises:
+        FileFormatError: The file of inputs cannot be read.
+        InputsError: They are not those that the file takes, or no random ones fit.
+    """
+    names = [value.name or "" for value in tagged.model.graph.inputs]
+    if inputs is not None:
+        given = _read(inputs, seed) if isinstance(inputs, Path) else dict(inputs)
+        if missing := [name for name in names if name not in given]:
+            raise InputsError(f"{', '.join(missing)} missing from the inputs: the file takes {', '.join(names)}")
+        return {name: np.asarray(given[name]) for name in names}, str(inputs) if isinstance(inputs, Path) else "given"
+    if reference_path(tagged.path).exists() and not sizes:
+        with open_reference(tagged) as reference:
+            return {name: np.array(reference.inputs[name]) for name in names}, "of the reference values"
+    session = open_file(path, session_options("none", provider), provider)
+    return make_random_inputs(_sized(tagged.model, sizes), session, seed=seed), "random"
+
+
+def _sized(model: ir.Model, sizes: Mapping[str, int]) -> ir.Model:
+    """A model with nothing but the inputs of another, with sizes for their dynamic axes."""
+    symbols = {str(size.value) for v in model.graph.inputs for size in v.shape or () if not isinstance(size, int)}
+    if unknown := sorted(set(sizes) - symbols):
+        raise InputsError(f"no dynamic axis is called {', '.join(unknown)}: there are {', '.join(sorted(symbols))}")
+    inputs = [
+        ir.Value(
+            name=value.name,
+            type=value.type,
+            shape=ir.Shape([_size(size, sizes) for size in value.shape]) if value.shape is not None else None,
+        )
+        for value in model.graph.inputs
+    ]
+    return ir.Model(ir.Graph(inputs, [], nodes=[]), ir_version=10)
+
+
+def _size(size: int | ir.SymbolicDim, sizes: Mapping[str, int]) -> int | ir.SymbolicDim:
+    if isinstance(size, int):
+        return size
+    text = str(size.value)
+    return int(text) if text.isdecimal() else sizes.get(text, size)
+
+
+def _read(path: Path, seed: int) -> dict[str, Any]:
+    try:
+        if path.suffix == ".npz":
+            with np.load(path, allow_pickle=False) as arrays:
+                return dict(arrays)
+        if path.suffix == ".safetensors":
+            from safetensors.numpy import load_file
+
+            return dict(load_file(path))
+        described = msgspec.json.decode(path.read_bytes(), type=dict[str, _Described])
+    except (OSError, ValueError, msgspec.DecodeError) as error:
+        raise FileFormatError(f"cannot read inputs from {path} ({error}): give .npz, .safetensors or JSON") from error
+    random = np.random.default_rng(seed)
+    arrays = {}
+    for name, one in described.items():
+        dtype = np.dtype(one.dtype)
+        if one.value is not None:
+            arrays[name] = np.asarray(one.value, dtype=dtype)
+        elif dtype.kind in "iu":
+            low, high = one.range or (0, 2)
+            arrays[name] = random.integers(int(low), int(high), one.shape).astype(dtype)
+        elif dtype.kind == "b":
+            arrays[name] = np.ones(one.shape, dtype=dtype)
+        else:
+            low, high = one.range or (-1.0, 1.0)
+            arrays[name] = random.uniform(low, high, one.shape).astype(dtype)
+    return arrays

@@ -1,0 +1,128 @@
+"""How much memory a run needs at each node: which values are alive, in the buffers that ONNX Runtime plans for the CPU.
+
+A value lives from the node that makes it to the last node that uses it, an output of the graph to the end. Inputs of
+the graph and weights are not counted. A node that only gives its input another shape takes no memory, one that computes
+element by element may write over an input that nothing needs any more, and any node takes a buffer of the same shape
+that is free. As in ONNX Runtime's planner, a buffer is held from its first value to its last, also in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from modelexport.graph.nodes import nested_graphs
+from modelexport.measure.operators import ELEMENTWISE, words
+from modelexport.measure.shapes import Shapes, Size
+
+_VIEWS = frozenset(("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Dropout"))
+_NOT_IN_PLACE = frozenset(
+    words("""
+    And BitwiseAnd BitwiseNot BitwiseOr BitwiseXor CumSum DequantizeLinear DynamicQuantizeLinear Equal FastGelu Gelu
+    Greater GreaterOrEqual Less LessOrEqual Max Mean Min Mod Or PRelu Pow QuantizeLinear RotaryEmbedding Xor
+    """)
+)
+_IN_PLACE = (ELEMENTWISE - _NOT_IN_PLACE) | {"Softmax", "LogSoftmax"}
+"""Operators whose kernels may write over their first or second input."""
+
+
+def live_bytes(model: ir.Model, shapes: Shapes, constant: frozenset[str]) -> Mapping[ir.Node, int]:
+    """Bytes of the buffers that are held while each node runs, those of its inputs and outputs included.
+
+    Args:
+        shapes: With a number for every size that matters; values of unknown size count as none.
+        constant: Names of values that depend on weights alone, which the runtime computes once, beforehand.
+    """
+    found: dict[ir.Node, int] = {}
+    _Plan(shapes, constant, found).run(model.graph, 0)
+    return found
+
+
+@dataclass(eq=False)
+class _Buffer:
+    """Memory that one value after another lies in."""
+
+    size: int
+    kind: tuple[tuple[Size, ...], int]
+    """Shape and bytes of an element: what it is used again for."""
+    first: int
+    last: int
+
+
+class _Plan:
+    def __init__(self, shapes: Shapes, constant: frozenset[str], found: dict[ir.Node, int]) -> None:
+        self._shapes, self._constant, self._found = shapes, constant, found
+
+    def run(self, graph: ir.Graph, base: int) -> None:
+        """Plan the buffers of a graph, with ``base`` bytes held outside of it, and of the graphs inside it."""
+        nodes = list(graph)
+        views: dict[ir.Value, ir.Value] = {}
+        last: dict[ir.Value, int] = {}
+        for index, node in enumerate(nodes):
+            if node.op_type in _VIEWS and node.inputs and node.inputs[0] is not None and node.outputs:
+                views[node.outputs[0]] = views.get(node.inputs[0], node.inputs[0])
+            last.update({views.get(value, value): index for value in _used(node)})
+        last.update({views.get(value, value): len(nodes) for value in graph.outputs})
+        buffers: dict[ir.Value, _Buffer] = {}
+        every: list[_Buffer] = []
+        free: list[_Buffer] = []
+        for index, node in enumerate(nodes):
+            for value in node.outputs:
+                if value in views or not value.name or value.name in self._constant:
+                    continue
+                buffer = self._buffer(node, value, index, last, views, buffers, free)
+                if buffer.first == index:
+                    every.append(buffer)
+                buffers[value] = buffer
+                buffer.last = max(buffer.last, last.get(value, index))
+            ended = {views.get(value, value): None for value in [*_used(node), *node.outputs]}
+            for value in ended:
+                if value in buffers and last.get(value, index) == index and buffers[value].last == index:
+                    free.insert(0, buffers[value])
+        starts, ends = [0] * (len(nodes) + 2), [0] * (len(nodes) + 2)
+        for buffer in every:
+            starts[buffer.first] += buffer.size
+            ends[buffer.last] += buffer.size
+        held = base
+        for index, node in enumerate(nodes):
+            held += starts[index]
+            self._found[node] = held
+            for nested in nested_graphs(node):
+                self.run(nested, held)
+            held -= ends[index]
+
+    def _buffer(
+        self,
+        node: ir.Node,
+        value: ir.Value,
+        index: int,
+        last: Mapping[ir.Value, int],
+        views: Mapping[ir.Value, ir.Value],
+        buffers: Mapping[ir.Value, _Buffer],
+        free: list[_Buffer],
+    ) -> _Buffer:
+        """Where an output goes: over an input that ends here, into a free buffer, or into a new one."""
+        size = self._shapes.bytes(value)
+        dtype = self._shapes.types.get(value.name or "")
+        kind = (self._shapes.of(value) or (), dtype.bitwidth if dtype is not None else 0)
+        for given in node.inputs[:2] if node.op_type in _IN_PLACE else ():
+            if given is not None:
+                root = views.get(given, given)
+                buffer = buffers.get(root)
+                if buffer is not None and last.get(root) == index and buffer.last == index and buffer.kind == kind:
+                    return buffer
+        for position, buffer in enumerate(free):
+            if buffer.kind == kind:
+                return free.pop(position)
+        return _Buffer(size if isinstance(size, int) else 0, kind, index, index)
+
+
+def _used(node: ir.Node) -> Iterator[ir.Value]:
+    """The values that a node and the graphs that it holds use."""
+    yield from (value for value in node.inputs if value is not None)
+    for graph in nested_graphs(node):
+        for inner in graph:
+            yield from _used(inner)
+        yield from graph.outputs

@@ -1,0 +1,222 @@
+"""What a node computes: multiply-adds and floating-point operations, by its operator and the shapes of its values.
+
+A multiply-add is two operations. Arithmetic and activations are one operation for each element of the output,
+reductions one for each element of the input, and operators made up of several (softmax, normalisation) as many as their
+definition has. Moving and reshaping data is none. Operators of ONNX Runtime's optimiser are counted like those that
+they replace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import onnx_ir as ir
+
+from modelexport.measure.shapes import Shapes, Size, elements
+
+Shape = tuple[Size, ...]
+
+
+class Work(NamedTuple):
+    """What one node computes in one run."""
+
+    macs: Size
+    """Multiply-adds of matrix multiplications and convolutions."""
+    flops: Size
+    """All operations, two for a multiply-add."""
+
+
+def words(text: str) -> list[str]:
+    """The words of a text: a long list of operators as it is read best."""
+    return text.split()
+
+
+MOVES = frozenset(
+    words("""
+    Cast CastLike Compress Concat ConcatFromSequence Constant ConstantOfShape DepthToSpace EmbedLayerNormalization
+    Expand EyeLike Flatten Gather GatherElements GatherND GatherBlockQuantized Identity If Loop MemcpyFromHost
+    MemcpyToHost NonZero OneHot Pad Range ReorderInput ReorderOutput Reshape ReverseSequence Scan Scatter
+    ScatterElements ScatterND SequenceAt SequenceConstruct SequenceEmpty SequenceInsert Shape Size Slice SpaceToDepth
+    Split SplitToSequence Squeeze Tile Transpose Trilu Unsqueeze Where Unique TopK
+    """)
+)
+"""Operators that move data, choose from it, or hold graphs whose nodes are counted themselves."""
+
+ELEMENTWISE = frozenset(
+    words("""
+    Abs Acos Acosh Add And Asin Asinh Atan Atanh BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Ceil Celu Clip Cos
+    Cosh Div Elu Equal Erf Exp FastGelu Floor Gelu Greater GreaterOrEqual HardSigmoid HardSwish IsInf IsNaN LeakyRelu
+    Less LessOrEqual Log Max Mean Min Mish Mod Mul Neg Not Or PRelu Pow QuickGelu Reciprocal Relu Round Selu Shrink
+    Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Sub Sum Tan Tanh ThresholdedRelu Xor Swish BiasAdd BiasGelu
+    BiasSplitGelu QLinearAdd QLinearMul QLinearSigmoid QLinearLeakyRelu Dropout BiasDropout CumSum DequantizeLinear
+    QuantizeLinear DynamicQuantizeLinear RotaryEmbedding
+    """)
+)
+
+REDUCTIONS = frozenset(
+    words("""
+    ArgMax ArgMin GlobalAveragePool GlobalLpPool GlobalMaxPool QLinearGlobalAveragePool ReduceL1 ReduceL2 ReduceLogSum
+    ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare
+    """)
+)
+
+COMPOSITES = {
+    "Softmax": 5,
+    "LogSoftmax": 6,
+    "Hardmax": 2,
+    "BatchNormalization": 4,
+    "LayerNormalization": 7,
+    "SkipLayerNormalization": 8,
+    "SimplifiedLayerNormalization": 4,
+    "SkipSimplifiedLayerNormalization": 5,
+    "RMSNormalization": 4,
+    "InstanceNormalization": 7,
+    "GroupNormalization": 7,
+    "GroupNorm": 7,
+    "SkipGroupNorm": 8,
+    "LpNormalization": 4,
+    "MeanVarianceNormalization": 6,
+    "LRN": 5,
+    "BiasSoftmax": 6,
+    "QLinearSoftmax": 5,
+}
+"""Operations for each element of the first output."""
+
+
+def work_of(node: ir.Node, shapes: Shapes) -> Work | None:
+    """What a node computes; ``None`` for an operator without a rule, or where a shape that it needs is not known."""
+    rule = _RULES.get(node.op_type)
+    out = shapes.of(node.outputs[0]) if node.outputs else ()
+    if rule is not None:
+        ins = [shapes.of(value) for value in node.inputs]
+        if out is None or not ins or ins[0] is None:
+            return None
+        macs = rule(node, ins, out)
+        return None if macs is None else Work(macs, 2 * macs + _added(node, out))
+    if node.op_type in MOVES:
+        return Work(0, 0)
+    if node.op_type in ELEMENTWISE:
+        return None if out is None else Work(0, elements(out))
+    if node.op_type in REDUCTIONS:
+        before = shapes.of(node.inputs[0])
+        return None if before is None else Work(0, elements(before))
+    if node.op_type in COMPOSITES:
+        return None if out is None else Work(0, COMPOSITES[node.op_type] * elements(out))
+    if node.op_type in ("MaxPool", "AveragePool", "LpPool", "QLinearAveragePool"):
+        kernel = _ints(node, "kernel_shape")
+        return None if out is None else Work(0, elements(kernel) * elements(out))
+    if node.op_type == "Resize":
+        return None if out is None else Work(0, 0 if _text(node, "mode", "nearest") == "nearest" else 8 * elements(out))
+    return None
+
+
+def _matmul(node: ir.Node, ins: list[Shape | None], out: Shape) -> Size | None:
+    first = ins[0]
+    assert first is not None
+    inner = first[-2] if _int(node, "transA", 0) and len(first) > 1 else first[-1]
+    return elements(out) * inner if first else None
+
+
+def _conv(node: ir.Node, ins: list[Shape | None], out: Shape) -> Size | None:
+    weight = ins[3] if node.op_type == "QLinearConv" else ins[1]
+    if weight is None:
+        return None
+    # The weight is (out, in / groups, *kernel); each output element takes all of it but the first axis.
+    return elements(out) * elements(weight[1:])
+
+
+def _conv_transpose(node: ir.Node, ins: list[Shape | None], out: Shape) -> Size | None:
+    before, weight = ins[0], ins[1]
+    if before is None or weight is None:
+        return None
+    # The weight is (in, out / groups, *kernel); each input element is multiplied with all of it but the first axis.
+    return elements(before) * elements(weight[1:])
+
+
+def _einsum(node: ir.Node, ins: list[Shape | None], out: Shape) -> Size | None:
+    equation = _text(node, "equation", "").replace(" ", "")
+    terms = equation.partition("->")[0].split(",")
+    if "." in equation or any(shape is None for shape in ins):
+        return None
+    sizes: dict[str, Size] = {}
+    for term, shape in zip(terms, ins, strict=True):
+        sizes.update(zip(term, shape or (), strict=True))
+    return elements(sizes.values()) if len(terms) > 1 else 0
+
+
+def _recurrent(node: ir.Node, ins: list[Shape | None], out: Shape) -> Size | None:
+    steps, weights, states = ins[0], ins[1], ins[2]
+    if steps is None or weights is None or states is None:
+        return None
+    # Both weights are (directions, gates * hidden, inputs): each is used in each step for each row of the batch.
+    return steps[0] * steps[1] * (elements(weights) + elements(states))
+
+
+def _attention(node: ir.Node, ins: list[Shape | None], out: Shape) -> Size | None:
+    """``MultiHeadAttention``, ``GroupQueryAttention`` and ``Attention`` of ONNX: queries, keys and values apart."""
+    query, key, value = ins[0], ins[1] if len(ins) > 1 else None, ins[2] if len(ins) > 2 else None
+    if query is None or key is None or value is None:
+        return None
+    if len(query) == 4:  # batch, heads, length, width of a head
+        return elements(query[:3]) * key[2] * (query[3] + value[3])
+    length = key[1] if len(key) == 3 else key[2]
+    width = out[-1]
+    if len(key) == 4:
+        width = query[-1]
+    return query[0] * query[1] * length * (query[-1] + width)
+
+
+def _packed_attention(node: ir.Node, ins: list[Shape | None], out: Shape) -> Size | None:
+    """``Attention`` of ONNX Runtime, which projects one input to queries, keys and values itself."""
+    first, weight = ins[0], ins[1] if len(ins) > 1 else None
+    if first is None or weight is None or len(weight) != 2 or len(first) != 3:
+        return _attention(node, ins, out)
+    return elements(first) * weight[1] + first[0] * first[1] * first[1] * 2 * out[-1]
+
+
+def _bits(node: ir.Node, ins: list[Shape | None], out: Shape) -> Size | None:
+    """``MatMulNBits``, whose weight is packed: its sizes are attributes."""
+    return elements(out) * _int(node, "K", 0)
+
+
+_RULES: Mapping[str, Callable[[ir.Node, list[Shape | None], Shape], Size | None]] = {
+    **dict.fromkeys(
+        words("""
+        MatMul Gemm FusedMatMul FusedGemm FusedMatMulActivation MatMulInteger MatMulIntegerToFloat QLinearMatMul QGemm
+        DynamicQuantizeMatMul GemmFloat8 TransposeMatMul
+        """),
+        _matmul,
+    ),
+    **dict.fromkeys(("Conv", "FusedConv", "ConvInteger", "QLinearConv", "NhwcConv", "NhwcFusedConv"), _conv),
+    "ConvTranspose": _conv_transpose,
+    "Einsum": _einsum,
+    **dict.fromkeys(("LSTM", "GRU", "RNN", "DynamicQuantizeLSTM"), _recurrent),
+    **dict.fromkeys(("MultiHeadAttention", "GroupQueryAttention", "DecoderMaskedMultiHeadAttention"), _attention),
+    **dict.fromkeys(("Attention", "QAttention"), _packed_attention),
+    "MatMulNBits": _bits,
+}
+
+
+def _added(node: ir.Node, out: Shape) -> Size:
+    """Operations beside the multiply-adds: one for each element of the output where there is a bias or activation."""
+    position = {"Gemm": 2, "FusedGemm": 2, "Conv": 2, "FusedConv": 2, "NhwcFusedConv": 2, "ConvTranspose": 2}
+    index = position.get(node.op_type)
+    bias = index is not None and len(node.inputs) > index and node.inputs[index] is not None
+    activation = node.op_type.startswith("Fused") and "activation" in node.attributes
+    return elements(out) * (int(bias) + int(activation))
+
+
+def _int(node: ir.Node, name: str, default: int) -> int:
+    attribute = node.attributes.get(name)
+    return default if attribute is None else attribute.as_int()
+
+
+def _ints(node: ir.Node, name: str) -> tuple[int, ...]:
+    attribute = node.attributes.get(name)
+    return () if attribute is None else tuple(attribute.as_ints())
+
+
+def _text(node: ir.Node, name: str, default: str) -> str:
+    attribute = node.attributes.get(name)
+    return default if attribute is None else attribute.as_string()

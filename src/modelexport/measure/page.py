@@ -1,0 +1,137 @@
+"""A table as one HTML file that works offline: a foldable tree with bars, an icicle that zooms, search, nodes.
+
+The page is written by hand: what it draws is a list of lines and a list of rectangles, for which a library would be ten
+times its size. Its policy forbids requests.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from modelexport.core.calls import ModuleCall
+from modelexport.core.tags import class_in_tag
+from modelexport.files.atomic import check_writable, written_together
+from modelexport.measure.columns import Column, Figure, Kind
+from modelexport.measure.table import Table, share_out
+
+Section = tuple[str, Sequence[Sequence[str]]]
+"""A heading, and rows of cells below it; the first cell of each is a heading too."""
+
+
+def write_page(table: Table, path: Path, *, main: str, sections: Sequence[Section] = ()) -> None:
+    """Write a table as one HTML file, which refers to nothing outside of itself.
+
+    Args:
+        main: The column that is shown first.
+        sections: What else to show, below the table.
+
+    Raises:
+        OutputError: The file cannot be written. What was there before is still there.
+    """
+    check_writable(path)
+    with written_together(path.parent) as staging:
+        (staging / path.name).write_text(format_page(table, main=main, sections=sections), encoding="utf-8")
+
+
+def format_page(table: Table, *, main: str, sections: Sequence[Section] = ()) -> str:
+    """The text of :func:`write_page`."""
+    template = (files("modelexport.measure") / "page.html").read_text(encoding="utf-8")
+    encoded = msgspec.json.encode(_data(table, main, sections)).decode()
+    # So that no name in the model can end the script.
+    return template.replace("@@DATA@@", encoded.replace("<", "\\u003c"))
+
+
+def embedded_page(table: Table, *, main: str) -> str:
+    """The page in a frame of its own, for a notebook."""
+    page = html.escape(format_page(table, main=main), quote=True)
+    return f'<iframe srcdoc="{page}" style="width:100%;height:600px;border:1px solid #ccc"></iframe>'
+
+
+def _data(table: Table, main: str, sections: Sequence[Section]) -> dict[str, Any]:
+    """What the page's script reads. Totals that are sums or maxima it adds up itself."""
+    given = [column for column in table.columns if column.kind is Kind.SPREAD]
+    numbers = {traced.call: index for index, traced in enumerate(table.calls)}
+    totals = {row.calls[0]: row for row in table.rows()} if given or _symbolic(table) else {}
+    rows = []
+    for traced in table.calls:
+        call, parent = traced.call, traced.parent
+        shown = totals.get(call)
+        total = {} if shown is None else {c.name: _plain(c, shown.total.get(c.name)) for c in given}
+        if shown is not None:
+            formulas = {name: figure for name, figure in shown.total.items() if hasattr(figure, "free_symbols")}
+            total |= {name: str(figure) for name, figure in formulas.items()}
+        rows.append(
+            [
+                None if parent is None else numbers[parent],
+                _tail(call, parent),
+                table.tags[call].rpartition("/")[2],
+                class_in_tag(table.tags[call]),
+                {
+                    column.name: _plain(column, own[call])
+                    for column in table.columns
+                    if call in (own := table.own.get(column.name, {}))
+                },
+                total,
+            ]
+        )
+    operators: dict[str, int] = {}
+    nodes = []
+    for node in table.nodes:
+        if node.calls:
+            index = operators.setdefault(node.op_type, len(operators))
+            parts = {c.name: _first(c, node.figures, len(node.calls)) for c in table.columns}
+            listed = [_plain(column, parts[column.name]) for column in table.columns]
+            nodes.append([node.name, index, [numbers[call] for call in node.calls], listed])
+    return {
+        "name": table.name,
+        "main": main,
+        "columns": [
+            {
+                "name": column.name,
+                "unit": column.unit,
+                "kind": column.kind.value,
+                "scale": column.scale,
+                "of": column.of,
+                "share": column.share,
+                "hidden": column.hidden,
+            }
+            for column in table.columns
+        ],
+        "rows": rows,
+        "operators": list(operators),
+        "nodes": nodes,
+        "whole": {column.name: _plain(column, table.whole.get(column.name)) for column in table.columns},
+        "sections": sections,
+        "notes": table.notes,
+    }
+
+
+def _symbolic(table: Table) -> bool:
+    return any(hasattr(figure, "free_symbols") for figure in table.whole.values())
+
+
+def _first(column: Column, figures: Mapping[str, Figure], count: int) -> Figure | None:
+    """What each owner of a node has of its figure."""
+    figure = figures.get(column.name)
+    return figure if figure is None or column.kind is not Kind.SUM else share_out(figure, count)[0]
+
+
+def _plain(column: Column, figure: Figure | None) -> int | float | str | None:
+    if hasattr(figure, "free_symbols"):
+        number: int | float | str = column.number(figure)
+        return number * column.scale if not isinstance(number, str) else number
+    return figure
+
+
+def _tail(call: ModuleCall, parent: ModuleCall | None) -> str:
+    """The end of an address, where it goes on from that of the caller's module."""
+    address = call.address
+    if parent is not None and parent.path and address.startswith(f"{parent.path}."):
+        return address.removeprefix(parent.path)
+    return address

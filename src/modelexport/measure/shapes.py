@@ -1,0 +1,202 @@
+"""The shape of every value of a graph: numbers, or formulas of the symbols of dynamic axes.
+
+What the file says is taken first. What it leaves open is inferred by ONNX Runtime's symbolic shape inference, which
+also follows the sizes that a graph computes. What depends on the data (``NonZero``) stays unknown.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import io
+import logging
+import operator
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+
+from modelexport.core.text import nearest
+from modelexport.errors import UsageError
+from modelexport.graph.nodes import all_nodes
+
+Size = Any
+"""A number or a sympy expression."""
+_LARGE = 1024
+"""Elements from which an initializer is not a size that shapes depend on."""
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """The shapes and element types of a graph's values by name."""
+
+    sizes: Mapping[str, tuple[Size, ...]]
+    types: Mapping[str, ir.DataType]
+    symbols: tuple[str, ...]
+    """Names of dynamic axes of the inputs that have no size."""
+    computed: tuple[str, ...] = ()
+    """Names of sizes that depend on the data."""
+
+    def of(self, value: ir.Value | None) -> tuple[Size, ...] | None:
+        """The shape of a value; ``None`` where it is not known."""
+        return None if value is None else self.sizes.get(value.name or "")
+
+    def bytes(self, value: ir.Value | None) -> Size:
+        """The size of a value in bytes; ``None`` where its shape or its element type is not known."""
+        shape = self.of(value)
+        dtype = self.types.get(value.name or "") if value is not None else None
+        if shape is None or dtype is None or dtype is ir.DataType.STRING:
+            return None
+        bits = elements(shape) * dtype.bitwidth
+        return -(-bits // 8) if isinstance(bits, int) else bits / 8
+
+
+def elements(shape: Iterable[Size]) -> Size:
+    """How many elements a shape has."""
+    count: Size = 1
+    for size in shape:
+        count = count * size
+    return count
+
+
+def find_shapes(model: ir.Model, sizes: Mapping[str, int] | None = None) -> Shapes:
+    """The shapes of all values, with ``sizes`` for the symbols of dynamic axes.
+
+    Args:
+        sizes: Symbol to size. Those that are left out stay symbols.
+
+    Raises:
+        UsageError: The model has no dynamic axis of that name; names those that it has.
+    """
+    given = dict(sizes or {})
+    symbols = {
+        str(size.value): None
+        for value in model.graph.inputs
+        for size in value.shape or ()
+        if isinstance(size, ir.SymbolicDim) and size.value is not None and not size.value.isdecimal()
+    }
+    values = [*model.graph.inputs, *(value for node in all_nodes(model) for value in node.outputs)]
+    initial = [value for graph in model.graphs() for value in graph.initializers.values()]
+    known: dict[str, tuple[Size, ...]] = {}
+    types = {value.name or "": value.dtype for value in [*values, *initial] if value.dtype is not None and value.name}
+    texts: dict[str, Size] = {}
+    for value in [*values, *initial]:
+        shape = value.const_value.shape if value.const_value is not None else value.shape
+        if shape is not None and all(isinstance(size, int) or size.value is not None for size in shape):
+            known[value.name or ""] = tuple(
+                size if isinstance(size, int) else _evaluated(str(size.value), given, texts) for size in shape
+            )
+    if any(value.name and value.name not in known for value in values):
+        for name, dtype, dims in _inferred(model):
+            known.setdefault(name, tuple(_evaluated(d, given, texts) if isinstance(d, str) else d for d in dims))
+            types.setdefault(name, dtype)
+    left = {str(symbol) for size in texts.values() for symbol in getattr(size, "free_symbols", ())}
+    used = [name for text in texts for name in _names(text)]
+    for name in given:
+        if name not in symbols and name not in used:
+            has = f"; it has {', '.join(symbols)}" if symbols else ": all of its sizes are fixed"
+            raise UsageError(f"the model has no dynamic axis '{name}'{nearest(name, symbols)}{has}")
+    return Shapes(known, types, tuple(name for name in symbols if name not in given), tuple(sorted(left - {*symbols})))
+
+
+def _evaluated(text: str, given: Mapping[str, int], known: dict[str, Size]) -> Size:
+    """A size that is written as a formula of symbols, with the sizes of those that are given."""
+    if text not in known:
+        import sympy
+
+        try:
+            formula = _formula(ast.parse(text, mode="eval").body, given)
+        except (SyntaxError, ValueError, ZeroDivisionError):  # a name that is not a formula
+            formula = given.get(text, sympy.Symbol(text, positive=True))
+        known[text] = int(formula) if not isinstance(formula, int) and formula.is_number else formula
+    return known[text]
+
+
+def _names(text: str) -> list[str]:
+    """The symbols in a formula."""
+    try:
+        return [node.id for node in ast.walk(ast.parse(text, mode="eval")) if isinstance(node, ast.Name)]
+    except SyntaxError:
+        return [text]
+
+
+def _formula(tree: ast.expr, given: Mapping[str, int]) -> Any:
+    """What an expression of Python's grammar computes, if it is arithmetic; a file's text is never executed."""
+    import sympy
+
+    match tree:
+        case ast.Name(id=name):
+            return sympy.Integer(given[name]) if name in given else sympy.Symbol(name, positive=True)
+        case ast.Constant(value=int() | float() as number):
+            return sympy.nsimplify(number)
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -_formula(operand, given)
+        case ast.BinOp(left=left, op=operator, right=right) if type(operator) in _OPERATORS:
+            return _OPERATORS[type(operator)](_formula(left, given), _formula(right, given))
+        case ast.Call(func=ast.Name(id=name), args=args) if name in _FUNCTIONS:
+            return getattr(sympy, _FUNCTIONS[name])(*(_formula(arg, given) for arg in args))
+    raise ValueError(f"{ast.unparse(tree)} is not arithmetic")
+
+
+_OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: operator.pow,
+}
+_FUNCTIONS = {
+    "floor": "floor",
+    "ceiling": "ceiling",
+    "Max": "Max",
+    "Min": "Min",
+    "max": "Max",
+    "min": "Min",
+    "Mod": "Mod",
+}
+
+
+def _inferred(model: ir.Model) -> list[tuple[str, ir.DataType, tuple[int | str, ...]]]:
+    """What ONNX Runtime's shape inference finds: name, element type and shape of values.
+
+    It is a tool of Python that prints, and that gives up on a graph by raising whatever happened: then nothing.
+    """
+    from onnxruntime.tools.symbolic_shape_infer import SymbolicShapeInference
+
+    proto = _small(model)
+    logger = logging.getLogger("onnxruntime.tools.symbolic_shape_infer")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            found = SymbolicShapeInference.infer_shapes(proto, auto_merge=True)
+    except Exception:
+        return []
+    finally:
+        logger.setLevel(level)
+    shapes: list[tuple[str, ir.DataType, tuple[int | str, ...]]] = []
+    for info in [*found.graph.value_info, *found.graph.output]:
+        tensor = info.type.tensor_type
+        if tensor.HasField("shape"):
+            dims = [dim.dim_value if dim.HasField("dim_value") else dim.dim_param for dim in tensor.shape.dim]
+            if all(dim != "" for dim in dims):
+                shapes.append((info.name, ir.DataType(tensor.elem_type), tuple(dims)))
+    return shapes
+
+
+def _small(model: ir.Model) -> onnx.ModelProto:
+    """The model without the elements of its large weights, which no shape depends on."""
+    copy = model.clone()
+    for value in copy.graph.initializers.values():
+        tensor = value.const_value
+        if tensor is not None and tensor.size > _LARGE:
+            value.const_value = ir.ExternalTensor(
+                "weights", 0, tensor.nbytes, tensor.dtype, shape=ir.Shape(tensor.shape.numpy()), name=value.name or ""
+            )
+    proto: onnx.ModelProto = ir.to_proto(copy)
+    del proto.graph.value_info[:]
+    return proto

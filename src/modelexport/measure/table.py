@@ -1,0 +1,302 @@
+"""Figures by module call: one table, filled by many sources and shown in many ways.
+
+A node's figures belong to the calls that own it, shared out among them so that nothing is lost or counted twice; a
+call's total is its own figures and those of the calls inside it. What belongs to no call is ``outside``.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+from modelexport.core.calls import CallTree, ModuleCall
+from modelexport.core.selectors import Selection
+from modelexport.core.tags import class_in_tag
+from modelexport.core.text import nearest
+from modelexport.errors import UsageError
+from modelexport.measure.columns import Column, Figure, Kind
+
+By = Literal["call", "module", "class"]
+
+
+@dataclass(frozen=True)
+class NodeFigures:
+    """The figures of one node of the file, or of the graph that was run."""
+
+    name: str
+    op_type: str
+    calls: tuple[ModuleCall, ...]
+    """Its owners; none for what belongs to no module."""
+    figures: Mapping[str, Figure]
+    """Column to figure."""
+    runs: tuple[int, ...] = ()
+    """What it took in each of several runs, in the unit of the spread's column."""
+    value: str = ""
+    """The first value of the file's graph that it gives, if it gives one."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """The figures of a call, of all calls of a module, or of all calls of the modules of a class."""
+
+    address: str
+    """``.`` for the root; a selector that picks these calls."""
+    tag: str
+    class_name: str
+    depth: int
+    calls: tuple[ModuleCall, ...]
+    own: Mapping[str, Figure]
+    total: Mapping[str, Figure]
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Figures of a file by module call."""
+
+    calls: CallTree
+    tags: Mapping[ModuleCall, str]
+    columns: tuple[Column, ...]
+    nodes: tuple[NodeFigures, ...] = ()
+    direct: Mapping[str, Mapping[ModuleCall, Figure]] = field(default_factory=dict)
+    """Column to figures that calls have themselves, not through nodes."""
+    name: str = "model"
+    graph: str = "main_graph"
+    """The name of the file's graph."""
+    notes: tuple[str, ...] = ()
+    """What the figures leave out, and other facts for the reader."""
+
+    @property
+    def shown(self) -> tuple[Column, ...]:
+        """The columns that readers see."""
+        return tuple(column for column in self.columns if not column.hidden)
+
+    def column(self, name: str) -> Column:
+        """The column of a name.
+
+        Raises:
+            UsageError: There is none; names those that there are.
+        """
+        found = next((column for column in self.shown if column.name == name), None)
+        if found is None:
+            names = [column.name for column in self.shown]
+            raise UsageError(f"there is no column '{name}'{nearest(name, names)}; the columns are {', '.join(names)}")
+        return found
+
+    @cached_property
+    def own(self) -> Mapping[str, Mapping[ModuleCall, Figure]]:
+        """Column to the own figures of calls, with what belongs to no call under no key."""
+        return {column.name: self._own(column) for column in self.columns if column.kind in (Kind.SUM, Kind.LARGEST)}
+
+    @cached_property
+    def outside(self) -> Mapping[str, Figure]:
+        """Column to the figures of what belongs to no call."""
+        nodes = [node for node in self.nodes if not node.calls]
+        sums = {
+            column.name: _joined(column, [node.figures[column.name] for node in nodes if column.name in node.figures])
+            for column in self.columns
+            if column.kind in (Kind.SUM, Kind.LARGEST)
+        }
+        found = {name: figure for name, figure in sums.items() if figure is not None}
+        return self._with_derived(found, self._runs_of(nodes))
+
+    @cached_property
+    def whole(self) -> Mapping[str, Figure]:
+        """The figures of the whole file, what belongs to no call included."""
+        whole: dict[str, Figure] = {}
+        for column in self.columns:
+            if column.kind in (Kind.SUM, Kind.LARGEST):
+                figures = [*self.own[column.name].values()]
+                outside = [n.figures[column.name] for n in self.nodes if not n.calls and column.name in n.figures]
+                if (joined := _joined(column, [*figures, *outside])) is not None:
+                    whole[column.name] = joined
+        return whole
+
+    def rows(self, by: By = "call", *, depth: int | None = None, only: Selection | None = None) -> list[Row]:
+        """The rows, the root first, callers before callees.
+
+        Args:
+            by: ``call``; ``module``: all calls of a module together; ``class``: all calls of the modules of a class.
+            depth: Leave out rows deeper than this below the root.
+            only: Leave out the calls that selectors do not pick.
+        """
+        order = [traced for traced in self.calls if only is None or traced.call in only]
+        order = [traced for traced in order if depth is None or traced.depth <= depth]
+        groups: dict[str, list[ModuleCall]] = {}
+        for traced in order:
+            groups.setdefault(self._key(traced.call, by), []).append(traced.call)
+        rows = []
+        for key, calls in groups.items():
+            first = calls[0]
+            rows.append(
+                Row(
+                    address=key,
+                    tag=self.tags[first] if by != "class" else class_in_tag(self.tags[first]),
+                    class_name=class_in_tag(self.tags[first]),
+                    depth=self.calls[first].depth if by != "class" else 0,
+                    calls=tuple(calls),
+                    own=self._figures(calls),
+                    total=self._figures(self._inside_all(calls)),
+                )
+            )
+        return rows
+
+    def document(
+        self,
+        by: By = "call",
+        *,
+        depth: int | None = None,
+        only: Selection | None = None,
+        sort: str | None = None,
+    ) -> dict[str, Any]:
+        """The table as JSON values: ``columns``, ``rows``, ``outside``."""
+        rows = self.rows(by, depth=depth, only=only)
+        if sort is not None:
+            rows = self.sorted(rows, sort)
+        return {
+            "columns": {column.name: column.unit for column in self.shown},
+            "rows": [
+                {
+                    "address": "" if row.address == "." else row.address,
+                    "tag": row.tag,
+                    "class": row.class_name,
+                    "depth": row.depth,
+                    "own": self.numbers(row.own),
+                    "total": self.numbers(row.total),
+                }
+                for row in rows
+            ],
+            "outside": self.numbers(self.outside),
+        }
+
+    def sorted(self, rows: Iterable[Row], name: str) -> list[Row]:
+        """Rows with the largest own figure of a column first.
+
+        Raises:
+            UsageError: There is no such column, or its figures are formulas.
+        """
+        column = self.column(name)
+        rows = list(rows)
+        if any(isinstance(column.number(row.own.get(name, 0)), str) for row in rows):
+            raise UsageError(f"{name} depends on sizes that are not given: give them with --size NAME=N to sort by it")
+        return sorted(rows, key=lambda row: -float(column.number(row.own.get(name, float("-inf")))))
+
+    def numbers(self, figures: Mapping[str, Figure]) -> dict[str, Any]:
+        """Figures in the units of their columns, those of hidden columns left out."""
+        return {c.name: c.number(figures[c.name]) for c in self.shown if c.name in figures}
+
+    def _key(self, call: ModuleCall, by: By) -> str:
+        if by == "class":
+            return f"class:{class_in_tag(self.tags[call])}"
+        return str(call) if by == "call" else call.path or "."
+
+    def _own(self, column: Column) -> dict[ModuleCall, Figure]:
+        own: dict[ModuleCall, list[Figure]] = {}
+        for node in self.nodes:
+            if node.calls and column.name in node.figures:
+                figure = node.figures[column.name]
+                parts = share_out(figure, len(node.calls)) if column.kind is Kind.SUM else [figure] * len(node.calls)
+                for call, part in zip(node.calls, parts, strict=True):
+                    own.setdefault(call, []).append(part)
+        for call, figure in self.direct.get(column.name, {}).items():
+            own.setdefault(call, []).append(figure)
+        return {call: _joined(column, figures) for call, figures in own.items()}
+
+    @cached_property
+    def _depth_first(self) -> tuple[list[ModuleCall], dict[ModuleCall, tuple[int, int]]]:
+        """The calls in an order in which those inside one lie behind it, and the range of each with those inside it."""
+        order: list[ModuleCall] = []
+        ranges: dict[ModuleCall, tuple[int, int]] = {}
+        pending = [(traced.call, False) for traced in reversed(self.calls.calls) if traced.parent is None]
+        while pending:
+            call, done = pending.pop()
+            if done:
+                ranges[call] = (ranges[call][0], len(order))
+                continue
+            ranges[call] = (len(order), len(order))
+            order.append(call)
+            pending.append((call, True))
+            pending.extend((child, False) for child in reversed(self.calls.children[call]))
+        return order, ranges
+
+    def _inside_all(self, calls: Collection[ModuleCall]) -> Sequence[ModuleCall]:
+        """Calls and all calls inside them, each once."""
+        order, ranges = self._depth_first
+        found: list[ModuleCall] = []
+        end = 0
+        for first, last in sorted(ranges[call] for call in calls):
+            found.extend(order[max(first, end) : last])
+            end = max(end, last)
+        return found
+
+    def _figures(self, calls: Collection[ModuleCall]) -> dict[str, Figure]:
+        """The figures of some calls together."""
+        found: dict[str, Figure] = {}
+        for column in self.columns:
+            if column.name in self.own:
+                own = self.own[column.name]
+                joined = _joined(column, [own[call] for call in calls if call in own])
+                if joined is not None:
+                    found[column.name] = joined
+                elif column.kind is Kind.SUM:
+                    found[column.name] = 0
+        return self._with_derived(found, lambda: self._runs_in(calls))
+
+    def _with_derived(
+        self, found: dict[str, Figure], runs: Callable[[], Sequence[int]] | Sequence[int]
+    ) -> dict[str, Figure]:
+        for column in self.columns:
+            if column.kind is Kind.RATIO:
+                above = found.get(column.of[0], 0)
+                below = self.whole.get(column.of[1], 0) if column.share else found.get(column.of[1], 0)
+                if below and not hasattr(above, "free_symbols") and not hasattr(below, "free_symbols"):
+                    found[column.name] = above / below
+            elif column.kind is Kind.SPREAD:
+                found[column.name] = _quartile_range(runs() if callable(runs) else runs)
+        return found
+
+    @cached_property
+    def _own_runs(self) -> Mapping[ModuleCall, Sequence[int]]:
+        own: dict[ModuleCall, list[int]] = {}
+        for node in self.nodes:
+            for call in node.calls:
+                parts = own.setdefault(call, [0] * len(node.runs))
+                for index, taken in enumerate(node.runs):
+                    parts[index] += taken // len(node.calls)
+        return own
+
+    def _runs_in(self, calls: Collection[ModuleCall]) -> list[int]:
+        return [sum(run) for run in zip(*(self._own_runs[c] for c in calls if self._own_runs.get(c)), strict=True)]
+
+    def _runs_of(self, nodes: Sequence[NodeFigures]) -> list[int]:
+        return [sum(run) for run in zip(*(node.runs for node in nodes if node.runs), strict=True)]
+
+
+def share_out(figure: Figure, count: int) -> list[Figure]:
+    """A figure in parts that are as equal as whole numbers can be and add up to it; the first are the larger ones."""
+    if count == 1:
+        return [figure]
+    if hasattr(figure, "free_symbols"):
+        return [figure / count] * count
+    least, more = divmod(figure, count)
+    return [least + (index < more) for index in range(count)]
+
+
+def _joined(column: Column, figures: Sequence[Figure]) -> Figure | None:
+    """The figures of several nodes or calls as one; ``None`` where there are none."""
+    if not figures:
+        return None
+    if column.kind is Kind.LARGEST:
+        return max(figures)
+    total = sum(figures)
+    return total.expand() if hasattr(total, "expand") else total
+
+
+def _quartile_range(runs: Sequence[int]) -> int:
+    """From the first to the third quartile, in whole units."""
+    if len(runs) < 2:
+        return 0
+    first, _, third = statistics.quantiles(runs, n=4, method="inclusive")
+    return round(third - first)

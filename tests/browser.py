@@ -1,0 +1,118 @@
+"""Chromium without a window, driven over the WebDriver protocol: enough to click, type, look, and hear complaints."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+import socket
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chrome")
+DRIVER = shutil.which("chromedriver")
+MISSING = "" if CHROMIUM and DRIVER else "needs Chromium and its driver: apt-get install chromium chromium-driver"
+"""Why no browser can be driven here; empty where one can."""
+
+
+class Browser:
+    """One window."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        options = {"args": ["--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=1300,1000"]}
+        asked = {
+            "browserName": "chrome",
+            "goog:chromeOptions": options | {"binary": CHROMIUM},
+            "goog:loggingPrefs": {"browser": "ALL", "performance": "ALL"},
+        }
+        made = self._call("POST", "/session", {"capabilities": {"alwaysMatch": asked}})
+        self._session = f"/session/{made['sessionId']}"
+
+    def open(self, page: Path) -> None:
+        self._call("POST", f"{self._session}/url", {"url": page.as_uri()})
+
+    def run(self, script: str, *arguments: Any) -> Any:
+        """What a script returns."""
+        return self._call("POST", f"{self._session}/execute/sync", {"script": script, "args": list(arguments)})
+
+    def click(self, selector: str) -> None:
+        """Click the first element of a CSS selector, as its user does or, where something is drawn, by an event."""
+        assert self.run(
+            "const e = document.querySelector(arguments[0]); if (!e) return false;"
+            "e.dispatchEvent(new MouseEvent('click', {bubbles: true})); return true;",
+            selector,
+        ), f"there is no {selector}"
+
+    def type(self, selector: str, text: str) -> None:
+        """Put a text into an input."""
+        self.run(
+            "const e = document.querySelector(arguments[0]); e.value = arguments[1];"
+            "e.dispatchEvent(new Event('input')); e.dispatchEvent(new Event('change'));",
+            selector,
+            text,
+        )
+
+    def texts(self, selector: str) -> list[str]:
+        found: list[str] = self.run(
+            "return [...document.querySelectorAll(arguments[0])].map(e => e.textContent)", selector
+        )
+        return found
+
+    def count(self, selector: str) -> int:
+        return int(self.run("return document.querySelectorAll(arguments[0]).length", selector))
+
+    def complaints(self) -> list[str]:
+        """What was written to the console."""
+        return [entry["message"] for entry in self._log("browser")]
+
+    def requests(self) -> list[str]:
+        """What was asked for, files and the network alike."""
+        messages = [json.loads(entry["message"])["message"] for entry in self._log("performance")]
+        return [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
+
+    def picture(self, path: Path) -> None:
+        path.write_bytes(base64.b64decode(self._call("GET", f"{self._session}/screenshot")))
+
+    def close(self) -> None:
+        self._call("DELETE", self._session)
+
+    def _log(self, kind: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self._call("POST", f"{self._session}/se/log", {"type": kind})
+        return found
+
+    def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(
+            self._address + path, data, {"Content-Type": "application/json"}, method=method
+        )
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return json.load(answer)["value"]
+
+
+@contextmanager
+def browser() -> Iterator[Browser]:
+    """A browser of its own, ended whatever happens."""
+    assert DRIVER is not None
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with subprocess.Popen([DRIVER, f"--port={port}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as driver:
+        try:
+            for _ in range(200):
+                with socket.socket() as probe:
+                    if probe.connect_ex(("127.0.0.1", port)) == 0:
+                        break
+                time.sleep(0.05)
+            window = Browser(f"http://127.0.0.1:{port}")
+            try:
+                yield window
+            finally:
+                window.close()
+        finally:
+            driver.terminate()

@@ -1,0 +1,279 @@
+"""Figures by module: they add up exactly, and agree with PyTorch's counter and with ONNX Runtime's arena."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+import warnings
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+import models
+from exports import Exporter
+from modelexport.cli.show_table import format_csv, format_table
+from modelexport.core.calls import CallTree, ModuleCall, TracedCall
+from modelexport.errors import UsageError
+from modelexport.measure.columns import Column, Kind
+from modelexport.measure.costs import cost
+from modelexport.measure.node_data import node_data_document
+from modelexport.measure.operators import COMPOSITES, ELEMENTWISE, MOVES, REDUCTIONS
+from modelexport.measure.shapes import find_shapes
+from modelexport.measure.table import NodeFigures, Table, share_out
+from modelexport.pytorch.values import run_arguments
+from modelexport.tagged.file import read_tagged
+
+COUNTED = (
+    "blocks", "bert", "albert", "gpt2-cache", "llama", "t5", "whisper", "vit", "resnet", "unet", "residual-network",
+    "tied-weights", "nested-structures",
+)  # fmt: skip
+"""Not those with a recurrence or a bilinear form, which PyTorch's counter leaves out, with experts, whose sizes depend
+on the data, or with modules that it names in another way."""
+
+
+def small_table() -> Table:
+    """A root with two blocks, a node that both own, and one that belongs to no call."""
+    root, a, b, inner = ModuleCall(""), ModuleCall("a"), ModuleCall("a", 1), ModuleCall("b.inner")
+    other = ModuleCall("b")
+    calls = CallTree(
+        (
+            TracedCall(root, None, 0, 0, 9),
+            TracedCall(a, root, 1, 1, 2),
+            TracedCall(other, root, 1, 3, 6),
+            TracedCall(inner, other, 2, 4, 5),
+            TracedCall(b, root, 1, 7, 8),
+        )
+    )
+    tags = {root: "/Net", a: "/Net/Block", b: "/Net/Block@1", other: "/Net/Other", inner: "/Net/Other/Block"}
+    nodes = (
+        NodeFigures("n0", "Add", (root,), {"work": 10, "most": 5}, (1, 2, 3)),
+        NodeFigures("n1", "Mul", (a, inner, b), {"work": 100, "most": 7}, (30, 30, 60)),
+        NodeFigures("n2", "Mul", (other,), {"work": 1, "most": 9}, (4, 4, 4)),
+        NodeFigures("copy", "MemcpyToHost", (), {"work": 3}, (9, 9, 9)),
+    )
+    columns = (
+        Column("work", "steps"),
+        Column("most", "bytes", Kind.LARGEST),
+        Column("part", "of all", Kind.RATIO, of=("work", "work"), share=True),
+        Column("range", "steps", Kind.SPREAD, of=("work", "")),
+    )
+    return Table(calls, tags, columns, nodes)
+
+
+def test_a_node_with_several_owners_is_shared_out_without_remainder() -> None:
+    assert share_out(100, 3) == [34, 33, 33]
+    assert share_out(2, 3) == [1, 1, 0]
+    rows = {row.address: row for row in small_table().rows()}
+    assert [rows[call].own["work"] for call in ("a", "b.inner", "a@1")] == [34, 33, 33]
+    assert sum(row.own["work"] for row in rows.values()) == 111
+    assert rows["."].total["work"] == 111
+    assert small_table().outside["work"] == 3
+    assert small_table().whole["work"] == 114
+
+
+def test_a_total_is_its_own_figures_and_those_inside() -> None:
+    rows = {row.address: row for row in small_table().rows()}
+    assert (rows["b"].own["work"], rows["b"].total["work"]) == (1, 34)
+    assert (rows["."].own["most"], rows["."].total["most"], rows["b"].total["most"]) == (5, 9, 9)
+    assert rows["b"].total["part"] == Fraction(34, 114) or rows["b"].total["part"] == 34 / 114
+
+
+def test_calls_of_a_module_and_modules_of_a_class_are_put_together() -> None:
+    modules = {row.address: row for row in small_table().rows("module")}
+    assert list(modules) == [".", "a", "b", "b.inner"]
+    assert modules["a"].own["work"] == 67
+    classes = {row.address: row for row in small_table().rows("class")}
+    assert list(classes) == ["class:Net", "class:Block", "class:Other"]
+    assert classes["class:Block"].own["work"] == 100
+    assert classes["class:Other"].total["work"] == 34
+
+
+def test_rows_are_sorted_by_what_is_their_own() -> None:
+    table = small_table()
+    assert [row.address for row in table.sorted(table.rows(), "work")][:2] == ["a", "b.inner"]
+    with pytest.raises(UsageError, match="no column 'works'; did you mean work"):
+        table.sorted(table.rows(), "works")
+
+
+def test_the_document_is_as_it_was_agreed() -> None:
+    document = small_table().document()
+    assert list(document) == ["columns", "rows", "outside"]
+    assert document["columns"] == {"work": "steps", "most": "bytes", "part": "of all", "range": "steps"}
+    assert document["rows"][0]["address"] == ""
+    assert list(document["rows"][0]) == ["address", "tag", "class", "depth", "own", "total"]
+    assert document["rows"][1]["own"]["work"] == 34
+
+
+def test_csv_has_own_and_total_of_each_column() -> None:
+    table = small_table()
+    lines = list(csv.DictReader(format_csv(table, table.rows()).splitlines()))
+    assert lines[2]["address"] == "b"
+    assert (lines[2]["own.work"], lines[2]["total.work"]) == ("1", "34")
+    assert lines[-1]["address"] == "(outside)"
+
+
+def test_a_tree_has_bars_and_colour_only_where_asked() -> None:
+    table = small_table()
+    plain = format_table(table, "work")
+    assert "\x1b" not in plain
+    assert "█" in plain
+    assert "\x1b[31m" in format_table(table, "work", colour=True)
+    assert "#" in format_table(table, "work", blocks=False)
+    assert "█" not in format_table(table, "work", blocks=False)
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_multiply_adds_are_half_of_what_pytorch_counts(exported: Exporter, name: str) -> None:
+    table = cost(exported(name).path)
+    ours = {row.address: 2 * row.total["macs"] for row in table.rows("module")}
+    case = models.case(name)
+    model, (args, kwargs) = case.build(), run_arguments(case.inputs())
+    counter = FlopCounterMode(display=False)
+    math = torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH)  # it does not count the CPU's own kernel
+    with warnings.catch_warnings(), torch.no_grad(), math, counter:
+        warnings.simplefilter("ignore")
+        model(*args, **kwargs)
+    root = type(model).__name__
+    theirs = {
+        "." if path in ("Global", root) else path.removeprefix(f"{root}."): sum(counts.values())
+        for path, counts in counter.get_flop_counts().items()
+    }
+    assert theirs["."] > 0
+    assert {path: ours[path] for path in theirs} == theirs
+
+
+@pytest.mark.parametrize("name", ["blocks", "bert", "t5", "condition", "recurrent", "resnet"])
+def test_own_figures_add_up_to_the_file(exported: Exporter, name: str) -> None:
+    table = cost(exported(name).path)
+    rows = table.rows()
+    stored = sum(
+        value.const_value.nbytes
+        for graph in read_tagged(exported(name).path).model.graphs()
+        for value in graph.initializers.values()
+        if value.const_value is not None
+    )
+    assert sum(row.own.get("bytes", 0) for row in rows) + table.outside.get("bytes", 0) == stored
+    for column in ("parameters", "macs", "flops", "activation_bytes"):
+        assert sum(row.own[column] for row in rows) == rows[0].total[column]
+        for traced in table.calls:
+            inside = [row for row in rows if row.calls[0] in table.calls.children[traced.call]]
+            row = next(row for row in rows if row.calls == (traced.call,))
+            assert row.total[column] == row.own[column] + sum(child.total[column] for child in inside)
+
+
+def test_tied_parameters_count_once_and_for_the_module_that_holds_them(exported: Exporter) -> None:
+    case = exported("tied-weights")
+    model = case.case.build()
+    rows = {row.address: row for row in cost(case.path).rows()}
+    assert rows["."].total["parameters"] == sum(parameter.numel() for parameter in model.parameters())
+    assert rows["embedding"].own["parameters"] == model.embedding.weight.numel()
+    assert rows["lm_head"].own["parameters"] == 0
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2-cache", "unet", "resnet"])
+def test_formulas_give_the_figures_of_a_file_of_fixed_sizes(exported: Exporter, name: str) -> None:
+    fixed, path = cost(exported(name).path), exported(name, dynamic=True).path
+    sizes: dict[str, int] = {}
+    here, there = (read_tagged(p).model.graph.inputs for p in (path, exported(name).path))
+    for value, given in zip(here, there, strict=True):
+        sizes.update(
+            (str(dim.value), int(str(size)))
+            for dim, size in zip(value.shape or (), given.shape or (), strict=True)
+            if not isinstance(dim, int) and not str(dim.value).isdecimal()
+        )
+    formula = cost(path).whole["macs"]
+    assert formula.free_symbols
+    by_name = {str(symbol): symbol for symbol in formula.free_symbols}
+    assert formula.subs({by_name[n]: size for n, size in sizes.items() if n in by_name}) == fixed.whole["macs"]
+    assert cost(path, sizes).whole["macs"] == fixed.whole["macs"]
+
+
+def test_a_dynamic_axis_that_is_not_there_is_an_error(exported: Exporter) -> None:
+    with pytest.raises(UsageError, match="no dynamic axis 'batch'; it has "):
+        cost(exported("bert", dynamic=True).path, {"batch": 8})
+
+
+def test_a_formula_in_a_file_is_never_executed(tmp_path: Path) -> None:
+    evil = f"__import__('pathlib').Path({str(tmp_path / 'seen')!r}).touch()"
+    value = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([evil, 4]))
+    node = ir.node("Relu", [value])
+    node.outputs[0].name, node.outputs[0].shape = "y", value.shape
+    node.outputs[0].type = value.type
+    model = ir.Model(ir.Graph([value], node.outputs, nodes=[node], opset_imports={"": 20}), ir_version=10)
+    shapes = find_shapes(model)
+    assert [str(size) for size in shapes.sizes["y"]] == [evil, "4"]
+    assert not (tmp_path / "seen").exists()
+
+
+def test_no_operator_has_two_rules() -> None:
+    kinds = [MOVES, ELEMENTWISE, REDUCTIONS, frozenset(COMPOSITES)]
+    assert sum(map(len, kinds)) == len(frozenset().union(*kinds))
+
+
+@pytest.mark.parametrize("name", ["bert", "resnet", "t5", "unet", "vit", "gpt2-cache"])
+def test_peak_memory_is_within_a_fifth_of_the_arena(exported: Exporter, name: str) -> None:
+    from modelexport.measure.profiles import profile
+
+    measured = profile(exported(name).path, runs=1, warmup=1, level="none").table.whole["peak_bytes"]
+    assert cost(exported(name).path).whole["peak_bytes"] == pytest.approx(measured, rel=0.2)
+
+
+def test_node_data_has_no_key_that_the_file_does_not_have(exported: Exporter) -> None:
+    path = exported("bert").path
+    graph = read_tagged(path).model.graph
+    data = node_data_document(cost(path), "flops")
+    assert list(data) == [graph.name]
+    results: dict[str, Any] = data[graph.name]["results"]
+    assert set(results) <= {value.name for node in graph for value in node.outputs}
+    assert sum(one["value"] for one in results.values()) == cost(path).whole["flops"]
+    assert [stop["stop"] for stop in data[graph.name]["gradient"]] == [0, 0.5, 1]
+
+
+def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "modelexport", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_the_command_prints_a_tree_json_or_csv(exported: Exporter) -> None:
+    path = exported("bert").path
+    assert "BertSelfAttention" in run("cost", path).stdout
+    document = json.loads(run("cost", path, "--json").stdout, parse_float=Decimal)
+    assert list(document) == ["columns", "rows", "outside"]
+    assert sum(row["own"]["flops"] for row in document["rows"]) == document["rows"][0]["total"]["flops"]
+    only = json.loads(run("cost", path, "encoder.layer.0.**", "!class:Linear", "--json").stdout)
+    addresses = [row["address"] for row in only["rows"]]
+    assert addresses[0] == "encoder.layer.0.attention"
+    assert not any(row["class"] == "Linear" for row in only["rows"])
+    assert run("cost", path, "--csv", "--by", "class").stdout.splitlines()[1].startswith("class:BertModel,BertModel")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--sort", "flop"], "there is no column 'flop'; did you mean flops"),
+        (["--size", "batch"], "'batch' is not NAME=N"),
+        (["--size", "batch=8"], "no dynamic axis 'batch': all of its sizes are fixed"),
+        (["encoder.layers.0"], "did you mean encoder.layer.0"),
+        (["--json", "--csv"], "not both"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(exported: Exporter, arguments: list[str], message: str) -> None:
+    done = run("cost", exported("bert").path, *arguments)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert message in done.stderr
+
+
+def test_cost_does_not_import_torch(exported: Exporter) -> None:
+    code = (
+        "import sys; from modelexport.measure.costs import cost; "
+        f"cost({str(exported('blocks').path)!r}); assert not {{'torch', 'transformers'}} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

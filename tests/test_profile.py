@@ -1,0 +1,184 @@
+"""ONNX Runtime's own time and memory by module: nearly all of it is attributed, and what is planted is found."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from exports import Exporter
+from modelexport import export
+from modelexport.errors import FileFormatError, InputsError, UsageError
+from modelexport.lineage.tools import optimize_file
+from modelexport.measure.profiles import ModuleProfile, profile, profile_against, profile_beside
+from modelexport.measure.runs import Level, _Event, _nested
+from modelexport.pytorch.timing import time_calls
+
+LEVELS: Sequence[Level] = ("all", "extended", "basic", "none")
+
+
+def check_sums(found: ModuleProfile) -> None:
+    """What calls have themselves, and what is outside, is all there is; parents are their own and their children."""
+    table = found.table
+    rows = {row.calls[0]: row for row in table.rows()}
+    own = sum(row.own["seconds"] for row in rows.values())
+    assert own + table.outside["seconds"] == table.whole["seconds"]
+    for call, row in rows.items():
+        inside = [rows[child] for child in table.calls.children[call]]
+        assert row.total["seconds"] == row.own["seconds"] + sum(child.total["seconds"] for child in inside)
+
+
+@pytest.mark.parametrize(
+    "name", ["bert", "vit", "resnet", "gpt2-cache", "condition", "recurrent", "unet", "whisper", "llama", "mixtral"]
+)
+def test_nearly_all_time_belongs_to_modules_at_every_level(exported: Exporter, name: str) -> None:
+    for level in LEVELS:
+        found = profile(exported(name).path, runs=2, warmup=1, level=level)
+        assert found.facts.attributed >= 0.99
+        check_sums(found)
+
+
+@pytest.mark.parametrize("tool", ["ort-bert", "quantize-dynamic"])
+def test_fused_and_quantized_files_too(exported: Exporter, tool: str, tmp_path: Path) -> None:
+    changed = tmp_path / "changed.onnx"
+    optimize_file(exported("bert").path, tool, changed)
+    found = profile(changed, runs=2, warmup=1)
+    assert found.facts.attributed >= 0.99
+    check_sums(found)
+
+
+class Slow(nn.Module):
+    """Three equal layers, one of them with a matrix ten times as wide."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(256, width), nn.Linear(width, 256)) for width in WIDTHS)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+WIDTHS = (256, 2560, 256)
+
+
+@pytest.fixture(scope="module")
+def slow(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    path = tmp_path_factory.mktemp("slow") / "slow.onnx"
+    export(Slow().eval(), {"x": torch.randn(1, 128, 256)}, path)
+    return path
+
+
+def test_a_module_made_slow_is_found_first(slow: Path) -> None:
+    table = profile(slow, runs=5).table
+    layers = [row for row in table.rows() if row.address in ("layers.0", "layers.1", "layers.2")]
+    assert max(layers, key=lambda row: row.total["seconds"]).address == "layers.1"
+    assert table.sorted(table.rows(), "seconds")[0].address.startswith("layers.1.")
+
+
+def test_the_sum_is_near_the_time_of_a_run_or_the_overhead_is_named(slow: Path) -> None:
+    found = profile(slow, runs=5)
+    kernels, wall = found.facts.kernel_seconds, found.facts.wall_seconds
+    assert abs(kernels - wall) <= 0.05 * wall or "with profiling" in found.table.notes[0]
+    assert f"{wall * 1e3:,.3g} ms" in found.table.notes[0]
+
+
+def test_quantizing_one_layer_shows_in_that_layer(slow: Path, tmp_path: Path) -> None:
+    from onnxruntime.quantization import quantize_dynamic
+
+    from modelexport import retag
+    from modelexport.tagged.file import read_tagged
+
+    wide = [node.name for node in read_tagged(slow).describe_nodes(read_tagged(slow).select("layers.1").inside)]
+    quantize_dynamic(slow, tmp_path / "q.onnx", nodes_to_quantize=wide)
+    retag(tmp_path / "q.onnx", source=slow, output=tmp_path / "qt.onnx")
+    both = profile_against(profile(slow, runs=5), profile(tmp_path / "qt.onnx", runs=5))
+    operators = {
+        call.path.rpartition(".")[0]
+        for node in both.table.nodes
+        if "against_seconds" in node.figures and node.op_type in ("DynamicQuantizeMatMul", "MatMulIntegerToFloat")
+        for call in node.calls
+    }
+    assert operators == {"layers.1"}
+    rows = {row.address: row for row in both.table.rows()}
+    assert all(rows[f"layers.{index}"].total["against_seconds"] > 0 for index in range(3))
+    assert both.document()["against"]["file"].endswith("qt.onnx")
+
+
+def test_pytorch_stands_beside_it(slow: Path) -> None:
+    torch.manual_seed(0)
+    model = Slow().eval()
+    found = profile(slow, runs=3)
+    seconds = time_calls(model, {"x": torch.from_numpy(found.feeds["x"])}, runs=3)
+    both = profile_beside(found, seconds, "PyTorch")
+    rows = {row.address: row for row in both.table.rows()}
+    assert rows["."].total["against_seconds"] == sum(seconds.values())
+    assert rows["layers.1"].total["against_seconds"] > rows["layers.0"].total["against_seconds"]
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_a_node_that_holds_graphs_has_its_own_time_without_theirs() -> None:
+    events = msgspec.convert(
+        [
+            {"cat": "Node", "name": "inner", "ts": 11, "dur": 3, "args": {"op_name": "Add"}},
+            {"cat": "Node", "name": "branch", "ts": 10, "dur": 9, "args": {"op_name": "If"}},
+            {"cat": "Node", "name": "after", "ts": 19, "dur": 2, "args": {"op_name": "Mul"}},
+        ],
+        list[_Event],
+    )
+    assert [(event.name, own, depth) for event, own, depth in _nested(events)] == [
+        ("inner", 3, 1), ("branch", 6, 0), ("after", 2, 0),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".json", ".safetensors"])
+def test_inputs_come_from_a_file(slow: Path, suffix: str, tmp_path: Path) -> None:
+    given, array = tmp_path / f"inputs{suffix}", np.ones((1, 128, 256), np.float32)
+    if suffix == ".npz":
+        np.savez(given, x=array)
+    elif suffix == ".json":
+        given.write_text(json.dumps({"x": {"dtype": "float32", "shape": [1, 128, 256], "range": [0, 1]}}))
+    else:
+        from safetensors.numpy import save_file
+
+        save_file({"x": array}, given)
+    found = profile(slow, given, runs=1)
+    assert found.facts.inputs == {"x": "float32[1, 128, 256]"}
+    assert found.facts.inputs_from == str(given)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"inputs": {"y": np.ones(1)}}, InputsError, "x missing from the inputs"),
+        ({"inputs": Path("no.npz")}, FileFormatError, r"cannot read inputs from no\.npz"),
+        ({"provider": "NoExecutionProvider"}, UsageError, "ONNX Runtime has no NoExecutionProvider here"),
+        ({"inputs": {"x": np.ones((1, 2), np.float32)}}, UsageError, "ONNX Runtime does not run the model"),
+    ],
+)
+def test_what_is_wrong_is_said(slow: Path, options: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        profile(slow, options.pop("inputs", None), **options, runs=1)
+
+
+def test_the_command_prints_the_run_beside_the_table(slow: Path) -> None:
+    command = [sys.executable, "-m", "modelexport", "profile", str(slow), "--runs", "2"]
+    done = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True)
+    document = json.loads(done.stdout)
+    assert set(document) == {"columns", "rows", "outside", "run"}
+    assert list(document["columns"]) == ["seconds", "share", "spread", "peak_bytes"]
+    assert document["run"]["attributed"] >= 0.99
+    listed = subprocess.run([*command, "--csv", "--by", "module"], capture_output=True, text=True, check=True).stdout
+    assert next(csv.DictReader(listed.splitlines()))["address"] == "."
