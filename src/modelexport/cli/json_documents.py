@@ -22,6 +22,8 @@ def export_document(result: ExportResult) -> dict[str, Any]:
         "messages": result.messages,
         "tree": result.tree,
     }
+    if result.unrepeatable:
+        document["unrepeatable"] = result.unrepeatable
     if result.weights.is_apart:
         document["weights"] = result.weights
     if result.check is not None:
@@ -30,6 +32,7 @@ def export_document(result: ExportResult) -> dict[str, Any]:
         document["attempts"] = [{"frontend": one.frontend, "reason": one.reason} for one in result.attempts]
     if result.verified is not None:
         document["verify"] = {
+            "verdict": result.verified.verdict,
             "agrees": result.verified.agrees,
             "largest_difference": result.verified.largest,
             "outputs": result.verified.outputs,

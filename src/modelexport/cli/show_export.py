@@ -243,7 +243,7 @@ def format_export(result: ExportResult) -> str:
 def _format_check(check: FileCheck) -> str:
     where = f" ({check.step})" if check.step else ""
     if check.status == "passed":
-        return f"check: passed; outputs within {check.largest or 0.0:.1e} of the largest element"
+        return f"check: passed; outputs within {check.largest or 0.0:.1e} of PyTorch's"
     return f"check: {check.status}{where}: {check.reason}"
 
 

@@ -14,58 +14,85 @@ if TYPE_CHECKING:
     from modelexport.verify.differences import Difference
     from modelexport.verify.verdicts import CallVerdict, VerifyReport
 
+_CLAIMS = 10
+
 
 def format_verification(report: VerifyReport) -> str:
-    """One line for each output that does not agree, or one line for all."""
-    if report.agrees:
-        outputs = plural(len(report.outputs), "output")
-        verb = "agrees" if len(report.outputs) == 1 else "agree"
-        return f"verified: {outputs} {verb} with PyTorch, largest difference {report.largest:.1e}"
-    wrong = [output for output in report.outputs if output.status != "agree"]
-    return "\n".join(
-        f"{output.name}: {output.status} ({output.reason}"
-        + (f", largest difference {output.absolute:.1e})" if output.absolute is not None else ")")
-        for output in wrong
-    )
+    """What an export says of its verification: one line if all agrees, else what ``verify`` would show."""
+    if not report.agrees:
+        return format_verify(report)
+    outputs = plural(len(report.outputs), "output")
+    verb = "agrees" if len(report.outputs) == 1 else "agree"
+    return f"verified: {outputs} {verb} with PyTorch, largest difference {report.largest:.1e}; {_counts(report)}"
 
 
 def format_verify(report: VerifyReport) -> str:
-    """The first diverging module, the calls that differ or cannot be compared, and a line that sums them up."""
+    """What is wrong, what was not compared and why, and a line that sums both up."""
     lines = []
     if report.diverging is not None:
         first = report.diverging
         lines += [f"first diverging: {first.address or '.'}  {first.tag}", f"  {first.reason}"]
+    if report.optimizer:
+        lines.append(f"the file is right, and ONNX Runtime's optimiser {report.optimizer} makes it wrong")
     lines += [f"{o.name}: {o.status} ({o.reason})" for o in report.outputs if o.status != "agree"]
-    rows = [("MODULE", "CALL", "STATUS", "CHAINED", "ISOLATED", "")]
+    lines += [f"with {o.what}: {o.status} ({o.reason})" for o in report.others if o.status != "agree"]
+    lines += [
+        f"{claim.document}, {claim.where}: says {shortened(claim.claimed, 80)}, and it is {shortened(claim.found, 80)}"
+        for claim in report.claims[:_CLAIMS]
+    ]
+    if len(report.claims) > _CLAIMS:
+        lines.append(f"{plural(len(report.claims) - _CLAIMS, 'false claim')} more")
+    lines += report.notes
+    rows = [("MODULE", "CALL", "STATUS", "END TO END", "PER MODULE", "TIMES NOISE", "")]
     rows += [
-        (*_verdict_cells(call), _largest(call.end_to_end), _largest(call.per_module), shortened(call.reason, 100))
+        (
+            *_verdict_cells(call),
+            _error(call.end_to_end),
+            _error(call.per_module),
+            _multiple(call.per_module),
+            shortened(call.reason, 100),
+        )
         for call in report.calls
-        if call.status in ("differ", "not comparable")
+        if call.status in ("differ", "not compared", "tie")
     ]
     if len(rows) > 1:
-        lines += ["", align(rows, right={3, 4}), ""]
-    statuses = Counter(call.status for call in report.calls)
-    end_to_end = max((call.end_to_end.absolute or 0.0 for call in report.calls if call.end_to_end), default=0.0)
-    per_module = max((call.per_module.absolute or 0.0 for call in report.calls if call.per_module), default=0.0)
-    summary = [
-        f"{statuses['agree']:,} of {plural(len(report.calls) - statuses['no nodes'], 'call')} with nodes agree",
-        f"largest difference {end_to_end:.1e} end to end, {per_module:.1e} per module",
-    ]
+        lines += ["", align(rows, right={3, 4, 5}), ""]
+    return "\n".join([*lines, _summary(report)])
+
+
+def _summary(report: VerifyReport) -> str:
+    summary = [f"{report.verdict}: {_counts(report)}"]
     if report.parameters is not None:
         wrong = [*report.parameters.unaccounted, *report.parameters.differing]
         told = f"not in the file or not the model's: {', '.join(wrong)}" if wrong else "all the model's"
         summary.append(f"{plural(report.parameters.used, 'parameter')} {told}")
-    return "\n".join([*lines, "; ".join(summary)])
+    if report.perturbed:
+        summary.append("calls were compared with other weights on both sides")
+    return "; ".join(summary)
+
+
+def _counts(report: VerifyReport) -> str:
+    statuses = Counter(call.status for call in report.calls)
+    told = [f"{statuses['agree'] + statuses['tie']:,} of {_with_nodes(statuses)} with nodes agree"]
+    told += [f"{statuses[one]:,} {one}" for one in ("tie", "differ", "not compared") if statuses[one]]
+    worst = max((call.per_module.multiple or 0.0 for call in report.calls if call.per_module), default=0.0)
+    largest = max((call.per_module.relative or 0.0 for call in report.calls if call.per_module), default=0.0)
+    return f"{', '.join(told)}; largest error {largest:.1e} of its size, {worst:,.1f} times the rounding noise"
+
+
+def _with_nodes(statuses: Counter[Any]) -> str:
+    return plural(sum(statuses.values()) - statuses["no nodes"], "call")
 
 
 def verify_document(report: VerifyReport) -> dict[str, Any]:
     """What ``modelexport verify --json`` prints."""
-    return {"agrees": report.agrees, "diverging": report.diverging, **msgspec.structs.asdict(report)}
+    document = msgspec.structs.asdict(report)
+    return {"verdict": report.verdict, "agrees": report.agrees, "diverging": report.diverging, **document}
 
 
 def format_losses(report: AgainstReport, most: int = 20) -> str:
     """The calls that lose most, the worst on top, and a line that sums them up."""
-    rows = [("MODULE", "CALL", "STATUS", "ISOLATED", "NORM", "CHAINED", "NORM", "COSINE")]
+    rows = [("MODULE", "CALL", "STATUS", "PER MODULE", "NORM", "END TO END", "NORM", "COSINE")]
     ranked = report.ranked
     for call in ranked[:most]:
         made, through = call.per_module, call.end_to_end
@@ -80,8 +107,8 @@ def format_losses(report: AgainstReport, most: int = 20) -> str:
     left = f"{plural(len(ranked) - most, 'call')} that lose less not shown" if len(ranked) > most else ""
     statuses = Counter(call.status for call in report.calls)
     summary = (
-        f"{statuses['agree']:,} of {plural(len(report.calls) - statuses['no nodes'], 'call')} with nodes agree, "
-        f"{statuses['not comparable']:,} cannot be compared; inputs: {report.inputs}"
+        f"{report.verdict}: {statuses['agree']:,} of {_with_nodes(statuses)} with nodes agree, "
+        f"{statuses['not compared']:,} not compared; inputs: {report.inputs}"
     )
     outputs = [
         f"{one.difference.name}: {one.difference.status}, {' of norm '.join(_loss_cells(one))}"
@@ -93,12 +120,20 @@ def format_losses(report: AgainstReport, most: int = 20) -> str:
 def against_document(report: AgainstReport) -> dict[str, Any]:
     """What ``modelexport verify --against --json`` prints."""
     ranked = [call.address for call in report.ranked]
-    return {"agrees": report.agrees, "ranked": ranked, **msgspec.structs.asdict(report)}
+    return {"verdict": report.verdict, "agrees": report.agrees, "ranked": ranked, **msgspec.structs.asdict(report)}
 
 
 def _verdict_cells(call: CallVerdict | CallLoss) -> tuple[str, str, str]:
     depth = call.tag.count("/") - 1
     return indent(depth, call.tag.rpartition("/")[2]), call.address or ".", call.status
+
+
+def _error(difference: Difference | None) -> str:
+    return "" if difference is None or difference.relative is None else f"{difference.relative:.1e}"
+
+
+def _multiple(difference: Difference | None) -> str:
+    return "" if difference is None or difference.multiple is None else f"{difference.multiple:,.1f}"
 
 
 def _largest(difference: Difference | None) -> str:

@@ -21,6 +21,7 @@ from modelexport.exporting.result import ExportResult
 from modelexport.exporting.steps import describe, encode, encode_documents, optimize_exported, remember, tag
 from modelexport.files.atomic import Replacement, check_writable
 from modelexport.graph.owners import owned_operators
+from modelexport.pytorch.repeatability import Unrepeatable, find_unrepeatable
 from modelexport.pytorch.static import module_tree
 from modelexport.tagged.documents.dag import check_dag_directory, dag_document, write_dag_files
 from modelexport.tagged.tree import tree_rows
@@ -80,7 +81,9 @@ def export(
     folder = None if dag_dir is None else Path(dag_dir)
     if folder is not None:
         check_dag_directory(folder)
-    job = _Job(model, inputs, path, name, dynamic, opset, optimized, interface, options, folder, stages)
+    with stages("repeat"):
+        unrepeatable = [] if options.weights.source is not None else find_unrepeatable(model, inputs)
+    job = _Job(model, inputs, path, name, dynamic, opset, optimized, interface, options, folder, stages, unrepeatable)
     return first_that_passes(frontend, job.export_by, keep_anyway=options.checks.keep_anyway)
 
 
@@ -99,6 +102,7 @@ class _Job:
     options: Options
     dag_dir: Path | None
     stages: Stages
+    unrepeatable: Sequence[Unrepeatable]
 
     def export_by(self, frontend: FrontEnd, attempts: Sequence[Attempt], keep_anyway: bool) -> ExportResult:
         """Export with a front end. The files are moved into place when all of it went well."""
@@ -134,7 +138,18 @@ class _Job:
                     model, self.inputs, staged, hierarchy, weights, options, stages, must_pass=not keep_anyway
                 )
             report = staged.with_suffix(".report.md")
-            write_report(report, hierarchy, stages.seconds, verified, functions, weights, messages, check, attempts)
+            write_report(
+                report,
+                hierarchy,
+                stages.seconds,
+                verified,
+                functions,
+                weights,
+                messages,
+                check,
+                attempts,
+                self.unrepeatable,
+            )
             files = [self.path.parent / file.name for file in sorted(staging.iterdir())]
             if self.dag_dir is not None:
                 write_dag_files(replacement, self.dag_dir, dags)
@@ -151,4 +166,5 @@ class _Job:
             functions=functions,
             weights=weights,
             messages=messages,
+            unrepeatable=self.unrepeatable,
         )

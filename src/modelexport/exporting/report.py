@@ -15,6 +15,7 @@ from modelexport.tagged.encodings.functions import FunctionsModel
 from modelexport.weights.placement import WeightsSummary
 
 if TYPE_CHECKING:
+    from modelexport.pytorch.repeatability import Unrepeatable
     from modelexport.verify.verdicts import VerifyReport
 
 
@@ -28,9 +29,10 @@ def write_report(
     messages: Sequence[str] = (),
     check: FileCheck | None = None,
     attempts: Sequence[Attempt] = (),
+    unrepeatable: Sequence[Unrepeatable] = (),
 ) -> None:
     """Write the report of an export as Markdown."""
-    text = format_report(hierarchy, seconds, verified, functions, weights, messages, check, attempts)
+    text = format_report(hierarchy, seconds, verified, functions, weights, messages, check, attempts, unrepeatable)
     path.write_text(text, encoding="utf-8")
 
 
@@ -43,6 +45,7 @@ def format_report(
     messages: Sequence[str] = (),
     check: FileCheck | None = None,
     attempts: Sequence[Attempt] = (),
+    unrepeatable: Sequence[Unrepeatable] = (),
 ) -> str:
     """The report: tree, coverage, time by stage, what has no nodes and why, the weights, and the verification."""
     model, coverage = hierarchy.model, hierarchy.coverage
@@ -63,6 +66,7 @@ def format_report(
             ],
         ),
         *_check(check),
+        *_unrepeatable(unrepeatable),
         *_verification(verified),
         "## Time by stage",
         _table(("stage", "seconds"), [(stage, f"{spent:.2f}") for stage, spent in seconds.items()]),
@@ -115,12 +119,29 @@ def _check(check: FileCheck | None) -> list[str]:
         return ["## Check", "Not asked for."]
     told = {"passed": "Passed", "failed": "**Failed**", "skipped": "Skipped"}[check.status]
     where = f" ({check.step})" if check.step else ""
-    largest = "" if check.largest is None else f"; the largest difference is {check.largest:.2e} of the largest element"
+    largest = "" if check.largest is None else f"; the largest error is {check.largest:.2e} of the output's norm"
     return [
         "## Check",
         "`onnx.checker`, loading in ONNX Runtime, and the outputs of the example inputs against PyTorch's: "
         f"{told}{where}{': ' + check.reason if check.reason else ''}{largest}.",
     ]
+
+
+def _unrepeatable(found: Sequence[Unrepeatable]) -> list[str]:
+    if not found:
+        return []
+    rows = [(f"`{one.where}`", one.kind, told_of(one.kind)) for one in found]
+    return ["## Not the same in every run", _table(("where", "what", "what the file does instead"), rows)]
+
+
+def told_of(kind: str) -> str:
+    """What a file does in the place of something that a model does otherwise each time."""
+    return {
+        "random": "it draws its own numbers, or keeps those of the captured run: it cannot agree with PyTorch",
+        "buffer": "it computes with the value that the buffer had before the run, each time",
+        "no output": "it returns nothing",
+        "empty output": "it returns an empty tensor, or leaves it out",
+    }[kind]
 
 
 def _verification(verified: VerifyReport | None) -> list[str]:

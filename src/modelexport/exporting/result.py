@@ -15,6 +15,7 @@ from modelexport.tagged.tree import TreeRow
 from modelexport.weights.placement import WeightsSummary
 
 if TYPE_CHECKING:
+    from modelexport.pytorch.repeatability import Unrepeatable
     from modelexport.verify.verdicts import VerifyReport
 
 
@@ -48,6 +49,9 @@ class ExportResult:
 
     messages: Sequence[str] = ()
     """What PyTorch's exporter and the optimiser warned of."""
+
+    unrepeatable: Sequence[Unrepeatable] = ()
+    """What of the model is not the same in every run, which a file cannot be."""
 
     @property
     def coverage(self) -> documents.Coverage:

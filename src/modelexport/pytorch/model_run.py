@@ -1,121 +1,223 @@
-"""A model run for the values that its modules get and return, under their names in a file."""
+"""A model run for what it shows: the tensors that each call gets and returns, and what each computes inside."""
 
 from __future__ import annotations
 
 import contextlib
+import copy
+import hashlib
+import tempfile
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from modelexport.core.calls import CallTree, ModuleCall, Side, TensorSpec
+from modelexport.core.calls import ROOT, ModuleCall, Side
 from modelexport.core.limits import BATCH_BYTES
 from modelexport.core.messages import collected
-from modelexport.format import documents
 from modelexport.pytorch.lazy_weights import with_weights
 from modelexport.pytorch.recorder import CallRecorder
 from modelexport.pytorch.traced import untouched
-from modelexport.pytorch.values import NamedTensors, run_arguments, tensor_specs, tensors_in
+from modelexport.pytorch.values import NamedTensors, input_tensors, output_tensors, run_arguments, tensors_in
+from modelexport.runtime.evidence import Computed, SeenTensor
+from modelexport.runtime.fingerprints import fingerprint_of
 from modelexport.weights.sources import Weights
+
+_SEEN = "_modelexport_fingerprint"
 
 
 class ModelRun:
-    """Runs a model for the values that its modules get and return, under their names in the file.
+    """One run of a model, with all that it showed.
 
     Attributes:
-        outputs: What the model returns.
-        available: The values that it computes as they were captured, with their element types and shapes. It may run
-            otherwise: an exporter replaces implementations, and a module may be called for each group of tokens here
-            and once there.
+        outputs: What the model returned, as arrays.
+        parents: Every call to the one that it ran in.
+        tensors: What the calls got and returned.
+        computed: What the operations gave; empty where PyTorch does not show them.
     """
 
     def __init__(
         self,
         model: nn.Module,
         inputs: Mapping[str, Any] | Sequence[Any],
-        sidecar: documents.Hierarchy,
         weights: Weights | None = None,
+        *,
+        parameters: Mapping[str, Any] | None = None,
+        never_called: Collection[str] = (),
+        operations: bool = True,
     ) -> None:
-        self._model, self._inputs, self._bytes = model, inputs, 0
-        self._weights = weights
-        self._never_called = {module.path for module in sidecar.modules if not module.calls}
-        self._tensors = {
-            (call.address, side, tensor.name): tensor
-            for call in sidecar.calls
-            for side, tensors in (("inputs", call.inputs), ("outputs", call.outputs))
-            for tensor in tensors
-        }
-        self._held: dict[str, Any] | None = {}
-        recorder = CallRecorder(model, watch=self._hold)
-        self.outputs = self._run(recorder)
-        seen = CallTree(tuple(recorder.seen))
-        counts = Counter(traced.call.path for traced in seen)
-        captured = Counter(ModuleCall.parse(call.address).path for call in sidecar.calls if call.enter is not None)
-        self.available = {
-            tensor.value: (spec.dtype, tuple(int(size) for size in spec.shape))
-            for call in sidecar.calls
-            if (key := ModuleCall.parse(call.address)) in seen and counts[key.path] == captured[key.path]
-            for tensors, specs in ((call.inputs, seen[key].inputs), (call.outputs, seen[key].outputs))
-            # By name: a model may hand its modules a mask only while it is captured.
-            for tensor, spec in _of_one_name(tensors, specs)
-            if tensor.value is not None and _is_like(tensor, spec)
-        }
+        """Run a model; it is as before afterwards.
 
-    def _run(self, recorder: CallRecorder) -> list[Any]:
+        Args:
+            weights: Where the weights of a model are that was built without them: each module gets its own.
+            parameters: Other values for some ``state_dict`` entries, for this run.
+            never_called: Paths of modules that are never called, with ``weights``.
+            operations: Whether to look at single operations.
+        """
+        self._model, self._inputs, self._weights, self._parameters = model, inputs, weights, parameters or {}
+        self._never_called = never_called
+        self.tensors: list[SeenTensor] = []
+        self.computed: list[Computed] = []
+        self._arrays: dict[str, Any] = {}
+        self._bytes = 0
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._recorder = CallRecorder(model, watch=self._watch)
+        try:
+            self.outputs = self._run(operations)
+        except Exception:
+            if not operations:
+                raise
+            # What PyTorch compiles cannot always be looked into; then the boundaries have to do.
+            self.tensors, self.computed = [], []
+            self._recorder = CallRecorder(model, watch=self._watch)
+            self.outputs = self._run(operations=False)
+        self.parents = {traced.call: traced.parent for traced in self._recorder.seen}
+
+    def array(self, content: str) -> Any:
+        """The numbers of a content, flat."""
+        return self._arrays[content]
+
+    def _run(self, operations: bool) -> list[Any]:
         args, kwargs = run_arguments(self._inputs)
         with contextlib.ExitStack() as stack:
             # A module without weights of its own has none that it could overwrite.
             stack.enter_context(untouched(self._model, runs=self._weights is None))
             if self._weights is not None:
                 stack.enter_context(with_weights(self._model, self._weights, self._never_called))
+            entries = _entries(self._model)
+            for key, tensor in self._parameters.items():
+                entries[key].data = tensor
             stack.enter_context(collected())
-            stack.enter_context(recorder.attached())
+            stack.enter_context(self._recorder.attached())
+            if operations:
+                stack.enter_context(_Operations(self._recorder, self.computed))
             return [as_array(tensor) for _, tensor in tensors_in(self._model(*args, **kwargs))]
 
-    def __call__(self, names: Collection[str]) -> dict[str, Any]:
-        if self._held is not None and self._held.keys() >= set(names):
-            return {name: self._held[name] for name in names}
-        found: dict[str, Any] = {}
+    def _watch(self, call: ModuleCall, side: Side, tensors: NamedTensors) -> None:
+        for name, tensor in tensors:
+            array = np.ascontiguousarray(as_array(tensor.detach())).reshape(-1)
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            content = f"{dtype}:{hashlib.blake2b(array.tobytes(), digest_size=16).hexdigest()}"
+            if content not in self._arrays:
+                self._arrays[content] = self._kept(content, array)
+            self.tensors.append(SeenTensor(call, side, name, content, dtype, tuple(tensor.shape)))
 
-        def watch(call: ModuleCall, side: Side, tensors: NamedTensors) -> None:
-            for name, tensor in self._named(call, side, tensors):
-                if name in names and name not in found:
-                    # A copy: a module further on may work in place.
-                    found[name] = as_array(tensor.detach().clone())
+    def _kept(self, content: str, array: Any) -> Any:
+        """A copy, since a module further on may work in place: in memory, or on disk once that is too much."""
+        self._bytes += array.nbytes
+        if self._bytes <= BATCH_BYTES:
+            return array.copy()
+        if self._folder is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="modelexport-")
+        file = Path(self._folder.name) / str(len(self._arrays))
+        array.tofile(file)
+        return np.memmap(file, dtype=array.dtype, mode="r")
 
-        self._run(CallRecorder(self._model, watch=watch))
+    def in_float64(self, *, from_right_values: bool) -> ModelRun | None:
+        """The same run in float64, for what rounding does; ``None`` where the model does not run in it.
+
+        Args:
+            from_right_values: Each call gets what it got in this run, so that only its own rounding shows; otherwise
+                the rounding of all calls adds up.
+        """
+        if self._weights is not None:
+            return None
+        model = copy.deepcopy(self._model)
+        entries = _entries(model)
+        for key, tensor in self._parameters.items():
+            entries[key].data = tensor
+        model = model.double()
+        inputs = pytree.tree_map(_widened, self._inputs)
+        try:
+            with _reset(model, self) if from_right_values else contextlib.nullcontext():
+                run = ModelRun(model, inputs, operations=False)
+        except Exception:  # some code names float32; the caller then does without
+            return None
+        return run if len(run.tensors) == len(self.tensors) else None
+
+
+def _entries(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers(remove_duplicate=False))}
+
+
+def _widened(value: Any) -> Any:
+    return value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+
+@contextlib.contextmanager
+def _reset(model: nn.Module, right: ModelRun) -> Iterator[None]:
+    """Inside, each call of a copy of a model gets, and hands on, what it did in another run."""
+    known = {(t.call, t.side, t.name): t for t in right.tensors}
+    counts: Counter[str] = Counter()
+    running: list[ModuleCall] = []
+
+    def replaced(named: NamedTensors, call: ModuleCall, side: Side) -> dict[int, torch.Tensor]:
+        found = {}
+        for name, tensor in named:
+            seen = known.get((call, side, name))
+            if seen is not None and tensor.is_floating_point() and tuple(tensor.shape) == seen.shape:
+                array = right.array(seen.content).astype(np.float64).reshape(seen.shape)
+                found[id(tensor)] = torch.from_numpy(array)
         return found
 
-    def _hold(self, call: ModuleCall, side: Side, tensors: NamedTensors) -> None:
-        """Keep the values of the first run, which is then the only one, unless they become too many."""
-        for name, tensor in self._named(call, side, tensors):
-            if self._held is not None and name not in self._held:
-                self._held[name] = as_array(tensor.detach().clone())
-                self._bytes += self._held[name].nbytes
-                self._held = self._held if self._bytes <= BATCH_BYTES else None
+    def exchange(value: Any, found: Mapping[int, torch.Tensor]) -> Any:
+        return pytree.tree_map(lambda part: found.get(id(part), part), value)
 
-    def _named(self, call: ModuleCall, side: Side, tensors: NamedTensors) -> Iterator[tuple[str, torch.Tensor]]:
-        for spec, (_, tensor) in zip(tensor_specs(tensors), tensors, strict=True):
-            captured = self._tensors.get((call.address, side, spec.name))
-            # A call may get other tensors than when it was captured: a cache that is filled while it runs.
-            if captured is not None and captured.value and _is_like(captured, spec):
-                yield captured.value, tensor
+    def hooks(path: str) -> tuple[Any, Any]:
+        def enter(module: nn.Module, args: Any, kwargs: Any) -> Any:
+            call = ModuleCall(path, counts[path])
+            counts[path] += 1
+            running.append(call)
+            found = replaced(input_tensors(module, args, kwargs), call, "inputs")
+            return exchange(args, found), exchange(kwargs, found)
+
+        def leave(module: nn.Module, args: Any, output: Any) -> Any:
+            call = running.pop()
+            return output if call == ROOT else exchange(output, replaced(output_tensors(output), call, "outputs"))
+
+        return enter, leave
+
+    handles = []
+    for path, module in model.named_modules():
+        enter, leave = hooks(path)
+        handles.append(module.register_forward_pre_hook(enter, with_kwargs=True, prepend=True))
+        handles.append(module.register_forward_hook(leave))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
-def _of_one_name(
-    tensors: Sequence[documents.CallTensor], specs: Sequence[TensorSpec]
-) -> Iterator[tuple[documents.CallTensor, TensorSpec]]:
-    by_name = {spec.name: spec for spec in specs}
-    return ((tensor, by_name[tensor.name]) for tensor in tensors if tensor.name in by_name)
+# torch is not followed by mypy.
+class _Operations(TorchDispatchMode):  # type: ignore[misc]
+    """Takes the fingerprint of what each operation of a run gives."""
 
+    supports_higher_order_operators = True
 
-def _is_like(tensor: documents.CallTensor, spec: TensorSpec) -> bool:
-    """Whether a run has a tensor as it was captured; a dynamic size is any."""
-    return (tensor.dtype, len(tensor.shape)) == (spec.dtype, len(spec.shape)) and all(
-        wanted == size or isinstance(wanted, str) for wanted, size in zip(tensor.shape, spec.shape, strict=True)
-    )
+    def __init__(self, recorder: CallRecorder, computed: list[Computed]) -> None:
+        super().__init__()
+        self._recorder, self._computed = recorder, computed
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        output = func(*args, **kwargs)
+        call = self._recorder.running
+        if call is None:
+            return output
+        taken = [getattr(value, _SEEN, None) for value in pytree.tree_leaves((args, kwargs))]
+        for tensor in pytree.tree_leaves(output):
+            if isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and tensor.numel() > 3:
+                fingerprint = fingerprint_of(as_array(tensor))
+                if fingerprint.telling:
+                    self._computed.append(Computed(call, fingerprint, fingerprint not in taken))
+                setattr(tensor, _SEEN, fingerprint)
+        return output
 
 
 def as_array(tensor: torch.Tensor) -> Any:

@@ -1,147 +1,337 @@
-"""Does each module of a file compute what the PyTorch module computes? Needs no PyTorch, only the values of its run.
+"""Does each module of a file compute what the PyTorch module computes, and do the tags say which nodes do?
 
-Two runs of the file are compared with PyTorch's, at every value that a module gets or returns:
+The file runs twice, without the runtime's optimiser:
 
-- *end to end*: the file as it is, from its inputs to its outputs;
-- *per module*: the file cut at all those values, each stretch between them fed with PyTorch's, so that an error shows
-  where it is made (:mod:`modelexport.segments`).
+- *end to end*, from its inputs: there the tensors of the PyTorch run are recognised by their numbers;
+- *per module*, cut at all recognised values, each stretch between them fed with PyTorch's, so that an error shows
+  where it is made (:mod:`modelexport.verify.segments`).
 
-And the tags themselves: what enters and leaves the nodes of a call has to be what its module gets and returns.
+Neither needs the sidecar. A tensor that a fault has made unrecognisable is looked for at the boundary of its call.
 """
 
 from __future__ import annotations
 
 import random
-from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
-from math import prod
-from typing import Any, Protocol
+from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
 from modelexport.core.limits import BATCH_BYTES
-from modelexport.errors import FileFormatError
-from modelexport.format import documents
-from modelexport.format.dtypes import dtype_name
-from modelexport.graph.boundaries import CallBoundary, find_boundaries
-from modelexport.graph.nodes import all_nodes, initializers
 from modelexport.graph.owners import owner_of
 from modelexport.runtime import sessions
+from modelexport.runtime.evidence import Evidence
 from modelexport.tagged.file import TaggedFile
-from modelexport.verify.differences import Difference, compare_arrays, worst
+from modelexport.verify.differences import UNMEASURED_UNITS, Difference, compare_arrays, worst
+from modelexport.verify.matching import FileRun, run_file, tensors_by_call
+from modelexport.verify.placement import Misplaced, find_misplaced
 from modelexport.verify.segments import GIVEN, owners_between, segmented
-from modelexport.verify.verdicts import CallVerdict
+from modelexport.verify.verdicts import CallStatus, CallVerdict
 
 
-class Reference(Protocol):
-    """Where the right values come from: a run of the PyTorch model, or what an earlier one left in a file."""
-
-    @property
-    def available(self) -> Collection[str]:
-        """Names of the values of the file that it has."""
-
-    def __call__(self, names: Collection[str]) -> Mapping[str, Any]:
-        """The arrays of some of them."""
-
-
-def sidecar_of(tagged: TaggedFile) -> documents.Hierarchy:
-    """The sidecar of a file.
-
-    Raises:
-        FileFormatError: It is missing, or contradicts the file.
-    """
-    if tagged.hierarchy is None:
-        sidecar = tagged.path.with_suffix(".hierarchy.json")
-        raise FileFormatError(f"{sidecar} is missing: it says which values of {tagged.path} the modules get and return")
-    return tagged.hierarchy
-
-
-@dataclass(frozen=True)
-class _Ports:
-    """The values of the file at the boundaries of its modules, as the sidecar knows them."""
+@dataclass
+class Proof:
+    """What the two runs of a file showed."""
 
     tagged: TaggedFile
-    sidecar: documents.Hierarchy
-    available: Collection[str]
+    evidence: Evidence
+    run: FileRun
+    hints: dict[str, str]
+    """Name of a value of the main graph to the content that it is, or should be."""
+    per_module: dict[str, Difference]
+    misplaced: list[Misplaced] = field(default_factory=list)
+    wrong_weights: Mapping[ModuleCall, str] = field(default_factory=dict)
+    """Calls whose nodes use initializers that are not the model's, to what is wrong."""
 
     @cached_property
-    def of_call(self) -> Mapping[str, tuple[set[str], set[str]]]:
-        """Address to the names of the values that the module gets and returns."""
-        return {
-            call.address: (
-                {tensor.value for tensor in call.inputs if tensor.value is not None},
-                {tensor.value for tensor in call.outputs if tensor.value is not None},
-            )
-            for call in self.sidecar.calls
-        }
-
-    @cached_property
-    def made(self) -> Mapping[str, ir.Node]:
+    def nodes(self) -> Mapping[str, ir.Node]:
         """Name of a value of the main graph to the node that makes it."""
         return {value.name or "": node for node in self.tagged.model.graph for value in node.outputs}
 
-    @cached_property
-    def sizes(self) -> dict[str, int]:
-        """Every boundary value that a node of the main graph makes and the reference has, in order, to its bytes.
 
-        A dynamic size counts as the largest size of any tensor that is known.
-        """
-        tensors = {t.value: t for call in self.sidecar.calls for t in (*call.inputs, *call.outputs) if t.value}
-        known = [size for tensor in tensors.values() for size in tensor.shape if isinstance(size, int)]
-        largest = max(known, default=1)
-        return {
-            name: 8 * prod(size if isinstance(size, int) else largest for size in tensors[name].shape)
-            for name, node in self.made.items()
-            if name in tensors and name in self.available and _is_of_type(node, name, tensors[name])
-        }
-
-
-def verify_calls(
+def prove_calls(
     tagged: TaggedFile,
-    sidecar: documents.Hierarchy,
     feeds: Mapping[str, Any],
-    given: Reference,
+    evidence: Evidence,
     *,
-    provider: str = "CPUExecutionProvider",
+    provider: str = sessions.CPU,
     modules: Collection[ModuleCall] = (),
     batch_bytes: int = BATCH_BYTES,
-) -> list[CallVerdict]:
-    """Compare every call of a file, or those of ``modules`` alone, with the values of a PyTorch run.
+) -> Proof:
+    """Run a file against a PyTorch run.
 
     Args:
         feeds: The inputs of the file.
-        given: The right values; asked once for each batch of them.
-        provider: The execution provider of ONNX Runtime.
+        modules: The calls to look at, with those inside them; all if there are none.
 
     Raises:
         UsageError: ONNX Runtime does not load the file, or does not have the provider.
     """
-    ports = _Ports(tagged, sidecar, given.available)
-    shown = [call for call in sidecar.calls if not modules or ModuleCall.parse(call.address) in modules]
-    wanted = _wanted(ports, shown, everything=not modules)
-    end_to_end: dict[str, Difference] = {}
-    per_module: dict[str, Difference] = {}
-    folder = tagged.path.parent
-    for batch in sessions.split_batches({name: ports.sizes[name] for name in wanted}, batch_bytes):
-        cut = segmented(tagged.model, ports.sizes, batch)
-        needed = {str(value.name).removesuffix(GIVEN) for value in cut.graph.inputs} - set(feeds)
-        right = given({*batch, *needed})
-        values = [_output(ports.made[name], name) for name in batch]
-        whole = sessions.open_session(sessions.with_outputs(tagged.model, values), folder=folder, provider=provider)
-        actual = sessions.run_session(whole, {name: feeds[name] for name in sessions.input_names(whole)})
-        end_to_end.update((name, compare_arrays(name, right[name], array)) for name, array in actual.items())
-        del whole
-        pieces = sessions.open_session(cut, folder=folder, provider=provider)
-        inputs = {
-            name: right[name.removesuffix(GIVEN)] if name.endswith(GIVEN) else feeds[name]
-            for name in sessions.input_names(pieces)
-        }
-        actual = sessions.run_session(pieces, inputs)
-        per_module.update((name, compare_arrays(name, right[name], array)) for name, array in actual.items())
-    return list(_verdicts(ports, shown, end_to_end, per_module))
+    run = run_file(tagged.model, tagged.path.parent, feeds, evidence, provider=provider, batch_bytes=batch_bytes)
+    guessed = _from_tags(tagged, run, evidence)
+    proof = Proof(tagged, evidence, run, {**_best(run), **guessed}, {})
+    chosen = set(modules)
+    while True:
+        wanted = [name for name in proof.nodes if name in proof.hints]
+        if chosen:
+            wanted = [name for name in wanted if _concerns(tagged, proof.nodes[name], chosen)]
+        proof.per_module = _run_segments(proof, wanted, feeds, provider, batch_bytes)
+        # Experts may compute their tokens in another order, and a value may only be near: what was fed on was wrong.
+        mistaken = [name for name in guessed if name in proof.hints and _is_permuted(proof, name)]
+        mistaken += [name for name in _second_best(proof) if proof.per_module[name].status == "differ"]
+        if not mistaken:
+            break
+        for name in mistaken:
+            del proof.hints[name]
+    _measure_noise(proof)
+    proof.misplaced.extend(find_misplaced(tagged.model, tagged.calls, run, evidence))
+    return proof
+
+
+def _concerns(tagged: TaggedFile, node: ir.Node, chosen: set[ModuleCall]) -> bool:
+    owner = owner_of(node)
+    return owner is not None and any(not chosen.isdisjoint(tagged.calls.stack(call)) for call in owner.calls)
+
+
+def _best(run: FileRun) -> dict[str, str]:
+    """The values that are a content: the nearest, and others that are as near."""
+    by_content: dict[str, list[str]] = defaultdict(list)
+    for name, content in run.contents.items():
+        by_content[content].append(name)
+    kept = {}
+    for content, names in by_content.items():
+        least = min(run.errors[name] for name in names)
+        kept.update({name: content for name in names if run.errors[name] <= max(4 * least, 1e-6)})
+    return kept
+
+
+def _from_tags(tagged: TaggedFile, run: FileRun, evidence: Evidence) -> dict[str, str]:
+    """Values that should be tensors that no value is.
+
+    Where a tensor first crosses a boundary, it is the one of its type and shape that does so in the file.
+    """
+    found: dict[str, str] = {}
+    seen = set(run.contents.values())
+    gets = {call: {t.content for t in tensors} for call, tensors in tensors_by_call(evidence, "inputs").items()}
+    same = set(_same_calls(tagged, evidence))
+    root = tagged.calls.calls[0].call
+    for tensor in evidence.tensors:
+        call = tensor.call
+        if tensor.content in seen or call not in same or not np.prod(tensor.shape):
+            continue
+        if tensor.side == "outputs" and tensor.content in gets.get(call, ()):
+            continue
+        boundary = tagged.boundaries[call]
+        sides = boundary.inputs if tensor.side == "inputs" else boundary.outputs
+        fitting = [
+            name
+            for value in sides
+            if (name := value.name or "") in run.shapes
+            and name not in run.contents
+            and name not in found
+            and (run.shapes[name], run.dtypes[name]) == (tensor.shape, tensor.dtype)
+        ]
+        if len(fitting) == 1 or (fitting and call == root):
+            found[fitting[0]] = tensor.content
+            seen.add(tensor.content)
+    return found
+
+
+def _same_calls(tagged: TaggedFile, evidence: Evidence) -> list[ModuleCall]:
+    """The calls that PyTorch made as they are in the file: a module may be called for each group of tokens in one and
+    once in the other."""
+    there = Counter(call.path for call in evidence.parents)
+    here = Counter(traced.call.path for traced in tagged.calls)
+    return [t.call for t in tagged.calls if there[t.call.path] == here[t.call.path]]
+
+
+def _run_segments(
+    proof: Proof, wanted: Sequence[str], feeds: Mapping[str, Any], provider: str, batch_bytes: int
+) -> dict[str, Difference]:
+    run, evidence, hints = proof.run, proof.evidence, proof.hints
+    right = {name: evidence.array(content) for name, content in hints.items()}
+    found: dict[str, Difference] = {}
+    for batch in sessions.split_batches({name: right[name].nbytes for name in wanted}, batch_bytes):
+        cut = segmented(proof.tagged.model, hints, batch)
+        session = sessions.open_session(cut, folder=proof.tagged.path.parent, provider=provider)
+        inputs = {}
+        for name in sessions.input_names(session):
+            known = name.removesuffix(GIVEN)
+            inputs[name] = right[known].reshape(run.shapes[known]) if name.endswith(GIVEN) else feeds[name]
+        for name, array in sessions.run_session(session, inputs).items():
+            found[name] = compare_arrays(name, right[name].reshape(run.shapes[name]), array)
+            if found[name].status == "differ":
+                run.arrays[name] = array
+    return found
+
+
+def _second_best(proof: Proof) -> list[str]:
+    """Recognised values that are not the nearest of their content."""
+    nearest: dict[str, str] = {}
+    errors = proof.run.errors
+    for name, content in proof.hints.items():
+        if name in errors and (content not in nearest or errors[name] < errors[nearest[content]]):
+            nearest[content] = name
+    return [n for n, c in proof.hints.items() if n in proof.per_module and n in errors and nearest[c] != n]
+
+
+def _is_permuted(proof: Proof, name: str) -> bool:
+    """Whether a value that differs has the right numbers in another order."""
+    if name not in proof.per_module or proof.per_module[name].status != "differ" or name not in proof.run.arrays:
+        return False
+    right = np.sort(proof.evidence.array(proof.hints[name]), axis=None)
+    found = np.sort(proof.run.arrays[name], axis=None)
+    return right.dtype == found.dtype and compare_arrays(name, right, found).status == "agree"
+
+
+def _measure_noise(proof: Proof) -> None:
+    """Where more differs than a few units, see what rounding does to PyTorch itself before anything is accused."""
+    suspects = [name for name, one in proof.per_module.items() if one.status == "differ" and one.relative is not None]
+    if not suspects:
+        return
+    exact = proof.evidence.in_float64(from_right_values=True)
+    pairs = zip(proof.evidence.tensors, exact.tensors if exact else [], strict=False)
+    known: dict[str, Any] = {}
+    for tensor, its in pairs:
+        if its.dtype == "float64" and its.shape == tensor.shape and tensor.side == "outputs":
+            known.setdefault(tensor.content, exact.array(its.content) if exact else None)
+    for name in suspects:
+        right = proof.evidence.array(proof.hints[name])
+        array = proof.run.arrays[name]
+        precise = known.get(proof.hints[name])
+        proof.per_module[name] = compare_arrays(
+            name,
+            right.reshape(array.shape),
+            array,
+            exact=precise.reshape(array.shape) if precise is not None else None,
+            **({} if precise is not None else {"units": UNMEASURED_UNITS}),
+        )
+
+
+def verdicts_of(proof: Proof, modules: Collection[ModuleCall] = ()) -> list[CallVerdict]:
+    """What is known of every call of the file, or of ``modules`` and those inside them."""
+    return _Verdicts(proof).of([t.call for t in proof.tagged.calls if _shown(proof.tagged, t.call, modules)])
+
+
+def _shown(tagged: TaggedFile, call: ModuleCall, modules: Collection[ModuleCall]) -> bool:
+    return not modules or not set(modules).isdisjoint(tagged.calls.stack(call))
+
+
+class _Verdicts:
+    def __init__(self, proof: Proof) -> None:
+        self._proof = proof
+        tagged = proof.tagged
+        self._inside: set[ModuleCall] = set()
+        self._counts: Counter[ModuleCall] = Counter()
+        for node in tagged.nodes:
+            if (owner := owner_of(node)) is not None:
+                self._counts[owner.call] += 1
+                self._inside.update(a for call in owner.calls if call in tagged.calls for a in tagged.calls.stack(call))
+        self._gets = tensors_by_call(proof.evidence, "inputs")
+        self._returns = tensors_by_call(proof.evidence, "outputs")
+        self._same = set(_same_calls(tagged, proof.evidence))
+        self._values: dict[str, list[str]] = defaultdict(list)
+        for name, content in proof.hints.items():
+            self._values[content].append(name)
+        self._wrong = self._blamed()
+        self._own: dict[ModuleCall, list[Difference]] = defaultdict(list)
+        for name, difference in proof.per_module.items():
+            owner = owner_of(proof.nodes[name])
+            for call in owner.calls if owner is not None else ():
+                self._own[call].append(difference)
+
+    def _blamed(self) -> dict[ModuleCall, list[Difference]]:
+        """The calls whose nodes compute what differs."""
+        blamed: dict[ModuleCall, list[Difference]] = defaultdict(list)
+        for name, difference in self._proof.per_module.items():
+            if difference.status != "differ":
+                continue
+            for address in owners_between(self._proof.nodes[name], self._proof.hints):
+                blamed[ModuleCall.parse(address)].append(difference)
+        return blamed
+
+    def of(self, calls: Sequence[ModuleCall]) -> list[CallVerdict]:
+        given, lacking = defaultdict(list), defaultdict(list)
+        for one in self._proof.misplaced:
+            for call in one.given:
+                given[call].append(one)
+            for call in one.belongs:
+                lacking[call].append(one)
+        return [self._verdict(call, given[call], lacking[call]) for call in calls]
+
+    def _verdict(self, call: ModuleCall, given: list[Misplaced], lacking: list[Misplaced]) -> CallVerdict:
+        compared = [
+            self._proof.per_module[name]
+            for tensor in self._returns.get(call, [])
+            for name in self._values[tensor.content]
+            if name in self._proof.per_module
+        ]
+        own = worst(self._wrong[call]) or worst([*self._own[call], *compared])
+        chain = worst(
+            [
+                self._proof.run.differences[name]
+                for tensor in self._returns.get(call, [])
+                for name in self._values[tensor.content]
+                if name in self._proof.run.differences
+            ]
+        )
+        status, reason = self._status(call, given, lacking, compared)
+        return CallVerdict(
+            address=call.address,
+            tag=self._proof.tagged.tags[call],
+            status=status,
+            reason=reason,
+            nodes=self._counts[call],
+            end_to_end=chain,
+            per_module=own,
+        )
+
+    def _status(
+        self, call: ModuleCall, given: list[Misplaced], lacking: list[Misplaced], compared: list[Difference]
+    ) -> tuple[CallStatus, str]:
+        if call in self._proof.wrong_weights:
+            return "differ", self._proof.wrong_weights[call]
+        if given:
+            one = given[0]
+            return "differ", f"the tags are wrong: {_count(given)} computed in {_names(one.belongs)}, {one.node} first"
+        if lacking and self._lacks(call, lacking):
+            one = lacking[0]
+            return "differ", f"the tags are wrong: {_count(lacking)} given to {_names(one.given)}, {one.node} first"
+        if self._wrong[call]:
+            difference = worst(self._wrong[call])
+            assert difference is not None
+            return "differ", f"{difference.name}: {difference.reason}"
+        if call not in self._inside:
+            return "no nodes", ""
+        if compared or self._own[call]:
+            return "agree", ""
+        return "not compared", self._unseen(call)
+
+    def _lacks(self, call: ModuleCall, lacking: list[Misplaced]) -> bool:
+        """Whether the nodes can only be its own."""
+        return any(one.belongs == (call,) for one in lacking)
+
+    def _unseen(self, call: ModuleCall) -> str:
+        if call not in self._proof.evidence.parents:
+            return "PyTorch's run shows no such call: it is inside a branch, or its module runs otherwise when exported"
+        if call not in self._same:
+            return "PyTorch calls its module more or less often than the file does"
+        if not self._returns.get(call):
+            return "it returns no tensor"
+        return "none of the tensors that it returns is a value of the file: they have another layout or type there"
+
+
+def _count(misplaced: list[Misplaced]) -> str:
+    return f"{len(misplaced)} of its nodes {'is' if len(misplaced) == 1 else 'are'}"
+
+
+def _names(calls: Sequence[ModuleCall]) -> str:
+    return ", ".join(map(str, calls[:3])) + (" ..." if len(calls) > 3 else "")
 
 
 def sampled_calls(tagged: TaggedFile, count: int, *, seed: int = 0) -> list[ModuleCall]:
@@ -150,182 +340,3 @@ def sampled_calls(tagged: TaggedFile, count: int, *, seed: int = 0) -> list[Modu
     calls = [traced.call for traced in tagged.calls if traced.call in owning]
     chosen = set(random.Random(seed).sample(range(len(calls)), min(count, len(calls))))
     return [call for index, call in enumerate(calls) if index in chosen]
-
-
-def verify_alone(
-    tagged: TaggedFile,
-    sidecar: documents.Hierarchy,
-    feeds: Mapping[str, Any],
-    given: Reference,
-    calls: Collection[ModuleCall],
-    *,
-    provider: str = sessions.CPU,
-) -> tuple[list[CallVerdict], set[str]]:
-    """Compare what the nodes of some calls compute from PyTorch's values, each call cut out and run by itself.
-
-    Args:
-        calls: The calls themselves; those inside them only where they are listed too.
-
-    Returns:
-        What was found, and the names of the initializers that were needed for it.
-
-    Raises:
-        UsageError: ONNX Runtime does not load a cut, or does not have the provider.
-    """
-    ports = _Ports(tagged, sidecar, given.available)
-    shown = [call for call in sidecar.calls if ModuleCall.parse(call.address) in calls]
-    cuts: list[tuple[ir.Model, list[str]]] = []
-    needed: set[str] = set()
-    weights: set[str] = set()
-    for call in shown:
-        if wanted := _wanted(ports, [call], everything=False):
-            cut = segmented(tagged.model, ports.sizes, wanted)
-            cuts.append((cut, wanted))
-            needed.update(wanted, (str(value.name).removesuffix(GIVEN) for value in cut.graph.inputs))
-            weights.update(value.name or "" for value in initializers(cut))
-    right = given(needed - set(feeds))
-    per_module: dict[str, Difference] = {}
-    for cut, wanted in cuts:
-        session = sessions.open_session(cut, folder=tagged.path.parent, provider=provider)
-        names = sessions.input_names(session)
-        inputs = {n: right[n.removesuffix(GIVEN)] if n.endswith(GIVEN) else feeds[n] for n in names}
-        actual = sessions.run_session(session, inputs)
-        per_module.update((name, compare_arrays(name, right[name], actual[name])) for name in wanted)
-    return list(_verdicts(ports, shown, {}, per_module)), weights
-
-
-def boundary_values(
-    tagged: TaggedFile, sidecar: documents.Hierarchy, available: Collection[str], modules: Collection[ModuleCall] = ()
-) -> list[str]:
-    """The values that :func:`verify_calls` asks its reference for, of those that it has, in the order of the file."""
-    ports = _Ports(tagged, sidecar, available)
-    if not modules:
-        return list(ports.sizes)
-    shown = [call for call in sidecar.calls if ModuleCall.parse(call.address) in modules]
-    wanted = _wanted(ports, shown, everything=False)
-    cut = segmented(tagged.model, ports.sizes, wanted)
-    needed = {*wanted, *(str(value.name).removesuffix(GIVEN) for value in cut.graph.inputs)}
-    return [name for name in ports.sizes if name in needed]
-
-
-def _wanted(ports: _Ports, shown: Sequence[documents.CallEntry], *, everything: bool) -> list[str]:
-    if everything:
-        return list(ports.sizes)
-    addresses = {call.address for call in shown}
-    outputs = {name for address in addresses for name in ports.of_call[address][1]}
-    return [
-        name
-        for name in ports.sizes
-        if name in outputs or ((owner := owner_of(ports.made[name])) and owner.call.address in addresses)
-    ]
-
-
-def _output(node: ir.Node, name: str) -> ir.Value:
-    return next(value for value in node.outputs if value.name == name)
-
-
-def _is_of_type(node: ir.Node, name: str, tensor: documents.CallTensor) -> bool:
-    """Whether the file's value can be what PyTorch's tensor is: an exporter may make a mask of another type."""
-    value = _output(node, name)
-    return value.dtype is None or dtype_name(value.dtype) == tensor.dtype
-
-
-def _verdicts(
-    ports: _Ports,
-    shown: Sequence[documents.CallEntry],
-    end_to_end: Mapping[str, Difference],
-    per_module: Mapping[str, Difference],
-) -> Iterator[CallVerdict]:
-    blamed: dict[str, list[Difference]] = defaultdict(list)
-    for name, difference in per_module.items():
-        for address in _makers(ports, name, segment=difference.status != "agree"):
-            blamed[address].append(difference)
-    misplaced = _misplaced(ports)
-    reasons = {module.path: module.reason for module in ports.sidecar.modules}
-    inside = _addresses_with_nodes(ports.tagged)
-    for call in shown:
-        outputs = [end_to_end[name] for name in ports.of_call[call.address][1] if name in end_to_end]
-        own, chain = worst(blamed[call.address]), worst(outputs)
-        status, reason = _status(call, own, chain, misplaced.get(call.address, ""), call.address in inside, reasons)
-        yield CallVerdict(
-            address=call.address,
-            tag=call.tag,
-            status=status,
-            reason=reason,
-            nodes=call.nodes,
-            end_to_end=chain,
-            per_module=own,
-        )
-
-
-def _status(
-    call: documents.CallEntry,
-    own: Difference | None,
-    chain: Difference | None,
-    misplaced: str,
-    has_nodes: bool,
-    reasons: Mapping[str, str],
-) -> tuple[str, str]:
-    if not has_nodes:
-        return "no nodes", reasons.get(ModuleCall.parse(call.address).path, "")
-    if misplaced:
-        return "differ", misplaced
-    if own is not None and own.status == "differ" and chain is not None and chain.status == "agree":
-        # An unstable sort, say: rows in another order inside, the same result.
-        return "agree", f"it computes {own.name} otherwise than PyTorch, and returns the same"
-    decisive = own or chain
-    if decisive is not None:
-        return decisive.status, decisive.reason
-    if call.enter is None:
-        return "not comparable", "inside a branch, of which PyTorch shows no values"
-    return "not comparable", "PyTorch and the file have no value in common that it returns"
-
-
-def _makers(ports: _Ports, name: str, *, segment: bool) -> set[str]:
-    """The calls whose nodes make a boundary value; with ``segment`` all that compute between the boundaries and it."""
-    node = ports.made[name]
-    if segment:
-        return owners_between(node, ports.sizes)
-    owner = owner_of(node)
-    return {owner.call.address} if owner is not None else set()
-
-
-def _misplaced(ports: _Ports) -> dict[str, str]:
-    """Calls whose nodes take or give values that their modules, by the sidecar, do not: their tags are wrong."""
-    free = _free_of_inputs(ports.tagged.model)
-    recorded = {call.address: call.boundary for call in ports.sidecar.calls}
-    found: dict[str, str] = {}
-    for call, boundary in find_boundaries(ports.tagged.model, ports.tagged.calls).items():
-        gets, returns = ports.of_call.get(call.address, (set(), set()))
-        known = recorded.get(call.address)
-        taken = _names(boundary, "inputs") - gets - free - set(known.inputs if known else ())
-        left = _names(boundary, "outputs") - returns - free - set(known.outputs if known else ())
-        if taken or left:
-            told = [f"takes {', '.join(sorted(taken))}"] if taken else []
-            told += [f"gives {', '.join(sorted(left))}"] if left else []
-            found[call.address] = f"its nodes' tags are wrong: it {' and '.join(told)}, which its module does not"
-    return found
-
-
-def _names(boundary: CallBoundary, side: str) -> set[str]:
-    return {value.name or "" for value in getattr(boundary, side)}
-
-
-def _free_of_inputs(model: ir.Model) -> set[str]:
-    """Values that depend on sizes, initializers and constants alone."""
-    free = {value.name or "" for value in initializers(model)}
-    for node in all_nodes(model):
-        if node.op_type in ("Shape", "Size") or all(value is None or value.name in free for value in node.inputs):
-            free.update(value.name or "" for value in node.outputs)
-    return free
-
-
-def _addresses_with_nodes(tagged: TaggedFile) -> set[str]:
-    """The calls that have nodes, of their own or inside."""
-    return {
-        around.address
-        for node in tagged.nodes
-        if (owner := owner_of(node)) is not None
-        for call in owner.calls
-        for around in tagged.calls.stack(call)
-    }

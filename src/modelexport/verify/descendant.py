@@ -27,8 +27,13 @@ from modelexport.runtime.sessions import CPU, open_session, run_session, split_b
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tagged.flattening import runnable
 from modelexport.tagged.reference import open_reference, reference_path
-from modelexport.verify.differences import TOLERANCES, Difference, compare_arrays
+from modelexport.verify.differences import ALLOWED_UNITS, UNITS, Difference, Verdict, compare_arrays
+from modelexport.verify.matching import WHOLE_UNITS
 from modelexport.verify.segments import GIVEN, owners_between, segmented
+from modelexport.verify.verdicts import CallStatus
+
+_MOST = 0.03
+"""What a whole run may lose where many units would be more than that: in half precision."""
 
 
 class Loss(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,8 +52,7 @@ class CallLoss(msgspec.Struct, frozen=True, kw_only=True):
 
     address: str
     tag: str
-    status: str
-    """``agree``, ``differ``, ``not comparable``, or ``no nodes``."""
+    status: CallStatus
     reason: str = ""
     nodes: int = 0
     """Its own nodes in the second file."""
@@ -70,9 +74,14 @@ class AgainstReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def agrees(self) -> bool:
-        """Whether every output and every call that can be compared agrees."""
-        outputs = all(loss.difference.status == "agree" for loss in self.outputs)
-        return outputs and not any(call.status == "differ" for call in self.calls)
+        """Whether something was compared and nothing differs."""
+        return self.verdict == "agree"
+
+    @property
+    def verdict(self) -> Verdict:
+        """``differ`` if anything does, ``not compared`` if nothing was, else ``agree``."""
+        statuses = {loss.difference.status for loss in self.outputs} | {call.status for call in self.calls}
+        return "differ" if "differ" in statuses else "agree" if "agree" in statuses else "not compared"
 
     @property
     def ranked(self) -> list[CallLoss]:
@@ -127,7 +136,7 @@ def verify_against(
         right = _values(one, given, batch, provider)
         found = _values(two, fed, [pairs[name] for name in batch], provider)
         types.update((name, array.dtype) for name, array in found.items())
-        end_to_end.update((name, _loss(name, right[name], found[pairs[name]])) for name in batch)
+        end_to_end.update((name, _loss(name, right[name], found[pairs[name]], WHOLE_UNITS)) for name in batch)
     _set_types(two.model, types)
     per_module: dict[str, Loss] = {}
     back = {b: a for a, b in pairs.items()}
@@ -184,7 +193,7 @@ def _whole(tagged: TaggedFile, feeds: Mapping[str, Any], names: Collection[str],
 
 
 def _finish(names: Mapping[str, str], right: Mapping[str, Any], found: Mapping[str, Any]) -> list[Loss]:
-    return [_loss(name, right[name], found[names[name]]) for name in names]
+    return [_loss(name, right[name], found[names[name]], WHOLE_UNITS) for name in names]
 
 
 def _values(tagged: TaggedFile, feeds: Mapping[str, Any], names: Collection[str], provider: str) -> dict[str, Any]:
@@ -250,15 +259,15 @@ def _set_types(model: ir.Model, types: Mapping[str, Any]) -> None:
             value.dtype = ir.DataType.from_numpy(types[name])
 
 
-def _loss(name: str, right: Any, found: Any) -> Loss:
-    floats = str(right.dtype) in TOLERANCES and str(found.dtype) in TOLERANCES
-    if right.shape != found.shape or (right.dtype != found.dtype and not floats):
+def _loss(name: str, right: Any, found: Any, units: float = ALLOWED_UNITS) -> Loss:
+    floats = str(right.dtype) in UNITS and str(found.dtype) in UNITS
+    if right.shape != found.shape or not floats:
         return Loss(difference=compare_arrays(name, right, found))
-    if not floats:
-        return Loss(difference=compare_arrays(name, right, found))
-    limits = max(TOLERANCES[str(right.dtype)], TOLERANCES[str(found.dtype)])
+    unit = max(UNITS[str(right.dtype)], UNITS[str(found.dtype)])
     a, b = right.astype(np.float64), found.astype(np.float64)
-    difference = msgspec.structs.replace(compare_arrays(name, a, b, limits=limits), dtype=str(found.dtype))
+    units = min(units, max(ALLOWED_UNITS, _MOST / unit))
+    difference = compare_arrays(name, a, b, units=units * unit / UNITS["float64"])
+    difference = msgspec.structs.replace(difference, dtype=str(found.dtype), noise=unit)
     finite = np.isfinite(a) & np.isfinite(b)
     a, b = a[finite], b[finite]
     length, other = float(np.linalg.norm(a)), float(np.linalg.norm(b))
@@ -273,7 +282,7 @@ def _weight(loss: Loss | None) -> float:
     """How bad a loss is: what cannot be compared worst, then by the norm."""
     if loss is None:
         return -1.0
-    if loss.difference.status == "not comparable" or loss.difference.nans:
+    if loss.difference.nans or (loss.norm is None and loss.difference.status == "differ"):
         return float("inf")
     return loss.norm if loss.norm is not None else loss.difference.absolute or 0.0
 
@@ -311,10 +320,11 @@ def _calls(
         made = max(own[address], key=_weight, default=None)
         through = max(returned[address], key=_weight, default=None)
         decisive = made or through
+        status: CallStatus
         if address not in inside:
             status, reason = "no nodes", ""
         elif decisive is None:
-            status, reason = "not comparable", "none of the values that it returns is in both files"
+            status, reason = "not compared", "none of the values that it returns is in both files"
         else:
             status, reason = decisive.difference.status, decisive.difference.reason
         yield CallLoss(

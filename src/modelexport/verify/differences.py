@@ -1,59 +1,104 @@
-"""Two computations of the same value, compared: shape, element type and NaN before differences. NumPy only."""
+"""How far an array is from what it should be, measured against its own size and the rounding of its type.
+
+The error of a tensor is a norm over a norm, ``|found - right| / |right|``: it stays the same when everything is scaled.
+What is allowed is a multiple of rounding noise:
+
+- *unit*: the unit roundoff of the element type, half the distance between 1 and the next number (N. Higham,
+  "Accuracy and Stability of Numerical Algorithms", 2.1). Two ways to compute one thing differ by a few of them.
+- *measured*: what the same run in float64 differs by from PyTorch's own: what rounding alone does there.
+
+Elements ten thousand times the size of the others (what a mask adds) are a group apart: they would hide the rest.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
 
-TOLERANCES = {"float64": (1e-7, 1e-6), "float32": (1e-4, 1e-3), "float16": (1e-2, 1e-2), "bfloat16": (5e-2, 5e-2)}
-"""Element type to the absolute and the relative difference of which one at least must hold; other types are equal."""
+Verdict = Literal["agree", "tie", "differ", "not compared"]
+"""``tie``: it chose others of equal value than PyTorch, whose choice was then fed on."""
+
+UNITS: Mapping[str, float] = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+"""The unit roundoff of each floating-point type."""
+ALLOWED_UNITS = 32.0
+"""How many units a tensor may be off without its noise being measured."""
+ALLOWED_NOISE = 8.0
+"""How many times the measured noise it may be off: the runtime sums in another order, and one sample is a sample."""
+UNMEASURED_UNITS = 64.0
+"""How many units where noise is more than a few units and cannot be measured."""
+_APART = 1e4
+_INFINITE = 1e30
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
-    """One value computed twice."""
+    """One value as it is and as it should be."""
 
     name: str
-    status: str
-    """``agree``, ``differ``, or ``not comparable``."""
+    status: Verdict
     reason: str = ""
     dtype: str = ""
     shape: list[int] = []
     absolute: float | None = None
-    """The largest absolute difference over the elements that are a number in both."""
+    """The largest absolute difference of an element."""
     relative: float | None = None
-    """The largest difference relative to the expected element."""
+    """The norm of the difference over the norm of the right value: of the worse group of elements."""
+    noise: float | None = None
+    """The rounding noise in the same measure: measured, or the unit of the type."""
+    measured: bool = False
+    """Whether the noise was measured for this value."""
     nans: int = 0
-    """How many elements are NaN in one and not in the other."""
+    """Elements that are NaN in one of the two only."""
+
+    @property
+    def multiple(self) -> float | None:
+        """The error in multiples of the noise."""
+        return None if self.relative is None or not self.noise else self.relative / self.noise
 
 
-def compare_outputs(names: Sequence[str], expected: Sequence[Any], actual: Sequence[Any]) -> list[Difference]:
-    """Compare two runs value by value; a value that only one of them has is not comparable."""
-    differences = [compare_arrays(name, a, b) for name, a, b in zip(names, expected, actual, strict=False)]
-    if len(expected) != len(actual):
-        reason = f"PyTorch returns {len(expected)} tensors and the file {len(actual)}"
-        differences += [
-            Difference(name=name, status="not comparable", reason=reason)
-            for name in (names[len(expected) :] or [f"output {i}" for i in range(len(actual), len(expected))])
-        ]
-    return differences
-
-
-def compare_arrays(name: str, expected: Any, actual: Any, *, limits: tuple[float, float] | None = None) -> Difference:
-    """Compare a value with what it should be.
+def compare_outputs(
+    names: Sequence[str],
+    expected: Sequence[Any],
+    actual: Sequence[Any],
+    exact: Sequence[Any | None] = (),
+    units: float = ALLOWED_UNITS,
+) -> list[Difference]:
+    """Compare arrays by position; one that only one side has is reported as such, unless it has no elements.
 
     Args:
-        expected: An array.
-        actual: An array; another shape or element type makes it not comparable.
-        limits: The absolute and the relative difference that are allowed, in place of its type's ``TOLERANCES``.
+        names: Of ``actual``.
+        exact: What ``expected`` would be without rounding, where that is known.
+    """
+    found = []
+    for i in range(max(len(expected), len(actual))):
+        name = names[i] if i < len(names) else f"output {i}"
+        if i >= len(expected) or i >= len(actual):
+            if i < len(expected) and np.asarray(expected[i]).size == 0:
+                continue  # the exporter leaves out what holds nothing
+            side = "PyTorch" if i >= len(expected) else "the file"
+            found.append(Difference(name=name, status="differ", reason=f"{side} has no such output"))
+        else:
+            known = exact[i] if i < len(exact) else None
+            found.append(compare_arrays(name, expected[i], actual[i], exact=known, units=units))
+    return found
+
+
+def compare_arrays(
+    name: str, expected: Any, actual: Any, *, exact: Any | None = None, units: float = ALLOWED_UNITS
+) -> Difference:
+    """Compare two arrays; another shape or element type is a difference.
+
+    Args:
+        exact: What ``expected`` would be without rounding, in float64: the noise is measured with it.
+        units: How many units of roundoff are allowed whatever the noise is.
     """
     dtype, shape = str(actual.dtype), list(actual.shape)
     if expected.shape != actual.shape or expected.dtype != actual.dtype:
         reason = f"expected {expected.dtype}{list(expected.shape)}, got {dtype}{shape}"
-        return Difference(name=name, status="not comparable", reason=reason, dtype=dtype, shape=shape)
-    if dtype not in TOLERANCES:
+        return Difference(name=name, status="differ", reason=reason, dtype=dtype, shape=shape)
+    if dtype not in UNITS:
         wrong = int(np.count_nonzero(expected != actual))
         return Difference(
             name=name,
@@ -63,32 +108,61 @@ def compare_arrays(name: str, expected: Any, actual: Any, *, limits: tuple[float
             shape=shape,
             absolute=float(np.max(np.abs(expected.astype(np.float64) - actual), initial=0.0)),
         )
-    one, two = expected.astype(np.float64), actual.astype(np.float64)
+    return _compare_numbers(name, expected, actual, exact, UNITS[dtype], units)
+
+
+def _compare_numbers(name: str, expected: Any, actual: Any, exact: Any | None, unit: float, units: float) -> Difference:
+    one, two = expected.astype(np.float64).reshape(-1), actual.astype(np.float64).reshape(-1)
     nans = int(np.count_nonzero(np.isnan(one) != np.isnan(two)))
-    same = (one == two) | (np.isnan(one) & np.isnan(two))
+    unbounded = ~(np.abs(one) < _INFINITE)
+    other = ~(np.abs(two) < _INFINITE)
     with np.errstate(invalid="ignore"):
-        absolute = np.where(same, 0.0, np.abs(one - two))
-    with np.errstate(over="ignore"):
-        relative = absolute / np.maximum(np.abs(one), np.finfo(np.float64).tiny)
-    limit, relative_limit = limits or TOLERANCES[dtype]
-    wrong = int(np.count_nonzero(~((absolute <= limit) | (relative <= relative_limit))))
+        same = (one == two) | (np.isnan(one) & np.isnan(two)) | (np.sign(one) == np.sign(two))
+    infinite = int(np.count_nonzero((unbounded != other) | (unbounded & ~same)))
+    finite = ~unbounded & ~other
+    one, two = one[finite], two[finite]
+    right = exact.astype(np.float64).reshape(-1)[finite] if exact is not None and exact.size == expected.size else None
+    relative, noise, wrong = 0.0, unit, infinite > 0
+    for group in _groups(one):
+        error, size = _norm(two[group] - one[group]), _norm(one[group])
+        own = _norm(one[group] - right[group]) if right is not None else 0.0
+        allowed = max(units * unit * size, ALLOWED_NOISE * own)
+        wrong = wrong or error > allowed
+        share = error / size if size else np.inf if error else 0.0
+        if share >= relative:
+            relative, noise = share, max(own / size if size else 0.0, unit)
+    differing = np.count_nonzero(np.abs(one - two) > units * unit * np.abs(one))
+    reason = ""
+    if wrong:
+        reason = f"{differing + infinite:,} of {expected.size:,} elements differ, by {relative:.1e} of its size"
+        reason += f", {relative / noise:,.0f} times the rounding noise" if np.isfinite(relative) else ""
     return Difference(
         name=name,
         status="differ" if wrong else "agree",
-        reason=f"{wrong} of {one.size} elements differ" if wrong else "",
-        dtype=dtype,
-        shape=shape,
-        absolute=_largest(absolute),
-        relative=_largest(relative),
+        reason=reason,
+        dtype=str(actual.dtype),
+        shape=list(actual.shape),
+        absolute=float(np.max(np.abs(one - two), initial=0.0)),
+        relative=float(relative),
+        noise=float(noise),
+        measured=right is not None,
         nans=nans,
     )
 
 
-def _largest(differences: Any) -> float:
-    return float(np.max(differences[~np.isnan(differences)], initial=0.0))
+def _groups(values: Any) -> list[Any]:
+    """The elements of ordinary size, and those far above, where there are both."""
+    sizes = np.abs(values)
+    typical = float(np.median(sizes[sizes > 0])) if np.any(sizes > 0) else 0.0
+    large = sizes > _APART * typical
+    return [~large, large] if np.any(large) and typical else [np.ones(values.shape, dtype=bool)]
+
+
+def _norm(values: Any) -> float:
+    return float(np.linalg.norm(values))
 
 
 def worst(differences: Sequence[Difference]) -> Difference | None:
-    """The one to show for many: one that differs, else one that cannot be compared, else the largest difference."""
-    order = {"differ": 2, "not comparable": 1, "agree": 0}
-    return max(differences, key=lambda one: (order[one.status], one.absolute or 0.0), default=None)
+    """The one to show for many: one that differs, else the largest error in multiples of noise."""
+    order = {"differ": 3, "not compared": 2, "tie": 1, "agree": 0}
+    return max(differences, key=lambda one: (order[one.status], one.multiple or 0.0, one.absolute or 0.0), default=None)

@@ -2,89 +2,215 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
-import onnxruntime
 import torch
 from torch import nn
 
+from modelexport.core.calls import ModuleCall
 from modelexport.core.exclusive import exclusive
 from modelexport.core.messages import collected
-from modelexport.errors import InputsError, UsageError
+from modelexport.errors import UsageError
 from modelexport.files.linked import check_files
-from modelexport.files.regular import file_digest
 from modelexport.format import documents
-from modelexport.graph.nodes import initializers
+from modelexport.graph.nodes import nested_graphs
 from modelexport.pytorch.model_run import ModelRun, as_array
-from modelexport.pytorch.static import module_tree
+from modelexport.pytorch.perturbation import as_arrays, entries_of, has_equal_values, perturbed
 from modelexport.pytorch.traced import untouched
 from modelexport.pytorch.values import run_arguments, tensors_in
 from modelexport.runtime.sessions import CPU, input_names, open_session, run_session
-from modelexport.tagged.file import read_tagged
+from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tagged.flattening import runnable
 from modelexport.tagged.reference import reference_path, write_reference
-from modelexport.verify.calls import boundary_values, sampled_calls, sidecar_of, verify_alone, verify_calls
-from modelexport.verify.differences import TOLERANCES, compare_outputs
-from modelexport.verify.verdicts import ParameterReport, VerifyReport
+from modelexport.verify.calls import prove_calls, sampled_calls, verdicts_of
+from modelexport.verify.claims import false_claims
+from modelexport.verify.differences import UNITS, Difference, compare_outputs
+from modelexport.verify.feeding import feeds, under_names
+from modelexport.verify.matching import WHOLE_UNITS
+from modelexport.verify.optimizers import blamed_optimizer
+from modelexport.verify.others import run_others
+from modelexport.verify.parameters import (
+    check_same_entries,
+    compare_parameters,
+    parameter_digests,
+    perturbable,
+    put_in,
+    users_of,
+)
+from modelexport.verify.sampling import verify_alone
+from modelexport.verify.verdicts import CallVerdict, ParameterReport, VerifyReport
 from modelexport.weights.sources import Weights
-from modelexport.weights.transforms import ParameterPlan, parameter_plan, state_dict_of
+
+__all__ = ["as_array", "feeds", "record_reference", "run_module", "verify", "verify_parameters", "verify_sample"]
+
+Inputs = Mapping[str, Any] | Sequence[Any]
+Tell = Callable[[str], None]
 
 
 @exclusive
 def verify(
     model: nn.Module,
-    inputs: Mapping[str, Any] | Sequence[Any],
+    inputs: Inputs,
     path: str | Path,
     *,
     modules: Sequence[str] = (),
     provider: str = CPU,
     sidecar: documents.Hierarchy | None = None,
     weights: Weights | None = None,
+    perturb: bool | None = None,
+    others: bool = True,
+    tell: Tell = lambda text: None,
 ) -> VerifyReport:
     """Run a model in PyTorch and its file in ONNX Runtime, and compare every output, every call and every parameter.
 
-    The model runs in evaluation mode, without gradients, and is as before afterwards.
+    The model runs in evaluation mode, without gradients, and is as before afterwards. The documents beside the file
+    prove nothing; what they claim is checked.
 
     Args:
         modules: Selectors of the calls to look at, with those inside them; all if left out.
         provider: The execution provider of ONNX Runtime.
         sidecar: ``NAME.hierarchy.json``; read from beside the file if left out.
         weights: Where the weights of a model are that was built without them: each module gets its own while it runs.
+        perturb: Compare the calls with other weights, in memory and on both sides, so that parameters of equal values
+            are told apart; where it is left out, if the model has such.
+        others: Whether outputs are also compared on inputs with padded masks, ids from the whole vocabulary, and
+            other sizes where the file leaves them open.
+        tell: Told what is being done.
 
     Raises:
-        FileFormatError: The file has no tags, no sidecar, or weights in files that are not as they were.
+        FileFormatError: The file has no tags, or weights in files that are not as they were.
         InputsError: The inputs are not those that the file takes.
         UsageError: The model is not the one that was exported, there is no such module or provider.
     """
-    path = Path(path)
-    tagged = read_tagged(path)
-    sidecar = sidecar or sidecar_of(tagged)
-    _check_same_model(model, sidecar, path)
-    check_files(tagged.path, tagged.model)
-    inside = tagged.select(*modules).inside if modules else ()
-    with runnable(path, tagged.encoding) as file:
-        runs = open_session(file, provider=provider, optimized=True)
-        given = feeds(inputs, runs)
-        outputs = run_session(runs, given)
-        del runs
-    reference = ModelRun(model, inputs, sidecar, weights)
+    tagged = _open(model, path)
+    chosen = tagged.select(*modules).calls if modules else ()
+    parameters = _parameters(model, tagged.model, weights)
+    notes: list[str] = []
+    with runnable(tagged.path, tagged.encoding) as file:
+        tell("verify: the file")
+        session = open_session(file, provider=provider, optimized=True)
+        given, dropped = feeds(inputs, session), _dropped(inputs, input_names(session))
+        if dropped:
+            notes.append(f"the file does not take {', '.join(dropped)}: the exporter found no use of it")
+        outputs = run_session(session, given)
+        tell("verify: PyTorch")
+        others_in = _other_weights(model, tagged, weights, perturb)
+        run = _run(model, inputs, tagged, weights, others_in)
+        if others_in and not _finite(run):
+            others_in, run = {}, _run(model, inputs, tagged, weights, {})
+            notes.append("weights were not perturbed: with others the model gives no finite numbers")
+        right = run_module(model, inputs, weights) if others_in else run.outputs
+        whole = _Whole(right, run if not others_in else None, lambda: _run(model, inputs, tagged, weights, {}))
+        compared = whole.compare(outputs)
+        optimizer = ""
+        if any(one.status == "differ" for one in compared):
+            tell("verify: the runtime's optimiser")
+            optimizer = blamed_optimizer(file, given, whole.agrees, provider)
+        more = []
+        if others and weights is None:
+            tell("verify: other inputs")
+            more = run_others(inputs, tagged, session, lambda other: run_module(model, other))
+        del session
+    if others_in:
+        values = as_arrays(model, others_in, as_array)
+        put_in(tagged.model, values.__getitem__)
+    tell("verify: every call")
+    proof = prove_calls(tagged, given, run, provider=provider, modules=chosen)
+    proof.wrong_weights = _wrong_weights(tagged, parameters)
     return VerifyReport(
-        outputs=compare_outputs(list(outputs), reference.outputs, list(outputs.values())),
-        calls=verify_calls(tagged, sidecar, given, reference, provider=provider, modules=inside),
+        outputs=compared,
+        calls=verdicts_of(proof, chosen),
         provider=provider,
-        tolerances=TOLERANCES,
-        parameters=_verify_parameters(model, tagged.model, weights),
+        units=dict(UNITS),
+        parameters=parameters,
+        claims=false_claims(tagged, sidecar, run, proof.hints, model_classes(model)),
+        others=more,
+        perturbed=bool(others_in),
+        optimizer=optimizer,
+        notes=notes,
     )
+
+
+def _open(model: nn.Module, path: str | Path) -> TaggedFile:
+    tagged = read_tagged(Path(path))
+    entries = {k: (str(t.dtype).removeprefix("torch."), list(t.shape)) for k, t in entries_of(model).items()}
+    check_same_entries(entries, tagged.model, tagged.path)
+    check_files(tagged.path, tagged.model)
+    return tagged
+
+
+def model_classes(model: nn.Module) -> dict[str, str]:
+    """Path of a module to the name of its class."""
+    return {path: type(module).__name__ for path, module in model.named_modules(remove_duplicate=False)}
+
+
+def _run(
+    model: nn.Module, inputs: Inputs, tagged: TaggedFile, weights: Weights | None, others: Mapping[str, Any]
+) -> ModelRun:
+    called = {traced.call.path for traced in tagged.calls}
+    never = {path for path, _ in model.named_modules()} - called
+    # PyTorch compiles the branches of a condition, and cannot where its operations are looked at.
+    operations = not any(nested_graphs(node) for node in tagged.model.graph)
+    return ModelRun(model, inputs, weights, parameters=others, never_called=never, operations=operations)
+
+
+@dataclass(frozen=True)
+class _Whole:
+    """Outputs of a whole run, where rounding adds up on the way: its size is measured if a few units are not enough."""
+
+    right: Sequence[Any]
+    run: ModelRun | None
+    make: Callable[[], ModelRun]
+    """Gives the run where there is none."""
+
+    @cached_property
+    def exact(self) -> Sequence[Any] | None:
+        precise = (self.run or self.make()).in_float64(from_right_values=False)
+        return None if precise is None else precise.outputs
+
+    def compare(self, found: Mapping[str, Any]) -> list[Difference]:
+        names, arrays = list(found), list(found.values())
+        compared = compare_outputs(names, self.right, arrays)
+        if all(one.status == "agree" for one in compared):
+            return compared
+        if self.exact is None:
+            return compare_outputs(names, self.right, arrays, units=WHOLE_UNITS)
+        return compare_outputs(names, self.right, arrays, self.exact)
+
+    def agrees(self, found: Mapping[str, Any]) -> bool:
+        return all(one.status == "agree" for one in self.compare(found))
+
+
+def _other_weights(
+    model: nn.Module, tagged: TaggedFile, weights: Weights | None, perturb: bool | None
+) -> Mapping[str, Any]:
+    if weights is not None or perturb is False:
+        return {}
+    keys = perturbable(tagged.model)
+    if perturb is None and not has_equal_values(model, keys):
+        return {}
+    return perturbed(model, keys)
+
+
+def _finite(run: ModelRun) -> bool:
+    return all(np.isfinite(array.astype(np.float64)).all() for array in run.outputs if array.dtype.kind == "f")
+
+
+def _wrong_weights(tagged: TaggedFile, parameters: ParameterReport) -> dict[ModuleCall, str]:
+    users = users_of(tagged.model, set(parameters.differing))
+    return {call: f"its weights are not the model's: {', '.join(dict.fromkeys(v))}" for call, v in users.items()}
 
 
 @exclusive
 def verify_sample(
     model: nn.Module,
-    inputs: Mapping[str, Any] | Sequence[Any],
+    inputs: Inputs,
     path: str | Path,
     *,
     count: int = 0,
@@ -96,7 +222,8 @@ def verify_sample(
     """Compare some calls only, each cut out of the file and run alone: for a file that is too large to run whole.
 
     PyTorch runs first, from the inputs through all modules, for the values that enter and leave the calls. With
-    ``weights`` it holds those of one module at a time, so that memory does not grow with the model.
+    ``weights`` it holds those of one module at a time, so that memory does not grow with the model. Which value is
+    which tensor the sidecar says; a false claim shows as a difference.
 
     Args:
         count: How many calls to draw, of those that own nodes.
@@ -108,30 +235,31 @@ def verify_sample(
         A report without outputs, with the calls that were looked at and the parameters that they use.
 
     Raises:
-        FileFormatError, InputsError, UsageError: As :func:`verify`.
+        FileFormatError, InputsError, UsageError: As :func:`verify`; the file has no sidecar.
     """
-    tagged = read_tagged(Path(path))
-    sidecar = sidecar_of(tagged)
-    _check_same_model(model, sidecar, tagged.path)
-    check_files(tagged.path, tagged.model)
+    tagged = _open(model, path)
     calls = set(tagged.select(*modules).inside) if modules else set()
     calls.update(sampled_calls(tagged, count, seed=seed))
     names = [value.name or "" for value in tagged.model.graph.inputs]
-    reference = ModelRun(model, inputs, sidecar, weights)
-    verdicts, needed = verify_alone(tagged, sidecar, _under_names(inputs, names), reference, calls, provider=provider)
+    verdicts: list[CallVerdict] = []
+    needed: set[str] = set()
+    if calls:
+        run = _run(model, inputs, tagged, weights, {})
+        verdicts, needed = verify_alone(tagged, under_names(inputs, names), run, calls, provider=provider)
     return VerifyReport(
         outputs=[],
         calls=verdicts,
         provider=provider,
-        tolerances=TOLERANCES,
-        parameters=_verify_parameters(model, tagged.model, weights, needed),
+        units=dict(UNITS),
+        parameters=_parameters(model, tagged.model, weights, needed),
+        notes=[] if calls else ["no call was chosen: give a number above 0 with --weights-sample, or --module"],
     )
 
 
 @exclusive
 def record_reference(
     model: nn.Module,
-    inputs: Mapping[str, Any] | Sequence[Any],
+    inputs: Inputs,
     path: str | Path,
     *,
     modules: Sequence[str] = (),
@@ -152,50 +280,26 @@ def record_reference(
         The file that was written.
 
     Raises:
-        FileFormatError: The file has no tags, or no sidecar.
-        InputsError: The inputs are not those that the file takes, or the model does not repeat itself.
+        FileFormatError: The file has no tags.
+        InputsError: The inputs are not those that the file takes.
         OutputError: There is no room for them.
         UsageError: There is no such module.
     """
     tagged = read_tagged(path)
-    sidecar = sidecar or sidecar_of(tagged)
-    selection = tagged.select(*modules)
-    reference = ModelRun(model, inputs, sidecar, weights)
-    kept = boundary_values(tagged, sidecar, reference.available, selection.inside if modules else ())
-    names = [value.name or "" for value in tagged.model.graph.outputs]
-    names += [f"output {i}" for i in range(len(names), len(reference.outputs))]
+    chosen = tagged.select(*modules).calls if modules else ()
+    run = _run(model, inputs, tagged, weights, {})
     target = reference_path(tagged.path)
     write_reference(
         target,
-        inputs=_under_names(inputs, [value.name or "" for value in tagged.model.graph.inputs]),
-        outputs=dict(zip(names, reference.outputs, strict=False)),
-        values={name: reference.available[name] for name in kept},
-        read=reference,
-        modules=selection.calls if modules else (),
+        tagged,
+        run,
+        inputs=under_names(inputs, [value.name or "" for value in tagged.model.graph.inputs]),
+        weights=parameter_digests(tagged.model),
+        modules=chosen,
+        sidecar=sidecar or tagged.hierarchy,
         announce=announce,
-        model_digest=file_digest(tagged.path),
     )
     return target
-
-
-def _check_same_model(model: nn.Module, sidecar: documents.Hierarchy, path: Path) -> None:
-    """Refuse a model whose modules, parameters or their shapes are not those of the exported one."""
-    exported = {module.path: (module.class_name, module.shapes) for module in sidecar.modules}
-    tree = module_tree(model)
-    given = {m.path: (m.class_name, {name: list(shape) for name, shape in m.shapes.items()}) for m in tree}
-    differing = [where for where in {**exported, **given} if exported.get(where) != given.get(where)]
-    if differing:
-        first = differing[0]
-        raise UsageError(
-            f"this is not the model that {path} was exported from: {len(differing)} modules differ, the first is "
-            f"'{first or '.'}' ({_told(exported.get(first))} in the file, {_told(given.get(first))} in the model)"
-        )
-
-
-def _told(module: tuple[str, Mapping[str, list[int]]] | None) -> str:
-    if module is None:
-        return "none"
-    return " ".join([module[0], *(f"{name}{shape}" for name, shape in module[1].items())])
 
 
 def verify_parameters(model: nn.Module, path: str | Path) -> ParameterReport:
@@ -204,45 +308,21 @@ def verify_parameters(model: nn.Module, path: str | Path) -> ParameterReport:
     Raises:
         FileFormatError: It is not a tagged file.
     """
-    return _verify_parameters(model, read_tagged(path).model)
+    return _parameters(model, read_tagged(path).model)
 
 
-def _verify_parameters(
-    model: nn.Module, tagged: ir.Model, weights: Weights | None = None, only: Collection[str] | None = None
+def _parameters(
+    model: nn.Module, file: ir.Model, weights: Weights | None = None, only: set[str] | None = None
 ) -> ParameterReport:
-    """Compare the initializers of a file, or those named in ``only``, with a model's entries."""
-    tensors = model.state_dict()
-    apart = weights.tensors if weights is not None else {}
-    found: dict[str, bool] = {}
-    differing = []
-    for value in initializers(tagged):
-        plan = parameter_plan(value)
-        # What another tool did to an entry cannot be done again.
-        if plan is None or not plan.recorded or (only is not None and value.name not in only):
-            continue
-        for key in plan.keys:
-            found[key] = found.get(key, False) or not plan.steps
-        if any(key not in tensors for key in plan.keys) or not _same(plan, tensors, apart, value):
-            differing.append(value.name or "")
-    used = [key for key, entry in state_dict_of(tagged).items() if entry.used and (only is None or key in found)]
-    return ParameterReport(
-        used=len(used),
-        transformed=sum(not found.get(key, True) for key in used),
-        unaccounted=[key for key in used if key not in found],
-        differing=differing,
-    )
+    tensors, apart = entries_of(model), weights.tensors if weights is not None else {}
 
+    def read(key: str) -> Any:
+        return apart[key].numpy() if key in apart else as_array(tensors[key])
 
-def _same(
-    plan: ParameterPlan, tensors: Mapping[str, Any], apart: Mapping[str, ir.TensorProtocol], value: ir.Value
-) -> bool:
-    assert value.const_value is not None
-    if not plan.steps and (source := apart.get(plan.keys[0])) is not None and _same_place(source, value.const_value):
-        return True
-    given = {key: apart[key].numpy() if key in apart else as_array(tensors[key]) for key in plan.inputs()}
-    expected, actual = plan.compute(given), value.const_value.numpy()
-    same_type = expected.dtype == actual.dtype and expected.shape == actual.shape
-    return bool(same_type and expected.tobytes() == actual.tobytes())
+    def is_same_place(key: str, tensor: ir.TensorProtocol) -> bool:
+        return key in apart and _same_place(apart[key], tensor)
+
+    return compare_parameters(file, tensors.keys(), read, is_same_place=is_same_place, only=only)
 
 
 def _same_place(one: ir.TensorProtocol, other: ir.TensorProtocol) -> bool:
@@ -253,12 +333,16 @@ def _same_place(one: ir.TensorProtocol, other: ir.TensorProtocol) -> bool:
     return facts[0] == facts[1] and Path(one.path).samefile(other.path)
 
 
-def run_module(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any], *, seed: int | None = None) -> list[Any]:
+def run_module(
+    model: nn.Module, inputs: Inputs, weights: Weights | None = None, *, seed: int | None = None
+) -> list[Any]:
     """The tensors in what a model returns, in order.
 
     Args:
         seed: Where the model's random numbers begin.
     """
+    if weights is not None:
+        raise UsageError("a model without weights of its own does not run here")
     args, kwargs = run_arguments(inputs)
     with untouched(model), collected():
         if seed is not None:
@@ -266,25 +350,9 @@ def run_module(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any], *, s
         return [as_array(tensor) for _, tensor in tensors_in(model(*args, **kwargs))]
 
 
-def feeds(inputs: Mapping[str, Any] | Sequence[Any], runs: onnxruntime.InferenceSession) -> dict[str, Any]:
-    """The tensors in example inputs under the names of a file's inputs: by name, or by order where names differ.
-
-    Raises:
-        InputsError: Their number differs.
-    """
-    return _under_names(inputs, input_names(runs))
-
-
-def _under_names(inputs: Mapping[str, Any] | Sequence[Any], wanted: Sequence[str]) -> dict[str, Any]:
-    given = {_plain(name): as_array(tensor) for name, tensor in tensors_in(inputs)}
-    if len(given) != len(wanted):
-        raise InputsError(f"the file takes {len(wanted)} inputs ({', '.join(wanted)}) and {len(given)} were given")
-    by_name = {name: given.get(_plain(name.removeprefix("input."))) for name in wanted}
-    if all(array is not None for array in by_name.values()):
-        return by_name
-    return dict(zip(wanted, given.values(), strict=True))
-
-
-def _plain(name: str) -> str:
-    """A name as the exporter writes it: ``past.0`` is ``past_0``."""
-    return re.sub(r"\W", "_", name)
+def _dropped(inputs: Inputs, wanted: Sequence[str]) -> list[str]:
+    """The names of the given tensors that a file does not take."""
+    given = [name for name, _ in tensors_in(inputs)]
+    return (
+        [] if len(given) <= len(wanted) else [n for n in given if n not in {w.removeprefix("input.") for w in wanted}]
+    )

@@ -2,57 +2,78 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from modelexport.errors import UsageError
+from modelexport.core.calls import ModuleCall
+from modelexport.errors import FileFormatError, UsageError
 from modelexport.runtime.sessions import CPU, input_names, open_session, run_session
-from modelexport.tagged.file import read_tagged
+from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tagged.flattening import runnable
-from modelexport.tagged.reference import open_reference, reference_path
-from modelexport.verify.calls import sidecar_of, verify_calls
-from modelexport.verify.differences import TOLERANCES, compare_outputs
+from modelexport.tagged.reference import ReferenceValues, open_reference, reference_path
+from modelexport.verify.calls import prove_calls, verdicts_of
+from modelexport.verify.claims import false_claims
+from modelexport.verify.differences import UNITS, compare_outputs
+from modelexport.verify.matching import WHOLE_UNITS
+from modelexport.verify.parameters import parameter_digests, users_of
 from modelexport.verify.verdicts import VerifyReport
+from modelexport.weights.transforms import parameter_plan
 
 
 def verify_reference(path: str | Path, *, modules: Sequence[str] = (), provider: str = CPU) -> VerifyReport:
     """Compare every output and every call of a file with the values of the PyTorch run beside it. Imports no torch.
 
     Args:
-        path: A tagged file with ``NAME.reference.safetensors`` and the sidecar beside it.
+        path: A tagged file with ``NAME.reference.safetensors`` beside it.
         modules: Selectors of the calls to look at, with those inside them; all that were kept if left out.
         provider: The execution provider of ONNX Runtime.
 
     Raises:
-        FileFormatError: The file has no tags, no sidecar or no reference.
+        FileFormatError: The file has no tags or no reference, or one that was made with other weights.
         UsageError: There is no such module or provider, or the values of a module were not kept.
     """
     tagged = read_tagged(path)
-    sidecar = sidecar_of(tagged)
-    selection = tagged.select(*modules)
+    chosen = tagged.select(*modules).calls if modules else ()
     with open_reference(tagged) as reference:
-        for call in selection.calls if modules else ():
+        for call in chosen:
             if reference.modules and set(reference.modules).isdisjoint(tagged.calls.stack(call)):
                 kept = ", ".join(map(str, reference.modules))
                 raise UsageError(f"{reference_path(tagged.path)} has no values of {call}: it has those of {kept}")
-        kept_calls = tagged.select(*map(str, reference.modules)).inside if reference.modules else frozenset()
         with runnable(tagged.path, tagged.encoding) as file:
             whole = open_session(file, provider=provider, optimized=True)
             outputs = run_session(whole, {name: reference.inputs[name] for name in input_names(whole)})
             del whole
+        wrong = _wrong_weights(tagged, reference)
+        shown = chosen or reference.modules
+        proof = prove_calls(tagged, reference.inputs, reference, provider=provider, modules=shown)
+        proof.wrong_weights = wrong
         return VerifyReport(
-            outputs=compare_outputs(
-                list(outputs), [reference.read(n) for n in reference.outputs], list(outputs.values())
-            ),
-            calls=verify_calls(
-                tagged,
-                sidecar,
-                reference.inputs,
-                reference,
-                provider=provider,
-                modules=selection.inside if modules else kept_calls,
-            ),
+            outputs=compare_outputs(list(outputs), reference.outputs, list(outputs.values()), units=WHOLE_UNITS),
+            calls=verdicts_of(proof, shown),
             provider=provider,
-            tolerances=TOLERANCES,
+            units=dict(UNITS),
             parameters=None,
+            claims=false_claims(tagged, None, reference, proof.hints, {}),
         )
+
+
+def _wrong_weights(tagged: TaggedFile, reference: ReferenceValues) -> Mapping[ModuleCall, str]:
+    """The calls whose weights are not those that the values were computed with.
+
+    Raises:
+        FileFormatError: Most are not: the values are not of this file, or it was given other weights since.
+    """
+    here = parameter_digests(tagged.model)
+    known = [entry for entry in here if entry in reference.weights]
+    other = [entry for entry in known if here[entry] != reference.weights[entry]]
+    if len(other) > len(known) / 2:
+        path = reference_path(tagged.path)
+        raise FileFormatError(
+            f"{path} was made with other weights than {tagged.path} has ({len(other)} of {len(known)} parameters "
+            "differ): remove it, or export with --reference again"
+        )
+    plans = {value.name or "": parameter_plan(value) for value in tagged.model.graph.initializers.values()}
+    names = {n for n, plan in plans.items() if plan and json.dumps([plan.keys, len(plan.steps)]) in other}
+    users = users_of(tagged.model, names)
+    return {c: f"its weights are not those of the kept run: {', '.join(dict.fromkeys(v))}" for c, v in users.items()}

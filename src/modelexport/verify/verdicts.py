@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Literal
 
 import msgspec
 import numpy as np
 
-from modelexport.verify.differences import Difference
+from modelexport.verify.differences import Difference, Verdict
+
+CallStatus = Literal["agree", "tie", "differ", "not compared", "no nodes"]
 
 
 class CallVerdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -15,15 +18,15 @@ class CallVerdict(msgspec.Struct, frozen=True, kw_only=True):
 
     address: str
     tag: str
-    status: str
-    """``agree``, ``differ``, ``not comparable``, or ``no nodes``."""
+    status: CallStatus
     reason: str = ""
+    """Why it differs or was not compared; of what agrees, what could not be looked at."""
     nodes: int = 0
     """Its own nodes."""
     end_to_end: Difference | None = None
     """The worst of the values that it returns, in one run of the whole file."""
     per_module: Difference | None = None
-    """The worst of the values that its own nodes compute, from the right values."""
+    """The worst of the values that it returns, computed from the right values before it."""
 
 
 class ParameterReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,6 +47,27 @@ class ParameterReport(msgspec.Struct, frozen=True, kw_only=True):
         return not self.unaccounted and not self.differing
 
 
+class FalseClaim(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that a document or the file's metadata says and that is not so."""
+
+    document: str
+    """``hierarchy``, ``dag``, ``operations``, or ``metadata`` of the file itself."""
+    where: str
+    """The address of a call, the name of a node or an initializer, or a field."""
+    claimed: str
+    found: str
+
+
+class OtherInputs(msgspec.Struct, frozen=True, kw_only=True):
+    """The outputs on inputs that were made to tell more than the given ones."""
+
+    what: str
+    """``padded masks``, ``whole vocabulary``, ``other sizes``."""
+    status: Verdict
+    reason: str = ""
+    outputs: list[Difference] = []
+
+
 class VerifyReport(msgspec.Struct, frozen=True, kw_only=True):
     """The comparison of a file with the model it was exported from."""
 
@@ -51,22 +75,40 @@ class VerifyReport(msgspec.Struct, frozen=True, kw_only=True):
     calls: list[CallVerdict]
     """Every call of the file, in the order in which they began."""
     provider: str
-    tolerances: dict[str, tuple[float, float]]
+    units: dict[str, float]
+    """The unit roundoff of each floating-point type."""
     parameters: ParameterReport | None
     """``None`` where there is no model to compare them with."""
+    claims: list[FalseClaim] = []
+    others: list[OtherInputs] = []
+    perturbed: bool = False
+    """Whether the calls were compared with other weights on both sides, so that equal ones are told apart."""
+    optimizer: str = ""
+    """The optimiser of the runtime that makes the outputs wrong, where the file itself is right."""
+    notes: list[str] = []
+    """What was left out, and why."""
+
+    @property
+    def verdict(self) -> Verdict:
+        """``differ`` if anything does, ``not compared`` if nothing was, else ``agree``."""
+        statuses = {o.status for o in self.outputs} | {c.status for c in self.calls} | {o.status for o in self.others}
+        if "differ" in statuses or self.claims or (self.parameters is not None and not self.parameters.agrees):
+            return "differ"
+        if not statuses & {"agree", "tie"}:
+            return "not compared"
+        return "agree"
 
     @property
     def agrees(self) -> bool:
-        """Whether every output and every call that can be compared agrees, and every parameter is the model's."""
-        outputs = all(output.status == "agree" for output in self.outputs)
-        calls = not any(call.status == "differ" for call in self.calls)
-        return outputs and calls and (self.parameters is None or self.parameters.agrees)
+        """Whether something was compared and nothing differs."""
+        return self.verdict == "agree"
 
     @property
     def diverging(self) -> CallVerdict | None:
         """The first call whose own nodes are wrong, or else the first that does not return what it should."""
         wrong = [call for call in self.calls if call.status == "differ"]
-        return next((call for call in wrong if call.per_module is not None), wrong[0] if wrong else None)
+        own = (call for call in wrong if call.per_module is not None and call.per_module.status == "differ")
+        return next(own, wrong[0] if wrong else None)
 
     @property
     def counts(self) -> dict[str, int]:

@@ -45,7 +45,9 @@ class UpdateResult(msgspec.Struct, frozen=True, kw_only=True):
     """Entries that were given and that the graph does not use."""
 
 
-def update_weights(path: str | Path, state_dict: Mapping[str, Any] | str | Path, output: str | Path) -> UpdateResult:
+def update_weights(
+    path: str | Path, state_dict: Mapping[str, Any] | str | Path, output: str | Path, *, strict: bool = False
+) -> UpdateResult:
     """Write a tagged file with other weights; its graph and its tags stay as they are.
 
     Weights in a file beside the model are written to one beside the output, one tensor at a time, and embedded ones are
@@ -56,17 +58,19 @@ def update_weights(path: str | Path, state_dict: Mapping[str, Any] | str | Path,
         state_dict: Key to tensor (NumPy's, torch's, or whatever NumPy can read), or a ``.safetensors`` file. Of the
             names of a tied parameter one is enough.
         output: The file to write.
+        strict: Refuse entries that the module does not have. A checkpoint often holds more than one model uses.
 
     Raises:
-        WeightsError: The weights do not fit: entries are missing, surplus or of another shape or type. Lists them all.
+        WeightsError: The weights do not fit: entries are missing, of another shape or type, or surplus (with
+            ``strict``, or beside missing ones). Lists them all.
         FileFormatError: ``path`` is not a tagged file, or the weights are not a safetensors file.
         OutputError: The output cannot be written. What was there before is still there.
     """
     path, output = Path(path), Path(output)
     check_writable(output, [path] if isinstance(state_dict, Mapping) else [path, Path(state_dict)])
     if isinstance(state_dict, Mapping):
-        return _update(path, _InMemory(state_dict), output)
-    return _update(path, WeightsInFile(Path(state_dict)), output)
+        return _update(path, _InMemory(state_dict), output, strict)
+    return _update(path, WeightsInFile(Path(state_dict)), output, strict)
 
 
 class _InMemory:
@@ -106,7 +110,7 @@ class WeightsInFile:
 
 
 def planned(
-    path: Path, model: ir.Model, weights: _InMemory | WeightsInFile
+    path: Path, model: ir.Model, weights: _InMemory | WeightsInFile, strict: bool = False
 ) -> tuple[dict[ir.Value, ParameterPlan], dict[str, tuple[str, ...]], Callable[[str], np.ndarray]]:
     """How each initializer is computed, each entry's names, and what reads an entry from the new weights.
 
@@ -120,7 +124,7 @@ def planned(
         raise FileFormatError(f"{path}: {error}") from error
     _check_recorded(path, entries, plans)
     tied = {key: names for plan in plans.values() for names in plan.groups() for key in names}
-    _check(path, entries, dict.fromkeys(tied.values()).keys(), weights)
+    _check(path, entries, dict.fromkeys(tied.values()).keys(), weights, strict)
 
     def read(key: str) -> np.ndarray:
         return weights.read(next(name for name in tied[key] if name in weights.types))
@@ -128,11 +132,11 @@ def planned(
     return plans, tied, read
 
 
-def _update(path: Path, weights: _InMemory | WeightsInFile, output: Path) -> UpdateResult:
+def _update(path: Path, weights: _InMemory | WeightsInFile, output: Path, strict: bool) -> UpdateResult:
     model = load_onnx(path)
     check_version(path, model.metadata_props)
     check_weights(model)  # they may be missing: others take their place
-    plans, tied, read = planned(path, model, weights)
+    plans, tied, read = planned(path, model, weights, strict)
     tensors = {value: _new_tensor(path, value, plan, read) for value, plan in plans.items()}
     external = any(isinstance(value.const_value, ir.ExternalTensor) for value in initializers(model))
     sidecar = path.with_suffix(_SIDECAR)
@@ -219,6 +223,7 @@ def _check(
     entries: Mapping[str, documents.StateDictEntry],
     groups: Collection[tuple[str, ...]],
     weights: _InMemory | WeightsInFile,
+    strict: bool,
 ) -> None:
     """Compare keys, shapes and types, and the names of tied parameters with each other.
 
@@ -227,7 +232,8 @@ def _check(
     """
     given = weights.types
     missing = [names[0] for names in groups if not any(name in given for name in names)]
-    surplus = [key for key in given if key not in entries]
+    # Beside missing ones they tell what was meant: a name that is spelt otherwise.
+    surplus = [key for key in given if key not in entries] if strict or missing else []
     misshapen = [
         key
         for key, found in given.items()

@@ -101,13 +101,14 @@ def update_weights(
     file: FileOrFolderArgument,
     weights: Annotated[Path, typer.Argument(metavar="WEIGHTS.safetensors", help="A state_dict of the same module.")],
     output: OutputOption,
+    strict: Annotated[bool, typer.Option("--strict", help="Refuse entries that the module does not have.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Put other weights of the same shapes into FILE, without exporting again."""
     from modelexport.exporting.packages.changes import update_package
     from modelexport.weights.updates import update_weights as run
 
-    result = update_package(file, weights, output) if file.is_dir() else run(file, weights, output)
+    result = update_package(file, weights, output) if file.is_dir() else run(file, weights, output, strict=strict)
     if as_json:
         print_json(result)
     else:

@@ -177,6 +177,10 @@ def export(
                 dag_dir=dag_dir,
                 stages=stages,
             )
+    for one in result.unrepeatable:
+        from modelexport.exporting.report import told_of
+
+        print(f"modelexport: warning: {one.kind}: {one.where}; {told_of(one.kind)}", file=sys.stderr)
     if result.attempts:
         taken = result.hierarchy.settings.frontend
         reasons = "; ".join(f"{one.frontend} failed: {one.reason.splitlines()[0]}" for one in result.attempts)

@@ -48,6 +48,13 @@ def verify(
     new_tokens: Annotated[
         int, typer.Option("--new-tokens", metavar="N", min=1, help="Tokens to generate with a FOLDER/ that generates.")
     ] = 64,
+    perturb: Annotated[
+        bool | None,
+        typer.Option(
+            "--perturb/--no-perturb",
+            help="Compare calls with other weights, in memory, on both sides; by default where MODEL has equal ones.",
+        ),
+    ] = None,
     model_class: ModelClassOption = None,
     dtype: DtypeOption = None,
     trust_remote_code: RemoteCodeOption = False,
@@ -62,8 +69,8 @@ def verify(
         raise UsageError("give --model or --against, not both")
     if model is None and (inputs is not None or model_class is not None or trust_remote_code):
         raise UsageError("--inputs, --model-class and --trust-remote-code go with --model")
-    if model is None and (weights_sample is not None or dtype is not None):
-        raise UsageError("--weights-sample and --dtype go with --model")
+    if model is None and (weights_sample is not None or dtype is not None or perturb is not None):
+        raise UsageError("--weights-sample, --perturb and --dtype go with --model")
     if file.is_dir():
         if modules or weights_sample is not None or (model is None and against is None):
             raise UsageError(
@@ -107,6 +114,8 @@ def verify(
                             modules=modules or (),
                             provider=provider,
                             weights=loaded.weights,
+                            perturb=perturb,
+                            tell=stages.tell,
                         )
                     else:
                         report = verify_sample(

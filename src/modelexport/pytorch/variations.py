@@ -1,0 +1,103 @@
+"""Inputs that tell more than the given ones: masks with padding, ids from the whole vocabulary, other sizes.
+
+A mask of ones hides that a file ignores it, and ids that never reach most rows hide a wrong row. What is varied is
+chosen by the numbers and by the graph, not by names. A model may refuse what was made; that says nothing of the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from torch.utils import _pytree as pytree
+
+from modelexport.pytorch.values import tensors_in
+
+Inputs = Mapping[str, Any] | Sequence[Any]
+Change = Callable[[str, torch.Tensor], torch.Tensor]
+
+
+def telling_inputs(inputs: Inputs, model: ir.Model) -> Iterator[tuple[str, Inputs]]:
+    """Each variation of the inputs that a file of this graph can be asked with, and what it is."""
+    names = {id(tensor): name for name, tensor in tensors_in(inputs)}
+    masks = {name for name, tensor in tensors_in(inputs) if _is_full_mask(tensor)}
+    if masks:
+        yield "padded masks", _changed(inputs, names, lambda name, t: _padded(t) if name in masks else t)
+    rows = _rows_of_ids(model)
+    plain = {name: rows[plain] for name in names.values() if (plain := _match(name, rows)) is not None}
+    if plain:
+        yield (
+            "whole vocabulary",
+            _changed(inputs, names, lambda name, t: _drawn(t, plain[name]) if name in plain else t),
+        )
+    sizes = _open_sizes(model)
+    if sizes:
+        yield "other sizes", _changed(inputs, names, lambda name, t: _resized(t, sizes, _match(name, sizes)))
+
+
+def _changed(inputs: Inputs, names: Mapping[int, str], change: Change) -> Inputs:
+    def one(value: Any) -> Any:
+        return change(names[id(value)], value) if id(value) in names else value
+
+    changed: Inputs = pytree.tree_map(one, inputs)
+    return changed
+
+
+def _match(name: str, known: Mapping[str, Any]) -> str | None:
+    """The file's name of an input."""
+    wanted = name.replace(".", "_")
+    return next((k for k in known if k.removeprefix("input.").replace(".", "_") == wanted), None)
+
+
+def _is_full_mask(tensor: torch.Tensor) -> bool:
+    counts = not tensor.is_floating_point() and not tensor.is_complex()
+    return counts and tensor.ndim >= 2 and tensor.shape[-1] > 3 and bool((tensor == 1).all())
+
+
+def _padded(mask: torch.Tensor) -> torch.Tensor:
+    other = mask.clone()
+    other[-1, ..., -(mask.shape[-1] // 3) :] = 0
+    return other
+
+
+def _rows_of_ids(model: ir.Model) -> dict[str, int]:
+    """The inputs that pick rows of a weight, to how many rows there are."""
+    found: dict[str, int] = {}
+    for value in model.graph.inputs:
+        if value.dtype not in (ir.DataType.INT64, ir.DataType.INT32):
+            continue
+        users = [node for node, _ in value.uses()]
+        for node in users:
+            table = node.inputs[0] if node.op_type == "Gather" and node.inputs[1] is value else None
+            if table is not None and table.is_initializer() and table.shape is not None:
+                rows = table.shape.numpy()[0]
+                found[value.name or ""] = min(rows, found.get(value.name or "", rows))
+    return found
+
+
+def _drawn(ids: torch.Tensor, rows: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(12)
+    return torch.randint(0, rows, ids.shape, generator=generator).to(ids.device, ids.dtype)
+
+
+def _open_sizes(model: ir.Model) -> dict[str, list[str | None]]:
+    """The inputs with dynamic axes, each to the symbol of each axis."""
+    found = {}
+    for value in model.graph.inputs:
+        symbols = [s.value if isinstance(s, ir.SymbolicDim) else None for s in value.shape or ()]
+        if any(symbols):
+            found[value.name or ""] = symbols
+    return found
+
+
+def _resized(tensor: torch.Tensor, sizes: Mapping[str, list[str | None]], name: str | None) -> torch.Tensor:
+    """A tensor with one more in the first dynamic axis and a fifth less in the others: repeated, or cut."""
+    if name is None:
+        return tensor
+    for axis, symbol in enumerate(sizes[name]):
+        if symbol is not None and tensor.shape[axis] > 1:
+            size = tensor.shape[axis] + 1 if axis == 0 else max(tensor.shape[axis] - max(tensor.shape[axis] // 5, 1), 1)
+            tensor = tensor.index_select(axis, torch.arange(size, device=tensor.device) % tensor.shape[axis])
+    return tensor

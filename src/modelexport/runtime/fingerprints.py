@@ -1,0 +1,105 @@
+"""Fingerprints of arrays: a few numbers by which equal contents are found among thousands, whatever their shape."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, field
+from math import sqrt
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import numpy as np
+
+T = TypeVar("T", bound=Hashable)
+
+NEAR = 2e-4
+"""How far two fingerprints may be apart, in norms: above what rounding adds up to over a whole model."""
+_HUGE = 1e18
+"""From here on a number is a mask's minus infinity in disguise: counted, not measured."""
+_LOOK = 4096
+
+
+class Fingerprint(NamedTuple):
+    """What an array looks like when it is flat."""
+
+    kind: str
+    """``f`` for floating-point numbers of any width, else the element type."""
+    size: int
+    norm: float
+    """The root of the mean square of the elements."""
+    one: float
+    two: float
+    """Projections on two fixed random directions, in the units of the norm."""
+    telling: bool
+    """Whether the content is unlike that of an unrelated array: more than a few distinct numbers."""
+
+    def near(self, other: Fingerprint) -> bool:
+        """Whether both can be of one content."""
+        room = NEAR * max(self.norm, other.norm)
+        return (self.kind, self.size) == (other.kind, other.size) and (
+            abs(self.norm - other.norm) <= room
+            and abs(self.one - other.one) <= 4 * room
+            and abs(self.two - other.two) <= 4 * room
+        )
+
+
+class _Directions:
+    """One long random vector; directions of any length are its beginnings."""
+
+    def __init__(self) -> None:
+        self._numbers = np.empty(0, dtype=np.float32)
+
+    def __call__(self, size: int) -> Any:
+        if self._numbers.size < size:
+            self._numbers = np.random.default_rng(12).standard_normal(max(size, 1 << 16), dtype=np.float32)
+        return self._numbers[:size]
+
+
+_directions = _Directions()
+
+
+def fingerprint_of(array: Any) -> Fingerprint:
+    """The fingerprint of an array of any type and shape."""
+    kind = "f" if array.dtype.kind == "f" or array.dtype.name == "bfloat16" else str(array.dtype)
+    flat = np.ascontiguousarray(array).reshape(-1).astype(np.float32, copy=False)
+    if flat.size and not float(np.max(np.abs(flat))) < _HUGE:  # not a number compares as false
+        flat = np.where(np.abs(flat) < _HUGE, flat, np.float32(0))
+    direction = _directions(flat.size)
+    scale = sqrt(max(flat.size, 1))
+    telling = kind == "f" and flat.size >= 4 and np.unique(flat[:_LOOK]).size > 3
+    return Fingerprint(
+        kind,
+        flat.size,
+        float(np.linalg.norm(flat)) / scale,
+        float(direction @ flat) / scale,
+        float(direction[::-1] @ flat) / scale,
+        bool(telling),
+    )
+
+
+@dataclass
+class Index(Generic[T]):
+    """Things by the fingerprints of their contents."""
+
+    _rows: dict[tuple[str, int], list[tuple[Fingerprint, T]]] = field(default_factory=lambda: defaultdict(list))
+    _arrays: dict[tuple[str, int], Any] = field(default_factory=dict)
+
+    def add(self, fingerprint: Fingerprint, thing: T) -> None:
+        """Add a thing."""
+        place = (fingerprint.kind, fingerprint.size)
+        self._rows[place].append((fingerprint, thing))
+        self._arrays.pop(place, None)
+
+    def near(self, fingerprint: Fingerprint) -> Iterator[T]:
+        """The things whose content can be this one's."""
+        place = (fingerprint.kind, fingerprint.size)
+        rows = self._rows.get(place)
+        if not rows:
+            return
+        if place not in self._arrays:
+            self._arrays[place] = np.array([row[0][2:5] for row in rows])
+        numbers = self._arrays[place]
+        room = NEAR * np.maximum(numbers[:, 0], fingerprint.norm)
+        apart = np.abs(numbers - np.array(fingerprint[2:5])) / np.array([1.0, 4.0, 4.0])
+        for index in np.flatnonzero((apart <= room[:, None]).all(axis=1)):
+            yield rows[int(index)][1]

@@ -1,0 +1,275 @@
+"""What a file and the documents beside it say of themselves, checked against the graph and the PyTorch run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from modelexport.core.calls import CallTree, ModuleCall
+from modelexport.errors import FileFormatError
+from modelexport.format import documents, keys
+from modelexport.format.dtypes import dtype_name
+from modelexport.graph.nodes import initializers
+from modelexport.graph.owners import owner_of
+from modelexport.runtime.evidence import Evidence
+from modelexport.tagged.documents.dag import dag_document
+from modelexport.tagged.documents.operations import operations_document
+from modelexport.tagged.documents.reading import load_dag, load_operations
+from modelexport.tagged.encodings.metadata import initializer_tags
+from modelexport.tagged.file import TaggedFile
+from modelexport.verify.verdicts import FalseClaim
+from modelexport.weights.transforms import parameter_plan
+
+
+def false_claims(
+    tagged: TaggedFile,
+    sidecar: documents.Hierarchy | None,
+    evidence: Evidence,
+    contents: Mapping[str, str],
+    classes: Mapping[str, str],
+) -> list[FalseClaim]:
+    """Everything that is said and is not so.
+
+    Args:
+        sidecar: The sidecar, where it is not yet beside the file.
+        contents: Values of the file to the contents of the run that they are.
+        classes: Path of a module to the name of its class; empty where the model is not there.
+    """
+    checks: list[Callable[[], Iterator[FalseClaim]]] = [
+        lambda: _metadata(tagged, evidence, classes),
+        lambda: _documents(tagged),
+    ]
+    found: list[FalseClaim] = []
+    try:
+        sidecar = sidecar or tagged.hierarchy
+    except FileFormatError as error:
+        found.append(FalseClaim(document="hierarchy", where=".", claimed=str(error), found="another"))
+        sidecar = None
+    if sidecar is not None:
+        said = sidecar
+        checks.append(lambda: _sidecar(tagged, said, evidence, contents, classes))
+    for check in checks:
+        try:
+            found.extend(check())
+        except FileFormatError as error:
+            found.append(FalseClaim(document="documents", where=".", claimed=str(error), found="unreadable"))
+    return found
+
+
+def _false(document: str, where: str, claimed: object, found: object) -> Iterator[FalseClaim]:
+    if claimed != found:
+        yield FalseClaim(document=document, where=where or ".", claimed=_text(claimed), found=_text(found))
+
+
+def _text(value: object) -> str:
+    text = " ".join(str(value).split())
+    return text if len(text) <= 200 else f"{text[:200]}..."
+
+
+def _metadata(tagged: TaggedFile, evidence: Evidence, classes: Mapping[str, str]) -> Iterator[FalseClaim]:
+    tags = _FileTags(tagged)
+    for traced in tagged.calls:
+        call, tag = traced.call, tagged.tags[traced.call]
+        if call in evidence.parents:
+            yield from _false("metadata", call.address, traced.parent, evidence.parents[call])
+        last = tag.rpartition("/")[2].partition("@")[0].partition(".")[0]
+        if call.path in classes:
+            yield from _false("metadata", call.address, last, classes[call.path])
+        if traced.parent is not None and not tag.startswith(tags.level_above(traced.parent)):
+            yield from _false("metadata", call.address, tag, f"inside {tags.level_above(traced.parent)}")
+    for node in tagged.nodes:
+        owner = owner_of(node)
+        if owner is None:
+            continue
+        name, properties = node.name or "", node.metadata_props
+        yield from _false("metadata", name, properties.get(keys.SOURCE_MODULE), tags.source_tag(owner.call))
+        if len(owner.calls) > 1:
+            listed = json.loads(properties.get(keys.HIERARCHY_TAGS, "[]"))
+            yield from _false("metadata", name, listed, [tags.source_tag(call) for call in owner.calls])
+        if keys.NAMESPACE in properties:
+            yield from _false("metadata", name, properties[keys.NAMESPACE], tags.namespace(owner.call))
+    for value in initializers(tagged.model):
+        if keys.HIERARCHY_TAGS in value.metadata_props:
+            listed = json.loads(value.metadata_props[keys.HIERARCHY_TAGS])
+            yield from _false("metadata", value.name or "", sorted(listed), sorted(initializer_tags(value, tags)))
+
+
+def _documents(tagged: TaggedFile) -> Iterator[FalseClaim]:
+    tags = _FileTags(tagged)
+    dag, operations = (tagged.path.with_suffix(suffix) for suffix in (".dag.json", ".operations.json"))
+    if dag.is_file():
+        here = dag_document(tagged.model, tags)
+        for tag, said in _pairs(load_dag(dag), here):
+            yield from _false("dag", tag, *said)
+    if operations.is_file():
+        for name, said in _pairs(load_operations(operations), operations_document(tagged.model, tags)):
+            yield from _false("operations", name, *said)
+
+
+def _pairs(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[tuple[str, tuple[Any, Any]]]:
+    for key in dict.fromkeys([*one, *other]):
+        yield key, (one.get(key), other.get(key))
+
+
+def _sidecar(
+    tagged: TaggedFile,
+    sidecar: documents.Hierarchy,
+    evidence: Evidence,
+    contents: Mapping[str, str],
+    classes: Mapping[str, str],
+) -> Iterator[FalseClaim]:
+    tags = _FileTags(tagged)
+    yield from _false("hierarchy", "coverage", sidecar.coverage, tagged.coverage)
+    for side, values in (("inputs", tagged.model.graph.inputs), ("outputs", tagged.model.graph.outputs)):
+        listed = [value.name for value in getattr(sidecar, side)]
+        yield from _false("hierarchy", side, listed, [value.name for value in values])
+    own = dict.fromkeys((traced.call.address for traced in tagged.calls), 0)
+    nodes = {node.name or "": node for node in tagged.nodes}
+    for node in tagged.nodes:
+        if (owner := owner_of(node)) is not None:
+            own[owner.call.address] += 1
+    for entry in sidecar.nodes:
+        node_owner = owner_of(nodes[entry.name])
+        if node_owner is not None:
+            several = node_owner.calls if len(node_owner.calls) > 1 else ()
+            said = (entry.op_type, entry.domain, entry.source_module, entry.evidence, entry.calls, entry.hierarchy_tags)
+            node = nodes[entry.name]
+            so = (
+                node.op_type,
+                node.domain,
+                tags.source_tag(node_owner.call),
+                node_owner.evidence.value,
+                [call.address for call in several],
+                [tags.source_tag(call) for call in several],
+            )
+            yield from _false("hierarchy", entry.name, said, so)
+    yield from _initializers(tagged, sidecar, tags)
+    yield from _calls(tagged, sidecar, evidence, contents, own)
+    for module in sidecar.modules:
+        if module.path in classes:
+            yield from _false("hierarchy", module.path, module.class_name, classes[module.path])
+        count = sum(traced.call.path == module.path for traced in tagged.calls)
+        yield from _false("hierarchy", module.path, module.calls, count)
+
+
+def _initializers(tagged: TaggedFile, sidecar: documents.Hierarchy, tags: _FileTags) -> Iterator[FalseClaim]:
+    values = {value.name or "": value for value in initializers(tagged.model)}
+    listed = {entry.name: entry for entry in sidecar.initializers}
+    yield from _false("hierarchy", "initializers", sorted(listed), sorted(values))
+    for name in listed.keys() & values.keys():
+        entry, value = listed[name], values[name]
+        plan = parameter_plan(value)
+        said = (entry.dtype, entry.shape, entry.parameter, entry.transform, sorted(entry.hierarchy_tags))
+        so = (
+            dtype_name(value.dtype) if value.dtype is not None else "",
+            list(value.shape.numpy()) if value.shape is not None else [],
+            plan.keys if plan else [],
+            plan.steps if plan else [],
+            sorted(initializer_tags(value, tags)),
+        )
+        yield from _false("hierarchy", name, said, so)
+
+
+def _calls(
+    tagged: TaggedFile,
+    sidecar: documents.Hierarchy,
+    evidence: Evidence,
+    contents: Mapping[str, str],
+    own: Mapping[str, int],
+) -> Iterator[FalseClaim]:
+    seen = {(tensor.call.address, str(tensor.side), tensor.name): tensor for tensor in evidence.tensors}
+    made = {value.name or "" for node in tagged.nodes for value in node.outputs}
+    made |= {value.name or "" for value in tagged.model.graph.inputs}
+    made |= {value.name or "" for value in initializers(tagged.model)}
+    counts: dict[str, int] = {}
+    for call in evidence.parents:
+        counts[call.path] = counts.get(call.path, 0) + 1
+    for entry in sidecar.calls:
+        call = ModuleCall.parse(entry.address)
+        boundary = tagged.boundaries[call]
+        for side in ("inputs", "outputs"):
+            listed = sorted(getattr(entry.boundary, side))
+            yield from _false(
+                "hierarchy", entry.address, listed, sorted(value.name or "" for value in getattr(boundary, side))
+            )
+        yield from _false("hierarchy", entry.address, entry.nodes, own[entry.address])
+        same = counts.get(call.path) == sum(traced.call.path == call.path for traced in tagged.calls)
+        for side, tensors in (("inputs", entry.inputs), ("outputs", entry.outputs)):
+            for tensor in tensors:
+                where = f"{entry.address or '.'}, {tensor.name}"
+                if tensor.value is not None and tensor.value not in made:
+                    yield from _false("hierarchy", where, tensor.value, "not a value of the file")
+                its = seen.get((entry.address, side, tensor.name))
+                if its is None or not same:
+                    continue
+                yield from _false("hierarchy", where, *_type(tensor, its.dtype, its.shape))
+                content = contents.get(tensor.value or "")
+                if content is not None and content.partition(":")[0] == its.dtype and content != its.content:
+                    yield from _value(where, tensor, its.content, contents)
+
+
+def _type(tensor: documents.CallTensor, dtype: str, shape: tuple[int, ...]) -> tuple[object, object]:
+    """What is said of a tensor, and what it is; a dynamic size is whatever it is."""
+    so = [size if isinstance(said, int) else said for said, size in zip(tensor.shape, shape, strict=False)]
+    return (tensor.dtype, list(tensor.shape)), (dtype, so if len(shape) == len(tensor.shape) else list(shape))
+
+
+def _value(where: str, tensor: documents.CallTensor, content: str, contents: Mapping[str, str]) -> Iterator[FalseClaim]:
+    """A value that another tensor is; it is a false claim if this one is another value of the file."""
+    names = [name for name, its in contents.items() if its == content]
+    if names:
+        yield from _false("hierarchy", where, tensor.value, names[0])
+
+
+@dataclass(frozen=True)
+class _FileTags:
+    """The tags of the calls of a file; which modules are levels the tags themselves tell."""
+
+    tagged: TaggedFile
+
+    @property
+    def calls(self) -> CallTree:
+        return self.tagged.calls
+
+    def tag(self, call: ModuleCall) -> str:
+        return self.tagged.tags[call]
+
+    def namespace(self, call: ModuleCall) -> str:
+        return self.tagged.tags[call][1:]
+
+    def source_tag(self, call: ModuleCall) -> str:
+        return self._sources.get(call) or self.level_above(call)
+
+    def level_above(self, call: ModuleCall) -> str:
+        """The tag of the innermost level that a call is, or ran in."""
+        for around in reversed(self.tagged.calls.stack(call)):
+            if around.path in self._levels:
+                return self.tagged.tags[around]
+        return self.tagged.tags[self.tagged.calls.calls[0].call]
+
+    @cached_property
+    def _sources(self) -> Mapping[ModuleCall, str]:
+        """What most nodes of a call say: one that says something else is found out."""
+        votes: dict[ModuleCall, dict[str, int]] = {}
+        for node in self.tagged.nodes:
+            owner = owner_of(node)
+            several = node.metadata_props.get(keys.HIERARCHY_TAGS)
+            listed = json.loads(several) if several else [node.metadata_props.get(keys.SOURCE_MODULE)]
+            for call, said in zip(owner.calls if owner is not None else (), listed, strict=False):
+                those = votes.setdefault(call, {})
+                those[said] = those.get(said, 0) + 1
+        return {
+            call: best
+            for call, those in votes.items()
+            if (best := max(those, key=lambda said: those[said]))
+            in {self.tagged.tags[around] for around in self.tagged.calls.stack(call)}
+        }
+
+    @cached_property
+    def _levels(self) -> frozenset[str]:
+        """The paths of the modules whose tags nodes have."""
+        paths = {tag: call.path for call, tag in self.tagged.tags.items()}
+        return frozenset(paths[tag] for tag in self._sources.values())

@@ -1,0 +1,166 @@
+"""Which value of a file is which tensor of a PyTorch run: found by their numbers, in one run of the file."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from modelexport.core.calls import ModuleCall, Side
+from modelexport.core.limits import BATCH_BYTES
+from modelexport.runtime import sessions
+from modelexport.runtime.evidence import Evidence, SeenTensor
+from modelexport.runtime.fingerprints import Fingerprint, Index, fingerprint_of
+from modelexport.verify.differences import Difference, compare_arrays
+
+_HINT = 1e-3
+"""How far, in norms, a value of the whole run may be from a tensor and still be it: rounding has added up."""
+
+
+WHOLE_UNITS = 4096.0
+"""How many units of roundoff a value may be off in a run of the whole model, where noise adds up from call to call."""
+
+
+@dataclass
+class FileRun:
+    """What the values of a file were in one run of it, end to end."""
+
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    dtypes: dict[str, str] = field(default_factory=dict)
+    prints: dict[str, Fingerprint] = field(default_factory=dict)
+    contents: dict[str, str] = field(default_factory=dict)
+    """Name of a value to the content of the PyTorch run that it is."""
+    arrays: dict[str, Any] = field(default_factory=dict)
+    """Those of the values that were asked for."""
+    errors: dict[str, float] = field(default_factory=dict)
+    """How far each recognised value is from its content, in norms."""
+    differences: dict[str, Difference] = field(default_factory=dict)
+
+    def values_of(self, content: str) -> list[str]:
+        """The values that are a content, in the order of the graph."""
+        return [name for name, its in self.contents.items() if its == content]
+
+
+def run_file(
+    model: ir.Model,
+    folder: Path,
+    feeds: Mapping[str, Any],
+    evidence: Evidence,
+    *,
+    provider: str,
+    keep: Collection[str] = (),
+    batch_bytes: int = BATCH_BYTES,
+) -> FileRun:
+    """Run a file without the runtime's optimiser and recognise the contents of a PyTorch run in its values.
+
+    Args:
+        keep: Names of values whose arrays the result has.
+    """
+    index: Index[str] = Index()
+    seen: set[str] = set()
+    for tensor in evidence.tensors:
+        if tensor.content not in seen:
+            seen.add(tensor.content)
+            index.add(fingerprint_of(evidence.array(tensor.content)), tensor.content)
+    values = [v for node in model.graph for v in node.outputs if v.name and not _is_sequence(v)]
+    found = FileRun()
+    largest = max((prod(t.shape) for t in evidence.tensors), default=1)
+    bound = _bound_sizes(model, feeds)
+    sizes = {v.name or "": 8 * _size(v, bound, largest) for v in values}
+    by_name = {v.name or "": v for v in values}
+    for batch in sessions.split_batches(sizes, batch_bytes):
+        whole = sessions.with_outputs(model, [by_name[name] for name in batch])
+        session = sessions.open_session(whole, folder=folder, provider=provider)
+        arrays = sessions.run_session(session, {name: feeds[name] for name in sessions.input_names(session)})
+        for name, array in arrays.items():
+            if not isinstance(array, np.ndarray):
+                continue
+            found.shapes[name], found.dtypes[name] = array.shape, str(array.dtype)
+            own = found.prints[name] = fingerprint_of(array)
+            if name in keep:
+                found.arrays[name] = array
+            errors = {content: _error(evidence.array(content), array) for content in index.near(own)}
+            best = min(errors, key=lambda content: errors[content], default=None)
+            if best is not None and errors[best] <= _HINT:
+                found.contents[name], found.errors[name] = best, errors[best]
+                right = evidence.array(best).reshape(array.shape)
+                found.differences[name] = compare_arrays(name, right, array, units=WHOLE_UNITS)
+    return found
+
+
+def _error(right: Any, found: Any) -> float:
+    """How far two arrays are apart in norms, whatever their shapes; infinite if they cannot be compared."""
+    if right.size != found.size or right.dtype != found.dtype:
+        return float("inf")
+    if found.dtype.kind in "iub":
+        return 0.0 if np.array_equal(right.reshape(-1), found.reshape(-1)) else float("inf")
+    one, two = right.reshape(-1).astype(np.float64), found.reshape(-1).astype(np.float64)
+    # A mask's minus infinity may be another large number in the file.
+    finite = (np.abs(one) < 1e18) & (np.abs(two) < 1e18)
+    if np.count_nonzero(finite) != np.count_nonzero(np.abs(one) < 1e18):
+        return float("inf")
+    if not np.array_equal(one[~finite], two[~finite], equal_nan=True):
+        return float("inf")
+    one, two = one[finite], two[finite]
+    size = float(np.linalg.norm(one))
+    error = float(np.linalg.norm(two - one))
+    return error / size if size else 0.0 if error == 0 else float("inf")
+
+
+def _is_sequence(value: ir.Value) -> bool:
+    return isinstance(value.type, ir.SequenceType | ir.OptionalType)
+
+
+def _bound_sizes(model: ir.Model, feeds: Mapping[str, Any]) -> dict[str, int]:
+    """What the dynamic sizes of the inputs are in a run."""
+    return {
+        size.value: int(feeds[name].shape[axis])
+        for value in model.graph.inputs
+        if (name := value.name or "") in feeds and value.shape is not None
+        for axis, size in enumerate(value.shape)
+        if isinstance(size, ir.SymbolicDim) and size.value is not None
+    }
+
+
+def _size(value: ir.Value, bound: Mapping[str, int], largest: int) -> int:
+    """Elements of a value in a run; one whose size is not known counts as the largest tensor that was seen."""
+    if value.shape is None:
+        return largest
+    sizes = [size if isinstance(size, int) else bound.get(str(size.value)) for size in value.shape]
+    known = prod(size for size in sizes if size is not None)
+    return known if None not in sizes else max(known, largest)
+
+
+def first_makers(evidence: Evidence) -> dict[str, ModuleCall]:
+    """Each content to the call that computed it: where it first crosses a boundary tells which.
+
+    A tensor that first appears when a call returns was made by that call; one that first appears when a call begins was
+    made by the call around it. What the root gets was made by none.
+    """
+    makers: dict[str, ModuleCall] = {}
+    given: set[str] = set()
+    for tensor in evidence.tensors:
+        if tensor.content in makers or tensor.content in given:
+            continue
+        if tensor.side == "outputs":
+            makers[tensor.content] = tensor.call
+        elif (parent := evidence.parents[tensor.call]) is not None:
+            makers[tensor.content] = parent
+        else:
+            given.add(tensor.content)
+    return makers
+
+
+def tensors_by_call(evidence: Evidence, side: Side) -> dict[ModuleCall, list[SeenTensor]]:
+    """The tensors that each call got, or returned."""
+    found: dict[ModuleCall, list[SeenTensor]] = defaultdict(list)
+    for tensor in evidence.tensors:
+        if tensor.side == side:
+            found[tensor.call].append(tensor)
+    return found

@@ -1,0 +1,138 @@
+"""The parameters of a file against those of a model: the same bytes, and the calls whose nodes use wrong ones."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from modelexport.core.calls import ModuleCall
+from modelexport.errors import UsageError
+from modelexport.graph.nodes import initializers
+from modelexport.graph.owners import owner_of
+from modelexport.verify.verdicts import ParameterReport
+from modelexport.weights.transforms import ParameterPlan, parameter_plan, state_dict_of
+
+Read = Callable[[str], Any]
+"""The key of an entry to its array."""
+
+
+def check_same_entries(given: Mapping[str, tuple[str, list[int]]], model: ir.Model, path: Path) -> None:
+    """Refuse a model whose ``state_dict`` does not have the entries that a file uses, in their types and shapes.
+
+    Args:
+        given: Key to element type and shape.
+
+    Raises:
+        UsageError: It is not the model that the file was exported from.
+    """
+    wanted = {key: (entry.dtype, entry.shape) for key, entry in state_dict_of(model).items() if entry.used}
+    differing = [key for key, entry in wanted.items() if given.get(key) != entry]
+    if differing:
+        first = differing[0]
+        there, here = wanted[first], given.get(first)
+        raise UsageError(
+            f"this is not the model that {path} was exported from: {len(differing)} parameters differ, the first is "
+            f"'{first}' ({there[0]}{there[1]} in the file, {f'{here[0]}{here[1]}' if here else 'none'} in the model)"
+        )
+
+
+def compare_parameters(
+    model: ir.Model,
+    keys: Collection[str],
+    read: Read,
+    *,
+    is_same_place: Callable[[str, ir.TensorProtocol], bool] = lambda key, tensor: False,
+    only: Collection[str] | None = None,
+) -> ParameterReport:
+    """Compare the initializers of a file, or those named in ``only``, with a model's entries, bit for bit.
+
+    Args:
+        keys: Of the model's entries.
+        is_same_place: Whether an entry is the very bytes that an initializer is, which need not be read then.
+    """
+    found: dict[str, bool] = {}
+    differing = []
+    for value, plan in _planned(model):
+        if only is not None and value.name not in only:
+            continue
+        for key in plan.keys:
+            found[key] = found.get(key, False) or not plan.steps
+        assert value.const_value is not None
+        if not plan.steps and is_same_place(plan.keys[0], value.const_value):
+            continue
+        if any(key not in keys for key in plan.keys) or not _same(plan, read, value.const_value):
+            differing.append(value.name or "")
+    used = [key for key, entry in state_dict_of(model).items() if entry.used and (only is None or key in found)]
+    return ParameterReport(
+        used=len(used),
+        transformed=sum(not found.get(key, True) for key in used),
+        unaccounted=[key for key in used if key not in found],
+        differing=differing,
+    )
+
+
+def _planned(model: ir.Model) -> Iterator[tuple[ir.Value, ParameterPlan]]:
+    """The initializers that come from entries in a way that is known: what another tool did cannot be done again."""
+    for value in initializers(model):
+        plan = parameter_plan(value)
+        if plan is not None and plan.recorded and value.const_value is not None:
+            yield value, plan
+
+
+def _same(plan: ParameterPlan, read: Read, tensor: ir.TensorProtocol) -> bool:
+    expected, actual = plan.compute({key: read(key) for key in plan.inputs()}), tensor.numpy()
+    same_type = expected.dtype == actual.dtype and expected.shape == actual.shape
+    # Every name of a tied parameter is that tensor.
+    tied = plan.steps or all(read(key).tobytes() == actual.tobytes() for key in plan.keys[1:])
+    return bool(same_type and expected.tobytes() == actual.tobytes() and tied)
+
+
+def users_of(model: ir.Model, names: Collection[str]) -> dict[ModuleCall, list[str]]:
+    """The calls whose nodes use some initializers, each to those that it uses."""
+    found: dict[ModuleCall, list[str]] = defaultdict(list)
+    for value in initializers(model):
+        if value.name in names:
+            for node, _ in value.uses():
+                owner = owner_of(node)
+                for call in owner.calls if owner is not None else ():
+                    found[call].append(value.name or "")
+    return found
+
+
+def perturbable(model: ir.Model) -> set[str]:
+    """The entries of floating-point numbers that a file can be given other values of, all its uses of them at once."""
+    used: set[str] = set()
+    barred: set[str] = set()
+    for value in initializers(model):
+        plan = parameter_plan(value)
+        if plan is not None and plan.recorded and value.dtype is not None and value.dtype.is_floating_point():
+            used.update(plan.keys)
+        elif plan is not None:
+            barred.update(plan.keys)
+    return used - barred
+
+
+def put_in(model: ir.Model, read: Read) -> None:
+    """Give a file's initializers, in memory, the values that come from other entries."""
+    for value, plan in list(_planned(model)):
+        array = plan.compute({key: read(key) for key in plan.inputs()})
+        assert value.const_value is not None
+        value.const_value = ir.tensor(np.ascontiguousarray(array), dtype=value.const_value.dtype, name=value.name)
+
+
+def parameter_digests(model: ir.Model) -> dict[str, str]:
+    """What tells whether a file has the same weights as another of the same model: entries to a digest of the bytes."""
+    return {
+        json.dumps([plan.keys, len(plan.steps)]): hashlib.blake2b(
+            value.const_value.tobytes(), digest_size=12
+        ).hexdigest()
+        for value, plan in _planned(model)
+        if value.const_value is not None
+    }

@@ -1,0 +1,138 @@
+"""Do the tags say where PyTorch computed what the nodes compute? Proven by the numbers, without the sidecar.
+
+The value of a node is looked up among all that the operations of the PyTorch run gave. Where it appears, and not in a
+call that the file gives the node to, the node is misplaced. A value that appears nowhere (an exporter may compute in
+other steps) has to lead to values of its call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from modelexport.core.calls import CallTree, ModuleCall
+from modelexport.graph.owners import owner_of
+from modelexport.runtime.evidence import Evidence
+from modelexport.runtime.fingerprints import Fingerprint, Index
+from modelexport.verify.matching import FileRun, first_makers, tensors_by_call
+
+
+@dataclass(frozen=True)
+class Misplaced:
+    """A node whose tags name other calls than PyTorch computed its value in."""
+
+    node: str
+    given: tuple[ModuleCall, ...]
+    belongs: tuple[ModuleCall, ...]
+
+
+@dataclass(frozen=True)
+class _Where:
+    """Where a content was computed."""
+
+    call: ModuleCall
+    new: bool
+
+
+def find_misplaced(model: ir.Model, calls: CallTree, run: FileRun, evidence: Evidence) -> list[Misplaced]:
+    """The nodes of the main graph whose owners are not where their values were computed."""
+    index: Index[_Where] = Index()
+    for operation in evidence.computed:
+        index.add(operation.fingerprint, _Where(operation.call, operation.new))
+    makers = first_makers(evidence)
+    travels = _travels(evidence)
+    known: dict[ir.Node, frozenset[ModuleCall]] = {}
+    copies: dict[ir.Node, frozenset[ModuleCall]] = {}
+    """Nodes that only lay out anew what they get, to the calls that get or return it."""
+    for node in model.graph:
+        own = run.prints.get(node.outputs[0].name or "")
+        if any(_same(own, run.prints.get(taken.name or "")) for taken in node.inputs if taken is not None):
+            copies[node] = travels.get(run.contents.get(node.outputs[0].name or "", ""), frozenset())
+        allowed: set[ModuleCall] = set()
+        for value in node.outputs:
+            allowed |= _allowed(node in copies, value, run, index, makers)
+        if allowed:
+            known[node] = frozenset(allowed)
+    unseen = _calls_with_unseen_outputs(calls, run, evidence)
+    reached = _reached(model, known) if evidence.computed else {}
+    found = []
+    for node in model.graph:
+        owner = owner_of(node)
+        if owner is None or not _telling(node, run):
+            continue
+        right = known.get(node) or reached.get(node, frozenset())
+        near = right
+        if node in copies:
+            near = near | copies[node] | reached.get(node, frozenset()) | _around(node, known)
+        elif node not in known:
+            near = near | unseen
+        if right and not near & set(owner.calls):
+            found.append(Misplaced(node.name or "", owner.calls, tuple(sorted(right))))
+    return found
+
+
+def _around(node: ir.Node, known: Mapping[ir.Node, frozenset[ModuleCall]]) -> frozenset[ModuleCall]:
+    """The calls that compute what a node gets."""
+    producers = (value.producer() for value in node.inputs if value is not None)
+    return frozenset(call for producer in producers if producer is not None for call in known.get(producer, ()))
+
+
+def _travels(evidence: Evidence) -> dict[str, frozenset[ModuleCall]]:
+    """Each content to the calls that get or return it."""
+    found: dict[str, set[ModuleCall]] = {}
+    for tensor in evidence.tensors:
+        found.setdefault(tensor.content, set()).add(tensor.call)
+    return {content: frozenset(calls) for content, calls in found.items()}
+
+
+def _allowed(
+    copies: bool, value: ir.Value, run: FileRun, index: Index[_Where], makers: Mapping[str, ModuleCall]
+) -> set[ModuleCall]:
+    own = run.prints.get(value.name or "")
+    if own is None or not own.telling:
+        return set()
+    places = list(index.near(own))
+    new = {place.call for place in places if place.new}
+    allowed = new if new and not copies else {place.call for place in places}
+    content = run.contents.get(value.name or "")
+    if content is not None and content in makers and (copies or not allowed):
+        allowed.add(makers[content])
+    return allowed
+
+
+def _same(one: Fingerprint | None, other: Fingerprint | None) -> bool:
+    return one is not None and other is not None and one[:5] == other[:5]
+
+
+def _telling(node: ir.Node, run: FileRun) -> bool:
+    prints = [run.prints.get(value.name or "") for value in node.outputs]
+    return any(one is not None and one.telling for one in prints)
+
+
+def _reached(model: ir.Model, known: Mapping[ir.Node, frozenset[ModuleCall]]) -> dict[ir.Node, frozenset[ModuleCall]]:
+    """For every node the calls of the first values with a known place that it leads to."""
+    reached: dict[ir.Node, frozenset[ModuleCall]] = {}
+    for node in reversed(model.graph):
+        found: set[ModuleCall] = set()
+        for value in node.outputs:
+            for user, _ in value.uses():
+                found |= known.get(user) or reached.get(user, frozenset())
+        reached[node] = frozenset(found)
+    return reached
+
+
+def _calls_with_unseen_outputs(calls: CallTree, run: FileRun, evidence: Evidence) -> set[ModuleCall]:
+    """The calls whose results are not in the file as PyTorch has them: where their nodes end cannot be seen."""
+    seen: Collection[str] = set(run.contents.values())
+    returned, given = tensors_by_call(evidence, "outputs"), tensors_by_call(evidence, "inputs")
+    found = set()
+    for traced in calls:
+        call = traced.call
+        taken = {tensor.content for tensor in given.get(call, [])}
+        if call not in evidence.parents or any(
+            tensor.content not in seen and tensor.content not in taken for tensor in returned.get(call, [])
+        ):
+            found.add(call)
+    return found
