@@ -82,7 +82,7 @@ def replace(
         OutputError: ``output`` cannot be written. What was there before is still there.
     """
     path, output = Path(path), Path(output)
-    check_writable(output)
+    check_writable(output, [path])
     if output.exists() and output.samefile(path):
         raise OutputError(f"{output} is the file to replace modules in: give another name")
     tagged = read_tagged(path)
