@@ -278,9 +278,9 @@ def public_classes() -> list[str]:
 
 HEADER = """# torch.nn
 
-Every public class of `torch.nn` with a `forward`, exported with `modelexport.export` in evaluation mode. The test suite
-checks each line: the file passes `onnx.checker`, ONNX Runtime loads it, its outputs are PyTorch's, and every node has an
-owner, none of them inferred. Where the front end is `torchscript`, `dynamo` cannot and `auto` goes on to the next.
+Every public class of `torch.nn` with a `forward`, exported with `modelexport.export` in evaluation mode. The test
+suite checks each line: the file passes `onnx.checker`, ONNX Runtime loads it, its outputs are PyTorch's, and every node
+has an owner, none of them inferred. Where the front end is `torchscript`, `dynamo` cannot and `auto` goes on to the next.
 
 This page is generated from the table in the tests: `python tests/torch_nn.py`.
 """
@@ -299,7 +299,7 @@ def page() -> str:
 
 REASONS = {
     "CTCLoss": "neither exporter has a translation of `aten._ctc_loss`",
-    "LSTM-projected": "`dynamo` writes a file with wrong shapes, which the check refuses; ONNX's LSTM has no projection",
+    "LSTM-projected": "`dynamo` writes a file with wrong shapes, which the check refuses; ONNX has no projection",
     "AdaptiveLogSoftmaxWithLoss": "it decides in Python how many labels lie in each cluster",
     "CrossMapLRN2d": "it is an autograd function that writes into memory of its own; use `LocalResponseNorm`",
 }
