@@ -10,10 +10,13 @@ import msgspec
 import numpy as np
 import onnx_ir as ir
 
+from modelexport.core.limits import DOCUMENT_BYTES
 from modelexport.core.text import nearest
 from modelexport.errors import FileFormatError, WeightsError
 from modelexport.files.atomic import check_writable, written_together
+from modelexport.files.linked import check_weights
 from modelexport.files.onnx_models import load_onnx, record_documents, save_model
+from modelexport.files.regular import read_regular
 from modelexport.files.safetensors_files import read_header
 from modelexport.format import documents, keys
 from modelexport.format.call_tree import check_version
@@ -109,6 +112,7 @@ def planned(
     Raises:
         WeightsError, FileFormatError: As :func:`update_weights`.
     """
+    check_weights(model)  # they may be missing: others take their place
     try:
         entries = state_dict_of(model)
         plans = {value: plan for value in initializers(model) if (plan := parameter_plan(value)) is not None}
@@ -127,10 +131,10 @@ def planned(
 def _update(path: Path, weights: _InMemory | WeightsInFile, output: Path) -> UpdateResult:
     model = load_onnx(path)
     check_version(path, model.metadata_props)
-    check_weights(model)  # they may be missing: others take their place
     plans, tied, read = planned(path, model, weights)
+    values = list(initializers(model))
     tensors = {value: _new_tensor(path, value, plan, read) for value, plan in plans.items()}
-    external = any(isinstance(value.const_value, ir.ExternalTensor) for value in initializers(model))
+    external = any(isinstance(value.const_value, ir.ExternalTensor) for value in values)
     sidecar = path.with_suffix(_SIDECAR)
     documents = {_SIDECAR: read_regular(sidecar, DOCUMENT_BYTES)} if sidecar.exists() else {}
     _check_documents(path, model, documents)
@@ -145,7 +149,7 @@ def _update(path: Path, weights: _InMemory | WeightsInFile, output: Path) -> Upd
         files=files,
         replaced=len(plans),
         transformed=sum(bool(plan.steps) for plan in plans.values()),
-        kept=sum(1 for _ in initializers(model)) - len(plans),
+        kept=len(values) - len(plans),
         used=len(tied),
         unused=len(weights.types.keys() - tied.keys()),
     )
