@@ -117,6 +117,7 @@ def planned(
     Raises:
         WeightsError, FileFormatError: As :func:`update_weights`.
     """
+    check_weights(model)  # they may be missing: others take their place
     try:
         entries = state_dict_of(model)
         plans = {value: plan for value in initializers(model) if (plan := parameter_plan(value)) is not None}
@@ -137,8 +138,9 @@ def _update(path: Path, weights: _InMemory | WeightsInFile, output: Path, strict
     check_version(path, model.metadata_props)
     check_weights(model)  # they may be missing: others take their place
     plans, tied, read = planned(path, model, weights, strict)
+    values = list(initializers(model))
     tensors = {value: _new_tensor(path, value, plan, read) for value, plan in plans.items()}
-    external = any(isinstance(value.const_value, ir.ExternalTensor) for value in initializers(model))
+    external = any(isinstance(value.const_value, ir.ExternalTensor) for value in values)
     sidecar = path.with_suffix(_SIDECAR)
     documents = {_SIDECAR: read_regular(sidecar, DOCUMENT_BYTES)} if sidecar.exists() else {}
     _check_documents(path, model, documents)
@@ -153,7 +155,7 @@ def _update(path: Path, weights: _InMemory | WeightsInFile, output: Path, strict
         files=files,
         replaced=len(plans),
         transformed=sum(bool(plan.steps) for plan in plans.values()),
-        kept=sum(1 for _ in initializers(model)) - len(plans),
+        kept=len(values) - len(plans),
         used=len(tied),
         unused=len(weights.types.keys() - tied.keys()),
     )

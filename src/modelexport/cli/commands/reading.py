@@ -51,10 +51,14 @@ def tree(
 
 
 def _skimmed(file: Path) -> Skimmed:
-    from modelexport.tagged.file import read_tagged
     from modelexport.tagged.skim import skim
 
-    return skim(file) or read_tagged(file).skimmed
+    found = skim(file)
+    if found is None:  # what reads the whole file is slow to import
+        from modelexport.tagged.file import read_tagged
+
+        found = read_tagged(file).skimmed
+    return found
 
 
 def _changed(file: Path) -> list[str]:
