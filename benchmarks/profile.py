@@ -1,4 +1,3 @@
-# ruff: noqa: A005 - the name of the command
 """What `modelexport profile` costs over a plain profiled run of ONNX Runtime, on files of many nodes.
 
     python benchmarks/profile.py [--runs N] [NODES ...]

@@ -482,7 +482,7 @@ def test_missing_weights_are_named(external: Path, tmp_path: Path, length: int |
         data.unlink()
     else:
         data.write_bytes(data.read_bytes()[:length])
-    with pytest.raises(FileFormatError, match=r"whole\.onnx\.data, which holds weights"):
+    with pytest.raises(FileFormatError, match=r"whole\.onnx\.data(, which holds weights, is missing| is cut off)"):
         load(external).extract("encoder.layer.1", tmp_path / "layer.onnx")
     assert not (tmp_path / "layer.onnx").exists()
 

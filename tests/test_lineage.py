@@ -13,7 +13,7 @@ from modelexport.core.calls import ModuleCall
 from modelexport.core.owners import Evidence, Owner
 from modelexport.graph.nodes import all_nodes
 from modelexport.graph.owners import OWNER, owner_of
-from modelexport.graph.snapshot import snapshot
+from modelexport.graph.snapshot import take_snapshot
 from modelexport.lineage.derivation import derive_owners
 
 HEADER = '<ir_version: 10, opset_import: ["" : 20]> g '
@@ -45,7 +45,7 @@ def found(model: ir.Model) -> dict[str | None, tuple[str, list[str]] | None]:
 
 def derived(before: ir.Model, after: str) -> dict[str | None, tuple[str, list[str]] | None]:
     changed = graph(after)
-    derive_owners(snapshot(before), changed)
+    derive_owners(take_snapshot(before), changed)
     return found(changed)
 
 
@@ -82,7 +82,7 @@ def test_a_node_whose_output_was_renamed_is_known_by_where_it_stands() -> None:
 def test_equal_nodes_that_were_merged_have_all_their_owners() -> None:
     text = "(float[2] x) => (float[2] y) { t = Sin(x)  u = Sin(x)  v = Cos(t)  w = Exp(u)  y = Add(v, w) }"
     before = tagged(text, t="a", u="b", v="a", w="b", y="c")
-    source = snapshot(before)
+    source = take_snapshot(before)
     passes.CommonSubexpressionEliminationPass()(before)
     derive_owners(source, before)
     assert found(before) == {
@@ -93,7 +93,7 @@ def test_equal_nodes_that_were_merged_have_all_their_owners() -> None:
 def test_equal_chains_that_were_merged_have_all_their_owners_at_every_node() -> None:
     text = "(float[2] x) => (float[2] y) { t = Sin(x)  u = Sin(x)  v = Cos(t)  w = Cos(u)  y = Add(v, w) }"
     before = tagged(text, t="a", u="b", v="a", w="b", y="c")
-    source = snapshot(before)
+    source = take_snapshot(before)
     passes.CommonSubexpressionEliminationPass()(before)
     derive_owners(source, before)
     assert found(before)["t"] == found(before)["v"] == ("derived", ["a", "b"])

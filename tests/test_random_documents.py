@@ -18,7 +18,7 @@ from modelexport.format import documents
 from modelexport.graph.coverage import check_coverage
 from modelexport.graph.names import name_nodes_apart
 from modelexport.graph.owners import OWNER
-from modelexport.graph.snapshot import snapshot
+from modelexport.graph.snapshot import take_snapshot
 from modelexport.pytorch.static import containers, module_tree
 from modelexport.pytorch.traced import trace_calls
 from modelexport.tagged.documents import reading
@@ -90,7 +90,7 @@ def described(module: nn.Module, tags: Tags, model: ir.Model) -> documents.Hiera
     return hierarchy_document(
         name="random",
         model=model,
-        source=snapshot(model),
+        source=take_snapshot(model),
         tree=tags.tree,
         calls=tags.calls,
         tags=tags,

@@ -3,3 +3,6 @@
 from typing import Literal
 
 FrontEnd = Literal["auto", "dynamo", "torchscript"]
+
+OPSETS = range(9, 25)
+"""What one or the other writes."""

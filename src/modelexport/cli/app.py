@@ -10,7 +10,9 @@ from typing import Annotated
 import typer
 from typer.exceptions import Abort, TyperException
 
+from modelexport.cli.arguments import spelled_out
 from modelexport.cli.commands import changing, exporting, measuring, proving, reading
+from modelexport.cli.shield import Interrupted, raw, shielded
 from modelexport.core.version import __version__
 from modelexport.errors import ModelExportError, UsageError
 
@@ -57,23 +59,33 @@ def options(
 
 
 def main() -> None:
-    """The ``modelexport`` command: 0 done, 1 a check said no, 2 the input was wrong or missing."""
+    """The ``modelexport`` command: 0 done, 1 a check said no, 2 the input was wrong or missing, 130 Ctrl-C."""
     # Most of a short command is imports, whose objects stay: looking for garbage among them took a seventh of its time.
     gc.set_threshold(50_000, 20, 100)
+    with shielded():
+        status = _run()
+    sys.exit(status)
+
+
+def _run() -> int:
     try:
-        status = typer.main.get_command(app)(standalone_mode=False)
+        status = typer.main.get_command(app)(spelled_out(sys.argv[1:]), standalone_mode=False)
     except ModelExportError as error:
         status = _fail(str(error), 2 if isinstance(error, UsageError) else 1)
     except TyperException as error:
         status = _fail(f"{' '.join(error.format_message().split())}; see `modelexport --help`", 2)
+    except Interrupted as signal:
+        status = _fail(signal.line, signal.status)
     except (Abort, KeyboardInterrupt):
-        status = _fail("interrupted; nothing was written", 2)
+        status = _fail(Interrupted.line, 130)
     except BrokenPipeError:  # `modelexport tree x.onnx | head`
-        sys.stderr.close()
+        raw(sys.stderr).close()
         status = 0
+    except MemoryError:
+        status = _fail("there is not enough memory for this file; if it is not that large, it is damaged", 2)
     except Exception as error:
         status = _fail(f"internal error: {type(error).__name__}: {error}; run with --debug and report it", 2)
-    sys.exit(status or 0)
+    return int(status or 0)
 
 
 def _fail(message: str, status: int) -> int:

@@ -16,6 +16,7 @@ from modelexport.tagged.tree import format_tree
 
 if TYPE_CHECKING:
     from modelexport.core.hierarchies import Comparison
+    from modelexport.exporting.checks import FileCheck
     from modelexport.exporting.result import ExportResult
     from modelexport.format.documents import Coverage
     from modelexport.surgery.extraction import Extracted
@@ -78,12 +79,12 @@ def print_hierarchy(
 
 
 def _format_modules(tree: ModuleTree, tags: Tags | None) -> str:
-    rows = [("MODULE", "CLASS", "PARAMETERS", "TAG" if tags else "", "")]
+    rows: list[tuple[str, ...]] = [("MODULE", "CLASS", "PARAMETERS", *(["TAG"] if tags else []), "")]
     for module in tree:
         also = f"also {', '.join(module.aliases)}" if module.aliases else ""
         count = f"{module.parameters:,}" if module.parameters else ""
-        tag = tags.module_tag(module.path) if tags is not None else ""
-        rows.append((indent(module.depth, module.name or "."), module.class_name, count, tag, also))
+        tag = [tags.module_tag(module.path)] if tags is not None else []
+        rows.append((indent(module.depth, module.name or "."), module.class_name, count, *tag, also))
     root = tree.root
     trainable = "all trainable" if root.trainable == root.parameters else f"{root.trainable:,} trainable"
     summary = f"{plural(len(tree) - 1, 'module')} below the root, {root.parameters:,} parameters, {trainable}"
@@ -229,12 +230,21 @@ def print_extracted(extracted: Sequence[Extracted]) -> None:
 def format_export(result: ExportResult) -> str:
     """What an export made: tree, coverage, files, verification, time by stage."""
     lines = [format_tree(result.tree, result.coverage)]
+    if result.check is not None:
+        lines.append(_format_check(result.check))
     if result.verified is not None:
         lines.append(format_verification(result.verified))
     lines.append(f"wrote {', '.join(str(file) for file in result.files)}")
     lines += format_weights(result.weights)
     lines.append(", ".join(f"{stage} {spent:.1f} s" for stage, spent in result.seconds.items()))
     return "\n".join(lines)
+
+
+def _format_check(check: FileCheck) -> str:
+    where = f" ({check.step})" if check.step else ""
+    if check.status == "passed":
+        return f"check: passed; outputs within {check.largest or 0.0:.1e} of the largest element"
+    return f"check: {check.status}{where}: {check.reason}"
 
 
 def format_weights(weights: WeightsSummary) -> list[str]:

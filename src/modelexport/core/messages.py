@@ -7,6 +7,10 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from pathlib import Path
+
+from modelexport.core.exclusive import EXCLUSIVE
+from modelexport.core.text import without_paths
 
 PACKAGES = ("torch", "transformers", "onnx", "onnx_ir", "onnxscript", "onnxruntime", "torch_onnx")
 """Packages whose log messages are collected. What the user's own code logs and prints is shown as ever."""
@@ -26,6 +30,20 @@ class _Collector(logging.Handler):
         _add(self._messages, record.getMessage())
 
 
+class _LastResort(logging.Handler):
+    """Collects what those packages log under names of their own, such as a file's; passes on what others log."""
+
+    def __init__(self, messages: list[str], before: logging.Handler | None) -> None:
+        super().__init__(logging.WARNING)
+        self._messages, self._before = messages, before
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not set(PACKAGES).isdisjoint(Path(record.pathname).parts):
+            _add(self._messages, record.getMessage())
+        elif self._before is not None:
+            self._before.handle(record)
+
+
 @contextmanager
 def collected() -> Iterator[list[str]]:
     """Inside: warnings, and log messages of the packages that exports rely on, go to the list that this returns.
@@ -37,6 +55,11 @@ def collected() -> Iterator[list[str]]:
     if outer is not None:
         yield outer
         return
+    with EXCLUSIVE:
+        yield from _collect()
+
+
+def _collect() -> Iterator[list[str]]:
     messages: list[str] = []
     token = _collecting.set(messages)
     loggers = [
@@ -49,12 +72,15 @@ def collected() -> Iterator[list[str]]:
     before = [(logger, logger.handlers[:], logger.propagate) for logger in loggers]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
+        last_resort = logging.lastResort
+        logging.lastResort = _LastResort(messages, last_resort)
         for logger in loggers:
             logger.handlers[:] = [_Collector(messages)]
             logger.propagate = False
         try:
             yield messages
         finally:
+            logging.lastResort = last_resort
             for logger, handlers, propagate in before:
                 logger.handlers[:] = handlers
                 logger.propagate = propagate
@@ -65,6 +91,6 @@ def collected() -> Iterator[list[str]]:
 
 
 def _add(messages: list[str], text: str) -> None:
-    line = " ".join(text.split())
+    line = without_paths(" ".join(text.split()))
     if line and line not in messages:
         messages.append(line)

@@ -3,7 +3,46 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Collection, Sequence
+from pathlib import Path
+
+_HIDDEN = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb\ud800-\udfff]"
+    r"|[\U000e0000-\U000e007f]"
+)
+"""Control characters but for tabs and line ends, characters that change the direction of text or cannot be seen, and
+halves of characters: what moves the cursor, hides text, or makes a name look like another."""
+
+
+def printable(text: str) -> str:
+    """Text for a terminal: what is in names of others' files cannot control it. Such characters become escapes."""
+    return _HIDDEN.sub(lambda found: ascii(found.group())[1:-1], text)
+
+
+def on_one_line(text: str) -> str:
+    """The same for a name, which has no line ends and tabs either."""
+    return printable(text).replace("\t", "\\t").replace("\n", "\\n")
+
+
+_PATH = re.compile(
+    r"(?<![\w./\\-])"
+    r"(?:(?P<root>/[\w.@+~-]+)(?:/[\w.@+~ -]*[\w.@+~-])*/|[A-Za-z]:\\(?:[^\s\\:*?\"<>|]+\\)*)"
+    r"(?P<name>[\w.@+~-]+)"
+)
+
+
+def without_paths(text: str) -> str:
+    """Text of an exporter without the folders of this machine: of an absolute path the last part is left.
+
+    A tag begins with a slash as well; what begins with a folder that this machine has is a path.
+    """
+
+    def shortened_path(found: re.Match[str]) -> str:
+        root = found["root"]
+        return found["name"] if root is None or Path(root).is_dir() else found.group()
+
+    return _PATH.sub(shortened_path, text)
 
 
 def plural(count: int, noun: str) -> str:
@@ -16,6 +55,7 @@ def indent(depth: int, text: str) -> str:
 
 def align(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> str:
     """The rows with their columns under one another; the columns in ``right`` are set flush right."""
+    rows = [[on_one_line(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join(

@@ -4,16 +4,20 @@ A rule set tries each of its rules at each node, and almost every attempt ends a
 layers of a small decoder that was 40 % of an export. Here a node meets only the rules whose pattern ends in its
 operator.
 
-The rules that fold a BatchNormalization into the weights before it are left out: they make a tensor that is no
-parameter's out of five that are, and runtimes do the same when they load the file.
+The rules that fold a BatchNormalization into the weights before it are left out: they replace five parameters with a
+tensor that is not a parameter, and runtimes do the same when they load the file.
 
-Two private names of onnxscript are used, here and nowhere else: the tuple of default rules, so that we rewrite what the
-bare exporter rewrites, and the pattern of a rule, which alone knows the operator. `tests/test_rewrite.py` fails when
-either changes.
+onnxscript's patterns take a constant up to 1e-8 for zero and one within 1e-5 of one for one, and would drop the epsilon
+of ``x * log(x + 1e-9)`` and the factor of ``x * 1.000009``. Here a constant is what it is.
+
+Private names of onnxscript are used, here and nowhere else: the tuple of default rules, so that we rewrite what the
+bare exporter rewrites, the pattern of a rule, which alone knows the operator, and the tolerances of its constants.
+`tests/test_rewrite.py` fails when one changes.
 """
 
 from __future__ import annotations
 
+import copy
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -21,6 +25,7 @@ from typing import Any
 import onnx_ir as ir
 from onnxscript import rewriter
 from onnxscript.rewriter import RewriteRule, RewriteRuleSet
+from onnxscript.rewriter._pattern_ir import Constant
 from onnxscript.rewriter.rules import common
 
 _COMPUTES_WEIGHTS = (
@@ -31,8 +36,24 @@ _COMPUTES_WEIGHTS = (
 
 
 def default_rules() -> list[RewriteRule]:
-    """The rules that ``torch.onnx``'s optimiser applies, in its order, less those that compute weights."""
-    return [rule for rule in rewriter._DEFAULT_REWRITE_RULES if rule not in _COMPUTES_WEIGHTS]
+    """The rules that ``torch.onnx``'s optimiser applies, in its order, less those that compute weights.
+
+    Copies, whose constants match nothing but themselves.
+    """
+    return [_exact(rule) for rule in rewriter._DEFAULT_REWRITE_RULES if rule not in _COMPUTES_WEIGHTS]
+
+
+def _exact(rule: RewriteRule) -> RewriteRule:
+    constants = [value for node in rule._target_pattern for value in node.inputs if isinstance(value, Constant)]
+    if not constants:
+        return rule
+    # A copy: the rule belongs to everybody in this process.
+    exact = copy.deepcopy(rule)
+    for node in exact._target_pattern:
+        for value in node.inputs:
+            if isinstance(value, Constant):
+                value._rel_tol = value._abs_tol = 0.0
+    return exact
 
 
 def root_operator(rule: RewriteRule) -> ir.OperatorIdentifier | None:
@@ -58,7 +79,7 @@ class RewritePass(ir.passes.InPlacePass):
 
 
 class _Dispatch:
-    """Stands for many rules where a rule set expects one; after a rewrite it speaks for the rule that did it."""
+    """Many rules in one; after a rewrite its name and flags are those of the rule that matched."""
 
     def __init__(self, rules: Sequence[RewriteRule], keep: frozenset[str]) -> None:
         self._rules = rules
@@ -110,7 +131,7 @@ class _Dispatch:
 
 
 def _name_apart(new: Sequence[ir.Value], graph: ir.Graph | ir.Function) -> None:
-    """Rules call what they add after a value, two of them alike, and the second would take the first's place."""
+    """Make the names of new initializers unique: rules name them after a value, and two may choose the same name."""
     taken = graph.initializers if isinstance(graph, ir.Graph) else {}
     for value in new:
         base, count = value.name, 0

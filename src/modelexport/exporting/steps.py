@@ -20,7 +20,7 @@ from modelexport.format import documents
 from modelexport.graph.coverage import check_coverage
 from modelexport.graph.initializers import bind_tensors
 from modelexport.graph.names import name_nodes_apart, with_unique_names
-from modelexport.graph.snapshot import Source, snapshot
+from modelexport.graph.snapshot import SourceGraph, take_snapshot
 from modelexport.lineage.derivation import derive_owners
 from modelexport.pytorch.static import containers
 from modelexport.tagged.documents.operations import operations_document
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 class Unoptimized:
     """What has to be known of the graph as it was captured, once passes have changed it."""
 
-    source: Source
+    source: SourceGraph
     computed: Computed
     tensors: dict[ir.Value, ir.TensorProtocol]
     """Of parameters, until the optimised graph is bound to them."""
@@ -63,7 +63,7 @@ def remember(model: nn.Module, exported: Exported, weights: Weights | None) -> U
     """Record the graph before it is optimised, and take the tensors of its parameters off it."""
     graph = exported.model
     parameters = with_unique_names(graph, exported.parameters)
-    source = snapshot(graph)
+    source = take_snapshot(graph)
     computed = Computed(source, parameters, graph.opset_imports)
     entries = state_dict_entries(model, parameters, graph)
     return Unoptimized(source, computed, detach_parameters(graph, parameters, weights), entries)
@@ -98,7 +98,7 @@ def tag(exported: Exported, before: Unoptimized, tree: ModuleTree, options: TagO
     graph = exported.model
     bind_tensors(before.tensors)
     present = derive_owners(before.source, graph)
-    finish(graph, exported.output_names)
+    finish(graph, exported.output_names, before.entries)
     coverage = check_coverage(graph)
     tags = Tags(tree, exported.calls, granularity=options.granularity, include=options.include, exclude=options.exclude)
     origins = name_after_entries(graph, find_origins(before.computed, graph))

@@ -1,31 +1,177 @@
-"""Weights in safetensors files beside a model: read there, and checked for changes."""
+"""Weights in files beside a model: where they may be, whether they are as they were, and how they are read.
+
+A model names the files that hold its weights, and a model may come from anywhere. A file has to be a regular one inside
+the model's folder, and of the size and the content that the model recorded when it was written.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import mmap
 import os
+import stat
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
+import onnx
 import onnx_ir as ir
 
 from modelexport.errors import FileFormatError, WeightsError
+from modelexport.files.regular import open_regular
 from modelexport.files.safetensors_files import read_header
+from modelexport.files.tensors import all_tensors
+from modelexport.files.wire import without_weights
 from modelexport.format import documents, keys
 from modelexport.graph.initializers import bind_tensors
-from modelexport.graph.nodes import initializers
+from modelexport.graph.nodes import all_nodes, initializers
+
+T = TypeVar("T")
+_TAIL = hashlib.sha256().digest_size
+"""Bytes at the end of a data file: the SHA-256 of all before them."""
+_BLOCK = 16 * 2**20
+
+
+class WeightsBeside:
+    """One file that holds weights of a model; checked before its first byte is read, and again when it has changed."""
+
+    def __init__(
+        self,
+        folder: Path,
+        location: str,
+        *,
+        linked: documents.WeightsFile | None = None,
+        written: documents.DataFile | None = None,
+    ) -> None:
+        self.path = folder / location
+        self._folder, self._location = folder, location
+        self._linked, self._written = linked, written
+        self._spans: dict[tuple[int, int], None] = {}
+        """Begin and end of each tensor that the model takes out of it."""
+        self._checked: tuple[int, ...] | None = None
+
+    def add(self, tensor: ir.ExternalTensor) -> None:
+        """Take note of a tensor in the file.
+
+        Raises:
+            FileFormatError: Its place cannot be.
+        """
+        begin, size = tensor.offset or 0, tensor.nbytes
+        if begin < 0 or tensor.length not in (None, size):
+            raise FileFormatError(
+                f"{self.path}: the place of {tensor.name!r} is damaged: {tensor.length} bytes from {begin} on for a "
+                f"tensor of {size:,} bytes"
+            )
+        self._spans[begin, begin + size] = None
+
+    def is_missing(self) -> bool:
+        """Whether the file is not there, where it could be."""
+        return not self._outside() and not self.path.exists()
+
+    def fault(self) -> str:
+        """What is wrong with the file, in a sentence; empty if it may be read."""
+        if place := self._outside():
+            return place
+        try:
+            state = self.path.stat()
+        except OSError:
+            return f"{self.path}, which holds weights, is missing"
+        signature = (state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns)
+        if signature == self._checked:
+            return ""
+        fault = self._content(state)
+        self._checked = None if fault else signature
+        return fault
+
+    def check(self) -> None:
+        """Fail before a byte is read.
+
+        Raises:
+            FileFormatError: The file is missing, is not as it was, or may not be read.
+        """
+        if fault := self.fault():
+            raise FileFormatError(fault)
+
+    def _outside(self) -> str:
+        """Why the place of the file may not be read, from its name alone."""
+        inside = Path(os.path.normpath(self._location))
+        if (
+            not self._location
+            or "\0" in self._location
+            or inside.is_absolute()
+            or inside.parts[:1] in ((), (os.pardir,))
+        ):
+            return f"{self._folder}: the model keeps weights in {self._location!r}, which is not a file in its folder"
+        if not Path(os.path.realpath(self.path)).is_relative_to(os.path.realpath(self._folder)):
+            return f"{self.path}, which should hold weights, leads out of the model's folder: put a file there"
+        return ""
+
+    def _content(self, state: os.stat_result) -> str:
+        if not stat.S_ISREG(state.st_mode):
+            return f"{self.path}, which should hold weights, is not a regular file"
+        size, end = state.st_size, max((end for _, end in self._spans), default=0)
+        recorded = self._linked or self._written
+        if recorded is not None and size != recorded.size:
+            return f"{self.path} was changed after the export: it has {size:,} bytes and had {recorded.size:,}"
+        if size < end:
+            return f"{self.path} is cut off: it has {size:,} bytes and the model's weights end at {end:,}"
+        if self._linked is not None:
+            return self._linked_fault(self._linked)
+        if self._written is not None:
+            with open_regular(self.path) as file:
+                file.seek(-min(_TAIL, size), os.SEEK_END)
+                if file.read().hex() != self._written.sha256:
+                    return (
+                        f"{self.path} does not belong to the model beside it: they are of different runs; write both "
+                        "again"
+                    )
+        elif state.st_nlink > 1:
+            return (
+                f"{self.path}, which holds weights, is also known under another name (a hard link), and the model was "
+                "not linked to it: copy it"
+            )
+        return ""
+
+    def _linked_fault(self, recorded: documents.WeightsFile) -> str:
+        """What tells the file from the safetensors file that the model was linked to."""
+        try:
+            found = read_header(self.path)
+        except WeightsError:
+            found = None
+        if found is None or found.header != recorded.header:
+            return f"{self.path} was changed after the export: its header differs"
+        tensors = {(place.offset, place.offset + place.length) for place in found.tensors.values()}
+        if self._spans.keys() - tensors:
+            return f"{self.path} has no tensors where the model says that its weights are"
+        return ""
 
 
 class LinkedTensor(ir.ExternalTensor):
-    """External data in a file that may have other hard links, as a linked checkpoint has.
+    """External data that is checked before it is read, and for which no file stays open.
 
-    ``onnx_ir`` refuses to read those beside a model: whoever wrote the model might have made it a second name of a file
-    that others should not read. Here the model says itself which safetensors files it was linked to.
+    ``onnx_ir`` refuses every file with several hard links, as a linked checkpoint has; what may be read of those is
+    decided by :class:`WeightsBeside`.
     """
 
+    def __init__(self, tensor: ir.ExternalTensor, beside: WeightsBeside, folder: Path) -> None:
+        super().__init__(
+            tensor.location,
+            tensor.offset,
+            tensor.length,
+            tensor.dtype,
+            shape=ir.Shape(tensor.shape.numpy()),
+            name=tensor.name,
+            doc_string=tensor.doc_string,
+            metadata_props=dict(tensor.metadata_props),
+            base_dir=folder,
+        )
+        self.beside = beside
+
     def _in_file(self) -> ir.ExternalTensor:
-        # Without a folder there is no such check.
+        self.beside.check()
+        # Without a folder onnx_ir has no checks of its own.
         path = os.path.abspath(self.path)  # noqa: PTH100 - symbolic links stay
         shape = ir.Shape(self.shape.numpy())
         return ir.ExternalTensor(path, self.offset, self.length, self.dtype, shape=shape, name=self.name)
@@ -39,43 +185,72 @@ class LinkedTensor(ir.ExternalTensor):
 
     def tobytes(self) -> bytes:
         """The bytes."""
-        return self._in_file().tobytes()
+        return self._in_file().tobytes() if self.nbytes else b""
 
     def tofile(self, file: Any) -> None:
         """Write the bytes, without holding them."""
-        self._in_file().tofile(file)
+        if self.nbytes:
+            self._in_file().tofile(file)
 
 
-def linked_files(model: ir.Model) -> dict[str, documents.WeightsFile]:
-    """The safetensors files that a model was linked to when it was exported, by location."""
-    text = model.metadata_props.get(keys.WEIGHTS, "{}")
-    return msgspec.json.decode(text, type=dict[str, documents.WeightsFile])
+def read_linked(model: ir.Model, folder: Path, *, ours: bool = True) -> None:
+    """Let the tensors that are in files in or below ``folder`` be read from there, each file checked first.
 
+    Args:
+        ours: Whether what the model says of data files that were written with it still holds: a tool that keeps the
+            properties of models may have written its own under the same name.
 
-def read_linked(model: ir.Model, folder: Path) -> None:
-    """Let the initializers that are linked to safetensors files in or below ``folder`` be read, in place."""
-    inside = Path(os.path.realpath(folder))
-    readable = {
-        location for location in linked_files(model) if Path(os.path.realpath(folder / location)).is_relative_to(inside)
-    }
-    tensors = {value: value.const_value for value in initializers(model)} if readable else {}
-    bind_tensors(
-        {
-            value: LinkedTensor(
-                tensor.location,
-                tensor.offset,
-                tensor.length,
-                tensor.dtype,
-                shape=ir.Shape(tensor.shape.numpy()),
-                name=tensor.name,
-                doc_string=tensor.doc_string,
-                metadata_props=dict(tensor.metadata_props),
-                base_dir=folder,
+    Raises:
+        FileFormatError: What the model says of its files is damaged.
+    """
+    linked = _recorded(model.metadata_props, keys.WEIGHTS, documents.WeightsFile)
+    written = _recorded(model.metadata_props, keys.DATA, documents.DataFile) if ours else {}
+    files: dict[str, WeightsBeside] = {}
+
+    def checked(tensor: ir.ExternalTensor) -> LinkedTensor:
+        location = str(tensor.location)
+        if location not in files:
+            files[location] = WeightsBeside(
+                folder, location, linked=linked.get(location), written=written.get(location)
             )
-            for value, tensor in tensors.items()
-            if isinstance(tensor, ir.ExternalTensor) and str(tensor.location) in readable
-        }
-    )
+        files[location].add(tensor)
+        return LinkedTensor(tensor, files[location], folder)
+
+    tensors = {value: value.const_value for value in initializers(model)}
+    bind_tensors({value: checked(t) for value, t in tensors.items() if isinstance(t, ir.ExternalTensor)})
+    for node in all_nodes(model):
+        for name, attribute in list(node.attributes.items()):
+            if attribute.is_ref():
+                continue
+            if attribute.type is ir.AttributeType.TENSOR:
+                tensor = attribute.as_tensor()
+                if isinstance(tensor, ir.ExternalTensor):
+                    node.attributes[name] = ir.AttrTensor(name, checked(tensor))
+            elif attribute.type is ir.AttributeType.TENSORS:
+                several = attribute.as_tensors()
+                if any(isinstance(tensor, ir.ExternalTensor) for tensor in several):
+                    node.attributes[name] = ir.AttrTensors(
+                        name, [checked(t) if isinstance(t, ir.ExternalTensor) else t for t in several]
+                    )
+
+
+def _recorded(properties: Mapping[str, str], key: str, kind: type[T]) -> dict[str, T]:
+    try:
+        return msgspec.json.decode(properties.get(key, "{}"), type=dict[str, kind])  # type: ignore[valid-type]
+    except (msgspec.DecodeError, UnicodeError) as error:
+        raise FileFormatError(f"the property {key} is damaged ({error}): export it again") from error
+
+
+def weights_beside(model: ir.Model) -> list[WeightsBeside]:
+    """The files that hold weights of a model that was read from a file."""
+    tensors: list[ir.TensorProtocol | None] = [value.const_value for value in initializers(model)]
+    for node in all_nodes(model):
+        tensors += [
+            attribute.as_tensor()
+            for attribute in node.attributes.values()
+            if not attribute.is_ref() and attribute.type is ir.AttributeType.TENSOR
+        ]
+    return list(dict.fromkeys(tensor.beside for tensor in tensors if isinstance(tensor, LinkedTensor)))
 
 
 def check_files(path: Path | None, model: ir.Model) -> None:
@@ -97,31 +272,71 @@ def changed_files(path: Path | None, model: ir.Model) -> list[str]:
     Args:
         path: The model's file; ``None`` for a model in memory, whose tensors know where they are.
     """
-    recorded = linked_files(model)
-    ends: dict[tuple[Path, str], int] = {}
+    faults = [fault for beside in weights_beside(model) if (fault := beside.fault())]
+    ends: dict[Path, int] = {}
     for value in initializers(model):
         tensor = value.const_value
-        if isinstance(tensor, ir.ExternalTensor):
+        if isinstance(tensor, ir.ExternalTensor) and not isinstance(tensor, LinkedTensor):
+            file = Path(tensor.path) if path is None else path.parent / tensor.location
             end = (tensor.offset or 0) + (tensor.nbytes if tensor.length is None else tensor.length)
-            location = str(tensor.location)
-            file = Path(tensor.path) if path is None else path.parent / location, location
             ends[file] = max(ends.get(file, 0), end)
-    return [fault for (file, location), end in ends.items() if (fault := _fault(file, end, recorded.get(location)))]
+    for file, end in ends.items():
+        if not file.is_file():
+            faults.append(f"{file}, which holds weights, is missing")
+        elif (size := file.stat().st_size) < end:
+            faults.append(f"{file} is cut off: it has {size:,} bytes and the model's weights end at {end:,}")
+    return faults
 
 
-def _fault(file: Path, end: int, recorded: documents.WeightsFile | None) -> str:
-    if not file.is_file():
-        return f"{file}, which holds weights, is missing"
-    size = file.stat().st_size
-    if recorded is not None and size != recorded.size:
-        return f"{file} was changed after the export: it has {size:,} bytes and had {recorded.size:,}"
-    if size < end:
-        return f"{file} is cut off: it has {size:,} bytes and the model's weights end at {end:,}"
-    if recorded is not None:
-        try:
-            same = read_header(file).header == recorded.header
-        except WeightsError:
-            same = False
-        if not same:
-            return f"{file} was changed after the export: its header differs"
-    return ""
+def check_weights(model: ir.Model) -> None:
+    """Fail where a file with weights is there and may not be read. One that is missing is found when it is needed.
+
+    Raises:
+        FileFormatError: Says which, and why.
+    """
+    for beside in weights_beside(model):
+        if not beside.is_missing():
+            beside.check()
+
+
+def check_tensors(tensors: Iterable[ir.TensorProtocol | None]) -> None:
+    """Check the files of tensors that somebody else will read from them.
+
+    Raises:
+        FileFormatError: One is missing, is not as it was, or may not be read.
+    """
+    for beside in dict.fromkeys(tensor.beside for tensor in tensors if isinstance(tensor, LinkedTensor)):
+        beside.check()
+
+
+def data_files(path: Path) -> list[Path]:
+    """The files that a model says its weights are in, whether or not they are there.
+
+    Raises:
+        FileFormatError: It is not an ONNX file.
+    """
+    try:
+        with open_regular(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            model = onnx.ModelProto.FromString(without_weights(data)[0])
+    except FileFormatError:
+        raise
+    except Exception as error:  # protobuf's exception type is not public
+        raise FileFormatError(f"{path} is not an ONNX file, or damaged ({type(error).__name__})") from error
+    locations = {
+        entry.value for tensor in all_tensors(model) for entry in tensor.external_data if entry.key == "location"
+    }
+    return [path.parent / location for location in sorted(locations) if "\0" not in location]
+
+
+def seal_data(path: Path) -> documents.DataFile:
+    """Put the digest of a data file behind its content, where it tells the file from every other.
+
+    ONNX does not mind what is behind the last tensor. Two files of the same content stay the same.
+    """
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+    with path.open("ab") as file:
+        file.write(digest.digest())
+    return documents.DataFile(path.stat().st_size, digest.hexdigest())

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-import mmap
+import hashlib
+import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import BinaryIO
 
+import msgspec
 import onnx
 import onnx_ir as ir
 
+from modelexport.core.limits import PROTO_BYTES
 from modelexport.errors import FileFormatError
-from modelexport.files.linked import read_linked
+from modelexport.files.atomic import check_space
+from modelexport.files.embedded import EmbeddedTensor, OpenFile
+from modelexport.files.expansion import check_functions
+from modelexport.files.linked import data_files, read_linked, seal_data, weights_beside
+from modelexport.files.tensors import check_data, check_nodes
 from modelexport.files.wire import SMALL, with_weights, without_weights
 from modelexport.format import keys
 from modelexport.graph.initializers import bind_tensors
@@ -27,35 +33,12 @@ OLDER_FILE = "modelexport.older_file"
 """The key in ``ir.Model.meta`` of a model whose file is of an older format version."""
 
 
-class EmbeddedTensor(ir.LazyTensor):
-    """An initializer in the model file itself, which stays open: it is read each time that it is asked for."""
-
-    def __init__(self, data: mmap.mmap, place: range, tensor: ir.TensorProtocol) -> None:
-        def read() -> ir.TensorProtocol:
-            raw = data[place.start : place.stop]
-            proto = onnx.TensorProto(name=tensor.name or "", data_type=tensor.dtype, dims=shape.numpy(), raw_data=raw)
-            return ir.serde.deserialize_tensor(proto)
-
-        shape = ir.Shape(tensor.shape.numpy())
-        super().__init__(
-            read,
-            tensor.dtype,
-            shape,
-            name=tensor.name,
-            doc_string=tensor.doc_string,
-            metadata_props=dict(tensor.metadata_props),
-        )
-        self.place = place
-        """The bytes in the file."""
-        self._data = data
-
-    def tofile(self, file: BinaryIO) -> None:
-        with memoryview(self._data) as view:
-            file.write(view[self.place.start : self.place.stop])
-
-
-def load_onnx(path: Path) -> ir.Model:
+def load_onnx(path: Path, *, ours: bool = True) -> ir.Model:
     """Read any ONNX file, of whose large initializers only the places; a file of an older format version is upgraded.
+
+    Args:
+        ours: Whether what the file says of data files that were written with it still holds: not for what another
+            tool wrote.
 
     Raises:
         FileFormatError: It is missing, empty, or not an ONNX file.
@@ -65,7 +48,11 @@ def load_onnx(path: Path) -> ir.Model:
     if path.stat().st_size == 0:
         raise FileFormatError(f"{path} is empty: it was not written completely; export it again")
     try:
-        model = _read(path)
+        model = _read(path, ours)
+    except FileFormatError as error:
+        if str(path) in str(error):
+            raise
+        raise FileFormatError(f"{path}: {error}") from error
     except Exception as error:  # protobuf's exception type is not public, and damage shows in many ways
         raise FileFormatError(f"{path} is not an ONNX file, or damaged ({type(error).__name__})") from error
     if not model.opset_imports and not len(model.graph):
@@ -73,19 +60,28 @@ def load_onnx(path: Path) -> ir.Model:
     return model
 
 
-def _read(path: Path) -> ir.Model:
-    with path.open("rb") as file:
-        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    rest, places = without_weights(data)
-    model = ir.serde.deserialize_model(onnx.ModelProto.FromString(rest))
-    if b"location" in rest:  # the key of every tensor in another file
-        ir.external_data.set_base_dir(model.graph, path.parent)
-    _upgrade(model)
-    for value in initializers(model):
-        if value.const_value is not None:
-            _move_properties(value.const_value, value)
-    bind_tensors(dict(_embedded_tensors(model, data, places)))
-    read_linked(model, path.parent)
+def _read(path: Path, ours: bool) -> ir.Model:
+    file = OpenFile(path)
+    try:
+        rest, places = without_weights(file.data)
+        if len(rest) > PROTO_BYTES:
+            raise FileFormatError(f"{path} has a graph of {len(rest):,} bytes, and at most {PROTO_BYTES:,} are read")
+        proto = onnx.ModelProto.FromString(rest)
+        check_functions(proto)
+        check_nodes(proto)
+        check_data(proto, places)
+        model = ir.serde.deserialize_model(proto)
+        weakref.finalize(model, file.close).atexit = False
+        _upgrade(model)
+        for value in initializers(model):
+            if value.const_value is not None:
+                _move_properties(value.const_value, value)
+        bind_tensors(dict(_embedded_tensors(model, file, places)))
+        if b"location" in rest:  # the key of every tensor in another file
+            read_linked(model, path.parent, ours=ours)
+    except BaseException:
+        file.close()
+        raise
     return model
 
 
@@ -97,14 +93,14 @@ def _move_properties(tensor: ir.TensorProtocol, value: ir.Value) -> None:
 
 
 def _embedded_tensors(
-    model: ir.Model, data: mmap.mmap, places: Mapping[str, range]
+    model: ir.Model, file: OpenFile, places: Mapping[str, range]
 ) -> Iterator[tuple[ir.Value, EmbeddedTensor]]:
     for value in model.graph.initializers.values():
         place, tensor = places.get(value.name or ""), value.const_value
         if place is not None and tensor is not None:
             if len(place) != tensor.nbytes:
                 raise ValueError(f"{value.name} has {len(place)} bytes instead of {tensor.nbytes}")
-            yield value, EmbeddedTensor(data, place, tensor)
+            yield value, EmbeddedTensor(file, place, tensor)
 
 
 def _upgrade(model: ir.Model) -> None:
@@ -124,6 +120,8 @@ def save_model(
     *,
     external: bool | None = None,
     tensors: Mapping[ir.Value, ir.TensorProtocol] | None = None,
+    documents: Mapping[str, bytes] | None = None,
+    same_graph: bool = False,
 ) -> None:
     """Write a model with its weights inside it, or in ``NAME.onnx.data`` beside it; one of them at a time is in memory.
 
@@ -133,19 +131,40 @@ def save_model(
     Args:
         external: Beside it; if left out, where some of them are in files of their own now, or all exceed 1 GB.
         tensors: What to write for some initializers instead of their own tensors.
+        documents: What will lie beside it: the end of each name to the content. It has to be this when it is read.
+        same_graph: What lies beside it is the same as before: only weights differ.
 
     Raises:
         OSError: The file cannot be written.
+        OutputError: There is no room for it.
     """
     now = {value: value.const_value for value in initializers(model) if value.const_value is not None}
     if external is None:
         apart = any(isinstance(tensor, ir.ExternalTensor) for tensor in now.values())
         external = apart or sum(tensor.nbytes for tensor in now.values()) > LARGEST_INSIDE
     now.update(tensors or {})
-    model.metadata_props.pop(keys.WEIGHTS, None)
+    if not same_graph:
+        record_documents(model, documents or {})
+    for key in (keys.WEIGHTS, keys.DATA):
+        model.metadata_props.pop(key, None)
     outside = {value: now[value] for value in now if external and now[value].nbytes >= SMALLEST_OUTSIDE}
     placed: dict[ir.Value, ir.TensorProtocol] = {v: inside_file(now[v]) for v in now if v not in outside}
-    save_with_references(model, path, placed | write_data_file(outside, path.parent, f"{path.name}.data"))
+    if outside:
+        data = path.with_name(path.name + keys.DATA_SUFFIX)
+        placed |= write_data_file(outside, path.parent, data.name)
+        record_data(model, data)
+    save_with_references(model, path, placed)
+
+
+def record_documents(model: ir.Model, documents: Mapping[str, bytes]) -> None:
+    """Let a model say what lies beside it, in place: the end of each name to the content."""
+    digests = {suffix: hashlib.sha256(content).hexdigest() for suffix, content in documents.items()}
+    model.metadata_props[keys.DOCUMENTS] = msgspec.json.encode(digests).decode()
+
+
+def record_data(model: ir.Model, data: Path) -> None:
+    """Seal a data file that was just written, and let its model say which it is."""
+    model.metadata_props[keys.DATA] = msgspec.json.encode({data.name: seal_data(data)}).decode()
 
 
 def write_data_file(
@@ -158,6 +177,7 @@ def write_data_file(
     """
     if not tensors:
         return {}
+    check_space(folder / name, sum(tensor.nbytes for tensor in tensors.values()))
     external = ir.external_data.convert_tensors_to_external(list(tensors.values()), folder, name)
     return dict(zip(tensors, external, strict=True))
 
@@ -190,9 +210,15 @@ def save_with_references(
     now = {value: placed.get(value, value.const_value) for value in model.graph.initializers.values()}
     streamed = {v: t for v, t in now.items() if t is not None and not isinstance(t, ir.ExternalTensor) and _is_large(t)}
     described = {value: _without_data(tensor) for value, tensor in streamed.items()}
-    rest = to_proto(model, {**placed, **described}).SerializeToString()
+    try:
+        rest = to_proto(model, {**placed, **described}).SerializeToString()
+    except (ir.serde.SerdeError, UnicodeError) as error:  # names that are not text
+        reason = " ".join(str(error.__cause__ or error).split())[:200]
+        raise FileFormatError(f"the model holds what cannot be written again: {reason}") from error
+    parts = with_weights(rest, {value.name or "": tensor for value, tensor in streamed.items()})
+    check_space(path, sum(len(part) if isinstance(part, bytes) else part.nbytes for part in parts))
     with path.open("wb") as file:
-        for part in with_weights(rest, {value.name or "": tensor for value, tensor in streamed.items()}):
+        for part in parts:
             if isinstance(part, bytes):
                 file.write(part)
             elif hasattr(part, "tofile"):  # an optional part of the protocol
@@ -289,3 +315,14 @@ def _is_large(tensor: ir.TensorProtocol) -> bool:
         return False
     # onnx_ir wraps what goes wrong while a lazy tensor is computed in exceptions of its own.
     return tensor.nbytes >= SMALL or isinstance(tensor, ir.LazyTensor)
+
+
+def check_file(path: Path) -> None:
+    """Look at the files with weights of a model that somebody else will read.
+
+    Raises:
+        FileFormatError: It is not an ONNX file, or one of them is missing, is not as it was, or may not be read.
+    """
+    if data_files(path):
+        for beside in weights_beside(load_onnx(path)):
+            beside.check()

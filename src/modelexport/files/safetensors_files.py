@@ -1,4 +1,4 @@
-"""Where the tensors of a checkpoint lie: the headers of ``.safetensors`` files, read and checked without their weights.
+"""Safetensors files and checkpoints of them: headers read, checked and written without the weights.
 
 The format: eight bytes, the length of the header; the header, a JSON object of name to ``dtype``, ``shape`` and
 ``data_offsets``; the bytes of all tensors, to which the offsets refer
@@ -15,11 +15,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import onnx_ir as ir
+from safetensors import SafetensorError, safe_open
 
-from modelexport.errors import WeightsError
+from modelexport.core.limits import SETTINGS_BYTES
+from modelexport.errors import FileFormatError, WeightsError
+from modelexport.files.regular import open_regular, read_regular
 from modelexport.format.dtypes import SAFETENSORS_NAMES, parse_dtype, parse_safetensors_dtype
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -52,6 +56,12 @@ class SafetensorsFile:
     tensors: Mapping[str, Place]
 
 
+class _Index(msgspec.Struct, frozen=True):
+    """The file that lists the files of a checkpoint."""
+
+    weight_map: dict[str, str]
+
+
 def checkpoint(directory: Path) -> list[SafetensorsFile] | None:
     """The safetensors files of a checkpoint; ``None`` if it has none.
 
@@ -65,9 +75,9 @@ def checkpoint(directory: Path) -> list[SafetensorsFile] | None:
     if not index.is_file():
         return None
     try:
-        places: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        places = msgspec.json.decode(read_regular(index, SETTINGS_BYTES), type=_Index).weight_map
         names = sorted(set(places.values()))
-    except (ValueError, LookupError, TypeError, AttributeError, OSError) as error:
+    except (ValueError, FileFormatError) as error:
         raise WeightsError(
             f"{index} is not an index of safetensors files ({error}): copy or download it again"
         ) from error
@@ -91,25 +101,29 @@ def checkpoint(directory: Path) -> list[SafetensorsFile] | None:
 def read_header(path: Path) -> SafetensorsFile:
     """The header of a safetensors file, checked against the size of the file; symbolic links are followed.
 
+    Whether it is one is decided by safetensors itself, which takes neither overlapping tensors nor holes between them
+    nor two of one name.
+
     Raises:
         WeightsError: It is missing, cut off or not a safetensors file.
     """
     try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
             text = file.read(8)
             length = struct.unpack("<Q", text)[0] if len(text) == 8 else size
             if length > min(size - 8, _MAX_HEADER):
                 raise WeightsError(f"{path} is cut off or not a safetensors file: copy or download it again")
             text += file.read(length)
-    except OSError as error:
-        raise WeightsError(f"{path} cannot be read ({error.strerror}): copy or download it again") from error
+    except (OSError, FileFormatError) as error:
+        raise WeightsError(f"{getattr(error, 'strerror', None) or error}: copy or download {path} again") from error
     try:
-        header: dict[str, Any] = json.loads(text[8:])
+        header = msgspec.json.decode(text[8:], type=dict[str, msgspec.Raw])
         header.pop("__metadata__", None)
         real = Path(os.path.realpath(path))
-        tensors = {name: _place(real, len(text), entry) for name, entry in header.items()}
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        decode = msgspec.json.Decoder(_Entry).decode
+        tensors = {name: _place(real, len(text), decode(entry)) for name, entry in header.items()}
+    except (ValueError, LookupError, TypeError, UnicodeError) as error:
         raise WeightsError(f"{path} is not a safetensors file ({error}): copy or download it again") from error
     end = max((place.offset + place.length for place in tensors.values()), default=len(text))
     if end != size:
@@ -117,15 +131,28 @@ def read_header(path: Path) -> SafetensorsFile:
         raise WeightsError(
             f"{path} is {fault}: it has {size:,} bytes and its header says {end:,}; copy or download it again"
         )
+    try:
+        with safe_open(path, framework="numpy"):
+            pass
+    except (SafetensorError, OSError) as error:
+        raise WeightsError(f"{path} is not a safetensors file ({error}): copy or download it again") from error
     return SafetensorsFile(path, size, hashlib.sha256(text).hexdigest(), tensors)
 
 
-def _place(path: Path, start: int, entry: Mapping[str, Any]) -> Place:
-    begin, end = entry["data_offsets"]
-    dtype, shape = parse_safetensors_dtype(entry["dtype"]), tuple(entry["shape"])
-    if end - begin != prod(shape) * dtype.itemsize or begin < 0:
+class _Entry(msgspec.Struct, frozen=True):
+    """What a header says of one tensor."""
+
+    dtype: str
+    shape: list[Annotated[int, msgspec.Meta(ge=0)]]
+    data_offsets: tuple[Annotated[int, msgspec.Meta(ge=0)], Annotated[int, msgspec.Meta(ge=0)]]
+
+
+def _place(path: Path, start: int, entry: _Entry) -> Place:
+    begin, end = entry.data_offsets
+    dtype = parse_safetensors_dtype(entry.dtype)
+    if end - begin != prod(entry.shape) * dtype.itemsize:
         raise ValueError(f"{entry} has another number of bytes than its shape and type say")
-    return Place(path, start + begin, end - begin, dtype, shape)
+    return Place(path, start + begin, end - begin, dtype, tuple(entry.shape))
 
 
 def encode_header(tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[str, str]) -> bytes:

@@ -1,4 +1,4 @@
-"""The wire format of ONNX files: where their weights lie, and where they have to go.
+"""The protobuf encoding of ONNX files: where the bytes of large tensors are, taken out and put back.
 
 A protobuf library reads and writes a message as a whole: for a file with its weights inside, that is several copies of
 all of them, and most of the time that it takes. Where the weights lie can be read off the lengths in the file, and
@@ -9,19 +9,24 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Protocol
 
 import onnx
 
+from modelexport.errors import FileFormatError
+from modelexport.files.regular import open_regular
+
 _GRAPH = onnx.ModelProto.DESCRIPTOR.fields_by_name["graph"].number
 _INITIALIZER = onnx.GraphProto.DESCRIPTOR.fields_by_name["initializer"].number
+_PROPERTIES = onnx.ModelProto.DESCRIPTOR.fields_by_name["metadata_props"].number
 _INITIALIZERS = (_GRAPH, _INITIALIZER)
 _NAME = onnx.TensorProto.DESCRIPTOR.fields_by_name["name"].number
 _RAW_DATA = onnx.TensorProto.DESCRIPTOR.fields_by_name["raw_data"].number
 _LENGTH = 2
 """Protobuf's wire type of a field that says how long it is; 0 is a number, 1 and 5 are eight and four bytes."""
 SMALL = 1024
-"""Bytes of an initializer that is not worth the trouble."""
+"""Initializers of fewer bytes are left to the protobuf library."""
 
 
 class Data(Protocol):
@@ -47,6 +52,26 @@ def without_weights(data: mmap.mmap) -> tuple[bytes, dict[str, range]]:
         return b"".join(_copied(data, range(len(data)), _INITIALIZERS, found)), found
     except IndexError as error:
         raise ValueError("the file ends in the middle of a message") from error
+
+
+def read_properties(path: Path) -> dict[str, str]:
+    """The properties of a model, without the rest of it.
+
+    Raises:
+        FileFormatError: It is not an ONNX file.
+    """
+    try:
+        with open_regular(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            properties = b"".join(
+                data[start : value.stop]
+                for number, start, value in _fields(data, range(len(data)))
+                if number == _PROPERTIES
+            )
+        return {entry.key: entry.value for entry in onnx.ModelProto.FromString(properties).metadata_props}
+    except FileFormatError:
+        raise
+    except Exception as error:  # protobuf's exception type is not public
+        raise FileFormatError(f"{path} is not an ONNX file, or damaged ({type(error).__name__})") from error
 
 
 def with_weights(rest: bytes, tensors: Mapping[str, Data]) -> list[bytes | Data]:

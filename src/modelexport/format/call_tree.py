@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from modelexport.core.calls import CallTree, ModuleCall, TracedCall
+from modelexport.core.limits import CALL_DEPTH
 from modelexport.errors import FileFormatError
 from modelexport.format import documents, keys
 from modelexport.format.repeats import unfold_repeats
@@ -60,9 +61,34 @@ def read_call_tree(properties: Mapping[str, str]) -> tuple[CallTree, dict[Module
         LookupError, ValueError: The properties are damaged.
     """
     entries = unfold_repeats(msgspec.json.decode(properties[keys.CALL_TREE], type=list[documents.CallTreeEntry]))
+    if not entries:
+        raise ValueError("there is no call")
     calls: dict[ModuleCall, TracedCall] = {}
+    tags: dict[ModuleCall, str] = {}
     for entry in entries:
-        call = ModuleCall.parse(entry.call)
-        parent = None if entry.parent is None else ModuleCall.parse(entry.parent)
-        calls[call] = TracedCall(call, parent, 0 if parent is None else calls[parent].depth + 1, None, None)
-    return CallTree(tuple(calls.values())), {ModuleCall.parse(entry.call): entry.tag for entry in entries}
+        call = parse_call(entry.call)
+        if (entry.parent is None) is not (not calls):
+            raise ValueError(f"the call '{call}' is not where the root is")
+        if not entry.tag.startswith("/") or "\0" in entry.tag:
+            raise ValueError(f"the call '{call}' has the tag {entry.tag!r}")
+        parent = None if entry.parent is None else parse_call(entry.parent)
+        depth = 0 if parent is None else calls[parent].depth + 1
+        if depth > CALL_DEPTH:
+            raise ValueError(f"calls are more than {CALL_DEPTH} deep inside one another")
+        calls[call] = TracedCall(call, parent, depth, None, None)
+        tags[call] = entry.tag
+    if len(set(tags.values())) < len(tags):
+        raise ValueError("two calls have one tag")
+    return CallTree(tuple(calls.values())), tags
+
+
+def parse_call(address: str) -> ModuleCall:
+    """The call that an address names, which has to be written the one way that we write it.
+
+    Raises:
+        ValueError: It is not.
+    """
+    call = ModuleCall.parse(address)
+    if call.address != address:
+        raise ValueError(f"{address!r} is not the address of a call")
+    return call

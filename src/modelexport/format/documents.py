@@ -166,6 +166,15 @@ class WeightsFile(msgspec.Struct, frozen=True):
     """SHA-256, in hexadecimal, of its first bytes: the length of the header and the header."""
 
 
+class DataFile(msgspec.Struct, frozen=True):
+    """A data file that was written with a model."""
+
+    size: int
+    """Bytes, its last 32 included."""
+    sha256: str
+    """Of all bytes but the last 32, in hexadecimal; these 32 are the same digest."""
+
+
 class CallTreeEntry(msgspec.Struct, frozen=True, omit_defaults=True):
     """One call, in the order in which they began."""
 

@@ -57,3 +57,18 @@ WEIGHTS = "modelexport.weights"
 """A JSON object: the location of each safetensors file that initializers are linked to, to its :class:`WeightsFile`."""
 CALL_TREE = "modelexport.call_tree"
 """A JSON array of :class:`CallTreeEntry`: which call ran in which cannot be told from tags and addresses alone."""
+
+DATA = "modelexport.data"
+"""A JSON object: the location of each data file that was written with the model, to its :class:`DataFile`."""
+DOCUMENTS = "modelexport.documents"
+"""A JSON object: the end of the name of each document that was written with the model, to its SHA-256."""
+MODEL_DIGEST = "modelexport.model_sha256"
+"""In the metadata of reference values: the SHA-256 of the model that they belong to."""
+
+DATA_SUFFIX = ".data"
+"""Behind the whole name of a model: the file with its weights."""
+DESCRIBING_SUFFIXES = (".hierarchy.json", ".dag.json", ".operations.json")
+"""In the place of a model's suffix: the documents that describe it. The model has their digests."""
+REFERENCE_SUFFIX, REPORT_SUFFIX = ".reference.safetensors", ".report.md"
+DOCUMENT_SUFFIXES = (*DESCRIBING_SUFFIXES, REFERENCE_SUFFIX, REPORT_SUFFIX)
+"""All that lies beside a model, but for its weights."""

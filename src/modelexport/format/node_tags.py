@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, MutableMapping, Sequence
 
-from modelexport.core.calls import ModuleCall
+import msgspec
+
+from modelexport.core.calls import CallTree
 from modelexport.core.owners import Evidence, Owner
 from modelexport.format import keys
+from modelexport.format.call_tree import parse_call
 
 
 def write_tags(
@@ -36,8 +39,7 @@ def read_addresses(properties: Mapping[str, str]) -> list[str]:
         ValueError: The properties are damaged.
     """
     if keys.CALLS in properties:
-        addresses: list[str] = json.loads(properties[keys.CALLS])
-        return addresses
+        return msgspec.json.decode(properties[keys.CALLS], type=list[str])
     return [properties[keys.CALL]] if keys.CALL in properties else []
 
 
@@ -48,15 +50,19 @@ def read_source_tags(properties: Mapping[str, str]) -> list[str]:
         ValueError: The properties are damaged.
     """
     if keys.HIERARCHY_TAGS in properties:
-        tags: list[str] = json.loads(properties[keys.HIERARCHY_TAGS])
-        return tags
+        return msgspec.json.decode(properties[keys.HIERARCHY_TAGS], type=list[str])
     return [properties[keys.SOURCE_MODULE]] if keys.SOURCE_MODULE in properties else []
 
 
 class OwnerReader:
-    """Reads the owners of nodes; nodes of which the same is said share one object."""
+    """Reads the owners of nodes; nodes of which the same is said share one object.
 
-    def __init__(self) -> None:
+    Args:
+        calls: Every call of the model.
+    """
+
+    def __init__(self, calls: CallTree) -> None:
+        self._calls = calls
         self._known: dict[tuple[str, str], Owner] = {}
 
     def read(self, properties: Mapping[str, str]) -> Owner | None:
@@ -69,6 +75,11 @@ class OwnerReader:
             return None
         said = properties.get(keys.CALLS) or properties[keys.CALL], properties[keys.EVIDENCE]
         if said not in self._known:
-            calls = tuple(ModuleCall.parse(address) for address in read_addresses(properties))
-            self._known[said] = Owner(calls, Evidence(properties[keys.EVIDENCE]))
-        return self._known[said]
+            owner = Owner(tuple(map(parse_call, read_addresses(properties))), Evidence(properties[keys.EVIDENCE]))
+            if missing := next((call for call in owner.calls if call not in self._calls), None):
+                raise ValueError(f"a node belongs to '{missing}', which is not a call of the model")
+            self._known[said] = owner
+        owner = self._known[said]
+        if len(read_source_tags(properties)) != len(owner.calls) or properties[keys.CALL] != owner.call.address:
+            raise ValueError(f"a node of '{owner.call}' has other owners than tags")
+        return owner

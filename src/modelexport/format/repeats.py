@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
+from modelexport.core.limits import CALL_TREE_CHARACTERS, CALLS
 from modelexport.format.documents import CallTreeEntry
 
 
@@ -41,23 +42,35 @@ def fold_repeats(entries: Sequence[CallTreeEntry], equal: Iterable[Sequence[str]
 
 
 def unfold_repeats(entries: Sequence[CallTreeEntry]) -> list[CallTreeEntry]:
-    """Every call, parents before children.
+    """Every call, parents before children, each once.
 
     Raises:
-        KeyError: A call is like one that is not there before it.
+        KeyError: A call is like one that is not there before it, or ran in one that is not.
+        ValueError: A call is there twice, or there are more than anybody has.
     """
     children: dict[str, list[CallTreeEntry]] = {}
     by_call: dict[str, CallTreeEntry] = {}
     unfolded: list[CallTreeEntry] = []
+    characters = 0
     for entry in entries:
         own = CallTreeEntry(entry.call, entry.tag, entry.parent)
         added = [own]
         if entry.like is not None:
-            added += _moved(_inside(entry.like, children), by_call[entry.like], own)
+            inside = _inside(entry.like, children)
+            if len(unfolded) + len(inside) > CALLS:
+                raise ValueError(f"there are more than {CALLS:,} calls")
+            added += _moved(inside, by_call[entry.like], own)
         for new in added:
+            if new.call in by_call:
+                raise ValueError(f"the call '{new.call}' is there twice")
+            if new.parent is not None and new.parent not in by_call:
+                raise KeyError(f"'{new.call}' ran in '{new.parent}', which is not a call before it")
             by_call[new.call] = new
             if new.parent is not None:
                 children.setdefault(new.parent, []).append(new)
+            characters += len(new.call) + len(new.tag)
+            if characters > CALL_TREE_CHARACTERS:
+                raise ValueError(f"the addresses and tags have more than {CALL_TREE_CHARACTERS:,} characters")
         unfolded += added
     return unfolded
 

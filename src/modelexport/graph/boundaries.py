@@ -11,7 +11,7 @@ import onnx_ir as ir
 from modelexport.core.calls import CallTree, ModuleCall
 from modelexport.format import documents
 from modelexport.format.dtypes import dtype_name
-from modelexport.graph.nodes import all_nodes, nested_graphs
+from modelexport.graph.nodes import all_graphs, all_nodes, nested_graphs
 from modelexport.graph.owners import owner_of
 
 
@@ -64,7 +64,7 @@ class _Boundaries:
                 producer = value.producer()
                 if producer is None or producer.graph is not node.graph or self._owners[producer] != owners:
                     self._edge(value, node)
-        for graph in model.graphs():
+        for graph in all_graphs(model):
             for value in graph.outputs:
                 if not value.is_initializer():
                     self._edge(value, self._enclosing.get(graph))

@@ -1,4 +1,4 @@
-"""Walking over an ``onnx_ir`` model, nested graphs and functions included, and the owner that travels with a node."""
+"""Walking over an ``onnx_ir`` model, nested graphs and functions included."""
 
 from __future__ import annotations
 
@@ -8,24 +8,34 @@ import onnx_ir as ir
 
 
 def all_nodes(model: ir.Model) -> Iterator[ir.Node]:
-    """Every node of a model: of the graph, of nested graphs (after the node that holds them) and of functions."""
-    yield from _nodes(model.graph)
+    """Every node of a model: of the graph, of nested graphs (after their enclosing node) and of functions."""
+    yield from nodes_of(model.graph)
     for function in model.functions.values():
-        yield from _nodes(function)
+        yield from nodes_of(function)
 
 
-def _nodes(graph: ir.Graph | ir.Function) -> Iterator[ir.Node]:
+def nodes_of(graph: ir.Graph | ir.Function) -> Iterator[ir.Node]:
+    """The nodes of a graph and of the graphs nested in it, these after their enclosing node."""
     # onnx_ir has such an iterator, for any order and depth of graphs; it takes five times as long.
     for node in graph:
         yield node
         for nested in nested_graphs(node):
-            yield from _nodes(nested)
+            yield from nodes_of(nested)
+
+
+def all_graphs(model: ir.Model) -> Iterator[ir.Graph]:
+    """The graph of a model and the graphs nested in it, each before those nested in it; not those in functions."""
+    yield model.graph
+    for node in nodes_of(model.graph):
+        yield from nested_graphs(node)
 
 
 def nested_graphs(node: ir.Node) -> Sequence[ir.Graph]:
     """The graphs that a node holds: branches and loop bodies."""
+    if not node.attributes.data:
+        return ()
     graphs: list[ir.Graph] = []
-    for attribute in node.attributes.values():
+    for attribute in node.attributes.data.values():
         if attribute.type is ir.AttributeType.GRAPH and not attribute.is_ref():
             graphs.append(attribute.as_graph())
         elif attribute.type is ir.AttributeType.GRAPHS and not attribute.is_ref():
@@ -35,7 +45,7 @@ def nested_graphs(node: ir.Node) -> Sequence[ir.Graph]:
 
 def initializers(model: ir.Model) -> Iterator[ir.Value]:
     """The initializers of the graph and of nested graphs."""
-    for graph in model.graphs():
+    for graph in all_graphs(model):
         yield from graph.initializers.values()
 
 
@@ -48,8 +58,15 @@ def may_be(one: ir.Shape | None, other: ir.Shape | None) -> bool:
     )
 
 
+def producers(node: ir.Node) -> Iterator[ir.Node]:
+    """The nodes that make a node's inputs."""
+    for value in node.inputs:
+        if value is not None and (producer := value.producer()) is not None:
+            yield producer
+
+
 def consumers(node: ir.Node, enclosing: Mapping[ir.Graph, ir.Node]) -> Iterator[ir.Node]:
-    """The nodes that use a node's outputs; a nested graph's outputs are used by the node that holds it."""
+    """The nodes that use a node's outputs; a nested graph's outputs are used by its enclosing node."""
     for value in node.outputs:
         for user, _ in value.uses():
             yield user

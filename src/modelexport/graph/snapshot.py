@@ -1,22 +1,24 @@
-"""A tagged graph as it was, remembered before passes change it in place."""
+"""A tagged graph as it was, remembered before passes change it in place or beside a file that another tool wrote."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import onnx_ir as ir
 
 from modelexport.core.owners import Owner
-from modelexport.graph.nodes import initializers, nested_graphs
+from modelexport.graph.nodes import initializers, nested_graphs, nodes_of
 from modelexport.graph.owners import owner_of
 
-_INDEX = "modelexport.source"
+_MARK = "modelexport.source_node"
 
 
 @dataclass(frozen=True, slots=True)
 class SourceNode:
-    """A node of the tagged graph: what lineage has to know of it after the graph was changed in place."""
+    """A node of the source graph, with names in the place of values."""
 
     op: ir.OperatorIdentifier
     inputs: tuple[str | None, ...]
@@ -27,8 +29,8 @@ class SourceNode:
 
 
 @dataclass(frozen=True)
-class Source:
-    """A tagged graph as it was."""
+class SourceGraph:
+    """A tagged graph as it was: values are known by their names, nodes by their index."""
 
     nodes: tuple[SourceNode, ...]
     producer: dict[str, int]
@@ -38,39 +40,67 @@ class Source:
     """Values that depend on initializers and constants alone."""
     types: dict[str, tuple[ir.DataType | None, ir.Shape | None]]
     inputs: tuple[str, ...] = ()
-    """Of the graph."""
+    """The names of the graph's inputs."""
+
+    @cached_property
+    def users(self) -> Mapping[str, Sequence[int]]:
+        """The name of a value to the indices of the nodes that take it, once for each time that they do."""
+        found: dict[str, list[int]] = defaultdict(list)
+        for index, node in enumerate(self.nodes):
+            for name in node.inputs:
+                if name is not None:
+                    found[name].append(index)
+        return dict(found)
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """The names of all values: what nodes make, initializers and the graph's inputs."""
+        return frozenset((*self.producer, *self.initializers, *self.inputs))
+
+    def shape_of(self, name: str) -> ir.Shape | None:
+        """The shape of a value that a node makes, if it is known."""
+        return self.types[name][1] if name in self.types else None
 
 
-def snapshot(model: ir.Model) -> Source:
-    """Remember a tagged graph, and mark its nodes so that they are known again after passes changed it in place."""
+def take_snapshot(model: ir.Model) -> SourceGraph:
+    """Remember a tagged graph, and mark its nodes so that :func:`take_mark` knows those that passes leave in place."""
     nodes: list[SourceNode] = []
     producer: dict[str, int] = {}
     tensors = {value.name or "": value.const_value for value in initializers(model)}
     constant = set(tensors)
     types: dict[str, tuple[ir.DataType | None, ir.Shape | None]] = {}
     for index, (scope, node) in enumerate(scoped_nodes(model)):
+        outputs = [(f"{scope}{value.name}", value) for value in node.outputs if value.name]
         record = SourceNode(
             node.op_identifier(),
             tuple(None if value is None else f"{scope}{value.name}" for value in node.inputs),
-            tuple(f"{scope}{value.name}" for value in node.outputs if value.name),
+            tuple(name for name, _ in outputs),
             owner_of(node),
             dict(node.attributes),
             node.name or "",
         )
         nodes.append(record)
-        node.meta[_INDEX] = index
-        producer.update(dict.fromkeys(record.outputs, index))
-        types.update((f"{scope}{value.name}", (value.dtype, value.shape)) for value in node.outputs if value.name)
-        if not any(nested_graphs(node)) and all(name is None or name in constant for name in record.inputs):
+        node.meta[_MARK] = index
+        for name, value in outputs:
+            producer[name] = index
+            types[name] = value.dtype, value.shape
+        if not nested_graphs(node) and all(name is None or name in constant for name in record.inputs):
             constant.update(record.outputs)
     inputs = tuple(value.name or "" for value in model.graph.inputs)
-    return Source(tuple(nodes), producer, tensors, frozenset(constant), types, inputs)
+    return SourceGraph(tuple(nodes), producer, tensors, frozenset(constant), types, inputs)
+
+
+def take_mark(node: ir.Node) -> int | None:
+    """The index in the snapshot of a node that is still the same object; the mark is removed."""
+    index = node.meta.pop(_MARK, None)
+    assert index is None or isinstance(index, int)
+    return index
 
 
 def scoped_nodes(model: ir.Model) -> Iterator[tuple[str, ir.Node]]:
     """Every node, with a prefix that makes the names in the body of its function unique in the file."""
-    for node in model.graph.all_nodes():
+    for node in nodes_of(model.graph):
         yield "", node
     for function in model.functions.values():
-        for node in function.all_nodes():
+        for node in nodes_of(function):
             yield "::".join((*function.identifier(), "")), node

@@ -1,4 +1,4 @@
-"""``adopt``: a tagged file out of one that another exporter wrote, from what that left in it."""
+"""``adopt``: make a tagged file from one that another exporter wrote."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from modelexport.graph.nodes import all_nodes, initializers
 from modelexport.graph.owners import owned_operators, owner_of
 from modelexport.lineage.exporters.local_functions import inline_functions
 from modelexport.lineage.exporters.placement import infer, place
-from modelexport.lineage.exporters.stacks import Source, read_fx_nodes, read_metadata
+from modelexport.lineage.exporters.stacks import CallSource, read_fx_nodes, read_metadata
 from modelexport.lineage.exporters.torchscript_names import read_scoped_names
 from modelexport.tagged.encodings.metadata import drop_torch_metadata, initializer_tags, write_owner
 from modelexport.tagged.file import read_tagged
 from modelexport.tagged.tree import TreeRow, tree_rows, untagged_operators
 
 _SPECIFICATION = "pkg.torch.export.graph_signature.InputSpec."
-"""What ``torch.onnx`` says of an initializer: its ``kind``, and of a buffer whether it is ``persistent``."""
+"""What ``torch.onnx`` records about an initializer: its ``kind``, and whether a buffer is ``persistent``."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Adopted:
-    """What was found in a file, and where it was written."""
+    """What ``adopt`` found in a file, and what it wrote."""
 
     path: Path
     files: Sequence[str]
@@ -48,15 +48,15 @@ class Adopted:
     sources: dict[str, int]
     """The source of each node's call to how many nodes have it (see ``exporters/stacks.py``)."""
     operators: dict[str, int]
-    """The operators of the nodes that belong to no call: to how many."""
+    """The operators of the nodes without an owner, to how many such nodes."""
     untagged: Sequence[str]
     """The names of these nodes."""
     repeated: Sequence[str]
-    """Paths of modules whose parameters are used more than once in what looks like one call: it may be several."""
+    """Paths of modules whose parameters are used more than once in what looks like one call, but may be several."""
 
 
 def adopt(program: Any, output: str | Path, *, keep_torch_metadata: bool = False) -> Adopted:
-    """Write a tagged file of a model that another exporter made. What cannot be known stays untagged, and is counted.
+    """Write a tagged file of a model that another exporter made. Nodes whose call cannot be found stay untagged.
 
     Local functions are inlined. Initializers that are parameters under their own name are marked as such.
 
@@ -64,7 +64,7 @@ def adopt(program: Any, output: str | Path, *, keep_torch_metadata: bool = False
         program: The path of an ONNX file; or, in the process that exported, a ``torch.onnx.ONNXProgram``, what
             ``transformers.exporters.OnnxExporter`` returns, or an ``onnx_ir.Model``. These are not changed. They still
             know the FX node of each ONNX node, and with it the call; a file knows the module at most.
-        output: The file to write; may be ``program``.
+        output: The file to write.
         keep_torch_metadata: Keep the exporter's own ``pkg.torch.*`` keys, which hold paths of the exporting machine.
 
     Raises:
@@ -73,10 +73,11 @@ def adopt(program: Any, output: str | Path, *, keep_torch_metadata: bool = False
         UsageError: ``program`` is neither a file nor one of these, or nothing in it says anything of modules.
     """
     output = Path(output)
-    check_writable(output)
+    check_writable(output, [Path(program)] if isinstance(program, (str, Path)) else ())
     if isinstance(program, (str, Path)):
         path = Path(program)
         model = load_onnx(path)
+        check_files(path, model)
         if keys.FORMAT_VERSION_KEY in model.metadata_props:
             return _adopt_tagged(path, output, keep_torch_metadata)
         name = str(path)
@@ -92,7 +93,7 @@ def adopt(program: Any, output: str | Path, *, keep_torch_metadata: bool = False
             "functions, no scoped names of nodes; export the model again, with modelexport or torch.onnx.export"
         )
     placing = place(model, found)
-    placing.sources[Source.NEIGHBOURS] += infer(model)
+    placing.sources[CallSource.NEIGHBOURS] += infer(model)
     tags = Tags(placing.tree, placing.calls)
     repeated = _repeated(model, {node for node, known in found.items() if known.stack[-1].index is None})
     parameters = _parameters(model, {module.path for module in placing.tree})
@@ -132,20 +133,20 @@ def _model_of(program: Any) -> ir.Model:
 
 
 def _adopt_tagged(path: Path, output: Path, keep_torch_metadata: bool) -> Adopted:
-    """A file that has our tags keeps them; nodes that a tool put in since get an owner where everything agrees."""
+    """Adopt a file that has our tags: they stay; new nodes get an owner where their neighbours agree."""
     tagged = read_tagged(path)
     try:
-        earlier = msgspec.json.decode(tagged.model.metadata_props.get(keys.ADOPTED, "{}"), type=dict[Source, int])
-    except msgspec.DecodeError as error:
+        earlier = msgspec.json.decode(tagged.model.metadata_props.get(keys.ADOPTED, "{}"), type=dict[CallSource, int])
+    except (msgspec.DecodeError, UnicodeError) as error:
         raise FileFormatError(f"{path} has damaged tags ({error}): adopt the original again") from error
     sources = Counter(earlier)
     if not earlier:
-        sources[Source.TAGS] = sum(owner_of(node) is not None for node in tagged.nodes)
+        sources[CallSource.TAGS] = sum(owner_of(node) is not None for node in tagged.nodes)
     source_tags: dict[ModuleCall, str] = {}
     for node in tagged.nodes:
         if (owner := owner_of(node)) is not None:
             source_tags.update(zip(owner.calls, read_source_tags(node.metadata_props), strict=True))
-    sources[Source.NEIGHBOURS] += infer(tagged.model)
+    sources[CallSource.NEIGHBOURS] += infer(tagged.model)
     if not keep_torch_metadata:
         drop_torch_metadata(tagged.model)
     for node in tagged.nodes:
@@ -159,9 +160,9 @@ def _adopt_tagged(path: Path, output: Path, keep_torch_metadata: bool) -> Adopte
 
 
 def _write(
-    model: ir.Model, output: Path, tree: Sequence[TreeRow], sources: Counter[Source], repeated: Sequence[str]
+    model: ir.Model, output: Path, tree: Sequence[TreeRow], sources: Counter[CallSource], repeated: Sequence[str]
 ) -> Adopted:
-    counted = {source.value: sources[source] for source in Source if sources[source]}
+    counted = {source.value: sources[source] for source in CallSource if sources[source]}
     model.metadata_props[keys.ADOPTED] = json.dumps(counted)
     owners = [(node, owner_of(node)) for node in all_nodes(model)]
     check_files(None, model)
@@ -184,7 +185,8 @@ def _repeated(model: ir.Model, unnumbered: set[ir.Node]) -> list[str]:
     """The modules of which a parameter is used more than once, by the same operator, in what looks like one call.
 
     Args:
-        unnumbered: The nodes of which it is not known which call of their module they belong to.
+        model: The adopted model.
+        unnumbered: The nodes whose module is known, but not which call of it.
     """
     found: dict[str, None] = {}
     for value in initializers(model):

@@ -13,7 +13,7 @@ import onnx_ir as ir
 from modelexport.format.documents import TransformStep
 from modelexport.format.keys import UNRECORDED, UNRECORDED_DOMAIN
 from modelexport.graph.nodes import initializers
-from modelexport.graph.snapshot import Source
+from modelexport.graph.snapshot import SourceGraph
 from modelexport.lineage.descent import Descent
 from modelexport.weights.origins import Computed, Origin
 from modelexport.weights.transforms import ParameterPlan, parameter_plan
@@ -27,15 +27,14 @@ class Inheritance:
 
     origins: Mapping[str, Origin]
     unclear: Mapping[str, Sequence[str]]
-    """Initializers that no name tells of, to all the entries that they may come from."""
+    """Initializers whose names do not tell which entries they come from, to all entries that they may come from."""
 
 
-def inherited(tagged: ir.Model, source: Source, changed: ir.Model, descent: Descent) -> Inheritance:
+def inherited(tagged: ir.Model, source: SourceGraph, changed: ir.Model, descent: Descent) -> Inheritance:
     """Find the entries of every initializer of a changed file.
 
-    What is said of the computation holds bit for bit: an entry as it stands, or transposed or cast, or what the
-    tagged file computed from it. Of any other initializer the entries alone are said, and that it is not recorded how
-    it comes from them.
+    A computation is recorded only where it gives the same bytes: an entry as it is, transposed or cast, or what the
+    tagged file computed from it. For any other initializer only its entries are recorded, with the step ``Unrecorded``.
     """
     return _Inheritance(tagged, source, changed, descent).run()
 
@@ -43,7 +42,7 @@ def inherited(tagged: ir.Model, source: Source, changed: ir.Model, descent: Desc
 @dataclass
 class _Inheritance:
     tagged: ir.Model
-    source: Source
+    source: SourceGraph
     changed: ir.Model
     descent: Descent
     plans: dict[str, ParameterPlan] = field(default_factory=dict)
@@ -83,11 +82,11 @@ class _Inheritance:
             return _unrecorded([*plans, *lost])
         if name in self.source.constant:
             return self._folded(value, name)
-        # Shapes, axes and flags are no parameters, whatever was lost beside them.
+        # Shapes, axes and flags do not come from parameters, even where one was lost around them.
         return _unrecorded(lost) if lost and value.dtype not in (ir.DataType.INT64, ir.DataType.BOOL) else None
 
     def _recorded(self, value: ir.Value, name: str) -> list[TransformStep] | None:
-        """The steps from the entries to an initializer, if it is that of the tagged file, moved or cast."""
+        """The steps from the entries to an initializer, if the tagged file has it as it is, or transposed or cast."""
         before, after = self.source.initializers[name], value.const_value
         if before is None or after is None or (value.name != name and before.size != after.size):
             return None
@@ -100,7 +99,7 @@ class _Inheritance:
     def _changes(
         self, before: ir.TensorProtocol, after: ir.TensorProtocol, plan: ParameterPlan
     ) -> Iterator[list[TransformStep]]:
-        """What may have been done to an initializer, the simplest first."""
+        """The steps that may turn one tensor into the other, the simplest first."""
         shape, wanted = tuple(before.shape.numpy()), tuple(after.shape.numpy())
         if before.dtype == after.dtype and shape == wanted:
             yield []
@@ -124,7 +123,7 @@ class _Inheritance:
         return steps
 
     def _folded(self, value: ir.Value, name: str) -> Origin | None:
-        """The origin of what the tagged file computed from parameters, and the tool folded, or named it after."""
+        """The origin of an initializer that the tagged file computed from parameters, and that the tool folded."""
         if name not in self.source.producer:
             return None
         plans = [self.plans[parameter] for parameter in self._parameters(name)]
@@ -172,7 +171,7 @@ def _unrecorded(plans: Sequence[ParameterPlan]) -> Origin:
 
 
 def _done(plan: ParameterPlan) -> list[tuple[str, str]]:
-    """What a plan does, whatever entry it does it to."""
+    """The operators of a plan with their attributes, without the entries that they are applied to."""
     return [(step.op_type, str(step.attributes)) for step in plan.steps]
 
 
@@ -192,7 +191,7 @@ def _computed(origin: Origin, tensors: Mapping[str, np.ndarray]) -> np.ndarray:
 
 
 def _same(array: np.ndarray, tensor: ir.TensorProtocol) -> bool:
-    """Whether an array is a tensor, bit for bit."""
+    """Whether an array equals a tensor, bit for bit."""
     if array.dtype != tensor.dtype.numpy() or array.shape != tuple(tensor.shape.numpy()):
         return False
     return bool(np.asarray(array, order="C").tobytes() == tensor.tobytes())

@@ -1,9 +1,8 @@
-"""``optimize``: another package's tool on a tagged file, and the tags back. Adding a tool is adding a row."""
+"""``optimize``: run another package's tool on a tagged file, and restore the tags. A tool is a row in ``TOOLS``."""
 
 from __future__ import annotations
 
 import importlib
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,8 @@ import onnx_ir as ir
 from modelexport.core.messages import collected
 from modelexport.core.text import nearest
 from modelexport.errors import ModelExportError, UsageError
-from modelexport.files.atomic import check_writable
+from modelexport.files.atomic import check_writable, scratch
+from modelexport.files.linked import check_files
 from modelexport.files.onnx_models import OLDER_FILE, save_model
 from modelexport.graph.nodes import initializers
 from modelexport.lineage.retagging import RetagReport, retag
@@ -25,7 +25,7 @@ from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tagged.reference import open_reference, reference_path
 
 Inputs = Callable[[], Mapping[str, Any]]
-"""Gives example inputs, for the tools that run the file."""
+"""Returns example inputs, for the tools that run the file."""
 
 
 @dataclass(frozen=True)
@@ -33,16 +33,16 @@ class Tool:
     """A tool of another package."""
 
     run: Callable[[Path, Path, Inputs], None]
-    """Takes the file to read, the file to write, and inputs."""
+    """Called with the file to read, the file to write, and what returns inputs."""
     what: str
     package: str = "onnxruntime"
-    """What to install, where it is none of our own dependencies."""
+    """What to install, if it is not installed with modelexport."""
     module: str = "onnxruntime"
-    """What to import to see whether it is there."""
+    """What to import to see whether it is installed."""
 
 
 def optimize_file(path: str | Path, tool: str, output: str | Path) -> RetagReport:
-    """Run a tool on a tagged file, and give what comes out its tags back.
+    """Run a tool on a tagged file, and restore the tags in what it writes.
 
     A file with another encoding than ``metadata`` is made flat for the tool first. A tool that has to run the file
     gets the inputs of the file's reference, or random ones.
@@ -55,11 +55,11 @@ def optimize_file(path: str | Path, tool: str, output: str | Path) -> RetagRepor
     Raises:
         UsageError: There is no such tool, its package is not installed, or it refuses the file.
         FileFormatError: ``path`` is not a tagged file.
-        UntaggedNodeError: A node of what comes out could not be given an owner. Nothing is written.
+        UntaggedNodeError: No owner was found for a node of what the tool wrote. Nothing is written.
         OutputError: The output cannot be written. What was there before is still there.
     """
     path, output = Path(path), Path(output)
-    check_writable(output)
+    check_writable(output, [path])
     if tool not in TOOLS:
         raise UsageError(f"there is no tool '{tool}'{nearest(tool, TOOLS)}; there are {', '.join(TOOLS)}")
     chosen = TOOLS[tool]
@@ -68,11 +68,12 @@ def optimize_file(path: str | Path, tool: str, output: str | Path) -> RetagRepor
     except ImportError as error:
         raise UsageError(f"{tool} needs a package that is not here ({error}): pip install {chosen.package}") from error
     tagged = read_tagged(path)
-    with tempfile.TemporaryDirectory(dir=output.parent, prefix=".modelexport-") as folder:
-        source, target = path, Path(folder, output.name)
+    check_files(path, tagged.model)
+    with scratch(output.parent) as folder:
+        source, target = path, folder / output.name
         # Initializers of older files have `value_info`, on which ONNX Runtime's quantizers fail.
         if tagged.encoding != "metadata" or tagged.model.meta.get(OLDER_FILE):
-            source = Path(folder, f"flat-{path.name}")
+            source = folder / f"flat-{path.name}"
             save_model(tagged.model, source)
         try:
             with collected():

@@ -22,7 +22,7 @@ from modelexport.core.calls import ModuleCall
 from modelexport.files.onnx_models import load_onnx, save_model
 from modelexport.graph.nodes import all_nodes
 from modelexport.graph.owners import owner_of
-from modelexport.graph.snapshot import Source, snapshot
+from modelexport.graph.snapshot import SourceGraph, take_snapshot
 from modelexport.lineage.descent import trace_owners
 from modelexport.measure import columns
 from modelexport.measure.columns import Column, Kind
@@ -217,7 +217,7 @@ def _runnable(tagged: TaggedFile, folder: Path) -> Iterator[Path]:
 
 def _joined(tagged: TaggedFile, optimized: ir.Model, measured: Profile) -> list[NodeFigures]:
     """What each node of the optimised graph took, with the calls that own it."""
-    source = snapshot(tagged.model)
+    source = take_snapshot(tagged.model)
     trace_owners(source, optimized)
     by_name: dict[tuple[str, str], list[ir.Node]] = defaultdict(list)
     for node in all_nodes(optimized):
@@ -241,7 +241,7 @@ def _joined(tagged: TaggedFile, optimized: ir.Model, measured: Profile) -> list[
     return found
 
 
-def _known_value(source: Source, node: ir.Node) -> str:
+def _known_value(source: SourceGraph, node: ir.Node) -> str:
     """The first value of the tagged file that a node gives, or that what it gives leads to."""
     pending, seen = [node], {node}
     while pending:

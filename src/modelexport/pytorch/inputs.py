@@ -16,14 +16,19 @@ import json
 import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 
+from modelexport.core.limits import ELEMENTS, SETTINGS_BYTES
 from modelexport.core.messages import collected
-from modelexport.errors import InputsError
+from modelexport.errors import FileFormatError, InputsError
+from modelexport.files.regular import read_regular
+from modelexport.pytorch.traced import untouched
+from modelexport.pytorch.trust import no_questions
 
 Inputs = dict[str, Any]
 Shape = tuple[int, ...]
@@ -272,22 +277,15 @@ class _Runner:
         return self._fake.from_tensor(value) if self._fake and isinstance(value, torch.Tensor) else value
 
     def call(self, function: Callable[..., Any], inputs: Mapping[str, Any] | tuple[Any, ...]) -> Any:
-        modes = [(module, module.training) for module in self.model.modules()]
-        self.model.eval()
-        try:
-            with (
-                # Shapes that do not fit are logged with a traceback before they are raised.
-                contextlib.nullcontext() if self._fake is None else collected(),
-                self._fake or contextlib.nullcontext(),
-                torch.no_grad(),
-                torch.random.fork_rng(devices=range(torch.cuda.device_count())),
-                warnings.catch_warnings(action="ignore"),
-            ):
-                torch.manual_seed(0)
-                return function(**inputs) if isinstance(inputs, Mapping) else function(*inputs)
-        finally:
-            for module, mode in modes:
-                module.training = mode
+        with (
+            untouched(self.model, runs=self._fake is None),
+            # Shapes that do not fit are logged with a traceback before they are raised.
+            contextlib.nullcontext() if self._fake is None else collected(),
+            self._fake or contextlib.nullcontext(),
+            warnings.catch_warnings(action="ignore"),
+        ):
+            torch.manual_seed(0)
+            return function(**inputs) if isinstance(inputs, Mapping) else function(*inputs)
 
     def watch(self, inputs: Inputs) -> list[tuple[str | None, torch.nn.Module]]:
         """The ``torch.nn`` modules that a run calls before it ends or fails, with the argument that each receives.
@@ -413,7 +411,10 @@ class _Maker:
         texts = [_SENTENCES[i % len(_SENTENCES)] for i in range(batch)]
         # A tokenizer that cannot be built here (a package is missing, say) does not make the inputs fail.
         with contextlib.suppress(Exception):
-            tokenizer = AutoTokenizer.from_pretrained(self.directory, local_files_only=True)
+            with no_questions():
+                tokenizer = AutoTokenizer.from_pretrained(
+                    self.directory, local_files_only=True, trust_remote_code=False
+                )
             length = min(len(ids) for ids in tokenizer(texts)["input_ids"])
             ids = torch.tensor(tokenizer(texts, truncation=True, max_length=length)["input_ids"])
             if ids.numel() and int(ids.max()) < self.vocabulary:
@@ -471,9 +472,9 @@ def _configs(model: torch.nn.Module, directory: Path | None) -> list[Mapping[str
         aliases = getattr(config, "attribute_map", {})
         found.append(values | {alias: values.get(own) for alias, own in aliases.items() if alias not in values})
         queue.extend(v for v in values.values() if hasattr(v, "to_dict") or (isinstance(v, dict) and "input_size" in v))
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(FileFormatError, ValueError, TypeError, RecursionError):
         if directory is not None:
-            found.append(dict(json.loads((directory / "preprocessor_config.json").read_text(encoding="utf-8"))))
+            found.append(dict(json.loads(read_regular(directory / "preprocessor_config.json", SETTINGS_BYTES))))
     return found
 
 
@@ -485,10 +486,10 @@ def _read_spec(spec: Mapping[str, Any] | str | Path | None, accepted: list[str] 
     """
     if isinstance(spec, str | Path):
         try:
-            spec = json.loads(Path(spec).read_text(encoding="utf-8"))
-        except OSError as error:
-            raise InputsError(f"cannot read {spec}: {error.strerror}; give a JSON file") from error
-        except ValueError as error:
+            spec = json.loads(read_regular(Path(spec), SETTINGS_BYTES))
+        except FileFormatError as error:
+            raise InputsError(f"{error}; give a JSON file") from error
+        except (ValueError, RecursionError) as error:
             raise InputsError(f"{spec} is no JSON: {error}; write {_EXAMPLE}") from error
     if not isinstance(spec, Mapping | None):
         raise InputsError(f"the inputs are a {type(spec).__name__} and no JSON object: write {_EXAMPLE}")
@@ -498,7 +499,7 @@ def _read_spec(spec: Mapping[str, Any] | str | Path | None, accepted: list[str] 
             raise InputsError(f"{type(maker.model).__name__} takes no input {name}: it takes {', '.join(accepted)}")
         try:
             given[name] = None if entry is None else _read_entry(name, entry, maker)
-        except (ValueError, TypeError, RuntimeError) as error:
+        except (ValueError, TypeError, RuntimeError, OverflowError, MemoryError) as error:
             raise InputsError(f"input {name}: {' '.join(str(error).split())}") from error
     return given
 
@@ -516,7 +517,10 @@ def _read_entry(name: str, entry: Any, maker: _Maker) -> Any:
     shape, bounds = entry.get("shape"), entry.get("range")
     if not isinstance(shape, list | tuple) or not all(type(size) is int and size >= 0 for size in shape):
         raise ValueError(f'"shape" is a list of sizes such as [2, 8], not {shape!r}')
-    if bounds is not None and (len(bounds) != 2 or not bounds[0] < bounds[1]):
+    if prod(shape) > ELEMENTS:
+        raise ValueError(f'"shape" asks for {prod(shape):,} elements, and at most {ELEMENTS:,} are made: {shape!r}')
+    numbers = isinstance(bounds, list | tuple) and all(type(bound) in (int, float) for bound in bounds)
+    if bounds is not None and not (numbers and len(bounds) == 2 and bounds[0] < bounds[1]):
         raise ValueError(f'"range" is [low, high] with low below high, not {bounds!r}')
     shape = tuple(shape)
     counts = name.endswith(_COUNTED) if bounds is None else all(type(bound) is int for bound in bounds)

@@ -28,7 +28,7 @@ from modelexport.weights.sources import Weights
 class _Recorded(torch.Tensor):  # type: ignore[misc]
     """A tensor without bytes that knows how to make them: ``origin`` is a place in a file, or a call and its arguments.
 
-    Whoever loads it puts it on a device, which would need bytes: it stays where it is.
+    Moving it to a device, as ``from_pretrained`` does, is ignored: that would need bytes.
     """
 
     origin: tuple[str, Place] | tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
@@ -102,7 +102,7 @@ def build_without_weights(
 
 
 def _tensor(key: str, entry: _Recorded) -> ir.TensorProtocol:
-    """Where an entry lies in a file; computed when it is needed if it is not there as it stands."""
+    """A tensor that reads an entry from its file, or computes it when needed if the file does not hold it as it is."""
     if isinstance(entry.origin[0], str):
         place = entry.origin[1]
         assert isinstance(place, Place)
@@ -159,10 +159,10 @@ def _operations(value: Any) -> Iterator[str]:
 
 
 def _without_memory(like: torch.Tensor) -> torch.Tensor:
-    """A tensor on the CPU whose memory is never touched: the system has given it addresses and no pages.
+    """A tensor on the CPU whose memory is reserved and never written, so that it takes up no memory.
 
-    Exporters and shape computations cannot tell it from another. On the ``meta`` device, what code computes from it or
-    beside it would have no values either.
+    Exporters and shape computations treat it as any other tensor. A tensor on the ``meta`` device would also take away
+    the values of what is computed from it or next to it.
     """
     size = max(like.numel() * like.element_size(), 1)
     # Without a reservation: Linux counts it against its limit of memory otherwise. Python has no name for the flag.

@@ -14,7 +14,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -22,9 +22,12 @@ from typing import Any, Literal
 
 import torch
 
-from modelexport.errors import ModelLoadError
+from modelexport.core.limits import SETTINGS_BYTES
+from modelexport.errors import FileFormatError, ModelLoadError
+from modelexport.files.regular import read_regular
 from modelexport.files.safetensors_files import INDEX, SINGLE, SafetensorsFile, checkpoint
 from modelexport.pytorch.lazy_weights import build_without_weights
+from modelexport.pytorch.trust import check_config, no_larger_than, no_questions
 from modelexport.weights.sources import Weights
 
 BERT_TINY = "bert-tiny"
@@ -145,9 +148,10 @@ def _from_hugging_face(
 ) -> LoadedModel:
     directory = Path(spec).expanduser() if Path(spec).expanduser().is_dir() else None
     source = spec if directory is None else str(directory)
-    with _quiet_transformers():
+    with _quiet_transformers(), no_questions():
         local_only = directory is not None or not _hub_answers()
         config = _read_config(directory) if directory else _fetch_config(spec, local_only)
+        check_config(spec, config)
         cls, notes = _choose_class(spec, config, model_class, trust_remote_code)
         files = None if weights == "memory" else _checkpoint(spec, directory, local_only)
         if weights == "files" and files is None:
@@ -155,18 +159,26 @@ def _from_hugging_face(
         if files is not None and (weights == "files" or sum(file.size for file in files) > LARGE):
             return _without_weights(spec, directory, cls, files, notes, trust_remote_code, dtype)
         try:
-            model, info = cls.from_pretrained(
-                source,
-                output_loading_info=True,
-                weights_only=True,
-                local_files_only=local_only,
-                trust_remote_code=trust_remote_code,
-                dtype=dtype or "auto",
-            )
+            with no_larger_than(_weight_bytes(directory)) if directory is not None else nullcontext():
+                model, info = cls.from_pretrained(
+                    source,
+                    output_loading_info=True,
+                    weights_only=True,
+                    local_files_only=local_only,
+                    trust_remote_code=trust_remote_code,
+                    dtype=dtype or "auto",
+                )
+        except ModelLoadError:
+            raise
         except Exception as error:
             raise ModelLoadError(_why_no_weights(spec, directory, cls, error)) from error
     notes += _compare_keys(spec, model, info)
     return LoadedModel(model.eval(), None, directory.resolve().name if directory else spec, directory, tuple(notes))
+
+
+def _weight_bytes(directory: Path) -> int:
+    files = [*directory.glob("*.safetensors"), *directory.glob("*.bin")]
+    return sum(file.stat().st_size for file in files if file.is_file())
 
 
 def _checkpoint(spec: str, directory: Path | None, local_only: bool) -> list[SafetensorsFile] | None:
@@ -199,7 +211,10 @@ def _without_weights(
         if hasattr(cls, "from_config"):  # an Auto class, which needs the name of the model to load it
             with torch.device("meta"):
                 cls = type(cls.from_config(config, trust_remote_code=trust_remote_code))
-        model, info, weights = build_without_weights(cls, config, files, dtype)
+        with no_larger_than(sum(file.size for file in files)):
+            model, info, weights = build_without_weights(cls, config, files, dtype)
+    except ModelLoadError:
+        raise
     except Exception as error:
         raise ModelLoadError(_why_no_weights(spec, directory, cls, error)) from error
     notes += _compare_keys(spec, model, info)
@@ -252,8 +267,8 @@ def _read_config(directory: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ModelLoadError(f"{directory} has no config.json: give {_LOCAL}")
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
+        config = json.loads(read_regular(path, SETTINGS_BYTES))
+    except (ValueError, FileFormatError, RecursionError) as error:
         raise ModelLoadError(f"{path} cannot be read as JSON: {error}; save the model again") from error
     if not isinstance(config, dict):
         raise ModelLoadError(f"{path} is no JSON object: save the model again")
@@ -275,11 +290,16 @@ def _choose_class(
             hint = f"did you mean {' or '.join(close)}?" if close else "give one such as AutoModelForMaskedLM"
             raise ModelLoadError(f"transformers has no model class {model_class}: {hint}")
         return cls, []
-    named = (config.get("architectures") or [None])[0]
+    architectures = config.get("architectures") or [None]
+    named = architectures[0] if isinstance(architectures, list) else architectures
+    if not isinstance(named, str | None):
+        raise ModelLoadError(f"the config.json of {spec} names {named!r} as a class: correct it, or download it again")
     if named and (cls := _class_of_transformers(named)):
         return cls, []
     # An auto_map says, for one, that AutoModelForCausalLM is modeling_x.XForCausalLM.
-    remote = {auto: ref for auto, ref in (config.get("auto_map") or {}).items() if auto.startswith("AutoModel")}
+    mapped = config.get("auto_map")
+    mapped = mapped if isinstance(mapped, dict) else {}
+    remote = {auto: ref for auto, ref in mapped.items() if auto.startswith("AutoModel") and isinstance(ref, str)}
     if remote:
         if not trust_remote_code:
             raise ModelLoadError(
@@ -287,6 +307,8 @@ def _choose_class(
                 f"then pass --trust-remote-code to run it"
             )
         auto = next((auto for auto, ref in remote.items() if ref.split(".")[-1] == named), next(iter(remote)))
+        if _class_of_transformers(auto) is None:
+            raise ModelLoadError(f"the config.json of {spec} maps {auto}, which transformers does not have")
         return getattr(transformers, auto), []
     if "model_type" not in config:
         raise ModelLoadError(

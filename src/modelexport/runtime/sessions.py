@@ -10,7 +10,9 @@ import onnx_ir as ir
 import onnxruntime
 
 from modelexport.errors import UsageError
-from modelexport.files.onnx_models import to_proto
+from modelexport.files.linked import check_tensors
+from modelexport.files.onnx_models import check_file, to_proto
+from modelexport.graph.nodes import initializers
 
 CPU = "CPUExecutionProvider"
 _LARGE = 1024
@@ -31,6 +33,7 @@ def open_session(
 
     Raises:
         UsageError: ONNX Runtime does not have this provider, or refuses the model.
+        FileFormatError: A file with weights is missing or is not as it was: the runtime would read it unchecked.
     """
     available = onnxruntime.get_available_providers()
     if provider not in available:
@@ -42,7 +45,12 @@ def open_session(
     if folder is not None:
         options.add_session_config_entry(_EXTERNAL_FOLDER, str(folder.absolute()))
     weights: dict[str, ir.TensorProtocol] = {}
-    source = model if isinstance(model, Path) else _without_weights(model, weights)
+    if isinstance(model, Path):
+        check_file(model)
+        source: Path | bytes = model
+    else:
+        check_tensors([value.const_value for value in initializers(model)])
+        source = _without_weights(model, weights)
     arrays = {name: tensor.numpy() for name, tensor in weights.items()}
     values = [onnxruntime.OrtValue.ortvalue_from_numpy(array) for array in arrays.values()]
     options.add_external_initializers(list(arrays), values)

@@ -16,7 +16,7 @@ import onnx_ir as ir
 from modelexport.core.calls import ModuleCall
 from modelexport.core.text import nearest
 from modelexport.errors import FileFormatError, OutputError, UsageError
-from modelexport.files.atomic import check_writable, written_together
+from modelexport.files.atomic import check_apart, check_writable, written_together
 from modelexport.files.linked import check_files
 from modelexport.files.onnx_models import LARGEST_INSIDE, save_model
 from modelexport.format.dtypes import dtype_name
@@ -73,7 +73,7 @@ def extract(tagged: TaggedFile, name: str, output: str | Path) -> Extracted:
     """
     output = Path(output)
     call = tagged.find(name)
-    check_writable(output)
+    check_writable(output, [tagged.path])
     extractor = _Extractor(tagged)
     with written_together(output.parent) as staging:
         return extractor.write(call, staging, output)
@@ -150,8 +150,7 @@ class _Extractor:
 
     def write(self, call: ModuleCall, staging: Path, output: Path) -> Extracted:
         """Cut a call out and write it into a folder, from which it will be moved to ``output``."""
-        if output.exists() and output.samefile(self.tagged.path):
-            raise OutputError(f"{output} is the file to extract from: give another name")
+        check_apart(output, [self.tagged.path])
         if not self.cutter.has_nodes(call):
             raise UsageError(f"'{call}' has no nodes in {self.tagged.path}: {self.reason(call)}")
         cut = self.cutter.cut(call)

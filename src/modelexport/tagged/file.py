@@ -14,6 +14,7 @@ from modelexport.core.calls import CallTree, ModuleCall
 from modelexport.core.selectors import Selection, find_call, select_calls
 from modelexport.core.tags import class_in_tag
 from modelexport.errors import FileFormatError
+from modelexport.files.linked import check_weights
 from modelexport.files.onnx_models import load_onnx
 from modelexport.format import documents
 from modelexport.format.call_tree import call_tree_entries, check_version, read_call_tree
@@ -21,10 +22,12 @@ from modelexport.format.node_tags import OwnerReader, read_source_tags
 from modelexport.graph.boundaries import CallBoundary, find_boundaries
 from modelexport.graph.nodes import all_nodes
 from modelexport.graph.owners import OWNER, owned_operators, owner_of
+from modelexport.tagged.documents.belonging import check_documents
 from modelexport.tagged.documents.reading import check_same_calls, check_same_nodes, load_hierarchy
 from modelexport.tagged.encodings.unpacking import unpack_tags
 from modelexport.tagged.skim import Skimmed
 
+SIDECAR = ".hierarchy.json"
 UNTAGGED = "none"
 """The encoding of a file that has no tags."""
 
@@ -66,12 +69,13 @@ class TaggedFile:
         Raises:
             FileFormatError: It cannot be read, or was not written for this file. Says what differs first.
         """
-        path = self.path.with_suffix(".hierarchy.json")
+        path = self.path.with_suffix(SIDECAR)
         if not path.exists():
             return None
         sidecar = load_hierarchy(path)
         check_same_calls(path, sidecar, call_tree_entries(self.calls, self.tags.__getitem__))
         check_same_nodes(path, sidecar, self.nodes)
+        check_documents(self.path, self.model.metadata_props, [SIDECAR])
         return sidecar
 
     def find(self, name: str) -> ModuleCall:
@@ -150,11 +154,15 @@ class NodeRow(msgspec.Struct, frozen=True):
     """The other calls that own it."""
 
 
-def read_tagged(path: str | Path) -> TaggedFile:
+def read_tagged(path: str | Path, *, checked: bool = True) -> TaggedFile:
     """Read a tagged ONNX file. Weights are read when they are used, from the file as it was.
 
+    Args:
+        checked: Also look whether the files with its weights, where they are there, are as they were.
+
     Raises:
-        FileFormatError: It is missing, not an ONNX file, has no tags, or has those of an unknown format version.
+        FileFormatError: It is missing, not an ONNX file, has no tags, or has those of an unknown format version; or a
+            document or a file with weights beside it is not the one that was written with it.
     """
     path = Path(path)
     model = load_onnx(path)
@@ -162,11 +170,24 @@ def read_tagged(path: str | Path) -> TaggedFile:
     try:
         calls, tags = read_call_tree(model.metadata_props)
         encoding = unpack_tags(model, calls, tags)
-        owners = OwnerReader()
+        owners = OwnerReader(calls)
         for node in all_nodes(model):
             owner = owners.read(node.metadata_props)
             if owner is not None:
                 node.meta[OWNER] = owner
-    except (LookupError, ValueError, TypeError) as error:
+    except (LookupError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise FileFormatError(f"{path} has damaged tags ({error}): export it again") from error
-    return TaggedFile(path, model, calls, tags, encoding)
+    tagged = TaggedFile(path, model, calls, tags, encoding)
+    if checked:
+        check_weights(model)
+        _check_documents(tagged)
+    return tagged
+
+
+def _check_documents(tagged: TaggedFile) -> None:
+    """Refuse documents of another export, saying first what differs."""
+    try:
+        check_documents(tagged.path, tagged.model.metadata_props)
+    except FileFormatError:
+        _ = tagged.hierarchy
+        raise

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from modelexport.errors import UsageError
-from modelexport.files.atomic import check_writable, written_together
+from modelexport.files.atomic import check_writable, scratch, written_together
 from modelexport.files.onnx_models import save_model
 from modelexport.tagged import file
 
@@ -45,13 +44,13 @@ def runnable(path: Path, encoding: str) -> Iterator[Path]:
     if encoding != "attributes":
         yield path
         return
-    with tempfile.TemporaryDirectory(dir=path.parent) as directory:
-        strip(path, Path(directory, path.name))
-        yield Path(directory, path.name)
+    with scratch(path.parent) as directory:
+        strip(path, directory / path.name)
+        yield directory / path.name
 
 
 def _rewrite(path: Path, output: Path, encoding: str, otherwise: str) -> None:
-    check_writable(output)
+    check_writable(output, [path])
     tagged = file.read_tagged(path)
     if tagged.encoding != encoding:
         raise UsageError(f"{path} has the encoding '{tagged.encoding}', not '{encoding}': there is {otherwise}")

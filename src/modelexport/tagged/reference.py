@@ -11,13 +11,16 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from modelexport.core.calls import ModuleCall
 from modelexport.core.limits import BATCH_BYTES
 from modelexport.errors import FileFormatError, InputsError, OutputError
+from modelexport.files.regular import file_digest
 from modelexport.files.safetensors_files import encode_header
 from modelexport.format import keys
+from modelexport.format.call_tree import parse_call
 from modelexport.format.dtypes import SAFETENSORS_NAMES, parse_dtype
 from modelexport.runtime.sessions import split_batches
 from modelexport.tagged.file import TaggedFile
@@ -65,6 +68,7 @@ def write_reference(
     modules: Sequence[ModuleCall] = (),
     announce: Callable[[int], None] = lambda size: None,
     batch_bytes: int = BATCH_BYTES,
+    model_digest: str = "",
 ) -> None:
     """Write the reference values of a file, the same bytes for the same values.
 
@@ -76,6 +80,7 @@ def write_reference(
         read: Gives the arrays of some of these; asked for at most ``batch_bytes`` at a time.
         modules: The calls whose values these are; none for all.
         announce: Told the size in bytes before anything is computed or written.
+        model_digest: The SHA-256 of the model that they belong to.
 
     Raises:
         InputsError: ``read`` gives other types or shapes than announced: the model does not repeat itself.
@@ -90,6 +95,7 @@ def write_reference(
     sizes = {key: int(parse_dtype(dtype).itemsize * prod(shape)) for key, (dtype, shape) in known.items()}
     metadata = {
         keys.FORMAT_VERSION_KEY: keys.FORMAT_VERSION,
+        keys.MODEL_DIGEST: model_digest,
         _OUTPUTS: json.dumps([*outputs]),
         _MODULES: json.dumps([call.address for call in modules]),
     }
@@ -137,14 +143,17 @@ def open_reference(tagged: TaggedFile) -> Iterator[ReferenceValues]:
             raise FileFormatError(
                 f"{path} has the format version {version}, which this version cannot read: export again"
             )
-        outputs, modules = json.loads(metadata[_OUTPUTS]), json.loads(metadata[_MODULES])
+        outputs = msgspec.json.decode(metadata[_OUTPUTS], type=list[str])
+        modules = msgspec.json.decode(metadata[_MODULES], type=list[str])
+        calls = [parse_call(address) for address in modules]
     except (SafetensorError, OSError, LookupError, ValueError) as error:
         raise FileFormatError(f"{path} is damaged ({error}): export again with --reference") from error
+    if metadata.get(keys.MODEL_DIGEST) not in (None, "", file_digest(tagged.path)):
+        raise FileFormatError(f"{path} is of another export than {tagged.path}: export with --reference")
     with opened as file:
         stored = list(file.keys())
         names = [value.name for value in tagged.model.graph.inputs]
         kept = [key.removeprefix(_INPUTS) for key in stored if key.startswith(_INPUTS)]
-        calls = [ModuleCall.parse(address) for address in modules]
         if set(kept) != set(names) or any(call not in tagged.calls for call in calls):
             raise FileFormatError(f"{path} is not of {tagged.path}: inputs or modules differ; export with --reference")
         yield ReferenceValues(

@@ -11,10 +11,13 @@ import onnx
 
 from modelexport.core.calls import CallTree, ModuleCall
 from modelexport.core.owners import Evidence
+from modelexport.files.expansion import check_functions
+from modelexport.files.regular import open_regular
 from modelexport.files.wire import without_weights
 from modelexport.format import documents, keys
 from modelexport.format.call_tree import check_version, read_call_tree
 from modelexport.format.node_tags import OwnerReader
+from modelexport.tagged.documents.belonging import check_documents
 
 
 @dataclass(frozen=True)
@@ -33,9 +36,13 @@ def skim(path: Path) -> Skimmed | None:
 
     That is one in which the tags are not metadata of nodes, or with which something is wrong: :func:`modelexport.load`
     says what.
+
+    Raises:
+        FileFormatError: A document beside it is of another export.
     """
+    properties: dict[str, str] = {}
     try:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        with open_regular(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             model = onnx.ModelProto.FromString(without_weights(data)[0])
         properties = _properties(model)
         check_version(path, properties)
@@ -44,14 +51,16 @@ def skim(path: Path) -> Skimmed | None:
         calls, tags = read_call_tree(properties)
         nodes: list[tuple[ModuleCall | None, str]] = []
         evidence: list[Evidence | None] = []
-        owners = OwnerReader()
+        owners = OwnerReader(calls)
+        check_functions(model)
         for graph in (model.graph, *model.functions):
             for node in _nodes(graph.node):
                 owner = owners.read(_properties(node))
-                nodes.append((None if owner is None else calls[owner.call].call, node.op_type))
+                nodes.append((None if owner is None else owner.call, node.op_type))
                 evidence.append(None if owner is None else owner.evidence)
     except Exception:  # the full reader raises the error that names the fault
         return None
+    check_documents(path, properties)
     return Skimmed(calls, tags, nodes, documents.Coverage.of(evidence))
 
 

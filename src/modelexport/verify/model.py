@@ -9,11 +9,14 @@ from typing import Any
 
 import onnx_ir as ir
 import onnxruntime
+import torch
 from torch import nn
 
+from modelexport.core.exclusive import exclusive
 from modelexport.core.messages import collected
 from modelexport.errors import InputsError, UsageError
 from modelexport.files.linked import check_files
+from modelexport.files.regular import file_digest
 from modelexport.format import documents
 from modelexport.graph.nodes import initializers
 from modelexport.pytorch.model_run import ModelRun, as_array
@@ -31,6 +34,7 @@ from modelexport.weights.sources import Weights
 from modelexport.weights.transforms import ParameterPlan, parameter_plan, state_dict_of
 
 
+@exclusive
 def verify(
     model: nn.Module,
     inputs: Mapping[str, Any] | Sequence[Any],
@@ -77,6 +81,7 @@ def verify(
     )
 
 
+@exclusive
 def verify_sample(
     model: nn.Module,
     inputs: Mapping[str, Any] | Sequence[Any],
@@ -123,6 +128,7 @@ def verify_sample(
     )
 
 
+@exclusive
 def record_reference(
     model: nn.Module,
     inputs: Mapping[str, Any] | Sequence[Any],
@@ -167,6 +173,7 @@ def record_reference(
         read=reference,
         modules=selection.calls if modules else (),
         announce=announce,
+        model_digest=file_digest(tagged.path),
     )
     return target
 
@@ -246,10 +253,16 @@ def _same_place(one: ir.TensorProtocol, other: ir.TensorProtocol) -> bool:
     return facts[0] == facts[1] and Path(one.path).samefile(other.path)
 
 
-def run_module(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any]) -> list[Any]:
-    """The tensors in what a model returns, in order."""
+def run_module(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any], *, seed: int | None = None) -> list[Any]:
+    """The tensors in what a model returns, in order.
+
+    Args:
+        seed: Where the model's random numbers begin.
+    """
     args, kwargs = run_arguments(inputs)
     with untouched(model), collected():
+        if seed is not None:
+            torch.manual_seed(seed)
         return [as_array(tensor) for _, tensor in tensors_in(model(*args, **kwargs))]
 
 

@@ -1,4 +1,4 @@
-"""Which ``state_dict`` entries an initializer is, and how it is computed from them.
+"""While a model is exported: which ``state_dict`` entries an initializer is or is computed from, read off the graph.
 
 An initializer that the exporter made keeps its entry's name. One that was folded keeps the name of the value that the
 unoptimised graph computed it as, so the computation can be read off that graph. :class:`Computed` says before the
@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from modelexport.format.documents import StateDictEntry, TransformStep
 from modelexport.graph.nodes import initializers, nested_graphs
-from modelexport.graph.snapshot import Source, SourceNode
+from modelexport.graph.snapshot import SourceGraph, SourceNode
 from modelexport.weights.transforms import encode_tensor, run_operator, since_version, tensor_attributes
 
 _T = TypeVar("_T")
@@ -88,7 +88,7 @@ def _used_initializers(model: ir.Model) -> Iterator[str]:
 class Computed:
     """The values of an unoptimised graph that are computed from ``state_dict`` entries and constants alone."""
 
-    source: Source
+    source: SourceGraph
     names: Mapping[str, tuple[str, ...]]
     """The name of an initializer to the ``state_dict`` keys that it is."""
     opsets: Mapping[str, int]
@@ -109,7 +109,7 @@ class Computed:
         return name in self.names or name in self.recordable
 
     def may_fold(self, node: ir.Node) -> bool:
-        """Whether folding a node loses no parameter and makes no second copy of one.
+        """Whether a node can be folded without losing a parameter or making a second copy of one.
 
         It uses none, or its result's computation can be recorded and no other node needs the parameter as it stands: of
         a tied embedding, the transposed copy that the head wants would be a parameter of its own.
@@ -144,7 +144,7 @@ class Computed:
         return constant is not None and constant.size <= RECORDED_ELEMENTS and 0 not in constant.shape[:-1]
 
     def _constant(self, name: str) -> np.ndarray | None:
-        """A value that depends on no parameter's elements; ``None`` when it is large or cannot be computed."""
+        """A value that depends on a parameter's shape at most; ``None`` when it is large or cannot be computed."""
         pending = [name]
         while pending:
             current = pending[-1]

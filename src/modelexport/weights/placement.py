@@ -1,4 +1,4 @@
-"""Writing a model whose weights stay in the files of a checkpoint: linked, copied one at a time, or left out.
+"""When a model is written: which weights are linked, copied, put into the model or left out.
 
 What ONNX Runtime takes as the place of external data decides: nothing outside the folder of the model, no symbolic link
 that leads out of it, but any file in it or below, hard links included. `onnx.checker` refuses hard links.
@@ -21,6 +21,8 @@ from modelexport.files.onnx_models import (
     LARGEST_INSIDE,
     SMALLEST_OUTSIDE,
     inside_file,
+    record_data,
+    record_documents,
     save_with_references,
     write_data_file,
 )
@@ -44,7 +46,7 @@ class WeightsSummary:
     """In ``NAME.onnx.data``."""
     absent_bytes: int = 0
     made: dict[str, str] = field(default_factory=dict)
-    """The initializers that no file of the checkpoint has as they are, and the operations that made them."""
+    """The initializers that the checkpoint does not hold as they are, to the operations that compute them."""
 
     @property
     def is_apart(self) -> bool:
@@ -53,7 +55,14 @@ class WeightsSummary:
 
 
 def save_with_weights(
-    model: ir.Model, path: Path, staging: Path, *, mode: str, parameters: Collection[str], weights: Weights | None
+    model: ir.Model,
+    path: Path,
+    staging: Path,
+    *,
+    mode: str,
+    parameters: Collection[str],
+    weights: Weights | None,
+    documents: Mapping[str, bytes] | None = None,
 ) -> WeightsSummary:
     """Write a model to ``staging``, from where it will be moved to ``path``.
 
@@ -62,6 +71,7 @@ def save_with_weights(
             and copied where there are none.
         parameters: Names of the initializers that come from ``state_dict`` entries.
         weights: Where these are.
+        documents: What will lie beside the model: the end of each name to the content.
 
     Raises:
         OutputError: The files of the weights cannot be linked into the folder.
@@ -85,9 +95,11 @@ def save_with_weights(
     if mode == "none":
         placed |= _leave_out(to_file, data)
         summary.absent_bytes = total
-    else:
+    elif to_file:
         placed |= write_data_file(to_file, staging, data)
+        record_data(model, staging / data)
         summary.copied_bytes = total
+    record_documents(model, documents or {})
     save_with_references(model, staging / path.name, placed)
     return summary
 
@@ -153,16 +165,26 @@ def _place(file: SafetensorsFile, path: Path, staging: Path) -> tuple[str, str]:
     if real.is_relative_to(folder):
         return real.relative_to(folder).as_posix(), "in place"
     target = staging / f"{path.stem}.{file.path.name}"
+    return target.name, link_file(file, target)
+
+
+def link_file(file: SafetensorsFile, target: Path) -> str:
+    """Give a file a second place that takes no room; says how: ``clone`` or ``hard link``.
+
+    Raises:
+        OutputError: The file system cannot.
+    """
+    real = Path(os.path.realpath(file.path))
     if _clone(real, target):
-        return target.name, "clone"
+        return "clone"
     try:
         os.link(real, target)
     except OSError as error:
         raise OutputError(
-            f"{file.path} cannot be linked into {path.parent} ({error.strerror}): write the model to the folder of the "
-            f"weights or above, or copy {file.size / 1e9:,.1f} GB with --weights copy"
+            f"{file.path} cannot be linked into {target.parent} ({error.strerror}): write the model to the folder of "
+            f"the weights or above, or copy {file.size / 1e9:,.1f} GB with --weights copy"
         ) from error
-    return target.name, "hard link"
+    return "hard link"
 
 
 def _clone(source: Path, target: Path) -> bool:

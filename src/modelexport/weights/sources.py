@@ -1,4 +1,4 @@
-"""Weights that stay in the files of a checkpoint: where each ``state_dict`` entry lies, or how it is made."""
+"""While a model is exported: where the bytes of each ``state_dict`` entry are (in memory, in a file, or computed)."""
 
 from __future__ import annotations
 

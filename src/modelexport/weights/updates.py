@@ -1,8 +1,8 @@
-"""New weights of the same shapes for an exported file, without exporting again."""
+"""``update-weights``: other weights of the same shapes in an exported file, without exporting again."""
 
 from __future__ import annotations
 
-import shutil
+import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,16 +11,21 @@ import msgspec
 import numpy as np
 import onnx_ir as ir
 
+from modelexport.core.limits import DOCUMENT_BYTES
 from modelexport.core.text import nearest
 from modelexport.errors import FileFormatError, WeightsError
 from modelexport.files.atomic import check_writable, written_together
+from modelexport.files.linked import check_weights
 from modelexport.files.onnx_models import load_onnx, save_model
+from modelexport.files.regular import read_regular
 from modelexport.files.safetensors_files import read_header
-from modelexport.format import documents
+from modelexport.format import documents, keys
 from modelexport.format.call_tree import check_version
 from modelexport.format.dtypes import dtype_name
 from modelexport.graph.nodes import initializers
 from modelexport.weights.transforms import ParameterPlan, parameter_plan, state_dict_of
+
+_SIDECAR = ".hierarchy.json"
 
 
 class UpdateResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,11 +38,11 @@ class UpdateResult(msgspec.Struct, frozen=True, kw_only=True):
     transformed: int
     """Those of them that are computed from an entry rather than being one."""
     kept: int
-    """Initializers that no entry has part in."""
+    """Initializers that are not computed from an entry."""
     used: int
     """Entries that went into the file."""
     unused: int
-    """Entries that the exported module has and the graph does not use."""
+    """Entries that were given and that the graph does not use."""
 
 
 def update_weights(path: str | Path, state_dict: Mapping[str, Any] | str | Path, output: str | Path) -> UpdateResult:
@@ -50,7 +55,7 @@ def update_weights(path: str | Path, state_dict: Mapping[str, Any] | str | Path,
         path: The tagged file.
         state_dict: Key to tensor (NumPy's, torch's, or whatever NumPy can read), or a ``.safetensors`` file. Of the
             names of a tied parameter one is enough.
-        output: The file to write; may be ``path``.
+        output: The file to write.
 
     Raises:
         WeightsError: The weights do not fit: entries are missing, surplus or of another shape or type. Lists them all.
@@ -58,10 +63,10 @@ def update_weights(path: str | Path, state_dict: Mapping[str, Any] | str | Path,
         OutputError: The output cannot be written. What was there before is still there.
     """
     path, output = Path(path), Path(output)
-    check_writable(output)
+    check_writable(output, [path] if isinstance(state_dict, Mapping) else [path, Path(state_dict)])
     if isinstance(state_dict, Mapping):
         return _update(path, _InMemory(state_dict), output)
-    return _update(path, _InFile(Path(state_dict)), output)
+    return _update(path, WeightsInFile(Path(state_dict)), output)
 
 
 class _InMemory:
@@ -80,7 +85,7 @@ class _InMemory:
         return ir.tensor(tensor.detach() if hasattr(tensor, "detach") else tensor).numpy()
 
 
-class _InFile:
+class WeightsInFile:
     """A safetensors file, of which one tensor at a time is read."""
 
     def __init__(self, path: Path) -> None:
@@ -100,13 +105,17 @@ class _InFile:
         ).numpy()
 
 
-def _update(path: Path, weights: _InMemory | _InFile, output: Path) -> UpdateResult:
-    model = load_onnx(path)
-    check_version(path, model.metadata_props)
-    values = list(initializers(model))
+def planned(
+    path: Path, model: ir.Model, weights: _InMemory | WeightsInFile
+) -> tuple[dict[ir.Value, ParameterPlan], dict[str, tuple[str, ...]], Callable[[str], np.ndarray]]:
+    """How each initializer is computed, each entry's names, and what reads an entry from the new weights.
+
+    Raises:
+        WeightsError, FileFormatError: As :func:`update_weights`.
+    """
     try:
         entries = state_dict_of(model)
-        plans = {value: plan for value in values if (plan := parameter_plan(value)) is not None}
+        plans = {value: plan for value in initializers(model) if (plan := parameter_plan(value)) is not None}
     except FileFormatError as error:
         raise FileFormatError(f"{path}: {error}") from error
     _check_recorded(path, entries, plans)
@@ -116,21 +125,31 @@ def _update(path: Path, weights: _InMemory | _InFile, output: Path) -> UpdateRes
     def read(key: str) -> np.ndarray:
         return weights.read(next(name for name in tied[key] if name in weights.types))
 
+    return plans, tied, read
+
+
+def _update(path: Path, weights: _InMemory | WeightsInFile, output: Path) -> UpdateResult:
+    model = load_onnx(path)
+    check_version(path, model.metadata_props)
+    check_weights(model)  # they may be missing: others take their place
+    plans, tied, read = planned(path, model, weights)
     tensors = {value: _new_tensor(path, value, plan, read) for value, plan in plans.items()}
-    external = any(isinstance(value.const_value, ir.ExternalTensor) for value in values)
-    sidecar = path.with_suffix(".hierarchy.json")
+    external = any(isinstance(value.const_value, ir.ExternalTensor) for value in initializers(model))
+    sidecar = path.with_suffix(_SIDECAR)
+    documents = {_SIDECAR: read_regular(sidecar, DOCUMENT_BYTES)} if sidecar.exists() else {}
+    _check_documents(path, model, documents)
     with written_together(output.parent) as staging:
         target = staging / output.name
-        save_model(model, target, external=external, tensors=tensors)
-        if sidecar.is_file():
-            shutil.copyfile(sidecar, target.with_suffix(".hierarchy.json"))
+        save_model(model, target, external=external, tensors=tensors, same_graph=True)
+        for suffix, content in documents.items():
+            target.with_suffix(suffix).write_bytes(content)
         files = [str(output.parent / file.name) for file in sorted(staging.iterdir())]
     return UpdateResult(
         path=str(output),
         files=files,
         replaced=len(plans),
         transformed=sum(bool(plan.steps) for plan in plans.values()),
-        kept=len(values) - len(plans),
+        kept=sum(1 for _ in initializers(model)) - len(plans),
         used=len(tied),
         unused=len(weights.types.keys() - tied.keys()),
     )
@@ -179,11 +198,27 @@ def _new_tensor(path: Path, value: ir.Value, plan: ParameterPlan, read: Callable
     return ir.LazyTensor(compute, dtype=dtype, shape=ir.Shape(shape), name=value.name)
 
 
+def _check_documents(path: Path, model: ir.Model, documents: Mapping[str, bytes]) -> None:
+    """Refuse to copy a sidecar that is of another export."""
+    before = model.metadata_props.get(keys.DOCUMENTS)
+    if before is None:
+        return
+    try:
+        recorded = msgspec.json.decode(before, type=dict[str, str])
+    except (msgspec.DecodeError, UnicodeError) as error:
+        raise FileFormatError(f"{path} has damaged tags ({error}): export it again") from error
+    for suffix, content in documents.items():
+        if hashlib.sha256(content).hexdigest() != recorded.get(suffix):
+            raise FileFormatError(
+                f"{path.with_suffix(suffix)} does not belong to {path}: export again, or remove the document"
+            )
+
+
 def _check(
     path: Path,
     entries: Mapping[str, documents.StateDictEntry],
     groups: Collection[tuple[str, ...]],
-    weights: _InMemory | _InFile,
+    weights: _InMemory | WeightsInFile,
 ) -> None:
     """Compare keys, shapes and types, and the names of tied parameters with each other.
 
@@ -218,7 +253,7 @@ def _check(
         )
 
 
-def _differing(names: tuple[str, ...], weights: _InMemory | _InFile) -> list[str]:
+def _differing(names: tuple[str, ...], weights: _InMemory | WeightsInFile) -> list[str]:
     """The names of a tied parameter whose tensor is not that of the first name that there is."""
     given = [name for name in names if name in weights.types]
     if len(given) < 2:

@@ -16,7 +16,7 @@ from modelexport.cli.options import (
     RemoteCodeOption,
     SeedOption,
 )
-from modelexport.cli.running import load_with_inputs, print_json, progress_shown
+from modelexport.cli.running import ModelChoice, load_with_inputs, print_json, progress_shown
 from modelexport.errors import UsageError
 
 
@@ -45,6 +45,9 @@ def verify(
             help="Only N drawn calls and those of --module, each cut out and run alone: for a FILE too large to run.",
         ),
     ] = None,
+    new_tokens: Annotated[
+        int, typer.Option("--new-tokens", metavar="N", min=1, help="Tokens to generate with a FOLDER/ that generates.")
+    ] = 64,
     model_class: ModelClassOption = None,
     dtype: DtypeOption = None,
     trust_remote_code: RemoteCodeOption = False,
@@ -61,6 +64,14 @@ def verify(
         raise UsageError("--inputs, --model-class and --trust-remote-code go with --model")
     if model is None and (weights_sample is not None or dtype is not None):
         raise UsageError("--weights-sample and --dtype go with --model")
+    if file.is_dir():
+        if model is None or against is not None or modules or weights_sample is not None:
+            raise UsageError(
+                f"{file} is a folder: give --model, what it was exported from, and --new-tokens if need be"
+            )
+        choice = ModelChoice(model, inputs, model_class, trust_remote_code, seed, dtype)
+        _verify_folder(file, choice, new_tokens, provider, as_json=as_json)
+        return
     with progress_shown() as progress:
         stages = Stages(progress)
         if against is not None:
@@ -111,4 +122,29 @@ def verify(
     else:
         print(text)
     if not agrees:
+        raise typer.Exit(1)
+
+
+def _verify_folder(folder: Path, choice: ModelChoice, new_tokens: int, provider: str, *, as_json: bool) -> None:
+    from modelexport.cli import show_package
+    from modelexport.core.stages import Stages
+    from modelexport.tagged.package import read_package
+
+    package = read_package(folder)
+    if package.manifest.kind != "generate":
+        raise UsageError(f"{folder} does not generate: verify its files, such as {next(iter(package.files.values()))}")
+    with progress_shown() as progress:
+        stages = Stages(progress)
+        loaded, _ = choice.load(stages, make_inputs=False)
+        from modelexport.pytorch.generating import example_prompts
+        from modelexport.verify.generation import verify_generation
+
+        with stages("generate"):
+            prompts = example_prompts(loaded.model, loaded.directory, seed=choice.seed)
+            report = verify_generation(loaded.model, folder, prompts, new_tokens=new_tokens, provider=provider)
+    if as_json:
+        print_json(show_package.generation_document(report))
+    else:
+        print(show_package.format_generation(report))
+    if not report.agrees:
         raise typer.Exit(1)

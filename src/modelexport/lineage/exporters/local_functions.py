@@ -2,7 +2,7 @@
 
 ``torch.onnx.export(dynamo=False, export_modules_as_functions=True)`` makes a function of each module class: the name of
 the function is the class, its domain where that is defined. Each node that calls one is a call of a module. Which
-module, its parameters tell: those that come in as ``up.1.linear.weight`` and ``up.1.norm.weight`` belong to ``up.1``.
+module it is follows from its parameters: inputs ``up.1.linear.weight`` and ``up.1.norm.weight`` make it ``up.1``.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import onnx_ir as ir
 import onnx_ir.passes.common as passes
 
 from modelexport.core.owners import Evidence
+from modelexport.errors import FileFormatError
 from modelexport.graph.nodes import all_nodes, nested_graphs
-from modelexport.lineage.exporters.stacks import Found, Scope, Source
+from modelexport.lineage.exporters.stacks import CallSource, Found, Scope
 
 _CALL = "modelexport.function_call"
 
@@ -31,15 +32,15 @@ class _Call:
     """The names of the initializers that come in."""
     inside: list[_Call] = field(default_factory=list)
     path: str | None = None
-    """The path that the names of its parameters tell."""
+    """The module path that follows from the names of its parameters."""
 
 
 def inline_functions(model: ir.Model) -> dict[ir.Node, Found]:
-    """Put the bodies of all functions in the place of the nodes that call them.
+    """Inline all functions, in place.
 
     Returns:
         The stack of every node that was in a function. The evidence is ``derived`` where every call on it has
-        parameters that tell its path, and else ``inferred``.
+        parameters from which its path follows, and ``inferred`` otherwise.
     """
     if not model.functions:
         return {}
@@ -48,7 +49,11 @@ def inline_functions(model: ir.Model) -> dict[ir.Node, Found]:
     _find_paths(calls)
     makers = {value.producer() for value in model.graph.outputs}
     root = next((call for call in calls if {call.node} == makers), None)  # everything is in one function
-    passes.InlinePass()(model)
+    try:
+        passes.InlinePass()(model)
+    except (ValueError, LookupError, ir.passes.PassError) as error:
+        reason = " ".join(str(error.__cause__ or error).split())[:300]
+        raise FileFormatError(f"the functions of the model cannot be inlined: {reason}") from error
     model.functions.clear()
     stacks = {None: (Scope(""),)} | _stacks(calls, root)
     found = {}
@@ -56,7 +61,7 @@ def inline_functions(model: ir.Model) -> dict[ir.Node, Found]:
         call = node.meta.pop(_CALL, None)
         if call is not None:
             told = all(above is root or above.path is not None for above in _with_enclosing(call))
-            found[node] = Found(stacks[call], Evidence.DERIVED if told else Evidence.INFERRED, Source.FUNCTIONS)
+            found[node] = Found(stacks[call], Evidence.DERIVED if told else Evidence.INFERRED, CallSource.FUNCTIONS)
     return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import onnx_ir as ir
@@ -11,21 +11,21 @@ import onnx_ir as ir
 from modelexport.core.calls import ROOT, CallTree, ModuleCall, TracedCall
 from modelexport.core.modules import Module, ModuleTree
 from modelexport.core.owners import Evidence, Owner
-from modelexport.graph.nodes import all_nodes
+from modelexport.graph.nodes import all_nodes, producers
 from modelexport.graph.owners import OWNER, owner_of
-from modelexport.lineage.exporters.stacks import Found, Scope, Source, Stack
+from modelexport.lineage.exporters.stacks import CallSource, Found, Scope, Stack
 
 UNKNOWN_CLASS = "Module"
-"""What stands in a tag for a class that is not known and a path that has no name, only a number."""
+"""The class name in a tag where the class is not known and the path has no name, only a number."""
 
 
 @dataclass
 class Placing:
-    """The calls of a model whose nodes have stacks, and how many nodes were placed by which evidence."""
+    """The modules and calls of a model, and how many nodes were placed by each source."""
 
     tree: ModuleTree
     calls: CallTree
-    sources: Counter[Source]
+    sources: Counter[CallSource]
 
 
 def place(model: ir.Model, found: Mapping[ir.Node, Found]) -> Placing:
@@ -33,7 +33,7 @@ def place(model: ir.Model, found: Mapping[ir.Node, Found]) -> Placing:
     numbers = _Numbers(found.values())
     calls: dict[ModuleCall, TracedCall] = {ROOT: TracedCall(ROOT, None, 0, None, None)}
     scopes: dict[str, Scope] = {"": Scope("")}
-    sources: Counter[Source] = Counter()
+    sources: Counter[CallSource] = Counter()
     for node in all_nodes(model):
         known = found.get(node)
         stack = numbers.calls(known.stack) if known is not None else None
@@ -120,7 +120,7 @@ def _module_tree(scopes: Mapping[str, Scope]) -> ModuleTree:
 
 
 def _stand_in(path: str) -> str:
-    """In the place of a class that is not known: the last name in the path, ``layer`` of ``encoder.layer.0``."""
+    """The class name where the class is not known: the last name in the path, ``layer`` of ``encoder.layer.0``."""
     names = [part for part in path.split(".") if part and not part.isdecimal()]
     name = names[-1] if names else UNKNOWN_CLASS
     return name.replace("%", "%25").replace("/", "%2F").replace("@", "%40")
@@ -129,35 +129,33 @@ def _stand_in(path: str) -> str:
 def infer(model: ir.Model) -> int:
     """Place regions without owners that lie inside one call; returns how many nodes that are.
 
-    A region is a set of connected nodes without owners. It gets the call that all nodes around it belong to, unless it
-    reaches the end of a graph, behind which nothing is known. Constants (nodes without inputs) connect nothing and have
-    no say: one without an owner gets the call that all who use it belong to.
+    A region is a set of connected nodes without owners. It gets the call that all nodes around it belong to, unless one
+    of them makes an output of the graph. Constants (nodes without inputs) are ignored when regions are formed: one
+    without an owner gets the call that all nodes that use it belong to.
     """
-    unknown = {node: None for node in all_nodes(model) if owner_of(node) is None and node.inputs}
-    seen: set[ir.Node] = set()
+    import networkx  # comes with torch; the quick commands do not load it
+
+    unknown = {node for node in all_nodes(model) if owner_of(node) is None and node.inputs}
+    edges = networkx.Graph()
+    edges.add_nodes_from(unknown)
+    edges.add_edges_from((node, other) for node in unknown for other in producers(node) if other in unknown)
     placed = 0
-    for start in unknown:
-        if start in seen:
+    for region in networkx.connected_components(edges):
+        if any(value.is_graph_output() for node in region for value in node.outputs):
             continue
-        seen.add(start)
-        region, ends = [start], False
         around: set[ModuleCall | None] = set()
-        for node in region:  # which grows
-            ends = ends or any(value.is_graph_output() for value in node.outputs)
-            for other in (*_producers(node), *_users(node)):
-                if other not in unknown:
-                    around.update(_owners(other) if other.inputs else ())
-                elif other not in seen:
-                    seen.add(other)
-                    region.append(other)
-        placed += 0 if ends else _give(region, around)
+        for node in region:
+            for other in (*producers(node), *_users(node)):
+                if other not in unknown and other.inputs:
+                    around.update(_owners(other))
+        placed += _give(region, around)
     for node in all_nodes(model):
         if owner_of(node) is None and not node.inputs:
             placed += _give([node], {call for user in _users(node) for call in _owners(user)})
     return placed
 
 
-def _give(nodes: list[ir.Node], calls: set[ModuleCall | None]) -> int:
+def _give(nodes: Collection[ir.Node], calls: set[ModuleCall | None]) -> int:
     if len(calls) != 1 or (call := calls.pop()) is None:
         return 0
     for node in nodes:
@@ -168,12 +166,6 @@ def _give(nodes: list[ir.Node], calls: set[ModuleCall | None]) -> int:
 def _owners(node: ir.Node) -> tuple[ModuleCall | None, ...]:
     owner = owner_of(node)
     return (None,) if owner is None else owner.calls
-
-
-def _producers(node: ir.Node) -> Iterator[ir.Node]:
-    for value in node.inputs:
-        if value is not None and (producer := value.producer()) is not None:
-            yield producer
 
 
 def _users(node: ir.Node) -> Iterator[ir.Node]:

@@ -1,6 +1,6 @@
-"""The stack of modules that another exporter recorded for a node: read from FX nodes and from metadata.
+"""Read the stack of modules that another exporter recorded for a node, from FX nodes and from metadata.
 
-What is there, for a node of ``encoder.layer.0`` in a model of class ``Model``, in the order of its strength::
+The records of a node of ``encoder.layer.0`` in a model of class ``Model``, the strongest first::
 
     node.meta["node"].meta["nn_module_stack"]   {"L__self__": ("", "pkg.Model"),
                                                  "L__self__encoder.layer.0@1": ("encoder.layer.0", "pkg.Layer")}
@@ -36,8 +36,8 @@ _CLASSES = "pkg.torch.onnx.class_hierarchy"
 _CALL_NUMBER = re.compile(r"@(\d+)$")
 
 
-class Source(enum.StrEnum):
-    """Where it was read which module a node belongs to, strongest first."""
+class CallSource(enum.StrEnum):
+    """The source of a node's call, strongest first."""
 
     TAGS = "tags"
     """The file had tags of modelexport."""
@@ -79,11 +79,11 @@ Stack = tuple[Scope, ...]
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What is known of the origin of one node."""
+    """The stack of modules of one node, and how it is known."""
 
     stack: Stack
     evidence: Evidence
-    source: Source
+    source: CallSource
 
 
 def read_fx_nodes(model: ir.Model) -> dict[ir.Node, Found]:
@@ -96,12 +96,12 @@ def read_fx_nodes(model: ir.Model) -> dict[ir.Node, Found]:
                 by_name = {other.name: other for other in fx_node.graph.nodes}
         stacks: dict[Any, Stack] = {}
         for node in graph:
-            fx_node, source, evidence = node.meta.get(FX_NODE), Source.FX_NODE, Evidence.EXACT
+            fx_node, source, evidence = node.meta.get(FX_NODE), CallSource.FX_NODE, Evidence.EXACT
             if fx_node is None and by_name:
                 scopes = _literal_list(node.metadata_props.get(_NAME_SCOPES))
                 names = [scopes[-1] if scopes else "", *(value.name or "" for value in node.outputs)]
                 fx_node = next((by_name[name] for name in names if name in by_name), None)
-                source, evidence = Source.FX_NAME, Evidence.DERIVED
+                source, evidence = CallSource.FX_NAME, Evidence.DERIVED
             if fx_node is not None and fx_node not in stacks:
                 stacks[fx_node] = _fx_stack(fx_node.meta.get("nn_module_stack") or {})
             if fx_node is not None and stacks[fx_node]:
@@ -126,19 +126,19 @@ def read_metadata(model: ir.Model) -> dict[ir.Node, Found]:
     for node in all_nodes(model):
         properties = node.metadata_props
         if stack := _torch_stack(properties):
-            found[node] = Found(stack, Evidence.DERIVED, Source.TORCH_METADATA)
+            found[node] = Found(stack, Evidence.DERIVED, CallSource.TORCH_METADATA)
         elif namespace := properties.get(NAMESPACE):
             parts = [part.partition(": ") for part in namespace.split("/")]
             if all(separator for _, separator, _ in parts):  # as torch.onnx writes it; the last is the operator
                 if stack := _with_identities(_scope(path, name) for path, _, name in parts[:-1]):
-                    found[node] = Found(stack, Evidence.DERIVED, Source.NAMESPACE)
+                    found[node] = Found(stack, Evidence.DERIVED, CallSource.NAMESPACE)
             elif _NAME_SCOPES not in properties:
                 plain[node] = namespace.split("/")
     roots = {segments[0] for segments in plain.values()}
     for node, segments in plain.items():
         below = segments[1:] if len(roots) == 1 else segments
         root = Scope("", class_name=segments[0] if len(roots) == 1 else "")
-        found[node] = Found(_segment_stack(root, below), Evidence.DERIVED, Source.NAMESPACE)
+        found[node] = Found(_segment_stack(root, below), Evidence.DERIVED, CallSource.NAMESPACE)
     return found
 
 
@@ -160,7 +160,7 @@ def _segment_stack(root: Scope, segments: Iterable[str]) -> Stack:
 
 
 def _with_identities(scopes: Iterable[Scope]) -> Stack:
-    """Calls of one module in different calls are different calls; more cannot be told from paths."""
+    """Tell calls of one module apart by the calls that they ran in; paths alone do not tell more."""
     stack: list[Scope] = []
     for scope in scopes:
         above = tuple(other.path for other in stack)

@@ -1,15 +1,15 @@
-"""The stack of modules of a node, from the names that the TorchScript exporter gives to nodes and values.
+"""Read the stack of modules of a node from the names that the TorchScript exporter gives to nodes and values.
 
 A node is called ``/encoder/layer.0/attention/MatMul_1`` and its value ``/encoder/layer.0/attention/MatMul_1_output_0``:
-a part for each module that was running, then the operator. Classes are not told, and three more things have to be
-found out. The source of these names is ``torch/csrc/jit/passes/onnx/naming.cpp``, as of torch 2.13.
+a part for each module that was running, then the operator. The names do not contain classes, and three more things
+have to be worked out. The source of these names is ``torch/csrc/jit/passes/onnx/naming.cpp``, as of torch 2.13.
 
-- A part is the last name in the module's path with the numbers behind it: ``layer.0``, whether it was called by
-  ``encoder`` or by ``encoder.layer``, and ``query``, whatever ``ModuleDict`` it lies in. The names of parameters, which
-  are whole, decide; where there are none, the numbers of a part that begins like the part above are taken for its own.
-- The second call of a module that has operations of its own is told by a number behind the last part
+- A part is the last name in the module's path with the numbers after it: ``layer.0``, whether ``encoder`` or
+  ``encoder.layer`` called it, and ``query``, whichever ``ModuleDict`` it is in. The names of parameters, which are
+  complete, decide; without them, numbers after a part that begins like the part above belong to that part's path.
+- The second call of a module that has operations of its own has a number after the last part
   (``/encoder/shared_1/MatMul``), but an attribute may be called ``shared_1`` as well.
-- The numbers of the calls around it are not told.
+- The names do not contain the numbers of the calls around it.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ import onnx_ir as ir
 
 from modelexport.core.owners import Evidence
 from modelexport.graph.nodes import all_nodes, initializers
-from modelexport.lineage.exporters.stacks import Found, Scope, Source
+from modelexport.lineage.exporters.stacks import CallSource, Found, Scope
 
 _NUMBERED = re.compile(r"(.+)_(\d+)")
 _VALUE = re.compile(r"(/.*)?/[^/]+_output_\d+")
 
 _Parts = tuple[str, ...]
-"""What a name says of the modules that were running, from the root down."""
+"""The parts of a name for the modules that were running, from the root down."""
 
 
 def read_scoped_names(model: ir.Model) -> dict[ir.Node, Found]:
@@ -135,7 +135,7 @@ class _Calls:
             stack.append(Scope(path, index=told, identity=(parts, index)))
         repeated = any(self.counts[module[:end]] > 1 for end in range(1, len(module) + 1))
         evidence = Evidence.INFERRED if repeated else Evidence.DERIVED
-        return Found(tuple(reversed(stack)), evidence, Source.NODE_NAMES)
+        return Found(tuple(reversed(stack)), evidence, CallSource.NODE_NAMES)
 
 
 def _tail(path: str) -> str:

@@ -13,7 +13,7 @@ import onnx_ir as ir
 from modelexport.core.calls import CallTree, ModuleCall
 from modelexport.core.tags import CallTags
 from modelexport.errors import OutputError
-from modelexport.files.atomic import check_writable, written_together
+from modelexport.files.atomic import Replacement, check_writable
 from modelexport.format import documents
 from modelexport.graph.nodes import all_nodes, nested_graphs
 from modelexport.graph.owners import owner_of
@@ -95,20 +95,16 @@ def check_dag_directory(directory: Path) -> None:
     check_writable(directory / "DAG files" if directory.is_dir() else directory)
 
 
-def write_dag_files(directory: Path, dags: Mapping[str, documents.Dag]) -> None:
-    """Write each entry of ``NAME.dag.json`` into a file of its own. The folder is made if need be.
+def write_dag_files(replacement: Replacement, directory: Path, dags: Mapping[str, documents.Dag]) -> None:
+    """Write each entry of ``NAME.dag.json`` into a file of its own, to be moved with the others.
 
     Raises:
-        OutputError: The files cannot be written. What was there before is still there.
+        OutputError: The folder is not there and cannot be made.
     """
     encode = msgspec.json.Encoder().encode
-    try:
-        directory.mkdir(exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"cannot make the folder {directory}: {error.strerror or error}") from error
-    with written_together(directory) as staging:
-        for tag, dag in dags.items():
-            (staging / dag_file_name(tag)).write_bytes(encode(dag) + b"\n")
+    staging = replacement.folder(directory, make=True)
+    for tag, dag in dags.items():
+        (staging / dag_file_name(tag)).write_bytes(encode(dag) + b"\n")
 
 
 def dag_file_name(tag: str) -> str:

@@ -11,9 +11,11 @@ import msgspec
 import onnx_ir as ir
 
 from modelexport.errors import FileFormatError
+from modelexport.files.wire import read_properties
 from modelexport.format import documents, keys
 from modelexport.format.call_tree import unknown_version
 from modelexport.graph.owners import owner_of
+from modelexport.tagged.documents.belonging import check_documents, read_document
 
 T = TypeVar("T")
 _MISSING = "missing"
@@ -26,28 +28,29 @@ def load_hierarchy(path: str | Path) -> documents.Hierarchy:
         FileFormatError: It is missing, is another document, or has an unknown format version.
     """
     path = Path(path)
-    version = _decode(path, _Versioned).format_version
+    content = read_document(path)
+    version = _decode(path, content, _Versioned).format_version
     if version not in keys.READ_VERSIONS:
         raise unknown_version(path, version)
-    return _decode(path, documents.Hierarchy)
+    return _decode(path, content, documents.Hierarchy)
 
 
 def load_dag(path: str | Path) -> dict[str, documents.Dag]:
     """Read ``NAME.dag.json``: tag to operations and edges.
 
     Raises:
-        FileFormatError: It is missing, or is another document.
+        FileFormatError: It is missing, is another document, or is not of the model beside it.
     """
-    return _decode(Path(path), dict[str, documents.Dag])
+    return _decode(Path(path), _checked(Path(path)), dict[str, documents.Dag])
 
 
 def load_operations(path: str | Path) -> dict[str, documents.Operation]:
     """Read ``NAME.operations.json``: the name of a node or an initializer to what it is.
 
     Raises:
-        FileFormatError: It is missing, or is another document.
+        FileFormatError: It is missing, is another document, or is not of the model beside it.
     """
-    return _decode(Path(path), dict[str, documents.Operation])
+    return _decode(Path(path), _checked(Path(path)), dict[str, documents.Operation])
 
 
 def check_same_calls(path: Path, sidecar: documents.Hierarchy, calls: Sequence[documents.CallTreeEntry]) -> None:
@@ -97,10 +100,18 @@ class _Versioned(msgspec.Struct):
     format_version: str
 
 
-def _decode(path: Path, kind: type[T]) -> T:
+def _checked(path: Path) -> bytes:
+    """The content of a document that has no version and no identity of its own: the model beside it has."""
+    content = read_document(path)
+    suffix = next((end for end in keys.DESCRIBING_SUFFIXES if path.name.endswith(end)), None)
+    model = path.with_name(path.name.removesuffix(suffix or "") + ".onnx")
+    if suffix is not None and model.is_file():
+        check_documents(model, read_properties(model), [suffix])
+    return content
+
+
+def _decode(path: Path, content: bytes, kind: type[T]) -> T:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
-    except OSError as error:
-        raise FileFormatError(f"cannot read {path}: {error.strerror or error}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        return msgspec.json.decode(content, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise FileFormatError(f"{path} is damaged or another document ({error}): export it again") from error

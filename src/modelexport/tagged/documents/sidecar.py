@@ -20,7 +20,7 @@ from modelexport.format.dtypes import dtype_name
 from modelexport.graph.boundaries import CallBoundary, find_boundaries, match_values
 from modelexport.graph.nodes import all_nodes, initializers
 from modelexport.graph.owners import owner_of
-from modelexport.graph.snapshot import Source
+from modelexport.graph.snapshot import SourceGraph
 from modelexport.tagged.encodings.metadata import initializer_tags
 from modelexport.weights.origins import Origin
 
@@ -31,7 +31,7 @@ def hierarchy_document(
     *,
     name: str,
     model: ir.Model,
-    source: Source,
+    source: SourceGraph,
     tree: ModuleTree,
     calls: CallTree,
     values: Mapping[Port, ir.Value],
@@ -128,7 +128,7 @@ def _boundary(boundary: CallBoundary) -> documents.Boundary:
 
 
 def _modules(
-    model: ir.Model, source: Source, tree: ModuleTree, calls: CallTree, tags: Tags, comparison: Comparison
+    model: ir.Model, source: SourceGraph, tree: ModuleTree, calls: CallTree, tags: Tags, comparison: Comparison
 ) -> list[documents.ModuleEntry]:
     executed = Counter(traced.call.path for traced in calls)
     with_nodes = _paths_with(calls, _owners(model))

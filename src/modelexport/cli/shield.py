@@ -1,0 +1,148 @@
+"""What stands between a command and its surroundings: signals, standard input, and the terminal that it prints to."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from typing import TextIO
+
+from modelexport.core.text import printable
+
+
+class Interrupted(BaseException):
+    """A signal asked the command to end. Not an ``Exception``: nobody but the command line may catch it."""
+
+    line = "interrupted; nothing was written"
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.status = 130 if number == signal.SIGINT else 2
+        """What a shell expects of Ctrl-C, so that a loop around the command ends as well; and 2 otherwise."""
+
+
+@contextlib.contextmanager
+def shielded() -> Iterator[None]:
+    """Inside: signals raise :class:`Interrupted`, standard input is empty, and nothing printed controls a terminal."""
+    with _signals(), _no_input(), _quiet_readers(), _printable(sys.stdout) as out, _printable(sys.stderr) as err:
+        before = sys.stdout, sys.stderr
+        sys.stdout, sys.stderr = out, err
+        try:
+            yield
+        finally:
+            sys.stdout, sys.stderr = before
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    names = [name for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    numbers = [getattr(signal, name) for name in names]
+    # `nohup` has SIGHUP ignored, and so it stays.
+    before = {number: signal.getsignal(number) for number in numbers if signal.getsignal(number) != signal.SIG_IGN}
+
+    def interrupt(number: int, frame: object) -> None:
+        for other in before:  # the first one ends the command, and a second must not disturb that
+            signal.signal(other, signal.SIG_IGN)
+        raise Interrupted(number)
+
+    for number in before:
+        signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _no_input() -> Iterator[None]:
+    """Nothing that a library asks can be answered: not by a person, and not by ``yes |``."""
+    before = sys.stdin
+    with open(os.devnull, encoding="utf-8") as nothing:  # noqa: PTH123 - it is not a file
+        sys.stdin = nothing
+        saved = None
+        try:
+            with contextlib.suppress(OSError):
+                saved = os.dup(0)
+                os.dup2(nothing.fileno(), 0)
+            yield
+        finally:
+            sys.stdin = before
+            if saved is not None:
+                os.dup2(saved, 0)
+                os.close(saved)
+
+
+@contextlib.contextmanager
+def _quiet_readers() -> Iterator[None]:
+    """What onnx_ir logs of a damaged file, the error says; without a handler Python prints it."""
+    nowhere = logging.NullHandler()
+    logger = logging.getLogger("onnx_ir")
+    logger.addHandler(nowhere)
+    try:
+        yield
+    finally:
+        logger.removeHandler(nowhere)
+
+
+class _Printable(io.TextIOBase):
+    """A stream that writes what can be printed to another one."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self.raw_stream = stream
+        """For what is meant to control a terminal."""
+
+    def write(self, text: str) -> int:
+        shown = printable(text)
+        encoding = self._stream.encoding or "utf-8"
+        self._stream.write(shown.encode(encoding, "backslashreplace").decode(encoding))
+        return len(text)
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+    def close(self) -> None:
+        """Do nothing: the collector closes what it finds, and the stream is not ours."""
+
+    def isatty(self) -> bool:
+        return self._stream.isatty()
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    def writable(self) -> bool:
+        return True
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self._stream.encoding
+
+    @property
+    def errors(self) -> str | None:  # type: ignore[override]
+        return self._stream.errors
+
+    @property
+    def buffer(self) -> object:
+        return self._stream.buffer
+
+
+@contextlib.contextmanager
+def _printable(stream: TextIO) -> Iterator[TextIO]:
+    shown = _Printable(stream)
+    yield shown  # type: ignore[misc]
+    with contextlib.suppress(BrokenPipeError, ValueError):
+        stream.flush()
+
+
+def raw(stream: TextIO) -> TextIO:
+    """The stream behind one that shows control characters, for what is meant to control the terminal."""
+    return stream.raw_stream if isinstance(stream, _Printable) else stream

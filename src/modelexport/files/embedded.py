@@ -1,0 +1,78 @@
+"""Weights inside a model file, read one at a time; the file is open while its model is in use."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+from pathlib import Path
+from typing import BinaryIO
+
+import onnx
+import onnx_ir as ir
+
+from modelexport.errors import FileFormatError
+from modelexport.files.regular import open_regular
+
+
+class OpenFile:
+    """A file that is mapped into memory while its model is in use, and again when a tensor of it is read later.
+
+    A mapping holds a file descriptor, of which a process has about a thousand.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with open_regular(path) as file:
+            state = os.fstat(file.fileno())
+            self._identity = (state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns)
+            self._mapped: mmap.mmap | None = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+    @property
+    def data(self) -> mmap.mmap:
+        """The bytes.
+
+        Raises:
+            FileFormatError: It was closed, and the file has been replaced since.
+        """
+        if self._mapped is None:
+            with open_regular(self.path) as file:
+                state = os.fstat(file.fileno())
+                if (state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns) != self._identity:
+                    raise FileFormatError(f"{self.path} has been replaced since it was read: read it again")
+                self._mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        return self._mapped
+
+    def close(self) -> None:
+        """Give the file descriptor back."""
+        mapped, self._mapped = self._mapped, None
+        if mapped is not None:
+            with contextlib.suppress(BufferError):  # somebody writes from it at this moment
+                mapped.close()
+
+
+class EmbeddedTensor(ir.LazyTensor):
+    """An initializer that is read from its file each time that it is asked for."""
+
+    def __init__(self, file: OpenFile, place: range, tensor: ir.TensorProtocol) -> None:
+        def read() -> ir.TensorProtocol:
+            raw = file.data[place.start : place.stop]
+            proto = onnx.TensorProto(name=tensor.name or "", data_type=tensor.dtype, dims=shape.numpy(), raw_data=raw)
+            return ir.serde.deserialize_tensor(proto)
+
+        shape = ir.Shape(tensor.shape.numpy())
+        super().__init__(
+            read,
+            tensor.dtype,
+            shape,
+            name=tensor.name,
+            doc_string=tensor.doc_string,
+            metadata_props=dict(tensor.metadata_props),
+        )
+        self.place = place
+        """The bytes in the file."""
+        self._file = file
+
+    def tofile(self, file: BinaryIO) -> None:
+        with memoryview(self._file.data) as view:
+            file.write(view[self.place.start : self.place.stop])

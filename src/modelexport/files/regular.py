@@ -1,0 +1,86 @@
+"""Opening files that others named: only regular ones, of a size that is expected, without waiting for a writer."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from modelexport.errors import FileFormatError
+
+_BLOCK = 16 * 2**20
+
+
+@contextlib.contextmanager
+def open_regular(path: Path) -> Iterator[BinaryIO]:
+    """An open file, which is neither a folder, a FIFO, a socket nor a device; symbolic links are followed.
+
+    Raises:
+        FileFormatError: It is one of these, is not there, or cannot be read.
+    """
+    try:
+        # Opening a FIFO without this flag waits until somebody writes to it.
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    except (OSError, ValueError) as error:
+        if isinstance(error, FileNotFoundError):
+            raise FileFormatError(f"there is no file {path}") from error
+        raise FileFormatError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+    with os.fdopen(descriptor, "rb") as file:
+        mode = os.fstat(file.fileno()).st_mode
+        if not stat.S_ISREG(mode):
+            raise FileFormatError(f"{path} is not a regular file but {_kind(mode)}: give a file")
+        yield file
+
+
+def read_regular(path: Path, limit: int) -> bytes:
+    """The bytes of a file.
+
+    Raises:
+        FileFormatError: It is not a regular file, cannot be read, or has more than ``limit`` bytes.
+    """
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > limit:
+            raise FileFormatError(f"{path} has {size:,} bytes, and at most {limit:,} are read: it is damaged")
+        try:
+            return file.read(limit + 1)
+        except OSError as error:
+            raise FileFormatError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def file_digest(path: Path) -> str:
+    """The SHA-256 of a file, in hexadecimal.
+
+    Raises:
+        FileFormatError: It is not a regular file or cannot be read.
+    """
+    with open_regular(path) as file:
+        digest = hashlib.sha256()
+        while block := file.read(_BLOCK):
+            digest.update(block)
+        return digest.hexdigest()
+
+
+def _kind(mode: int) -> str:
+    kinds = {
+        stat.S_IFDIR: "a folder",
+        stat.S_IFIFO: "a FIFO",
+        stat.S_IFSOCK: "a socket",
+        stat.S_IFCHR: "a device",
+        stat.S_IFBLK: "a device",
+        stat.S_IFLNK: "a symbolic link",
+    }
+    return kinds.get(stat.S_IFMT(mode), "something else")
+
+
+def what_it_is(path: Path) -> str | None:
+    """What stands at a path, in words, if it is not a regular file; ``None`` if it is one, or nothing is there."""
+    try:
+        mode = os.lstat(path).st_mode
+    except OSError:
+        return None
+    return None if stat.S_ISREG(mode) else _kind(mode)

@@ -1,0 +1,34 @@
+"""Whether the attributes of two nodes are equal, or may be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import onnx_ir as ir
+
+_BY_IDENTITY = (ir.AttributeType.TENSOR, ir.AttributeType.GRAPH, ir.AttributeType.TENSORS, ir.AttributeType.GRAPHS)
+_PLAIN = (
+    ir.AttributeType.INT,
+    ir.AttributeType.INTS,
+    ir.AttributeType.FLOAT,
+    ir.AttributeType.FLOATS,
+    ir.AttributeType.STRING,
+    ir.AttributeType.STRINGS,
+)
+
+
+def are_equal(one: Mapping[str, ir.Attr], other: Mapping[str, ir.Attr]) -> bool:
+    """Whether attributes are known to be equal; tensors and graphs are where they are the same object."""
+    return one.keys() == other.keys() and all(
+        attribute is other[name] or (attribute.type not in _BY_IDENTITY and attribute.value == other[name].value)
+        for name, attribute in one.items()
+    )
+
+
+def may_be_equal(one: Mapping[str, ir.Attr], other: Mapping[str, ir.Attr]) -> bool:
+    """Whether attributes do not contradict each other: a node may leave out those that have their default."""
+    return all(
+        attribute.type != other[name].type or attribute.value == other[name].value
+        for name, attribute in one.items()
+        if name in other and attribute.type in _PLAIN and not attribute.is_ref()
+    )

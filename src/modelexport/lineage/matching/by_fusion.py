@@ -1,0 +1,90 @@
+"""Match what makes the inputs of a fused node: it takes what the source nodes inside it took."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+
+import onnx
+import onnx_ir as ir
+
+from modelexport.lineage.matching.state import CHAIN, REGION, Matching, computed_inputs
+
+MOVES = frozenset({"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
+"""Operators of ONNX that compute nothing. Tools remove them, or move them to another place."""
+
+
+def match_by_fusion(state: Matching, node: ir.Node) -> None:
+    """Match what makes the inputs of a fused node, where their names are not those of the source.
+
+    Case: the ``QLinearConv`` of a quantizer takes what the ``Conv`` inside it took, and the node before it, whose value
+    has a new name, makes that.
+    """
+    for index in list(state.matches.get(node, ())):
+        if node not in state.approximate and node.op_identifier() == state.source.nodes[index].op:
+            continue
+        unknown = [(i, v) for i, v in enumerate(node.inputs) if v is not None and not state.has_known_maker(v)]
+        core = find_core(state, node, index) if unknown else None
+        if core is None:
+            continue
+        taken = _computed_names(state, core)
+        positions = state.source.nodes[core].inputs
+        for position, value in unknown:
+            name = taken[0] if len(taken) == 1 else positions[position] if position < len(positions) else None
+            producer = value.producer()
+            if producer is None or name not in state.source.producer or core in state.matches.get(producer, ()):
+                continue
+            made_at, name = _before_moves(state, producer, name)
+            if name not in state.values:
+                state.record_output(producer, value, made_at, name)
+
+
+def find_core(state: Matching, node: ir.Node, index: int) -> int | None:
+    """The source node that took what a fused node takes: one whose operator is in its name, or whose parameter it has.
+
+    Args:
+        index: A source node that the fused one replaces; the search goes back from there.
+    """
+    count = len(computed_inputs(node))
+    inside = _operators_in(node.op_type)
+    held: dict[str, int] = {}
+    first: int | None = None
+    for core in state.region([index], REGION):
+        if len(_computed_names(state, core)) != count:
+            continue
+        operator = state.source.nodes[core].op[1]
+        if operator in inside:
+            held.setdefault(operator, core)
+        if first is None and count == 1 and core in state.parameters_of.get(node, ()):
+            first = core
+    return min(held.values()) if held else first
+
+
+def _computed_names(state: Matching, index: int) -> list[str]:
+    """What a source node takes, constants left out."""
+    return [name for name in state.source.nodes[index].inputs if name and name not in state.source.constant]
+
+
+def _before_moves(state: Matching, node: ir.Node, name: str) -> tuple[int, str]:
+    """The source value that a node makes, where another is expected that may be it in another shape, layout or type.
+
+    Case: a quantizer removes the ``Transpose`` between two nodes, so that the second takes the output of the first.
+    """
+    made_at = state.source.producer[name]
+    for _ in range(CHAIN):
+        before = state.source.nodes[made_at]
+        moved = before.inputs[0] if before.inputs else None
+        if before.op[1] not in MOVES or before.op == node.op_identifier() or moved not in state.source.producer:
+            break
+        if moved is None or moved in state.values:
+            break
+        made_at, name = state.source.producer[moved], moved
+    return made_at, name
+
+
+@cache
+def _operators_in(op_type: str) -> frozenset[str]:
+    """The standard operators in the name of another: of ``FusedMatMul`` it is ``MatMul``, and not ``Mul``."""
+    standard = {schema.name for schema in onnx.defs.get_all_schemas()}
+    inside = {name for name in standard if name in op_type and not re.match("QLinear|.*Integer", name)}
+    return frozenset(name for name in inside if not any(name in other for other in inside - {name}))

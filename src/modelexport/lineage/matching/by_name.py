@@ -1,0 +1,71 @@
+"""Match values that kept their names, and values whose names were made from one.
+
+Cases: every tool keeps most names of values. Quantizers, ONNX Runtime's layouts and its transformer optimiser name what
+they add after what it is made from: ``linear_3_quantized``, ``reorder_token_13``, ``node_MatMul_46/MatMulAddFusion``.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from modelexport.lineage.matching.state import NEAR, Matching
+
+
+def name_given_values(state: Matching) -> None:
+    """Name the graph's inputs and initializers: those with a name of the source, or with one made from such a name.
+
+    Case: ``weight_quantized``, ``weight_scale`` and ``weight_zero_point`` of a quantizer are variants of ``weight``.
+    """
+    for value in (*state.changed.graph.inputs, *state.initializers):
+        name = value.name or ""
+        if name in state.source.names:
+            state.record_value(name, value)
+        elif (original := state.originals.find(name)) is not None:
+            state.record_variant(original, value)
+
+
+def match_by_name(state: Matching, node: ir.Node) -> None:
+    """Match a node that makes a value with a name of the source with the source node that makes that value.
+
+    Case: every node that a tool did not touch, and every fused node that makes the last value of what was fused. With
+    several outputs the source node that comes last in the graph counts: the others were fused into this one.
+    """
+    producer = state.source.producer
+    made = [producer[name] for value in node.outputs if (name := value.name or "") in producer]
+    if made:
+        state.record_match(node, max(made))
+
+
+def match_by_derived_name(state: Matching, node: ir.Node) -> None:
+    """Match a node whose output, or which itself, is named after a value of the source: it makes a variant of it.
+
+    Case: ``QuantizeLinear`` that makes ``linear_3_quantized``. The name counts only where the node takes something that
+    the value is computed from, or the value itself: two tools may number their values in the same way, so that
+    ``_inlfunc_linear`` of one layer seems to be named after the ``linear`` of another.
+    """
+    if node in state.matches:
+        return
+    for position, value in enumerate(node.outputs):
+        names = (value.name, node.name) if position == 0 else (value.name,)
+        for original in state.originals.candidates(*names) if value not in state.names else ():
+            index = state.source.producer.get(original)
+            if index is None:  # named after an input or initializer: it belongs to the nodes that it leads to
+                if any(state.names.get(used) == original for used in node.inputs if used is not None):
+                    state.record_variant(original, value)
+                    break
+            elif _takes_part_of(state, node, original, index):
+                state.record_variant(original, value)
+                state.matches.setdefault(node, [index])
+                state.approximate.add(node)
+                break
+
+
+def _takes_part_of(state: Matching, node: ir.Node, original: str, index: int) -> bool:
+    """Whether a node takes a source value, or something nearby that the value is computed from."""
+    constant, users = state.source.constant, state.source.users
+    taken = {name for value in node.inputs if (name := state.passed_on(value)) is not None}
+    # A constant that several nodes take does not tell which of them this is.
+    telling = {name for name in taken if name not in constant or len(users.get(name, ())) == 1}
+    if not telling or original in telling:
+        return bool(telling)
+    return any(not telling.isdisjoint(before.inputs) for before in state.behind(index, NEAR))

@@ -1,0 +1,67 @@
+"""Match nodes with the source nodes whose parameters they take."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from modelexport.graph.nodes import consumers
+from modelexport.lineage.matching.state import NEAR, REGION, Matching, is_same_operation
+
+
+def match_by_parameter(state: Matching, node: ir.Node) -> None:
+    """Match a node that takes a parameter, or a variant of it, with the source node that takes that parameter.
+
+    Case: ``BiasGelu`` and ``SkipLayerNormalization`` of ``onnxruntime.transformers``, into which the bias of the layer
+    before was fused, and ``Gemm`` nodes that OnnxSlim and onnxsim made: their outputs have new names, their parameters
+    those of the source. If several nodes take the parameter (a module that is called twice), the one that was lost
+    around this node counts.
+    """
+    if node not in state.approximate and state.is_exact(node):
+        return
+    if all(value is None or state.is_constant(value) for value in node.inputs):
+        return
+    replaced = state.matches.get(node, [])
+    found = [index for index in _users_of_parameters(state, node) if index not in replaced]
+    if not found:
+        return
+    state.parameters_of[node] = found
+    first = max(found)
+    before = state.source.nodes[first]
+    if not replaced:
+        if is_same_operation(node, before) and set(found) == {first} and state.shares_input(node, before):
+            state.record_match(node, first)
+            return
+        state.approximate.add(node)
+    if node.outputs[0] not in state.names:
+        state.record_variant(before.outputs[0], node.outputs[0])
+    state.matches[node] = sorted({*replaced, *found}, reverse=True)
+
+
+def _users_of_parameters(state: Matching, node: ir.Node) -> list[int]:
+    """The source nodes that take what a node takes, one for each parameter for which it can be told."""
+    found: list[int] = []
+    around: set[int] | None = None
+    for value in node.inputs:
+        name = state.names.get(value) if value is not None and value.is_initializer() else None
+        if value is None or name is None or name not in state.source.initializers:
+            continue
+        users = state.source.users.get(name, ())
+        if len(users) != 1 or len(value.uses()) != 1:
+            around = _lost_around(state, node) if around is None else around
+            users = [user for user in users if user in around]
+        if len(users) == 1:
+            found.append(users[0])
+    return found
+
+
+def _lost_around(state: Matching, node: ir.Node) -> set[int]:
+    """The source nodes that are lost where a node is: behind it, or behind the next nodes that are matched."""
+    known = list(state.matches.get(node, ()))
+    pending, seen = [node], {node}
+    while pending and not known and len(seen) <= NEAR:
+        for user in consumers(pending.pop(), state.enclosing):
+            known.extend(state.matches.get(user, ()))
+            if user not in state.matches and user not in seen:
+                seen.add(user)
+                pending.append(user)
+    return set(state.region(known, REGION))

@@ -1,0 +1,104 @@
+"""Match what makes the inputs of a matched node: what it takes in the place of a source value is that value."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from modelexport.graph.snapshot import SourceNode
+from modelexport.lineage.attributes import are_equal, may_be_equal
+from modelexport.lineage.matching.state import Matching
+
+
+def match_by_position(state: Matching, node: ir.Node) -> None:
+    """Match what makes the inputs of a node that is known, where their names are not those of the source.
+
+    Cases: values that a tool renamed; nodes that were fused, whose value has a new name; and, for values that have
+    names of the source themselves, those of :func:`_settle_names`.
+    """
+    if node in state.approximate:
+        return
+    for index in list(state.matches.get(node, ())):
+        before = state.source.nodes[index]
+        if node.op_identifier() == before.op:
+            _match_inputs(state, node, before)
+
+
+def _match_inputs(state: Matching, node: ir.Node, before: SourceNode) -> None:
+    if len(node.inputs) != len(before.inputs) or not may_be_equal(node.attributes.data, before.attributes):
+        return
+    differing = [
+        (value, name)
+        for value, name in zip(node.inputs, before.inputs, strict=True)
+        if value is not None and name is not None and state.names.get(value) != name
+    ]
+    for value, name in differing:
+        if value.is_initializer():
+            _match_initializer(state, value, name)
+        elif name in state.source.producer and name not in state.values:
+            _match_computed(state, value, name, alone=len(differing) == 1)
+
+
+def _match_initializer(state: Matching, value: ir.Value, name: str) -> None:
+    """An initializer in the place of another.
+
+    Cases: onnxscript merges equal initializers, OnnxSlim gives them new names.
+    """
+    tensor = state.source.initializers.get(name)
+    if tensor is None or value.const_value is None or tensor.size != value.const_value.size:
+        return
+    if value not in state.names:
+        state.names[value] = name
+        state.values.setdefault(name, value)
+    elif name not in state.values and name not in state.merged[value]:
+        state.merged[value].append(name)
+
+
+def _match_computed(state: Matching, value: ir.Value, name: str, *, alone: bool) -> None:
+    """A computed value, or an input of the graph, in the place of a source value that is not known yet.
+
+    Args:
+        alone: Whether every other input of the node is the one of the source.
+    """
+    producer = value.producer()
+    if producer is None:
+        if alone and state.shape_of(value) == state.source.shape_of(name):
+            state.values[name] = value  # the source nodes between the two returned what they took, and were removed
+    elif not state.has_known_maker(value):
+        state.record_output(producer, value, state.source.producer[name], name)
+    elif name not in state.variants:
+        _settle_names(state, value, producer, name, alone=alone)
+
+
+def _settle_names(state: Matching, value: ir.Value, producer: ir.Node, name: str, *, alone: bool) -> None:
+    """A value that has the name of one source value in the place of another. There are three cases.
+
+    1. A name that stayed while the value changed: ONNX Runtime folds a ``BatchNormalization`` into a ``Conv``, whose
+       output keeps its name, and is now the output of the normalization.
+    2. Equal nodes that became one, as ONNX Runtime does: the node replaces both.
+    3. Source nodes that returned what they took (``Identity``, ``Cast`` to the same type), and were removed.
+    """
+    index = state.source.producer[name]
+    replaced = state.matches.get(producer, [])
+    first = state.source.nodes[replaced[0]] if replaced else None
+    other = state.source.nodes[index]
+    if first is not None and _takes_new_parameter(state, producer, first):
+        state.values.pop(state.names[value], None)
+        state.record_output(producer, value, index, name)
+    elif first is not None and first.op == other.op == producer.op_identifier():
+        if are_equal(first.attributes, other.attributes) or may_be_equal(producer.attributes.data, other.attributes):
+            if index not in replaced:
+                replaced.append(index)
+            state.values[name] = value
+    elif alone and state.source.shape_of(name) == state.shape_of(value):
+        state.values[name] = value
+
+
+def _takes_new_parameter(state: Matching, node: ir.Node, before: SourceNode) -> bool:
+    """Whether a node takes an initializer without a name of the source, where the source node took one or nothing."""
+    return any(
+        value.is_initializer()
+        and value not in state.names
+        and (i >= len(before.inputs) or before.inputs[i] is None or before.inputs[i] in state.source.initializers)
+        for i, value in enumerate(node.inputs)
+        if value is not None
+    )

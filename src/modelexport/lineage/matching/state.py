@@ -1,0 +1,173 @@
+"""What is known so far of how a changed graph comes from a tagged one: the state that all matchers read and write."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import onnx_ir as ir
+
+from modelexport.graph.nodes import all_nodes, initializers
+from modelexport.graph.snapshot import SourceGraph, SourceNode
+from modelexport.lineage.matching.original_names import OriginalNames
+from modelexport.lineage.ownership import enclosing_nodes
+
+# Each search is bounded, so that the whole takes time linear in nodes. Measured on 330 files (22 models, 15 tools): the
+# smallest bound that changes no owner. Larger ones change none either; these leave room for other tools.
+NEAR = 16
+"""Nodes to search around a node for those that it is connected with (measured: 8)."""
+CHAIN = 4
+"""Casts, reshapes and the like to look through, one behind the other (measured: 2)."""
+REGION = 200
+"""Source nodes to search where one node replaces many (measured: 16)."""
+
+
+@dataclass
+class Matching:
+    """A changed graph, the source graph that it was made of, and which of its nodes and values are which."""
+
+    source: SourceGraph
+    changed: ir.Model
+    matches: dict[ir.Node, list[int]] = field(default_factory=dict)
+    """Changed node to the source nodes that it replaces; the one that makes its output first."""
+    approximate: set[ir.Node] = field(default_factory=set)
+    """Matched nodes that make a variant of the source node's value: quantized, cast, or in another layout."""
+    names: dict[ir.Value, str] = field(default_factory=dict)
+    """Changed value to the name of the source value that it is, or is a variant of."""
+    values: dict[str, ir.Value] = field(default_factory=dict)
+    """Name of a source value to the changed value that it is; variants are not here."""
+    variants: set[str] = field(default_factory=set)
+    """Source values of which the changed graph has a variant."""
+    merged: dict[ir.Value, list[str]] = field(default_factory=lambda: defaultdict(list))
+    """Changed initializer to the other source initializers that it replaces."""
+    parameters_of: dict[ir.Node, list[int]] = field(default_factory=lambda: defaultdict(list))
+    """Changed node to the source nodes whose parameters it takes."""
+
+    @cached_property
+    def nodes(self) -> list[ir.Node]:
+        """Every node of the changed graph, nested graphs included."""
+        return list(all_nodes(self.changed))
+
+    @cached_property
+    def initializers(self) -> list[ir.Value]:
+        """The initializers of the changed graph and of nested graphs."""
+        return list(initializers(self.changed))
+
+    @cached_property
+    def enclosing(self) -> Mapping[ir.Graph, ir.Node]:
+        """Each nested graph of the changed graph to the node that holds it."""
+        return enclosing_nodes(self.nodes)
+
+    @cached_property
+    def originals(self) -> OriginalNames:
+        """Finds the name of the source that a longer name was made from."""
+        return OriginalNames(self.source)
+
+    # --- what is known
+
+    def is_present(self, name: str) -> bool:
+        """Whether the changed graph has a source value, or a variant of it."""
+        return name in self.values or name in self.variants
+
+    def is_exact(self, node: ir.Node) -> bool:
+        """Whether a node is matched, and has the operator of the source node that makes its output."""
+        found = self.matches.get(node)
+        return found is not None and node.op_identifier() == self.source.nodes[found[0]].op
+
+    def has_known_maker(self, value: ir.Value) -> bool:
+        """Whether a value is given, or has a name that is not only that of a variant."""
+        producer = value.producer()
+        return producer is None or (value in self.names and producer not in self.approximate)
+
+    def is_constant(self, value: ir.Value) -> bool:
+        """Whether a value depends on initializers and constants alone, as far as is known."""
+        return value.is_initializer() or self.names.get(value) in self.source.constant
+
+    def shape_of(self, value: ir.Value) -> ir.Shape | None:
+        """The shape of a changed value, or else of the source value that it is."""
+        return value.shape if value.shape is not None else self.source.shape_of(self.names.get(value, ""))
+
+    def shares_input(self, node: ir.Node, before: SourceNode) -> bool:
+        """Whether a node takes something that a source node takes."""
+        return any(self.names.get(value) in before.inputs for value in node.inputs if value is not None)
+
+    def passed_on(self, value: ir.Value | None) -> str | None:
+        """The source name of a value, or of the value that new nodes with one input each made it of."""
+        for _ in range(CHAIN):
+            producer = value.producer() if value is not None else None
+            if value is None or value in self.names or producer is None or producer in self.matches:
+                break
+            inputs = computed_inputs(producer)
+            value = inputs[0] if len(inputs) == 1 else None
+        return self.names.get(value) if value is not None else None
+
+    def region(self, indices: Iterable[int], limit: int) -> list[int]:
+        """The source nodes behind these, as far as values that are present, last first; these are included.
+
+        Args:
+            indices: Where to begin.
+            limit: Go no further when more nodes than this are found.
+        """
+        constant = self.source.constant
+        return sorted(self._back(indices, limit, lambda name: name in constant or self.is_present(name)), reverse=True)
+
+    def behind(self, index: int, limit: int) -> Iterator[SourceNode]:
+        """A source node and those that it is computed from, nearest first, until there are more than a limit."""
+        return (self.source.nodes[other] for other in self._back([index], limit, lambda _: False))
+
+    def _back(self, indices: Iterable[int], limit: int, ends_at: Callable[[str], bool]) -> Iterator[int]:
+        nodes, producer = self.source.nodes, self.source.producer
+        found = list(dict.fromkeys(indices))
+        seen = set(found)
+        for index in found:  # which grows
+            yield index
+            if len(seen) > limit:
+                continue
+            for name in nodes[index].inputs:
+                if name is None or (made_at := producer.get(name)) is None or made_at in seen or ends_at(name):
+                    continue
+                seen.add(made_at)
+                found.append(made_at)
+
+    # --- what a matcher found
+
+    def record_value(self, name: str, value: ir.Value) -> None:
+        """A changed value is a source value."""
+        self.values[name] = value
+        self.names[value] = name
+
+    def record_variant(self, name: str, value: ir.Value) -> None:
+        """A changed value is a source value in another type, layout or shape."""
+        self.names[value] = name
+        self.variants.add(name)
+
+    def record_match(self, node: ir.Node, index: int) -> None:
+        """A node is a source node, and makes what that makes, under the same names or others."""
+        self.matches[node] = [index]
+        before = self.source.nodes[index]
+        pairs = list(zip(before.outputs, node.outputs, strict=False)) if is_same_operation(node, before) else []
+        pairs += [(value.name or "", value) for value in node.outputs if value.name in self.source.producer]
+        for name, value in pairs:
+            if value.name == name or (value not in self.names and name not in self.values):
+                self.record_value(name, value)
+
+    def record_output(self, node: ir.Node, value: ir.Value, index: int, name: str) -> None:
+        """A node makes the value of a source node, and so replaces it, whatever else it replaces."""
+        replaced = self.matches.setdefault(node, [])
+        if index not in replaced:
+            replaced.insert(0, index)
+        if is_same_operation(node, self.source.nodes[index]):
+            self.approximate.discard(node)
+        self.record_value(name, value)
+
+
+def is_same_operation(node: ir.Node, before: SourceNode) -> bool:
+    """Whether a node has the operator and the number of outputs of a source node."""
+    return node.op_identifier() == before.op and len(before.outputs) == len(node.outputs)
+
+
+def computed_inputs(node: ir.Node) -> list[ir.Value]:
+    """What a node takes, initializers left out."""
+    return [value for value in node.inputs if value is not None and not value.is_initializer()]

@@ -1,0 +1,37 @@
+"""Match the node that computes a value, where another node with one input has the value's name."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from modelexport.lineage.matching.by_fusion import find_core
+from modelexport.lineage.matching.state import CHAIN, Matching, computed_inputs
+
+
+def match_through_moves(state: Matching, node: ir.Node) -> None:
+    """Match the node that computes a value, where the node with the value's name only passes it on.
+
+    Case: a tool puts a node after another (a ``Cast``, a ``Transpose``), gives it the name of the value, and
+    renames what is before it now: ``quantize-dynamic`` on GPT-2's ``lm_head``, onnxsim on Whisper.
+    """
+    for index in list(state.matches.get(node, ())):
+        before = state.source.nodes[index]
+        if node not in state.approximate and node.op_identifier() == before.op:
+            continue
+        unknown = [value for value in node.inputs if value is not None and not state.has_known_maker(value)]
+        if len(unknown) != 1 or unknown[0] in state.names or find_core(state, node, index) is not None:
+            continue
+        value = unknown[0]
+        for _ in range(CHAIN):
+            producer = value.producer()
+            if producer is None or producer in state.matches:
+                break
+            if producer.op_identifier() == before.op and state.shares_input(producer, before):
+                state.matches[producer] = [index]
+                if len(producer.outputs) == len(before.outputs):
+                    state.names.update(zip(producer.outputs, before.outputs, strict=True))
+                break
+            inputs = computed_inputs(producer)
+            if len(inputs) != 1:
+                break
+            value = inputs[0]

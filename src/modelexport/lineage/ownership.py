@@ -1,0 +1,103 @@
+"""Owners of nodes: from what a matched node replaces, and for new nodes from the nodes around them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import onnx_ir as ir
+
+from modelexport.core.calls import ModuleCall
+from modelexport.core.owners import Evidence, Owner
+from modelexport.graph.nodes import all_nodes, consumers, nested_graphs, producers
+from modelexport.graph.owners import OWNER, owner_of
+from modelexport.graph.snapshot import SourceGraph
+
+_IDENTITY = ("", "Identity", "")
+"""Computes nothing, so that its owner is not an owner of the node that it was fused into."""
+
+
+class LostCalls:
+    """Finds the calls whose nodes are not in the changed graph any more, behind a value of the source graph."""
+
+    def __init__(self, source: SourceGraph, is_present: Callable[[str], bool]) -> None:
+        """Remember what to search.
+
+        Args:
+            source: The graph before it was changed.
+            is_present: Whether the changed graph has a value of the source graph, so that the search ends there.
+        """
+        self._source = source
+        self._is_present = is_present
+        self._found: dict[str, tuple[ModuleCall, ...]] = {}
+
+    def behind(self, names: Iterable[str | None]) -> dict[ModuleCall, None]:
+        """The owners of what the source graph computes between values that are present and these, in linear time."""
+        calls: dict[ModuleCall, None] = {}
+        for name in names:
+            if name is not None and not self._ends_at(name):
+                if name not in self._found:
+                    self._search(name)
+                calls.update(dict.fromkeys(self._found[name]))
+        return calls
+
+    def _ends_at(self, name: str) -> bool:
+        return self._is_present(name) or name in self._source.constant or name not in self._source.producer
+
+    def _search(self, name: str) -> None:
+        source = self._source
+        order: list[str] = []
+        pending = [name]
+        while pending:
+            current = pending.pop()
+            if current in self._found or self._ends_at(current):
+                continue
+            order.append(current)
+            self._found[current] = ()
+            pending.extend(used for used in source.nodes[source.producer[current]].inputs if used is not None)
+        for current in reversed(order):
+            node = source.nodes[source.producer[current]]
+            calls = dict.fromkeys(node.owner.calls if node.owner is not None and node.op != _IDENTITY else ())
+            for used in node.inputs:
+                if used is not None:
+                    calls.update(dict.fromkeys(self._found.get(used, ())))
+            self._found[current] = tuple(calls)
+
+
+def enclosing_nodes(nodes: Iterable[ir.Node]) -> dict[ir.Graph, ir.Node]:
+    """Each nested graph to the node that holds it."""
+    return {graph: node for node in nodes for graph in nested_graphs(node)}
+
+
+def place_unowned(model: ir.Model) -> None:
+    """Give each node that has no owner the owners of the nodes that it leads to, or else of those it comes from."""
+    nodes = list(all_nodes(model))
+    place_new_nodes([node for node in nodes if OWNER not in node.meta], enclosing_nodes(nodes))
+
+
+def place_new_nodes(new: Sequence[ir.Node], enclosing: Mapping[ir.Graph, ir.Node]) -> None:
+    """Give new nodes the owners of the nodes that they lead to, or else of those that they come from (``derived``)."""
+    leads: dict[ir.Node, tuple[ModuleCall, ...]] = {}
+    for node in reversed(new):
+        leads[node] = _calls_of(consumers(node, enclosing), leads)
+    for node in new:
+        leads[node] = leads[node] or _calls_of(producers(node), leads)
+        if leads[node]:
+            node.meta[OWNER] = Owner(leads[node], Evidence.DERIVED)
+
+
+def infer_from_neighbours(nodes: Iterable[ir.Node], enclosing: Mapping[ir.Graph, ir.Node]) -> None:
+    """Give each node without an owner the one call of all its neighbours that have one (``inferred``)."""
+    for node in nodes:
+        if OWNER not in node.meta:
+            around = _calls_of([*producers(node), *consumers(node, enclosing)], {})
+            if len(around) == 1:
+                node.meta[OWNER] = Owner(around, Evidence.INFERRED)
+
+
+def _calls_of(nodes: Iterable[ir.Node], placed: Mapping[ir.Node, tuple[ModuleCall, ...]]) -> tuple[ModuleCall, ...]:
+    """The calls that produce the outputs of nodes; for new nodes, where these were placed."""
+    calls: dict[ModuleCall, None] = {}
+    for node in nodes:
+        owner = owner_of(node)
+        calls.update(dict.fromkeys(placed.get(node, (owner.call,) if owner else ())))
+    return tuple(calls)

@@ -1,0 +1,94 @@
+"""What a model's folder may do while it is loaded.
+
+It may run no code that was not asked for, ask nothing, and claim no more memory than its weights need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.nn.modules import module as torch_module
+
+from modelexport.core.limits import ELEMENTS_PER_BYTE, LAYERS, MODULES, SPARE_ELEMENTS
+from modelexport.errors import ModelLoadError
+
+
+@contextmanager
+def no_questions() -> Iterator[None]:
+    """Inside, transformers does not ask on standard input whether to run a repository's code; unasked, it refuses.
+
+    It asks where ``trust_remote_code`` was left out, also deep inside of loading, unless its time to wait is 0.
+    """
+    from transformers import dynamic_module_utils
+
+    with mock.patch.object(dynamic_module_utils, "TIME_OUT_REMOTE_CODE", 0):
+        yield
+
+
+def check_config(spec: str, config: Mapping[str, Any]) -> None:
+    """Refuse a configuration of more layers than any model has.
+
+    Raises:
+        ModelLoadError: It is one. Names the setting.
+    """
+    pending: list[Mapping[str, Any]] = [config]
+    while pending:
+        for name, value in pending.pop().items():
+            if isinstance(value, Mapping):
+                pending.append(value)
+            elif "layer" in name and type(value) is int and value > LAYERS:
+                raise ModelLoadError(
+                    f"the config.json of {spec} has {name} = {value:,}, and at most {LAYERS:,} are built: "
+                    "correct it, or download it again"
+                )
+
+
+class _TooLargeError(Exception):
+    """Not a ``ValueError``: transformers takes some of those for something else."""
+
+
+@contextmanager
+def no_larger_than(nbytes: int) -> Iterator[None]:
+    """Inside, a model that is built fails as soon as it has far more modules or elements than its weights allow for.
+
+    Args:
+        nbytes: Of the files that its weights are in.
+
+    Raises:
+        ModelLoadError: It has.
+    """
+    modules, elements, most = 0, 0, ELEMENTS_PER_BYTE * nbytes + SPARE_ELEMENTS
+
+    def count_module(parent: object, name: str, child: object) -> None:
+        nonlocal modules
+        modules += 1
+        if modules > MODULES:
+            raise _TooLargeError(f"more than {MODULES:,} modules")
+
+    def count_tensor(parent: object, name: str, tensor: torch.Tensor | None) -> None:
+        nonlocal elements
+        elements += tensor.numel() if tensor is not None else 0
+        if elements > most:
+            raise _TooLargeError(f"more than {most:,} elements, for {nbytes:,} bytes of weights")
+
+    handles = [
+        torch_module.register_module_module_registration_hook(count_module),
+        torch_module.register_module_parameter_registration_hook(count_tensor),
+        torch_module.register_module_buffer_registration_hook(count_tensor),
+    ]
+    try:
+        yield
+    except Exception as error:
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, _TooLargeError):
+            cause = cause.__cause__ or cause.__context__
+        if cause is None:
+            raise
+        raise ModelLoadError(f"the configuration describes a model of {cause}: it is damaged") from error
+    finally:
+        for handle in handles:
+            handle.remove()

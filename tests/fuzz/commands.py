@@ -1,0 +1,98 @@
+"""Commands run in this process, as ``modelexport`` runs them, with limits of time and memory."""
+
+from __future__ import annotations
+
+import io
+import resource
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from unittest import mock
+
+from modelexport.cli.app import main
+
+SECONDS = 20
+"""Of processor time; and ten times as many on the clock, for what waits."""
+BYTES = 2 * 2**30
+
+
+@dataclass(frozen=True)
+class Ended:
+    status: int
+    out: str
+    err: str
+
+
+class TooLongError(BaseException):
+    """Not an ``Exception``, which a command would turn into a message."""
+
+
+def run(*arguments: str | Path) -> Ended:
+    """Run a command; it may neither take long nor need much memory.
+
+    Raises:
+        TooLongError: It hangs.
+    """
+    out, err = io.StringIO(), io.StringIO()
+    _reset_peak()
+    before = _peak()
+    with (
+        mock.patch.object(sys, "argv", ["modelexport", *map(str, arguments)]),
+        mock.patch.object(sys, "stdout", out),
+        mock.patch.object(sys, "stderr", err),
+        _in_time(),
+    ):
+        try:
+            main()
+            status = 0
+        except SystemExit as ended:
+            status = int(ended.code or 0)
+    assert _peak() - before < BYTES, f"{arguments} needed {_peak() - before:,} bytes"
+    return Ended(status, out.getvalue(), err.getvalue())
+
+
+def fault(ended: Ended) -> str:
+    """What is wrong with how a command ended; empty if it is a success, a "no", or one clear message."""
+    if ended.status not in (0, 1, 2):
+        return f"status {ended.status}"
+    for word in ("Traceback", "internal error"):
+        if word in ended.err or word in ended.out:
+            return ended.err[-600:]
+    if ended.status == 2 and not ended.err.startswith("modelexport: "):
+        return f"no message: {ended.err!r}"
+    if "\x1b" in ended.out or "\x1b" in ended.err:
+        return "control characters in what is shown"
+    return ""
+
+
+@contextmanager
+def _in_time() -> Iterator[None]:
+    def stop(number: int, frame: object) -> None:
+        raise TooLongError
+
+    before = signal.signal(signal.SIGPROF, stop), signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)
+    signal.setitimer(signal.ITIMER_REAL, 10 * SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGPROF, before[0])
+        signal.signal(signal.SIGALRM, before[1])
+
+
+def _reset_peak() -> None:
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def _peak() -> int:
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) * 1024
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

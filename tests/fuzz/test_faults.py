@@ -1,0 +1,273 @@
+"""Faults while files are written: what was there stays, or all that is new is there; no reader takes a mixture."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from commands import run
+from corpus import copied
+from modelexport.errors import ModelExportError
+from modelexport.tagged.file import read_tagged
+from modelexport.tagged.skim import skim
+
+OUTPUT = "out.onnx"
+WRITERS: Mapping[str, list[str]] = {
+    "extract": ["extract", "plain.onnx", "blocks.0", "-o", OUTPUT],
+    "update-weights": ["update-weights", "plain.onnx", "new.safetensors", "-o", OUTPUT],
+    "update-weights beside": ["update-weights", "copied.onnx", "new.safetensors", "-o", OUTPUT],
+    "retag": ["retag", "flat.onnx", "--from", "plain.onnx", "-o", OUTPUT],
+    "adopt": ["adopt", "copied.onnx", "-o", OUTPUT],
+    "strip": ["strip", "attributes.onnx", "-o", OUTPUT],
+    "inline": ["inline", "functions.onnx", "-o", OUTPUT],
+    "optimize": ["optimize", "copied.onnx", "--with", "onnxscript", "-o", OUTPUT],
+    "export": ["export", "factory.py:make", "-o", OUTPUT, "--frontend", "torchscript", "--weights", "copy"],
+    "export with DAG files": [
+        "export",
+        "factory.py:make",
+        "-o",
+        OUTPUT,
+        "--frontend",
+        "torchscript",
+        "--dag-dir",
+        "dags",
+    ],
+}
+QUICK_WRITERS = ["extract", "update-weights", "update-weights beside", "retag", "inline"]
+Files = dict[str, bytes]
+
+
+def files(folder: Path) -> Files:
+    """Everything in a folder, but for the time that an export took."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+        and path.suffix != ".md"
+        and "__pycache__" not in path.parts
+        and ".modelexport-" not in str(path)
+    }
+
+
+@pytest.fixture
+def place(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the corpus in which the export of another model, with all documents, is at the output's place."""
+    folder = copied(corpus, tmp_path / "place")
+    for suffix in (".onnx", ".hierarchy.json", ".dag.json", ".operations.json"):
+        shutil.copy((folder / "plain.onnx").with_suffix(suffix), (folder / OUTPUT).with_suffix(suffix))
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def new_set(writer: str, place: Path, tmp_path: Path) -> Files:
+    """What the writer leaves when nothing goes wrong; a second run gives the same bytes."""
+    folder = Path(shutil.copytree(place, tmp_path / "whole"))
+    with contextlib.chdir(folder):
+        ended = run(*WRITERS[writer])
+    assert ended.status == 0, ended.err
+    return files(folder)
+
+
+def staging(folder: Path) -> list[Path]:
+    return list(folder.rglob(".modelexport-*"))
+
+
+def check_after(folder: Path, before: Files, after: Files) -> None:
+    """No input was touched, and what a reader accepts is all old or all new."""
+    now = files(folder)
+    for name, content in before.items():
+        if not name.startswith("out"):
+            assert now[name] == content, f"{name}, an input, was changed"
+    try:
+        skim(folder / OUTPUT)
+        tagged = read_tagged(folder / OUTPUT)
+        _ = tagged.hierarchy
+    except ModelExportError:
+        return
+    mine = {name: content for name, content in now.items() if name.startswith("out")}
+    assert any(all(content == whole.get(name) for name, content in mine.items()) for whole in (before, after)), (
+        f"a mixture was accepted: {sorted(mine)}"
+    )
+
+
+def in_child(work: Callable[[], int]) -> int:
+    """Run in a process of its own that may be killed; returns its status as ``os.waitpid`` gives it."""
+    child = os.fork()
+    if child == 0:
+        try:
+            os._exit(work())
+        finally:
+            os._exit(99)
+    return os.waitpid(child, 0)[1]
+
+
+def counting(name: str, at: int, then: Callable[[], Any]) -> Any:
+    """A patch of a function of ``os`` that does something else instead, the ``at``-th time."""
+    original, calls = getattr(os, name), 0
+
+    def counted(*arguments: Any, **keywords: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == at + 1:
+            then()
+        return original(*arguments, **keywords)
+
+    return mock.patch.object(os, name, counted)
+
+
+def kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def killed_at(writer: str, at: int, place: Path, after: Files, name: str = "replace") -> bool:
+    """Kill a writer before its ``at``-th move; returns whether there was one."""
+    before = files(place)
+
+    def work() -> int:
+        with counting(name, at, kill):
+            return run(*WRITERS[writer]).status
+
+    status = in_child(work)
+    check_after(place, before, after)
+    assert run("extract", "plain.onnx", "head", "-o", "next.onnx").status == 0
+    assert not staging(place)
+    return os.WIFSIGNALED(status)
+
+
+@pytest.mark.parametrize("writer", QUICK_WRITERS)
+def test_a_kill_before_any_move_leaves_no_mixture_that_is_read(writer: str, place: Path, tmp_path: Path) -> None:
+    after = new_set(writer, place, tmp_path)
+    kept = Path(shutil.copytree(place, tmp_path / "kept"))
+    assert killed_at(writer, 0, place, after)
+    for at in (1, 2, 3):
+        shutil.rmtree(place)
+        shutil.copytree(kept, place)
+        os.chdir(place)
+        if not killed_at(writer, at, place, after):
+            break
+
+
+def failed_at(writer: str, at: int, place: Path, after: Files, name: str, number: int) -> bool:
+    """Let the ``at``-th call of a function of ``os`` fail; returns whether there was one."""
+    before, reached = files(place), []
+
+    def fail() -> None:
+        reached.append(True)
+        raise OSError(number, os.strerror(number))
+
+    with counting(name, at, fail):
+        ended = run(*WRITERS[writer])
+    assert not staging(place)
+    if ended.status == 0:
+        assert not reached or name == "link", "a fault was not told"
+        return bool(reached)
+    assert ended.status == 2
+    assert ended.err.startswith("modelexport: cannot ") and ended.err.count("\n") == 1, ended.err
+    assert files(place) == before, "a failure left something else than what was there"
+    return True
+
+
+@pytest.mark.parametrize("writer", QUICK_WRITERS)
+def test_a_move_that_fails_takes_the_others_back(writer: str, place: Path, tmp_path: Path) -> None:
+    after = new_set(writer, place, tmp_path)
+    for at in range(6):
+        if not failed_at(writer, at, place, after, "replace", errno.EIO):
+            assert at
+            break
+
+
+@pytest.mark.parametrize("writer", QUICK_WRITERS)
+def test_a_full_disk_is_one_line_with_the_file_and_the_space(writer: str, place: Path) -> None:
+    before = files(place)
+
+    def work() -> int:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (300, 300))
+        ended = run(*WRITERS[writer])
+        known = ended.err.startswith("modelexport: cannot write out") and "needs" in ended.err
+        return 7 if ended.status == 2 and known and ended.err.count("\n") == 1 else 1
+
+    assert os.waitstatus_to_exitcode(in_child(work)) == 7
+    assert files(place) == before
+    assert not staging(place)
+
+
+def test_what_a_killed_run_left_is_removed_and_what_runs_is_not(place: Path) -> None:
+    from modelexport.files.atomic import scratch
+
+    with scratch(place) as running:
+        assert run("extract", "plain.onnx", "head", "-o", "next.onnx").status == 0
+        assert running.is_dir()
+    assert not staging(place)
+
+
+SIGNALLED = """
+import os, signal
+def make():
+    os.kill(os.getpid(), signal.{name})
+    raise AssertionError("the signal was not taken")
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "status"),
+    [
+        ("SIGTERM", 2),
+        pytest.param("SIGHUP", 2, marks=pytest.mark.slow),
+        pytest.param("SIGINT", 130, marks=pytest.mark.slow),
+    ],
+)
+def test_a_signal_ends_a_command_with_one_line(name: str, status: int, tmp_path: Path) -> None:
+    (tmp_path / "signalled.py").write_text(SIGNALLED.format(name=name))
+    command = [sys.executable, "-m", "modelexport", "export", "signalled.py:make", "-o", "x.onnx"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (status, "modelexport: interrupted; nothing was written\n")
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name != "__pycache__") == ["signalled.py"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_between_two_moves_leaves_what_was_there(number: signal.Signals, place: Path) -> None:
+    before = files(place)
+    with counting("replace", 1, lambda: os.kill(os.getpid(), number)):
+        ended = run(*WRITERS["retag"])
+    assert ended.status == (130 if number == signal.SIGINT else 2)
+    assert ended.err == "modelexport: interrupted; nothing was written\n"
+    assert files(place) == before
+    assert not staging(place)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("writer", WRITERS)
+def test_every_writer_survives_every_fault(writer: str, place: Path, tmp_path: Path) -> None:
+    after = new_set(writer, place, tmp_path)
+    kept = Path(shutil.copytree(place, tmp_path / "kept"))
+
+    def fresh() -> None:
+        shutil.rmtree(place)
+        shutil.copytree(kept, place)
+        os.chdir(place)
+
+    count = 0
+    for name in ("replace", "mkdir", "link"):
+        for number in (errno.ENOSPC, errno.EACCES, errno.EIO):
+            for at in range(12):
+                fresh()
+                if name == "replace" and number == errno.EIO:
+                    reached = killed_at(writer, at, place, after)
+                else:
+                    reached = failed_at(writer, at, place, after, name, number)
+                if not reached:
+                    break
+                count += 1
+    assert count > 10

@@ -1,0 +1,175 @@
+"""Each matcher has a case that fails without it: graphs by hand, small enough to read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import onnx
+import onnx_ir as ir
+import pytest
+
+from modelexport.core.calls import ModuleCall
+from modelexport.core.owners import Evidence, Owner
+from modelexport.graph.nodes import all_nodes
+from modelexport.graph.owners import OWNER, owner_of
+from modelexport.graph.snapshot import take_snapshot
+from modelexport.lineage.descent import WALKS, Matcher, Walk, trace_owners
+from modelexport.lineage.matching.by_activation import match_by_activation
+from modelexport.lineage.matching.by_fusion import match_by_fusion
+from modelexport.lineage.matching.by_name import match_by_derived_name, match_by_name
+from modelexport.lineage.matching.by_parameter import match_by_parameter
+from modelexport.lineage.matching.by_position import match_by_position
+from modelexport.lineage.matching.original_names import OriginalNames
+from modelexport.lineage.matching.through_moves import match_through_moves
+
+HEADER = '<ir_version: 10, opset_import: ["" : 20, "other" : 1]> g '
+MATRICES = "<float[2,2] w = {1.0, 2.0, 3.0, 4.0}, float[2,2] v = {1.0, 2.0, 3.0, 5.0}>"
+
+Found = dict[str, tuple[str, list[str]]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """Two graphs, and what is known of the nodes of the second, by the names of their outputs."""
+
+    matcher: Matcher
+    before: str
+    after: str
+    owners: dict[str, str]
+    expected: Found
+
+
+CASES = {
+    "a node that a tool did not touch keeps owner and evidence": Case(
+        match_by_name,
+        "(float[2] x) => (float[2] y) { t = Sin(x)  y = Cos(t) }",
+        "(float[2] x) => (float[2] y) { t = Sin(x)  y = Cos(t) }",
+        {"t": "a", "y": "b"},
+        {"t": ("exact", ["a"]), "y": ("exact", ["b"])},
+    ),
+    "what quantizes a value belongs to the module that makes the value, not to the one that uses it": Case(
+        match_by_derived_name,
+        "(float[2] x) => (float[2] y) { t = Sin(x)  y = Cos(t) }",
+        "(float[2] x) => (float[2] y) { t = Sin(x)  t_quantized = other.Round(t)  y = Cos(t_quantized) }",
+        {"t": "a", "y": "b"},
+        {"t": ("exact", ["a"]), "t_quantized": ("derived", ["a"]), "y": ("exact", ["b"])},
+    ),
+    "a name that ends like another value is taken for what it begins with": Case(
+        match_by_derived_name,
+        "(float[2] x) => (float[2] output) { [node_t] t = Sin(x)  u = Abs(t)  output = Cos(u) }",
+        """(float[2] x) => (float[2] output)
+            { [node_t_mul] t2scaled_output = other.Wave(x)  u = other.Pos(t2scaled_output)  output = Cos(u) }""",
+        {"t": "a", "u": "b", "output": "c"},
+        {"t2scaled_output": ("derived", ["a"]), "u": ("derived", ["b"]), "output": ("exact", ["c"])},
+    ),
+    "a fused node without a known name is known by its weight": Case(
+        match_by_parameter,
+        f"(float[2,2] x) => (float[2,2] y) {MATRICES} {{ t = MatMul(x, w)  u = Sin(t)  y = MatMul(u, v) }}",
+        f"(float[2,2] x) => (float[2,2] y) {MATRICES} {{ n1 = other.Product(x, w)  y = other.Product(n1, v) }}",
+        {"t": "a", "u": "b", "y": "c"},
+        {"n1": ("derived", ["a"]), "y": ("derived", ["c", "b"])},
+    ),
+    "a convolution with an activation in an attribute is the activation too": Case(
+        match_by_activation,
+        "(float[2] x) => (float[2] y) { t = Sin(x)  u = Relu(t)  y = Abs(u) }",
+        '(float[2] x) => (float[2] y) { t_nchwc = other.Wave<activation = "Relu">(x)  y = other.Pos(t_nchwc) }',
+        {"t": "a", "u": "b", "y": "c"},
+        {"t_nchwc": ("derived", ["b", "a"]), "y": ("derived", ["c"])},
+    ),
+    "equal nodes that became one have the owners of all": Case(
+        match_by_position,
+        "(float[2] x) => (float[2] y) { t = Sin(x)  u = Sin(x)  y = Sub(t, u) }",
+        "(float[2] x) => (float[2] y) { t = Sin(x)  y = Sub(t, t) }",
+        {"t": "a", "u": "b", "y": "c"},
+        {"t": ("derived", ["a", "b"]), "y": ("exact", ["c"])},
+    ),
+    "a node whose output was renamed is known by where it is": Case(
+        match_by_position,
+        "(float[2] x) => (float[2] y) { t = Sin(x)  y = Cos(t) }",
+        "(float[2] x) => (float[2] y) { n = Sin(x)  y = Cos(n) }",
+        {"t": "a", "y": "b"},
+        {"n": ("exact", ["a"]), "y": ("exact", ["b"])},
+    ),
+    "a node that returned what it took was removed, and is not fused into the next": Case(
+        match_by_position,
+        "(float[2] x) => (float[2] y) { t = Sin(x)  u = Cast<to = 1>(t)  y = Cos(u) }",
+        "(float[2] x) => (float[2] y) { t = Sin(x)  y = Cos(t) }",
+        {"t": "a", "u": "b", "y": "c"},
+        {"t": ("exact", ["a"]), "y": ("exact", ["c"])},
+    ),
+    "a name that stayed while a parameter of the next node was folded in": Case(
+        match_by_position,
+        """(float[2] x) => (float[2] y) <float[2] w = {1.0, 2.0}, float[2] v = {3.0, 4.0}>
+            { t = Mul(x, w)  u = Mul(t, v)  y = Abs(u) }""",
+        "(float[2] x) => (float[2] y) <float[2] n = {3.0, 8.0}> { t = Mul(x, n)  y = Abs(t) }",
+        {"t": "a", "u": "b", "y": "c"},
+        {"t": ("derived", ["b", "a"]), "y": ("exact", ["c"])},
+    ),
+    "a fused node takes what the operator in its name took": Case(
+        match_by_fusion,
+        "(float[2] x) => (float[2] y) { t = Exp(x)  u = Sin(t)  y = Abs(u) }",
+        "(float[2] x) => (float[2] y) { n = other.Power(x)  y = other.SinAndAbs(n) }",
+        {"t": "a", "u": "b", "y": "c"},
+        {"n": ("derived", ["a"]), "y": ("derived", ["c", "b"])},
+    ),
+    "a node behind one that only passes its value on is still the node that it was": Case(
+        match_through_moves,
+        "(float[2] x) => (float[2] y) { t = Sin(x)  y = Abs(t) }",
+        "(float[2] x) => (float[2] y) { t = Sin(x)  n = Abs(t)  y = other.Move(n) }",
+        {"t": "a", "y": "b"},
+        {"t": ("exact", ["a"]), "n": ("exact", ["b"]), "y": ("derived", ["b"])},
+    ),
+}  # fmt: skip
+
+
+def traced(case: Case, walks: tuple[Walk, ...] = WALKS) -> Found:
+    source, changed = (ir.from_proto(onnx.parser.parse_model(HEADER + text)) for text in (case.before, case.after))
+    for node in all_nodes(source):
+        node.meta[OWNER] = Owner((ModuleCall.parse(case.owners[node.outputs[0].name or ""]),), Evidence.EXACT)
+    trace_owners(take_snapshot(source), changed, walks)
+    return {
+        node.outputs[0].name or "": (owner.evidence.value, [str(call) for call in owner.calls])
+        for node in all_nodes(changed)
+        if (owner := owner_of(node)) is not None
+    }
+
+
+def without(matcher: Matcher) -> tuple[Walk, ...]:
+    return tuple(
+        Walk(tuple(other for other in walk.matchers if other is not matcher), walk.backwards) for walk in WALKS
+    )
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_owners_are_found(name: str) -> None:
+    assert traced(CASES[name]) == CASES[name].expected
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_without_the_matcher_they_are_not(name: str) -> None:
+    assert traced(CASES[name], without(CASES[name].matcher)) != CASES[name].expected
+
+
+def test_every_matcher_has_a_case() -> None:
+    assert {case.matcher for case in CASES.values()} == {matcher for walk in WALKS for matcher in walk.matchers}
+
+
+NAMES = {
+    "linear_3_quantized": ["linear_3"],
+    "node_MatMul_46/MatMulAddFusion": ["val_46"],
+    "reorder_token_linear_3": ["linear_3"],
+    "linear_3": ["linear_3"],
+    "linear_77": [],
+    "linear_3quant_scaled_output": ["output"],
+    "": [],
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_a_name_was_made_from(name: str) -> None:
+    model = onnx.parser.parse_model(
+        HEADER + "(float[2] x) => (float[2] output) { linear = Sin(x)  linear_3 = Sin(linear)"
+        "  [node_MatMul_46] val_46 = Abs(linear_3)  output = Sin(val_46) }"
+    )
+    names = OriginalNames(take_snapshot(ir.from_proto(model)))
+    assert list(names.candidates(name)) == NAMES[name]
