@@ -79,12 +79,12 @@ def print_hierarchy(
 
 
 def _format_modules(tree: ModuleTree, tags: Tags | None) -> str:
-    rows = [("MODULE", "CLASS", "PARAMETERS", "TAG" if tags else "", "")]
+    rows: list[tuple[str, ...]] = [("MODULE", "CLASS", "PARAMETERS", *(["TAG"] if tags else []), "")]
     for module in tree:
         also = f"also {', '.join(module.aliases)}" if module.aliases else ""
         count = f"{module.parameters:,}" if module.parameters else ""
-        tag = tags.module_tag(module.path) if tags is not None else ""
-        rows.append((indent(module.depth, module.name or "."), module.class_name, count, tag, also))
+        tag = [tags.module_tag(module.path)] if tags is not None else []
+        rows.append((indent(module.depth, module.name or "."), module.class_name, count, *tag, also))
     root = tree.root
     trainable = "all trainable" if root.trainable == root.parameters else f"{root.trainable:,} trainable"
     summary = f"{plural(len(tree) - 1, 'module')} below the root, {root.parameters:,} parameters, {trainable}"
