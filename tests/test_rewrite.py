@@ -6,6 +6,7 @@ import onnx_ir as ir
 import pytest
 from onnxscript import rewriter
 from onnxscript.rewriter import RewriteRule, RewriteRuleSet
+from onnxscript.rewriter._pattern_ir import Constant
 
 from modelexport.exporting.rewrite import RewritePass, default_rules, root_operator
 
@@ -70,3 +71,42 @@ def test_what_two_rewrites_add_under_one_name_is_kept_apart() -> None:
     assert [node.op_type for node in model.graph] == ["Reshape", "Reshape", "Relu"]
     used = {value for node in model.graph for value in node.inputs if value.producer() is None}
     assert used <= {*model.graph.inputs, *model.graph.initializers.values()}
+
+
+ADDED = {"Add": 0.0, "Sub": 0.0, "Mul": 1.0, "Div": 1.0}
+
+
+def _operators_left(operator: str, constant: float) -> list[str]:
+    x = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([3]))
+    number = ir.Value(name="c", const_value=ir.tensor(constant, dtype=ir.DataType.FLOAT, name="c"), shape=ir.Shape([]))
+    node = ir.node(operator, [x, number])
+    last = ir.node("Relu", node.outputs)
+    graph = ir.Graph([x], last.outputs, nodes=[node, last], initializers=[number], opset_imports={"": 20})
+    model = ir.Model(graph, ir_version=10)
+    RewritePass(default_rules())(model)
+    return [node.op_type for node in model.graph]
+
+
+@pytest.mark.parametrize("operator", ADDED)
+def test_a_constant_that_does_nothing_goes(operator: str) -> None:
+    assert operator not in _operators_left(operator, ADDED[operator])
+
+
+@pytest.mark.parametrize("operator", ADDED)
+@pytest.mark.parametrize("away", [1e-9, 1e-12, 9e-6, -9e-6])
+def test_a_constant_that_does_little_stays(operator: str, away: float) -> None:
+    constant = ADDED[operator] + away
+    if ir.tensor(constant, dtype=ir.DataType.FLOAT).numpy() != ADDED[operator]:
+        assert operator in _operators_left(operator, constant)
+
+
+def test_the_rules_of_others_keep_their_tolerances() -> None:
+    default_rules()
+    constants = [
+        value
+        for rule in rewriter._DEFAULT_REWRITE_RULES
+        for node in rule._target_pattern
+        for value in node.inputs
+        if isinstance(value, Constant)
+    ]
+    assert constants and all(constant._rel_tol == 1e-5 and constant._abs_tol == 1e-8 for constant in constants)

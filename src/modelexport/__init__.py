@@ -15,16 +15,23 @@ from modelexport.core.version import __version__ as __version__
 if TYPE_CHECKING:
     from modelexport.api import TaggedModel as TaggedModel
     from modelexport.api import load as load
+    from modelexport.exporting.packages.package import PackageResult as PackageResult
+    from modelexport.exporting.packages.package import export_package as export_package
     from modelexport.exporting.pipeline import export as export
     from modelexport.exporting.result import ExportResult as ExportResult
     from modelexport.lineage.adoption import adopt as adopt
     from modelexport.lineage.retagging import retag as retag
-    from modelexport.pytorch.inputs import example_inputs as example_inputs
+    from modelexport.measure.costs import cost as cost
+    from modelexport.measure.profiles import profile as profile
+    from modelexport.pytorch.examples import example_inputs as example_inputs
+    from modelexport.pytorch.overview import hierarchy as hierarchy
     from modelexport.tagged.comparison import FileComparison as FileComparison
     from modelexport.tagged.comparison import compare as compare
     from modelexport.tagged.flattening import inline as inline
     from modelexport.tagged.flattening import strip as strip
     from modelexport.verify.descendant import verify_against as verify_against
+    from modelexport.verify.generation import GenerationReport as GenerationReport
+    from modelexport.verify.generation import verify_generation as verify_generation
     from modelexport.verify.model import verify as verify
     from modelexport.verify.reference import verify_reference as verify_reference
     from modelexport.verify.verdicts import VerifyReport as VerifyReport
@@ -35,16 +42,23 @@ _PUBLIC = {
     "VerifyReport": "modelexport.verify.verdicts",
     "ExportResult": "modelexport.exporting.result",
     "FileComparison": "modelexport.tagged.comparison",
+    "GenerationReport": "modelexport.verify.generation",
+    "PackageResult": "modelexport.exporting.packages.package",
     "TaggedModel": "modelexport.api",
     "compare": "modelexport.tagged.comparison",
-    "example_inputs": "modelexport.pytorch.inputs",
+    "cost": "modelexport.measure.costs",
+    "example_inputs": "modelexport.pytorch.examples",
     "export": "modelexport.exporting.pipeline",
+    "export_package": "modelexport.exporting.packages.package",
+    "hierarchy": "modelexport.pytorch.overview",
+    "profile": "modelexport.measure.profiles",
     "inline": "modelexport.tagged.flattening",
     "load": "modelexport.api",
     "retag": "modelexport.lineage.retagging",
     "strip": "modelexport.tagged.flattening",
     "update_weights": "modelexport.weights.updates",
     "verify": "modelexport.verify.model",
+    "verify_generation": "modelexport.verify.generation",
     "verify_against": "modelexport.verify.descendant",
     "verify_reference": "modelexport.verify.reference",
 }

@@ -8,6 +8,7 @@
     │   ├── FileFormatError       a file is missing, empty, not ONNX, without tags, or of an unknown version
     │   ├── WeightsError          weights are not those of the exported module: lists every entry that does not fit
     │   └── OutputError           a file cannot be written
+    ├── CheckError                an exported file is invalid, does not load, or computes something else
     └── UntaggedNodeError         a node of the exported graph has no owner; lists every one of them
 
 A message says what was wrong and what to do next. The original exception is chained (``raise ... from``).
@@ -74,6 +75,20 @@ class WeightsError(UsageError):
 
 class OutputError(UsageError):
     """A file cannot be written. What was there before is still there."""
+
+
+class CheckError(ModelExportError):
+    """An exported file is invalid, ONNX Runtime does not load it, or it computes something else than the model.
+
+    The file was not written; ``keep_anyway`` (``--keep-anyway``) writes it all the same.
+
+    Attributes:
+        reason: What is wrong with the file.
+    """
+
+    def __init__(self, message: str, *, reason: str = "") -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class UntaggedNodeError(ModelExportError):

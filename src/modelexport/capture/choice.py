@@ -1,22 +1,88 @@
-"""The front end that a caller asks for, or, with ``auto``, the first one that can."""
+"""The front end that a caller asks for, or, with ``auto``, the first one whose file is right."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from torch import nn
 
 from modelexport.capture import OPSETS, FrontEnd, dynamo, torchscript
 from modelexport.capture.exported import Exported
 from modelexport.core.messages import collected
-from modelexport.errors import CaptureError, UsageError
+from modelexport.errors import CaptureError, CheckError, UntaggedNodeError, UsageError
+
+_T = TypeVar("_T")
 
 FRONT_ENDS: Mapping[str, Callable[..., Exported]] = {
     "dynamo": dynamo.capture_by_dynamo,
     "torchscript": torchscript.capture_by_tracing,
 }
+WAYS: Sequence[FrontEnd] = ("dynamo", "torchscript")
+"""What ``auto`` tries, in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A front end that was tried, and why its file was not taken."""
+
+    frontend: str
+    reason: str
+
+
+def first_that_passes(
+    frontend: FrontEnd, export_by: Callable[[FrontEnd, Sequence[Attempt], bool], _T], *, keep_anyway: bool = False
+) -> _T:
+    """What the first front end makes that can capture the model and whose file passes its check.
+
+    Args:
+        frontend: ``auto`` for all of them in turn.
+        export_by: Exports with a front end, given what was tried before and whether a failed check is no error.
+        keep_anyway: Where no file passes, take the first that there is.
+
+    Raises:
+        CaptureError: No front end can capture the model.
+        CheckError: No file passes.
+        UntaggedNodeError: A node of every graph has no owner.
+    """
+    if frontend != "auto":
+        return export_by(frontend, (), keep_anyway)
+    tried: list[Attempt] = []
+    errors: list[CaptureError | CheckError | UntaggedNodeError | UsageError] = []
+    for way in WAYS:
+        try:
+            return export_by(way, tuple(tried), False)
+        except (CaptureError, CheckError, UntaggedNodeError) as error:
+            errors.append(error)
+        except UsageError as error:
+            if not errors:
+                raise
+            errors.append(error)
+        tried.append(Attempt(way, _reason(errors[-1])))
+    failed = [way for way, error in zip(WAYS, errors, strict=True) if isinstance(error, CheckError)]
+    if keep_anyway and failed:
+        return export_by(failed[0], tuple(attempt for attempt in tried if attempt.frontend != failed[0]), True)
+    raise _none_passes(errors)
+
+
+def _none_passes(errors: Sequence[Exception]) -> Exception:
+    """One error for all: the first, or the first of a file that there was, with what the others gave."""
+    first = next((error for error in errors if isinstance(error, CheckError)), errors[0])
+    others = "".join(
+        f"\nneither with the front end {way}: {_reason(error)}"
+        for way, error in zip(WAYS, errors, strict=True)
+        if error is not first
+    )
+    if isinstance(first, CaptureError):
+        combined: Exception = CaptureError(f"{first.problem}{others}", address=first.address, reason=first.reason)
+    elif isinstance(first, CheckError):
+        combined = CheckError(f"{first}{others}", reason=first.reason)
+    else:
+        return first
+    combined.__cause__ = first
+    return combined
 
 
 def check_opset(opset: int | None) -> None:
@@ -66,10 +132,13 @@ def _capture(
     try:
         exported = torchscript.capture_by_tracing(model, inputs, dynamic=dynamic, opset=opset)
     except UsageError as second:
-        said = second.problem if isinstance(second, CaptureError) else str(second)
         raise CaptureError(
-            f"{first.problem}\nneither with the front end torchscript: {said}",
+            f"{first.problem}\nneither with the front end torchscript: {_reason(second)}",
             address=first.address,
             reason=first.reason,
         ) from first
     return dataclasses.replace(exported, dynamo_failure=first.problem)
+
+
+def _reason(error: Exception) -> str:
+    return error.problem if isinstance(error, CaptureError) else str(error)

@@ -24,16 +24,22 @@ import torch.fx.traceback
 from torch import nn
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 
+from modelexport.capture.aliases import is_written_later, passed_on
 from modelexport.capture.arguments import by_name, state_dict_names
 from modelexport.capture.exported import Exported
+from modelexport.capture.hints import check_returned, way_out
+from modelexport.capture.opsets import convert_to_opset, translated_opset
+from modelexport.capture.repairs import translations_added
 from modelexport.core.calls import ROOT, CallTree, ModuleCall, Port, Side, TracedCall
 from modelexport.core.messages import collected
 from modelexport.core.owners import Evidence, Owner
 from modelexport.errors import CaptureError
-from modelexport.graph.owners import OWNER
+from modelexport.graph.nodes import nested_graphs
+from modelexport.graph.owners import OWNER, owner_of
+from modelexport.graph.sizes import rename_sizes
 from modelexport.pytorch.inputs import check_inputs
 from modelexport.pytorch.recorder import CallRecorder
-from modelexport.pytorch.traced import untouched
+from modelexport.pytorch.traced import trace_calls, untouched
 from modelexport.pytorch.values import NamedTensors, run_arguments
 
 ADDRESS_KEY = "modelexport.call"
@@ -57,27 +63,41 @@ def capture_by_dynamo(
     Raises:
         CaptureError: The exporter gave up. Names the module call that was running.
         InputsError: The model has lazy parameters.
+        UsageError: There is no such opset.
     """
+    translated_in = translated_opset(opset)
     watcher = _TensorWatcher()
     recorder = CallRecorder(model, _annotated, watcher.watch)
     args, kwargs = by_name(model, *run_arguments(copy.deepcopy(inputs)))
-    with untouched(model, runs=False), recorder.attached(), collected():
+    with untouched(model, runs=False), recorder.attached(), translations_added() as programs, collected():
         failure: CaptureError | None = None
         try:
-            translated, output_names = _translate(model, args, kwargs, dynamic=dynamic, opset=opset)
+            translated, output_names = _translate(model, args, kwargs, dynamic=dynamic, opset=translated_in)
         except Exception as error:
-            failure, cause = _explained(error, recorder), error
+            failure, cause = _explained(error, recorder, way_out(model, error)), error
     if failure is not None:
         check_inputs(model, inputs if isinstance(inputs, Mapping) else tuple(inputs))
         raise failure from cause
+    check_returned(translated)
+    # Where all of a graph comes from functions that were inlined, no node has its FX node, only the name.
+    program = programs[-1].exported_program
+    fx_graphs = {} if program is None else {translated.graph: program.graph}
     passes.InlinePass()(translated)
-    owners = _Owners(model, recorder.seen)
+    seen: Sequence[TracedCall] = recorder.seen
+    if program is not None and not _is_annotated(program.graph):
+        # torch.onnx fell back to strict capture, which runs no hooks: a run of the model has its calls.
+        with collected():
+            seen = trace_calls(model, *copy.deepcopy((args, kwargs))).calls
+    owners = _Owners(model, seen, fx_graphs)
     calls = owners.assign(translated)
     if output_names is None:
-        output_names = tuple(spec.name for spec in recorder.seen[0].outputs)
+        output_names = tuple(spec.name for spec in seen[0].outputs)
     if len(output_names) != len(translated.graph.outputs):
         output_names = tuple(value.name or "" for value in translated.graph.outputs)
-    values = {**watcher.graph_inputs(translated), **owners.values}
+    returned = _returned(seen, translated)
+    values = {**watcher.graph_inputs(translated), **owners.values, **returned}
+    if opset is not None:
+        convert_to_opset(translated, opset)
     return Exported(translated, calls, state_dict_names(model), values, output_names, "dynamo")
 
 
@@ -99,13 +119,15 @@ class _TensorWatcher:
             if node.op == "placeholder":
                 self._from_inputs.setdefault(node, []).append(port)
                 continue
+            if is_written_later(node):  # through a view, so that the node has what was there before
+                continue
             if node.target is operator.getitem:  # decomposition makes these anew, without annotations
                 node, item = node.args
             while node is not None and node.op != "placeholder":
                 custom = node.meta.get("custom") or {}
                 # A dictionary of its own: nodes of one call share theirs.
                 node.meta["custom"] = {**custom, PORTS_KEY: (*custom.get(PORTS_KEY, ()), (port, item))}
-                node = _passed_on(node) if item is None else None
+                node = passed_on(node) if item is None else None
 
     def graph_inputs(self, model: ir.Model) -> dict[Port, str]:
         """The ports through which the inputs of the graph come in as they are, in the order of the root's inputs."""
@@ -120,20 +142,16 @@ class _TensorWatcher:
         }
 
 
-def _passed_on(node: torch.fx.Node) -> torch.fx.Node | None:
-    """The node whose tensor a node gives on as it is (``to`` the type that it has): exporters remove such nodes."""
-    source = node.args[0] if node.args else None
-    schema = getattr(node.target, "_schema", None)
-    if not isinstance(source, torch.fx.Node) or schema is None or len(schema.returns) != 1:
-        return None
-    if schema.returns[0].alias_info is None:
-        return None
-    one, other = node.meta.get("val"), source.meta.get("val")
-    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
-        return None
-    # As text: comparing dynamic sizes would make torch.export assume that they are equal.
-    facts = [str((t.dtype, t.shape, t.stride(), t.storage_offset())) for t in (one, other)]
-    return source if facts[0] == facts[1] else None
+def _returned(calls: Sequence[TracedCall], model: ir.Model) -> dict[Port, str]:
+    """What the root returns is what the graph gives out, in order."""
+    specs = calls[0].outputs if calls else ()
+    if len(specs) != len(model.graph.outputs):
+        return {}
+    return {
+        Port(ROOT, "outputs", index): value.name or ""
+        for index, value in enumerate(model.graph.outputs)
+        if value.producer() is not None
+    }
 
 
 @contextlib.contextmanager
@@ -146,7 +164,7 @@ def _annotated(call: ModuleCall) -> Iterator[None]:
         yield
 
 
-def _explained(error: Exception, recorder: CallRecorder) -> CaptureError:
+def _explained(error: Exception, recorder: CallRecorder, hint: str = "") -> CaptureError:
     """What failed and where, and the exporter's own reason: the exception at the bottom of the chain."""
     cause: BaseException = error
     while cause.__cause__ is not None:
@@ -155,7 +173,7 @@ def _explained(error: Exception, recorder: CallRecorder) -> CaptureError:
     where = f" in {call}" if call is not None else ""
     lines = [line for line in str(cause).strip().splitlines() if line.strip()]
     reason = "\n".join(line[:200] for line in lines[:_REASON_LINES])
-    problem = f"{type(cause).__name__}{where}: {reason}"
+    problem = f"{type(cause).__name__}{where}: {reason}{hint}"
     return CaptureError(problem, address=None if call is None else call.address, reason=reason)
 
 
@@ -188,6 +206,10 @@ def _translate(
         verbose=False,
     )
     assert exported is not None
+    program = exported.exported_program
+    # torch.onnx writes a symbol also for an axis of which the capture found that it can only have one size.
+    ranges = program.range_constraints if program is not None else {}
+    rename_sizes(exported.model, {str(s): str(int(r.lower)) for s, r in ranges.items() if r.lower == r.upper})
     return exported.model, None
 
 
@@ -225,7 +247,12 @@ def _dynamic_axes(value: Any) -> Any:
 class _Owners:
     """Reads the owner of each ONNX node off its FX node, and adds the calls found only in captured branches."""
 
-    def __init__(self, model: nn.Module, calls: Sequence[TracedCall]) -> None:
+    def __init__(
+        self, model: nn.Module, calls: Sequence[TracedCall], fx_graphs: Mapping[ir.Graph, torch.fx.Graph]
+    ) -> None:
+        self.fx_graphs = fx_graphs
+        annotated = any(map(_is_annotated, fx_graphs.values())) or not fx_graphs
+        self.ran = frozenset() if annotated else frozenset(traced.call for traced in calls)
         self.path_by_id = {str(id(module)): path for path, module in model.named_modules()}
         self.counts = Counter(traced.call.path for traced in calls)
         self.calls = list(calls)
@@ -238,6 +265,7 @@ class _Owners:
             self._assign_graph(graph)
         for function in model.functions.values():
             self._assign_graph(function)
+        _own_nested(model.graph)
         return CallTree(tuple(self.calls))
 
     def _assign_graph(self, graph: ir.Graph | ir.Function) -> None:
@@ -248,23 +276,34 @@ class _Owners:
                 renamed[(producer.name or "").removeprefix("node_")] = value.name or ""
         fx_nodes: dict[str, torch.fx.Node] = {}
         owners: dict[torch.fx.Node, Owner] = {}
+        fx_graph = self.fx_graphs.get(graph) if isinstance(graph, ir.Graph) else None
+        fx_graph = fx_graph or _fx_graph(graph)
+        if fx_graph is not None:
+            fx_nodes = {fx_node.name: fx_node for fx_node in fx_graph.nodes}
+            self._read_ports(fx_nodes, renamed)
+            owners = self._read_owners(fx_graph)
         for node in graph:
-            if not fx_nodes and (fx_node := node.meta.get("node")) is not None:
-                fx_nodes = {fx_node.name: fx_node for fx_node in fx_node.graph.nodes}
-                self._read_ports(fx_nodes, renamed)
-                owners = self._read_owners(fx_node.graph)
             made_for = node.meta.pop("node", None) or fx_nodes.get(_fx_name(node))
             if made_for in owners:
                 node.meta[OWNER] = owners[made_for]
 
     def _read_ports(self, fx_nodes: Mapping[str, torch.fx.Node], renamed: Mapping[str, str]) -> None:
-        """Of the nodes that one marked node was decomposed into, the last tensor is its value, under its own name."""
-        for name, fx_node in fx_nodes.items():
-            made = fx_node.meta.get("val")
-            for port, item in (fx_node.meta.get("custom") or {}).get(PORTS_KEY, ()):
+        """Of the nodes that one marked node was decomposed into, the last tensor is its value, under its own name.
+
+        Of a node with several results that was decomposed, nothing says which node makes which of them.
+        """
+        marks = {
+            fx_node: ports
+            for fx_node in fx_nodes.values()
+            if (ports := (fx_node.meta.get("custom") or {}).get(PORTS_KEY))
+        }
+        made_by = Counter(port for ports in marks.values() for port, _ in ports)
+        for fx_node, ports in marks.items():
+            name, made = fx_node.name, fx_node.meta.get("val")
+            for port, item in ports:
                 if item is None and isinstance(made, torch.Tensor):
                     self.values[port] = renamed.get(name, name)
-                elif item is not None and isinstance(made, (list, tuple)):
+                elif item is not None and isinstance(made, (list, tuple)) and made_by[port] == 1:
                     items = [user.name for user in fx_node.users if user.args[1:] == (item,)]
                     value = items[0] if items else f"{name}__{item}"
                     self.values[port] = renamed.get(value, value)
@@ -309,6 +348,9 @@ class _Owners:
         return call
 
     def _nested_call(self, graph: torch.fx.Graph, key: str, path: str, parent: ModuleCall) -> ModuleCall:
+        ran = ModuleCall(path, int(key.partition("@")[2] or 0))
+        if ran in self.ran:  # captured without hooks; the key counts the calls of a module
+            return ran
         identity = (id(graph), key)
         if identity not in self.nested:
             call = ModuleCall(path, self.counts[path])
@@ -317,6 +359,26 @@ class _Owners:
             self.calls.append(TracedCall(call, parent, self.depth[call], None, None))
             self.nested[identity] = call
         return self.nested[identity]
+
+
+def _is_annotated(graph: torch.fx.Graph) -> bool:
+    """Whether the hooks of a capture ran while a graph was made; one without operations counts as such."""
+    made = [node for node in graph.nodes if node.op == "call_function"]
+    return not made or any(ADDRESS_KEY in (node.meta.get("custom") or {}) for node in made)
+
+
+def _fx_graph(graph: ir.Graph | ir.Function) -> torch.fx.Graph | None:
+    """The FX graph that a graph was translated from; ``None`` for one that a translation made."""
+    return next((fx_node.graph for node in graph if (fx_node := node.meta.get("node")) is not None), None)
+
+
+def _own_nested(graph: ir.Graph, owner: Owner | None = None) -> None:
+    """Give the nodes of a nested graph that a translation made the owner of the node that holds it."""
+    for node in graph:
+        if owner is not None and owner_of(node) is None:
+            node.meta[OWNER] = owner
+        for nested in nested_graphs(node):
+            _own_nested(nested, owner_of(node))
 
 
 def _fx_name(node: ir.Node) -> str:

@@ -33,6 +33,7 @@ from torch import nn
 from modelexport.capture.arguments import by_name, state_dict_names
 from modelexport.capture.decisions import NoDecisions
 from modelexport.capture.exported import Exported
+from modelexport.capture.hints import check_returned, way_out
 from modelexport.core.calls import ROOT, CallTree, ModuleCall, Port, Side, TensorSpec, TracedCall
 from modelexport.core.messages import collected
 from modelexport.core.owners import Evidence, Owner
@@ -104,7 +105,7 @@ def capture_by_tracing(
                 do_constant_folding=False,
             )
         except Exception as error:
-            failure, cause = _explained(error, traced.recorder), error
+            failure, cause = _explained(error, traced.recorder, way_out(model, error)), error
     if failure is not None:
         raise failure from cause
     # Without weights, so that this is quick: the exporter leaves most values without a type.
@@ -271,6 +272,7 @@ class _Traced(nn.Module):  # type: ignore[misc]
         outputs = list(graph.outputs)
         graph.outputs.clear()
         graph.outputs.extend(outputs[: len(self._returned)])
+        check_returned(model)
         passes.RemoveUnusedNodesPass()(model)
         _assign_owners(model, [traced.call for traced in seen])
         self._insert_parameters(graph, given)
@@ -366,12 +368,12 @@ def _rename(model: ir.Model) -> None:
             value.name = f"{node.name}_output_{position}"
 
 
-def _explained(error: Exception, recorder: CallRecorder) -> CaptureError:
+def _explained(error: Exception, recorder: CallRecorder, hint: str) -> CaptureError:
     """What failed and where, in one line: the call, the model's own line of code, the first line of the reason."""
     call = recorder.raised_in(error) or _translated_in(error, recorder)
     reason = next((line.strip() for line in str(error).splitlines() if line.strip()), "no reason given")[:300]
     where = f" in {call}" if call is not None else ""
-    problem = f"{type(error).__name__}{where}{_line(error)}: {reason}"
+    problem = f"{type(error).__name__}{where}{_line(error)}: {reason}{hint}"
     return CaptureError(problem, address=None if call is None else call.address, reason=reason)
 
 

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 from typer.exceptions import Abort, TyperException
 
+from modelexport.cli.arguments import spelled_out
 from modelexport.cli.commands import changing, exporting, measuring, operating, proving, reading
 from modelexport.cli.shield import Interrupted, raw, shielded
 from modelexport.core.version import __version__
@@ -25,12 +26,14 @@ app = typer.Typer(
 COMMANDS = (
     exporting.export,
     exporting.hierarchy,
+    exporting.inputs,
     reading.tree,
     reading.nodes,
     reading.compare,
     proving.verify,
     measuring.cost,
     measuring.profile,
+    measuring.report,
     changing.extract,
     operating.split,
     operating.replace,
@@ -70,7 +73,7 @@ def main() -> None:
 
 def _run() -> int:
     try:
-        status = typer.main.get_command(app)(standalone_mode=False)
+        status = typer.main.get_command(app)(spelled_out(sys.argv[1:]), standalone_mode=False)
     except ModelExportError as error:
         status = _fail(str(error), 2 if isinstance(error, UsageError) else 1)
     except TyperException as error:

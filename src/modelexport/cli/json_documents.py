@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from modelexport.exporting.packages.package import PackageResult
     from modelexport.exporting.result import ExportResult
     from modelexport.lineage.adoption import Adopted
 
@@ -23,6 +24,10 @@ def export_document(result: ExportResult) -> dict[str, Any]:
     }
     if result.weights.is_apart:
         document["weights"] = result.weights
+    if result.check is not None:
+        document["check"] = result.check
+    if result.attempts:
+        document["attempts"] = [{"frontend": one.frontend, "reason": one.reason} for one in result.attempts]
     if result.verified is not None:
         document["verify"] = {
             "agrees": result.verified.agrees,
@@ -44,4 +49,18 @@ def adopted_document(adopted: Adopted) -> dict[str, Any]:
         "untagged": adopted.untagged,
         "repeated": adopted.repeated,
         "tree": adopted.tree,
+    }
+
+
+def package_document(result: PackageResult) -> dict[str, Any]:
+    """What ``modelexport export -o FOLDER/ --json`` prints."""
+    return {
+        "folder": str(result.folder),
+        "manifest": result.manifest,
+        "parts": {name: export_document(part) for name, part in result.parts.items()},
+        "seconds": result.seconds,
+        "notes": list(result.notes),
+        "files": [str(file) for file in result.files],
+        "graph_bytes": result.graph_bytes,
+        "weight_bytes": result.weight_bytes,
     }

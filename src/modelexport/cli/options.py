@@ -15,6 +15,9 @@ MODEL_HELP = (
 )
 ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)]
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE.onnx", help="A tagged ONNX file.")]
+FileOrFolderArgument = Annotated[
+    Path, typer.Argument(metavar="FILE.onnx|FOLDER/", help="A tagged ONNX file, or a package of several.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 SelectorsArgument = Annotated[
     list[str],

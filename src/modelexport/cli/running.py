@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -51,6 +52,71 @@ def load_with_inputs(
             seed=seed,
             has_weights=loaded.weights is None,
         )
+
+
+@dataclass(frozen=True)
+class ModelChoice:
+    """MODEL and what says how to load it."""
+
+    model: str
+    inputs: Path | None = None
+    model_class: str | None = None
+    trust_remote_code: bool = False
+    seed: int = 0
+    dtype: str | None = None
+
+    def load(self, stages: Callable[[str], Any], **keywords: Any) -> tuple[Any, Any]:
+        """The model, and example inputs for it: as :func:`load_with_inputs`."""
+        return load_with_inputs(
+            self.model,
+            self.inputs,
+            self.model_class,
+            self.trust_remote_code,
+            self.seed,
+            stages,
+            dtype=self.dtype,
+            **keywords,
+        )
+
+
+def load_for_package(choice: ModelChoice, parts: str, stages: Callable[[str], Any]) -> tuple[Any, Any]:
+    """The model, without its weights where they can stay in its files, and inputs if it is exported whole."""
+    from modelexport.files.safetensors_files import INDEX, SINGLE
+
+    folder = Path(choice.model).expanduser()
+    linked = any((folder / name).is_file() for name in (SINGLE, INDEX))
+    weights: Literal["files", "auto"] = "files" if linked else "auto"
+    if parts in ("auto", "pipeline") and folder.is_dir():
+        from modelexport.pytorch.pipelines import is_pipeline, load_pipeline
+
+        if is_pipeline(folder):
+            with stages("load"):
+                return load_pipeline(folder, trust_remote_code=choice.trust_remote_code, weights=weights), None
+    loaded, example = choice.load(stages, make_inputs=False, weights=weights)
+    from modelexport.pytorch.generation import can_generate
+
+    if parts == "whole" or not can_generate(loaded.model):
+        from modelexport.pytorch.inputs import example_inputs
+
+        if choice.inputs is not None or loaded.inputs is None:
+            with stages("inputs"):
+                example = example_inputs(
+                    loaded.model,
+                    spec=choice.inputs,
+                    directory=loaded.directory,
+                    seed=choice.seed,
+                    has_weights=loaded.weights is None,
+                )
+    return loaded, example
+
+
+def named_files(path: Path) -> dict[str, Path]:
+    """The files that FILE means: itself under an empty name, or the parts of a package by name."""
+    if not path.is_dir():
+        return {"": path}
+    from modelexport.tagged.package import read_package
+
+    return read_package(path).files
 
 
 @contextmanager

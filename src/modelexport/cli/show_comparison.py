@@ -6,7 +6,7 @@ Calls that differ in the same way and by numbers in their addresses only are one
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -15,6 +15,7 @@ from modelexport.core.text import align, plural, shortened
 
 if TYPE_CHECKING:
     from modelexport.tagged.comparison import CallChange, FileComparison, FileFacts, Held, OnlyInOne
+    from modelexport.verify.changes import ChangeReport
 
 T = TypeVar("T")
 MOST = 30
@@ -204,3 +205,52 @@ def _summary(comparison: FileComparison) -> str:
         )
     same = f"{comparison.same:,} of {plural(both, 'call')} in both files are the same"
     return f"{same} in class, tags, and their own nodes' operators, attributes and parameters\n{told}"
+
+
+def format_changes(report: ChangeReport) -> str:
+    """:func:`format_comparison`, then a line for each aspect that was asked for."""
+    lines = [f"{aspect}: {'differs' if aspect in report.failed else 'the same'}" for aspect in report.asked]
+    worse = [f"  {change.column} {change.first} -> {change.second}" for change in report.costs or () if change.worse]
+    wrong = [
+        f"  {output.name}: {output.status} ({output.reason})"
+        for output in report.outputs or ()
+        if output.status != "agree"
+    ]
+    told = "\n".join([*lines, *worse, *wrong])
+    return "\n\n".join(part for part in (format_comparison(report.comparison), told) if part)
+
+
+def changes_document(report: ChangeReport) -> dict[str, Any]:
+    """What ``modelexport compare --json`` prints: the comparison, and what was asked for beside it."""
+    document: dict[str, Any] = msgspec.to_builtins(report.comparison)
+    if report.asked:
+        document |= {"asked": report.asked, "failed": report.failed}
+        document |= {"outputs": msgspec.to_builtins(report.outputs), "costs": msgspec.to_builtins(report.costs)}
+    return document
+
+
+def format_markdown(report: ChangeReport) -> str:
+    """A summary that a pull request can show."""
+    found = report.comparison
+    name = found.first.path.rpartition("/")[2], found.second.path.rpartition("/")[2]
+    verdict = "differs" if report.failed else "no change that fails"
+    lines = [f"### {name[0]} and {name[1]}: {verdict}", ""]
+    if report.asked:
+        lines += ["| checked | result |", "|---|---|"]
+        lines += [f"| {aspect} | {'**differs**' if aspect in report.failed else 'same'} |" for aspect in report.asked]
+        lines.append("")
+    lines += [f"| | {name[0]} | {name[1]} |", "|---|---|---|"]
+    cells = zip(_LINES, _fact_cells(found.first), _fact_cells(found.second), strict=True)
+    lines += [f"| {what} | {one} | {other} |" for what, one, other in cells]
+    for change in report.costs or ():
+        if change.first != change.second:
+            lines.append(f"| {change.column} | {change.first} | {change.second}{' (more)' if change.worse else ''} |")
+    changes = [(change.address, text) for change in found.changed if (text := _change(change))]
+    groups = _grouped(changes, lambda pair: pair[0], lambda pair: pair[1])
+    rows = [f"- `{_span([address for address, _ in group])}`: {group[0][1]}" for group in groups]
+    for path, only in ((name[0], found.only_in_first), (name[1], found.only_in_second)):
+        rows += [f"- only in {path}: `{_names(group)}`" for group in _grouped(only, _address, _class)]
+    rows += [f"- output `{o.name}`: {o.status} ({o.reason})" for o in report.outputs or () if o.status != "agree"]
+    rows += [f"- weights of `{name}` differ" for name in (found.values.different if found.values else [])]
+    more = [f"- and {len(rows) - MOST} more"] if len(rows) > MOST else []
+    return "\n".join([*lines, "", *rows[:MOST], *more]).rstrip()

@@ -16,6 +16,7 @@ from modelexport.tagged.tree import format_tree
 
 if TYPE_CHECKING:
     from modelexport.core.hierarchies import Comparison
+    from modelexport.exporting.checks import FileCheck
     from modelexport.exporting.result import ExportResult
     from modelexport.format.documents import Coverage
     from modelexport.surgery.extraction import Extracted
@@ -32,6 +33,7 @@ def format_hierarchy(
     calls: CallTree | None = None,
     *,
     tags: Tags | None = None,
+    static_tags: Tags | None = None,
     comparison: Comparison | None = None,
 ) -> str:
     """The hierarchy of a model as aligned text.
@@ -40,6 +42,7 @@ def format_hierarchy(
         mode: ``static`` is the tree of modules, ``traced`` the tree of calls, ``trace`` every entering and leaving of a
             call as a line of its own, ``compare`` the modules with what became of them in the run.
         calls: Needed for ``traced`` and ``trace``.
+        static_tags: With it, ``static`` shows the tag of each module, and ``compare`` those that a run gives another.
         tags: With it, ``traced`` and ``trace`` show the levels only, under the segments of their tags, with addresses.
         comparison: Needed for ``compare``.
 
@@ -48,9 +51,9 @@ def format_hierarchy(
     """
     match mode:
         case "static":
-            return _format_modules(tree)
+            return _format_modules(tree, static_tags)
         case "compare" if comparison is not None:
-            return _format_comparison(tree, comparison)
+            return _format_comparison(tree, comparison, static_tags, tags)
         case "traced" if calls is not None:
             return _format_calls(tree, calls, tags)
         case "trace" if calls is not None:
@@ -64,35 +67,46 @@ def print_hierarchy(
     calls: CallTree | None = None,
     *,
     tags: Tags | None = None,
+    static_tags: Tags | None = None,
     comparison: Comparison | None = None,
     file: TextIO | None = None,
 ) -> None:
     """Write :func:`format_hierarchy` to ``file``, standard output by default."""
-    print(format_hierarchy(mode, tree, calls, tags=tags, comparison=comparison), file=file or sys.stdout)
+    print(
+        format_hierarchy(mode, tree, calls, tags=tags, static_tags=static_tags, comparison=comparison),
+        file=file or sys.stdout,
+    )
 
 
-def _format_modules(tree: ModuleTree) -> str:
-    rows = [("MODULE", "CLASS", "PARAMETERS", "")]
+def _format_modules(tree: ModuleTree, tags: Tags | None) -> str:
+    rows = [("MODULE", "CLASS", "PARAMETERS", "TAG" if tags else "", "")]
     for module in tree:
         also = f"also {', '.join(module.aliases)}" if module.aliases else ""
         count = f"{module.parameters:,}" if module.parameters else ""
-        rows.append((indent(module.depth, module.name or "."), module.class_name, count, also))
+        tag = tags.module_tag(module.path) if tags is not None else ""
+        rows.append((indent(module.depth, module.name or "."), module.class_name, count, tag, also))
     root = tree.root
     trainable = "all trainable" if root.trainable == root.parameters else f"{root.trainable:,} trainable"
     summary = f"{plural(len(tree) - 1, 'module')} below the root, {root.parameters:,} parameters, {trainable}"
     return f"{align(rows, right={2})}\n\n{summary}"
 
 
-def _format_comparison(tree: ModuleTree, comparison: Comparison) -> str:
+def _format_comparison(tree: ModuleTree, comparison: Comparison, static: Tags | None, traced: Tags | None) -> str:
     rows = [("MODULE", "CLASS", "CALLS", "")]
+    moved = []
     for module in comparison.modules:
         place = tree[module.path]
         why = "" if module.calls else module.status.value
         rows.append((indent(place.depth, place.name or "."), module.class_name, str(module.calls), why))
+        if module.calls and static is not None and traced is not None:
+            by_holder, by_caller = static.module_tag(module.path), traced.module_tag(module.path)
+            if by_holder != by_caller:
+                moved.append(f"  {module.path}: {by_holder} as it is held, {by_caller} as it is called")
     called, never = len(comparison.called), comparison.never_called
     summary = f"{plural(called + len(never), 'module')}, the root included: {called} called, {len(never)} never called"
     listed = "".join(f"\n  {module.path}: {module.reason}" for module in never)
-    return f"{align(rows, right={2})}\n\n{summary}{listed}"
+    differing = "\n".join(["", "", "tags that depend on who calls:", *moved]) if moved else ""
+    return f"{align(rows, right={2})}\n\n{summary}{listed}{differing}"
 
 
 @dataclass(frozen=True)
@@ -186,6 +200,15 @@ def print_nodes(nodes: Sequence[NodeRow]) -> None:
     print(format_nodes(nodes))
 
 
+def format_inputs(described: Mapping[str, Mapping[str, object]]) -> str:
+    """Example inputs, one a line: name, element type and shape, least and largest element."""
+    rows = [("INPUT", "TYPE", "LEAST", "LARGEST")]
+    for name, one in described.items():
+        sizes = ", ".join(map(str, one["shape"])) if isinstance(one["shape"], list) else ""
+        rows.append((name, f"{one['dtype']}[{sizes}]", f"{one['least']}", f"{one['largest']}"))
+    return align(rows, right={2, 3})
+
+
 def format_extracted(extracted: Sequence[Extracted]) -> str:
     """Extracted calls: a line for each, then its inputs and outputs."""
     lines = []
@@ -207,12 +230,21 @@ def print_extracted(extracted: Sequence[Extracted]) -> None:
 def format_export(result: ExportResult) -> str:
     """What an export made: tree, coverage, files, verification, time by stage."""
     lines = [format_tree(result.tree, result.coverage)]
+    if result.check is not None:
+        lines.append(_format_check(result.check))
     if result.verified is not None:
         lines.append(format_verification(result.verified))
     lines.append(f"wrote {', '.join(str(file) for file in result.files)}")
     lines += format_weights(result.weights)
     lines.append(", ".join(f"{stage} {spent:.1f} s" for stage, spent in result.seconds.items()))
     return "\n".join(lines)
+
+
+def _format_check(check: FileCheck) -> str:
+    where = f" ({check.step})" if check.step else ""
+    if check.status == "passed":
+        return f"check: passed; outputs within {check.largest or 0.0:.1e} of the largest element"
+    return f"check: {check.status}{where}: {check.reason}"
 
 
 def format_weights(weights: WeightsSummary) -> list[str]:

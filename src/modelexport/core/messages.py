@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from pathlib import Path
 
 from modelexport.core.exclusive import EXCLUSIVE
 from modelexport.core.text import without_paths
@@ -27,6 +28,20 @@ class _Collector(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         _add(self._messages, record.getMessage())
+
+
+class _LastResort(logging.Handler):
+    """Collects what those packages log under names of their own, such as a file's; passes on what others log."""
+
+    def __init__(self, messages: list[str], before: logging.Handler | None) -> None:
+        super().__init__(logging.WARNING)
+        self._messages, self._before = messages, before
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not set(PACKAGES).isdisjoint(Path(record.pathname).parts):
+            _add(self._messages, record.getMessage())
+        elif self._before is not None:
+            self._before.handle(record)
 
 
 @contextmanager
@@ -57,12 +72,15 @@ def _collect() -> Iterator[list[str]]:
     before = [(logger, logger.handlers[:], logger.propagate) for logger in loggers]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
+        last_resort = logging.lastResort
+        logging.lastResort = _LastResort(messages, last_resort)
         for logger in loggers:
             logger.handlers[:] = [_Collector(messages)]
             logger.propagate = False
         try:
             yield messages
         finally:
+            logging.lastResort = last_resort
             for logger, handlers, propagate in before:
                 logger.handlers[:] = handlers
                 logger.propagate = propagate

@@ -2,18 +2,131 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+import numpy as np
+import onnx
 
 from modelexport.core.stages import Stages
+from modelexport.errors import CheckError, UsageError
 from modelexport.exporting.options import Options
 from modelexport.format import documents
 from modelexport.tagged.flattening import runnable
+from modelexport.verify.differences import TOLERANCES, Difference, compare_arrays
 from modelexport.verify.verdicts import VerifyReport
+from modelexport.weights.placement import WeightsSummary
 
 if TYPE_CHECKING:
     from torch import nn
+
+CheckStep = Literal["onnx.checker", "loading", "running", "outputs"]
+
+
+class FileCheck(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the check of a file gave."""
+
+    status: Literal["passed", "failed", "skipped"]
+    step: CheckStep | None = None
+    """Where it failed, or what could not be done."""
+    reason: str = ""
+    largest: float | None = None
+    """The largest difference of any output, relative to the largest element of that output."""
+
+
+def check_file(
+    model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any], path: Path, weights: WeightsSummary, options: Options
+) -> FileCheck:
+    """Look whether a file is valid, ONNX Runtime loads it, and it computes the model's outputs.
+
+    Args:
+        inputs: The example inputs; not changed.
+        path: The file, where it can be run.
+        weights: Where its weights are.
+    """
+    if options.weights.source is not None or weights.absent_bytes:
+        return FileCheck(status="skipped", reason="the weights of the model are not in memory")
+    with runnable(path, options.tags.tags_as) as file:
+        if not weights.linked and (fault := _invalid(file)):
+            return FileCheck(status="failed", step="onnx.checker", reason=fault)
+        return _check_outputs(model, inputs, file)
+
+
+def _invalid(path: Path) -> str:
+    try:
+        onnx.checker.check_model(str(path), full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        return " ".join(str(error).split())[:_REASON]
+    return ""
+
+
+_REASON = 300
+"""Characters of a reason that a message quotes."""
+
+_NO_KERNEL = "NOT_IMPLEMENTED"
+"""What ONNX Runtime says of an operator that it has no code for on this device, for the types of the file."""
+
+_HALF = ("float16", "bfloat16")
+
+
+def _check_outputs(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any], path: Path) -> FileCheck:
+    from modelexport.runtime.sessions import open_session, run_session
+    from modelexport.verify.model import feeds, run_module
+
+    expected = run_module(model, copy.deepcopy(inputs))
+    step: CheckStep = "loading"
+    try:
+        runs = open_session(path, optimized=True)
+        step = "running"
+        actual = run_session(runs, feeds(inputs, runs))
+    except UsageError as error:
+        half = any(str(one.dtype).removeprefix("torch.") in _HALF for one in (*model.parameters(), *model.buffers()))
+        status: Literal["failed", "skipped"] = "skipped" if half and _NO_KERNEL in str(error) else "failed"
+        return FileCheck(status=status, step=step, reason=str(error)[:_REASON])
+    if len(expected) != len(actual):
+        reason = f"PyTorch returns {len(expected)} tensors and the file {len(actual)}"
+        return FileCheck(status="failed", step="outputs", reason=reason)
+    differences = [_compare(name, one, actual[name]) for name, one in zip(actual, expected, strict=True)]
+    wrong = [difference for difference in differences if difference.status != "agree"]
+    largest = max((_relative(d, e) for d, e in zip(differences, expected, strict=True)), default=0.0)
+    if not wrong:
+        return FileCheck(status="passed", largest=largest)
+    if _is_random(model, inputs):
+        return FileCheck(status="skipped", step="outputs", reason="the model computes with random numbers")
+    reason = f"{wrong[0].name} is not what PyTorch computes: {wrong[0].reason}"
+    return FileCheck(status="failed", step="outputs", reason=reason, largest=largest)
+
+
+def _compare(name: str, expected: Any, actual: Any) -> Difference:
+    """Compare an output with what it should be, an element's difference relative to the largest element."""
+    absolute, relative = TOLERANCES.get(str(expected.dtype), (0.0, 0.0))
+    return compare_arrays(name, expected, actual, limits=(absolute * max(1.0, _size(expected)), relative))
+
+
+def _size(array: Any) -> float:
+    """The largest finite absolute value."""
+    numbers = np.abs(array.astype(np.complex128 if array.dtype.kind == "c" else np.float64))
+    return float(np.max(numbers[np.isfinite(numbers)], initial=0.0))
+
+
+def _relative(difference: Difference, expected: Any) -> float:
+    if difference.absolute is None or str(expected.dtype) not in TOLERANCES:
+        return 0.0
+    return difference.absolute / max(_size(expected), float(np.finfo(np.float32).tiny))
+
+
+def _is_random(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any]) -> bool:
+    """Whether the model gives something else for the same inputs when random numbers begin elsewhere."""
+    from modelexport.verify.model import run_module
+
+    one, other = (run_module(model, copy.deepcopy(inputs), seed=seed) for seed in (1, 2))
+    return any(
+        a.shape != b.shape or not np.array_equal(a, b, equal_nan=a.dtype.kind in "fc")
+        for a, b in zip(one, other, strict=True)
+    )
 
 
 def run_checks(
@@ -21,17 +134,32 @@ def run_checks(
     inputs: Mapping[str, Any] | Sequence[Any],
     path: Path,
     hierarchy: documents.Hierarchy,
+    weights: WeightsSummary,
     options: Options,
     stages: Stages,
-) -> VerifyReport | None:
-    """Verify a file that was just written and keep its reference values, as far as the options ask for it.
+    *,
+    must_pass: bool,
+) -> tuple[FileCheck | None, VerifyReport | None]:
+    """Check a file that was just written, verify it and keep its reference values, as far as the options ask for it.
 
     Returns:
-        The verification; ``None`` if it was not asked for.
+        The check and the verification; ``None`` for what was not asked for.
+
+    Raises:
+        CheckError: The file does not pass the check, and has to.
     """
     from modelexport.verify.model import record_reference, verify  # nothing else of an export needs ONNX Runtime
 
-    verified = None
+    check = verified = None
+    if options.checks.check:
+        with stages("check"):
+            check = check_file(model, inputs, path, weights, options)
+        if check.status == "failed" and must_pass:
+            raise CheckError(
+                f"the file is wrong and was not written ({check.step}): {check.reason}; "
+                f"--keep-anyway (keep_anyway=True) writes it all the same",
+                reason=check.reason,
+            )
     kept, source = options.checks.reference, options.weights.source
     if options.checks.verify:
         with stages("verify"), runnable(path, options.tags.tags_as) as file:
@@ -47,4 +175,4 @@ def run_checks(
                 announce=lambda size: stages.tell(f"reference values, {size / 1e6:,.1f} MB"),
                 weights=source,
             )
-    return verified
+    return check, verified

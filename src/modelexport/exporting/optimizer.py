@@ -57,19 +57,34 @@ def optimize_graph(
     )(model)
 
 
-def finish(model: ir.Model, output_names: Sequence[str]) -> None:
+def finish(model: ir.Model, output_names: Sequence[str], reserved: Collection[str] = ()) -> None:
     """Make the outputs of the graph distinct values under the given names, and every other name unique, in place.
 
     A node that this needs belongs to the call whose value it passes on.
+
+    Args:
+        reserved: Names that no output may have: those of parameters, also where the graph has none of that name now.
     """
     passes.OutputFixPass()(model)
+    _compute_outputs(model.graph)
     for node in all_nodes(model):
         if owner_of(node) is None and node.inputs and (value := node.inputs[0]) is not None:
             producer = value.producer()
             owner = owner_of(producer) if producer is not None else Owner((ROOT,))
             if owner is not None:
                 node.meta[OWNER] = Owner((owner.call,), Evidence.DERIVED)
-    taken = {value.name for value in (*model.graph.inputs, *model.graph.initializers.values())}
+    taken = {value.name for value in (*model.graph.inputs, *model.graph.initializers.values())}.union(reserved)
     for value, name in zip(model.graph.outputs, output_names, strict=True):
         value.name = f"output.{name}" if name in taken else name
     passes.NameFixPass()(model)
+
+
+def _compute_outputs(graph: ir.Graph) -> None:
+    """Put a node before each output that is an initializer, which has a name of its own: that of its parameter."""
+    for index, value in enumerate(graph.outputs):
+        if value.is_initializer():
+            node = ir.node("Identity", [value], name=f"return_{value.name}")
+            node.outputs[0].shape, node.outputs[0].type = value.shape, value.type
+            node.meta[OWNER] = Owner((ROOT,), Evidence.DERIVED)
+            graph.append(node)
+            graph.outputs[index] = node.outputs[0]

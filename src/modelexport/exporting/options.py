@@ -7,7 +7,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypedDict
 
+from modelexport.capture.choice import Attempt
 from modelexport.core.tags import Granularity
+from modelexport.format import documents
 from modelexport.tagged.encodings import Encoding
 from modelexport.weights import WeightsMode
 from modelexport.weights.sources import Weights
@@ -51,6 +53,11 @@ class WeightOptions:
 class CheckOptions:
     """How a file is checked."""
 
+    check: bool = True
+    """Write a file only if it is valid, ONNX Runtime loads it, and it computes the model's outputs of the example
+    inputs."""
+    keep_anyway: bool = False
+    """Write a file that fails this check all the same; the result says what is wrong with it."""
     verify: bool = False
     """Run both models on the example inputs and compare every output, every call and every parameter."""
     reference: bool | Sequence[str] = False
@@ -60,7 +67,7 @@ class CheckOptions:
     @property
     def any(self) -> bool:
         """Whether the file has to run before it is moved into place."""
-        return self.verify or bool(self.reference)
+        return self.check or self.verify or bool(self.reference)
 
 
 class Keywords(TypedDict, total=False):
@@ -74,6 +81,8 @@ class Keywords(TypedDict, total=False):
     node_names: NodeNames
     weights: WeightsMode
     source: Weights | None
+    check: bool
+    keep_anyway: bool
     verify: bool
     reference: bool | Sequence[str]
 
@@ -101,3 +110,17 @@ class Options:
         if left:
             raise TypeError(f"export() got an unexpected keyword argument '{next(iter(left))}'")
         return Options(**groups)
+
+    def settings(
+        self, frontend: str, attempts: Sequence[Attempt], *, dynamic: bool, optimized: bool
+    ) -> documents.Settings:
+        """What the sidecar says of an export with these options."""
+        return documents.Settings(
+            frontend=frontend,
+            dynamo_failure=next((one.reason for one in attempts if one.frontend == "dynamo"), ""),
+            granularity=self.tags.granularity,
+            include=sorted(self.tags.include),
+            exclude=sorted(self.tags.exclude),
+            dynamic=dynamic,
+            optimize=optimized,
+        )

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from modelexport.capture import FrontEnd
-from modelexport.capture.choice import capture, check_opset
+from modelexport.capture.choice import Attempt, capture, check_opset, first_that_passes
+from modelexport.capture.exported import Exported
 from modelexport.core.exclusive import exclusive
 from modelexport.core.stages import Stages
 from modelexport.exporting.checks import run_checks
+from modelexport.exporting.interface import AS_CAPTURED
 from modelexport.exporting.options import Keywords, Options
 from modelexport.exporting.report import write_report
 from modelexport.exporting.result import ExportResult
 from modelexport.exporting.steps import describe, encode, encode_documents, optimize_exported, remember, tag
 from modelexport.files.atomic import Replacement, check_writable
-from modelexport.format.documents import Settings
 from modelexport.graph.owners import owned_operators
 from modelexport.pytorch.static import module_tree
 from modelexport.tagged.documents.dag import check_dag_directory, dag_document, write_dag_files
@@ -39,6 +41,7 @@ def export(
     dynamic: bool = False,
     opset: int | None = None,
     optimized: bool = True,
+    interface: Callable[[Exported], Exported] = AS_CAPTURED,
     options: Options | None = None,
     dag_dir: str | Path | None = None,
     stages: Stages | None = None,
@@ -53,10 +56,11 @@ def export(
         inputs: Example inputs: keyword arguments of ``forward``, or positional ones.
         path: ``DIR/NAME.onnx``; the documents are written beside it.
         name: What the documents call the model; its class if left out.
-        frontend: ``dynamo``, ``torchscript``, or ``auto``: `torchscript` where `dynamo` fails.
+        frontend: ``dynamo``, ``torchscript``, or ``auto``: the first whose file passes its check.
         dynamic: Leave every axis of every input that the model does not fix open.
         opset: The opset of the standard domain; the exporter's default if left out.
         optimized: Fold constants, rewrite and merge equal nodes.
+        interface: Names the inputs, outputs and open axes of what was captured.
         options: How it is tagged, where its weights go, how it is checked; each option is a keyword as well.
         dag_dir: A folder for the entries of ``NAME.dag.json`` as files of their own; made if need be.
         stages: Times the stages of the export; says on the way which one is running.
@@ -67,69 +71,84 @@ def export(
         InputsError: The inputs do not fit.
         OutputError: The files cannot be written. What was there before is still there.
         UntaggedNodeError: A node has no owner. Nothing is written.
+        CheckError: The file is invalid, does not load, or computes something else. Nothing is written.
     """
     path, stages = Path(path), stages or Stages()
     options = (options or Options()).replaced_by(keywords)
     check_opset(opset)
     check_writable(path)
-    if dag_dir is not None:
-        check_dag_directory(Path(dag_dir))
-    with stages("capture"):
-        tree = module_tree(model)
-        exported = capture(model, inputs, frontend, dynamic=dynamic, opset=opset)
-    with stages("optimize"):
-        before = remember(model, exported, options.weights.source)
-        messages = [*exported.messages, *(optimize_exported(exported, before) if optimized else ())]
-    with stages("tag"):
-        tagged = tag(exported, before, tree, options.tags)
-    with stages("documents"):
-        settings = Settings(
-            frontend=exported.frontend,
-            dynamo_failure=exported.dynamo_failure,
-            granularity=options.tags.granularity,
-            include=sorted(options.tags.include),
-            exclude=sorted(options.tags.exclude),
-            dynamic=dynamic,
-            optimize=optimized,
+    folder = None if dag_dir is None else Path(dag_dir)
+    if folder is not None:
+        check_dag_directory(folder)
+    job = _Job(model, inputs, path, name, dynamic, opset, optimized, interface, options, folder, stages)
+    return first_that_passes(frontend, job.export_by, keep_anyway=options.checks.keep_anyway)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One export: everything but the front end that does it."""
+
+    model: nn.Module
+    inputs: Mapping[str, Any] | Sequence[Any]
+    path: Path
+    name: str | None
+    dynamic: bool
+    opset: int | None
+    optimized: bool
+    interface: Callable[[Exported], Exported]
+    options: Options
+    dag_dir: Path | None
+    stages: Stages
+
+    def export_by(self, frontend: FrontEnd, attempts: Sequence[Attempt], keep_anyway: bool) -> ExportResult:
+        """Export with a front end. The files are moved into place when all of it went well."""
+        model, options, stages = self.model, self.options, self.stages
+        with stages("capture"):
+            tree = module_tree(model)
+            exported = self.interface(capture(model, self.inputs, frontend, dynamic=self.dynamic, opset=self.opset))
+        with stages("optimize"):
+            before = remember(model, exported, options.weights.source)
+            messages = [*exported.messages, *(optimize_exported(exported, before) if self.optimized else ())]
+        with stages("tag"):
+            tagged = tag(exported, before, tree, options.tags)
+        with stages("documents"):
+            settings = options.settings(exported.frontend, attempts, dynamic=self.dynamic, optimized=self.optimized)
+            hierarchy = describe(model, exported, before, tagged, name=self.name, settings=settings)
+            dags = dag_document(exported.model, tagged.tags)
+            documents = encode_documents(hierarchy, dags, exported.model, tagged.tags)
+        with stages("encoding"):
+            functions = encode(exported.model, tagged.tags, options.tags.tags_as)
+        with Replacement() as replacement:
+            staging = replacement.folder(self.path.parent)
+            staged = staging / self.path.name
+            with stages("write"):
+                graph = functions.model if functions else exported.model
+                how, source = options.weights.weights, options.weights.source
+                weights = save_with_weights(
+                    graph, self.path, staging, mode=how, parameters=tagged.origins, weights=source, documents=documents
+                )
+                for suffix, document in documents.items():
+                    staged.with_suffix(suffix).write_bytes(document)
+            with reachable(staging, self.path, weights) if options.checks.any else nullcontext():
+                check, verified = run_checks(
+                    model, self.inputs, staged, hierarchy, weights, options, stages, must_pass=not keep_anyway
+                )
+            report = staged.with_suffix(".report.md")
+            write_report(report, hierarchy, stages.seconds, verified, functions, weights, messages, check, attempts)
+            files = [self.path.parent / file.name for file in sorted(staging.iterdir())]
+            if self.dag_dir is not None:
+                write_dag_files(replacement, self.dag_dir, dags)
+                files.append(self.dag_dir)
+        return ExportResult(
+            path=self.path,
+            hierarchy=hierarchy,
+            tree=tree_rows(owned_operators(exported.model), exported.calls, tagged.tags.tag),
+            seconds=stages.seconds,
+            verified=verified,
+            files=files,
+            check=check,
+            attempts=attempts,
+            functions=functions,
+            weights=weights,
+            messages=messages,
         )
-        hierarchy = describe(model, exported, before, tagged, name=name, settings=settings)
-        dags = dag_document(exported.model, tagged.tags)
-        documents = encode_documents(hierarchy, dags, exported.model, tagged.tags)
-    with stages("encoding"):
-        functions = encode(exported.model, tagged.tags, options.tags.tags_as)
-    with Replacement() as replacement:
-        staging = replacement.folder(path.parent)
-        staged = staging / path.name
-        with stages("write"):
-            written = functions.model if functions else exported.model
-            weights = save_with_weights(
-                written,
-                path,
-                staging,
-                mode=options.weights.weights,
-                parameters=tagged.origins,
-                weights=options.weights.source,
-                documents=documents,
-            )
-            for suffix, document in documents.items():
-                staged.with_suffix(suffix).write_bytes(document)
-        with reachable(staging, path, weights) if options.checks.any else nullcontext():
-            verified = run_checks(model, inputs, staged, hierarchy, options, stages)
-        write_report(
-            staged.with_suffix(".report.md"), hierarchy, stages.seconds, verified, functions, weights, messages
-        )
-        files = [path.parent / file.name for file in sorted(staging.iterdir())]
-        if dag_dir is not None:
-            write_dag_files(replacement, Path(dag_dir), dags)
-            files.append(Path(dag_dir))
-    return ExportResult(
-        path=path,
-        hierarchy=hierarchy,
-        tree=tree_rows(owned_operators(exported.model), exported.calls, tagged.tags.tag),
-        seconds=stages.seconds,
-        verified=verified,
-        files=files,
-        functions=functions,
-        weights=weights,
-        messages=messages,
-    )

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from modelexport.capture.choice import Attempt
+from modelexport.exporting.checks import FileCheck
 from modelexport.format import documents, keys
 from modelexport.graph.nodes import all_nodes
 from modelexport.tagged.encodings.functions import FunctionsModel
@@ -24,9 +26,12 @@ def write_report(
     functions: FunctionsModel | None = None,
     weights: WeightsSummary | None = None,
     messages: Sequence[str] = (),
+    check: FileCheck | None = None,
+    attempts: Sequence[Attempt] = (),
 ) -> None:
     """Write the report of an export as Markdown."""
-    path.write_text(format_report(hierarchy, seconds, verified, functions, weights, messages), encoding="utf-8")
+    text = format_report(hierarchy, seconds, verified, functions, weights, messages, check, attempts)
+    path.write_text(text, encoding="utf-8")
 
 
 def format_report(
@@ -36,6 +41,8 @@ def format_report(
     functions: FunctionsModel | None = None,
     weights: WeightsSummary | None = None,
     messages: Sequence[str] = (),
+    check: FileCheck | None = None,
+    attempts: Sequence[Attempt] = (),
 ) -> str:
     """The report: tree, coverage, time by stage, what has no nodes and why, the weights, and the verification."""
     model, coverage = hierarchy.model, hierarchy.coverage
@@ -44,7 +51,7 @@ def format_report(
         f"`{model.class_name}`, {model.parameters:,} parameters, {len(hierarchy.nodes):,} nodes, "
         f"{len(hierarchy.initializers):,} initializers, opset {model.opset}, "
         f"front end `{hierarchy.settings.frontend}`.",
-        *_failure(hierarchy.settings.dynamo_failure),
+        *_attempts(attempts),
         "## Coverage",
         _table(
             ("evidence", "nodes"),
@@ -55,6 +62,7 @@ def format_report(
                 ("untagged", coverage.untagged),
             ],
         ),
+        *_check(check),
         *_verification(verified),
         "## Time by stage",
         _table(("stage", "seconds"), [(stage, f"{spent:.2f}") for stage, spent in seconds.items()]),
@@ -93,10 +101,26 @@ def _messages(messages: Sequence[str]) -> list[str]:
     return ["## Warnings of the exporter", "\n".join(f"- {message}" for message in messages)]
 
 
-def _failure(reason: str) -> list[str]:
-    if not reason:
+def _attempts(attempts: Sequence[Attempt]) -> list[str]:
+    if not attempts:
         return []
-    return ["The front end `dynamo`, tried first, gave up:", f"```\n{reason}\n```"]
+    return [
+        "## Front ends that were tried first",
+        *(f"`{one.frontend}` gave no file that could be taken:\n\n```\n{one.reason}\n```" for one in attempts),
+    ]
+
+
+def _check(check: FileCheck | None) -> list[str]:
+    if check is None:
+        return ["## Check", "Not asked for."]
+    told = {"passed": "Passed", "failed": "**Failed**", "skipped": "Skipped"}[check.status]
+    where = f" ({check.step})" if check.step else ""
+    largest = "" if check.largest is None else f"; the largest difference is {check.largest:.2e} of the largest element"
+    return [
+        "## Check",
+        "`onnx.checker`, loading in ONNX Runtime, and the outputs of the example inputs against PyTorch's: "
+        f"{told}{where}{': ' + check.reason if check.reason else ''}{largest}.",
+    ]
 
 
 def _verification(verified: VerifyReport | None) -> list[str]:

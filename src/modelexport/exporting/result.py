@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from modelexport.capture.choice import Attempt
+from modelexport.exporting.checks import FileCheck
 from modelexport.format import documents
 from modelexport.tagged.encodings.functions import FunctionsModel
 from modelexport.tagged.tree import TreeRow
@@ -31,6 +33,12 @@ class ExportResult:
 
     files: Sequence[Path]
     """Every file that was written; of the DAG files the folder."""
+
+    check: FileCheck | None = None
+    """What the check of the file gave; ``None`` if it was not asked for."""
+
+    attempts: Sequence[Attempt] = ()
+    """The front ends that were tried first, and why their files were not taken."""
 
     functions: FunctionsModel | None = None
     """With the `functions` encoding: the model as written, and the calls that could not become functions."""

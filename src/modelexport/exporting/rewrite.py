@@ -7,13 +7,17 @@ operator.
 The rules that fold a BatchNormalization into the weights before it are left out: they replace five parameters with a
 tensor that is not a parameter, and runtimes do the same when they load the file.
 
-Two private names of onnxscript are used, here and nowhere else: the tuple of default rules, so that we rewrite what the
-bare exporter rewrites, and the pattern of a rule, which alone knows the operator. `tests/test_rewrite.py` fails when
-either changes.
+onnxscript's patterns take a constant up to 1e-8 for zero and one within 1e-5 of one for one, and would drop the epsilon
+of ``x * log(x + 1e-9)`` and the factor of ``x * 1.000009``. Here a constant is what it is.
+
+Private names of onnxscript are used, here and nowhere else: the tuple of default rules, so that we rewrite what the
+bare exporter rewrites, the pattern of a rule, which alone knows the operator, and the tolerances of its constants.
+`tests/test_rewrite.py` fails when one changes.
 """
 
 from __future__ import annotations
 
+import copy
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -21,6 +25,7 @@ from typing import Any
 import onnx_ir as ir
 from onnxscript import rewriter
 from onnxscript.rewriter import RewriteRule, RewriteRuleSet
+from onnxscript.rewriter._pattern_ir import Constant
 from onnxscript.rewriter.rules import common
 
 _COMPUTES_WEIGHTS = (
@@ -31,8 +36,24 @@ _COMPUTES_WEIGHTS = (
 
 
 def default_rules() -> list[RewriteRule]:
-    """The rules that ``torch.onnx``'s optimiser applies, in its order, less those that compute weights."""
-    return [rule for rule in rewriter._DEFAULT_REWRITE_RULES if rule not in _COMPUTES_WEIGHTS]
+    """The rules that ``torch.onnx``'s optimiser applies, in its order, less those that compute weights.
+
+    Copies, whose constants match nothing but themselves.
+    """
+    return [_exact(rule) for rule in rewriter._DEFAULT_REWRITE_RULES if rule not in _COMPUTES_WEIGHTS]
+
+
+def _exact(rule: RewriteRule) -> RewriteRule:
+    constants = [value for node in rule._target_pattern for value in node.inputs if isinstance(value, Constant)]
+    if not constants:
+        return rule
+    # A copy: the rule belongs to everybody in this process.
+    exact = copy.deepcopy(rule)
+    for node in exact._target_pattern:
+        for value in node.inputs:
+            if isinstance(value, Constant):
+                value._rel_tol = value._abs_tol = 0.0
+    return exact
 
 
 def root_operator(rule: RewriteRule) -> ir.OperatorIdentifier | None:

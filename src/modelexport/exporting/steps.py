@@ -99,7 +99,7 @@ def tag(exported: Exported, before: Unoptimized, tree: ModuleTree, options: TagO
     graph = exported.model
     bind_tensors(before.tensors)
     present = derive_owners(before.source, graph)
-    finish(graph, exported.output_names)
+    finish(graph, exported.output_names, before.entries)
     coverage = check_coverage(graph)
     tags = Tags(tree, exported.calls, granularity=options.granularity, include=options.include, exclude=options.exclude)
     origins = name_after_entries(graph, find_origins(before.computed, graph))

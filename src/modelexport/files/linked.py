@@ -10,7 +10,7 @@ import hashlib
 import mmap
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,6 +22,7 @@ import onnx_ir as ir
 from modelexport.errors import FileFormatError, WeightsError
 from modelexport.files.regular import open_regular
 from modelexport.files.safetensors_files import read_header
+from modelexport.files.tensors import all_tensors
 from modelexport.files.wire import without_weights
 from modelexport.format import documents, keys
 from modelexport.graph.initializers import bind_tensors
@@ -321,25 +322,10 @@ def data_files(path: Path) -> list[Path]:
         raise
     except Exception as error:  # protobuf's exception type is not public
         raise FileFormatError(f"{path} is not an ONNX file, or damaged ({type(error).__name__})") from error
-    locations = {entry.value for tensor in _tensors(model) for entry in tensor.external_data if entry.key == "location"}
+    locations = {
+        entry.value for tensor in all_tensors(model) for entry in tensor.external_data if entry.key == "location"
+    }
     return [path.parent / location for location in sorted(locations) if "\0" not in location]
-
-
-def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    graphs = [model.graph]
-    nodes = [function.node for function in model.functions]
-    while graphs or nodes:
-        if graphs:
-            graph = graphs.pop()
-            yield from graph.initializer
-            nodes.append(graph.node)
-        for node in nodes.pop() if nodes else ():
-            for attribute in node.attribute:
-                yield attribute.t
-                yield from attribute.tensors
-                graphs.extend(attribute.graphs)
-                if attribute.HasField("g"):
-                    graphs.append(attribute.g)
 
 
 def seal_data(path: Path) -> documents.DataFile:

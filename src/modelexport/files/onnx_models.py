@@ -17,6 +17,7 @@ from modelexport.files.atomic import check_space
 from modelexport.files.embedded import EmbeddedTensor, OpenFile
 from modelexport.files.expansion import check_functions
 from modelexport.files.linked import data_files, read_linked, seal_data, weights_beside
+from modelexport.files.tensors import check_data, check_nodes
 from modelexport.files.wire import SMALL, with_weights, without_weights
 from modelexport.format import keys
 from modelexport.graph.initializers import bind_tensors
@@ -48,8 +49,10 @@ def load_onnx(path: Path, *, ours: bool = True) -> ir.Model:
         raise FileFormatError(f"{path} is empty: it was not written completely; export it again")
     try:
         model = _read(path, ours)
-    except FileFormatError:
-        raise
+    except FileFormatError as error:
+        if str(path) in str(error):
+            raise
+        raise FileFormatError(f"{path}: {error}") from error
     except Exception as error:  # protobuf's exception type is not public, and damage shows in many ways
         raise FileFormatError(f"{path} is not an ONNX file, or damaged ({type(error).__name__})") from error
     if not model.opset_imports and not len(model.graph):
@@ -65,14 +68,14 @@ def _read(path: Path, ours: bool) -> ir.Model:
             raise FileFormatError(f"{path} has a graph of {len(rest):,} bytes, and at most {PROTO_BYTES:,} are read")
         proto = onnx.ModelProto.FromString(rest)
         check_functions(proto)
+        check_nodes(proto)
+        check_data(proto, places)
         model = ir.serde.deserialize_model(proto)
         weakref.finalize(model, file.close).atexit = False
         _upgrade(model)
         for value in initializers(model):
             if value.const_value is not None:
                 _move_properties(value.const_value, value)
-                if any(size < 0 for size in value.const_value.shape.numpy()):
-                    raise ValueError(f"{value.name} has a negative size")
         bind_tensors(dict(_embedded_tensors(model, file, places)))
         if b"location" in rest:  # the key of every tensor in another file
             read_linked(model, path.parent, ours=ours)
@@ -118,6 +121,7 @@ def save_model(
     external: bool | None = None,
     tensors: Mapping[ir.Value, ir.TensorProtocol] | None = None,
     documents: Mapping[str, bytes] | None = None,
+    same_graph: bool = False,
 ) -> None:
     """Write a model with its weights inside it, or in ``NAME.onnx.data`` beside it; one of them at a time is in memory.
 
@@ -128,6 +132,7 @@ def save_model(
         external: Beside it; if left out, where some of them are in files of their own now, or all exceed 1 GB.
         tensors: What to write for some initializers instead of their own tensors.
         documents: What will lie beside it: the end of each name to the content. It has to be this when it is read.
+        same_graph: What lies beside it is the same as before: only weights differ.
 
     Raises:
         OSError: The file cannot be written.
@@ -138,7 +143,8 @@ def save_model(
         apart = any(isinstance(tensor, ir.ExternalTensor) for tensor in now.values())
         external = apart or sum(tensor.nbytes for tensor in now.values()) > LARGEST_INSIDE
     now.update(tensors or {})
-    record_documents(model, documents or {})
+    if not same_graph:
+        record_documents(model, documents or {})
     for key in (keys.WEIGHTS, keys.DATA):
         model.metadata_props.pop(key, None)
     outside = {value: now[value] for value in now if external and now[value].nbytes >= SMALLEST_OUTSIDE}
@@ -204,7 +210,11 @@ def save_with_references(
     now = {value: placed.get(value, value.const_value) for value in model.graph.initializers.values()}
     streamed = {v: t for v, t in now.items() if t is not None and not isinstance(t, ir.ExternalTensor) and _is_large(t)}
     described = {value: _without_data(tensor) for value, tensor in streamed.items()}
-    rest = to_proto(model, {**placed, **described}).SerializeToString()
+    try:
+        rest = to_proto(model, {**placed, **described}).SerializeToString()
+    except (ir.serde.SerdeError, UnicodeError) as error:  # names that are not text
+        reason = " ".join(str(error.__cause__ or error).split())[:200]
+        raise FileFormatError(f"the model holds what cannot be written again: {reason}") from error
     parts = with_weights(rest, {value.name or "": tensor for value, tensor in streamed.items()})
     check_space(path, sum(len(part) if isinstance(part, bytes) else part.nbytes for part in parts))
     with path.open("wb") as file:

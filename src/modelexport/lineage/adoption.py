@@ -137,7 +137,7 @@ def _adopt_tagged(path: Path, output: Path, keep_torch_metadata: bool) -> Adopte
     tagged = read_tagged(path)
     try:
         earlier = msgspec.json.decode(tagged.model.metadata_props.get(keys.ADOPTED, "{}"), type=dict[CallSource, int])
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeError) as error:
         raise FileFormatError(f"{path} has damaged tags ({error}): adopt the original again") from error
     sources = Counter(earlier)
     if not earlier:

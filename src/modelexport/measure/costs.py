@@ -17,13 +17,21 @@ from modelexport.graph.owners import owner_of
 from modelexport.measure import columns
 from modelexport.measure.liveness import live_bytes
 from modelexport.measure.operators import work_of
+from modelexport.measure.page import embedded_page
 from modelexport.measure.shapes import Shapes, Size, find_shapes
 from modelexport.measure.table import NodeFigures, Table
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.weights.transforms import parameter_plan, state_dict_of
 
 
-def cost(file: str | Path | TaggedFile, sizes: Mapping[str, int] | None = None) -> Table:
+class CostTable(Table):
+    """What :func:`cost` returns. In a notebook it is a page to look around in."""
+
+    def _repr_html_(self) -> str:
+        return embedded_page(self, main=columns.FLOPS.name)
+
+
+def cost(file: str | Path | TaggedFile, sizes: Mapping[str, int] | None = None) -> CostTable:
     """What each module call of a tagged file stores, computes and moves, in one run.
 
     Args:
@@ -58,7 +66,7 @@ def cost(file: str | Path | TaggedFile, sizes: Mapping[str, int] | None = None) 
         for node, figures in zip(tagged.nodes, nodes, strict=True):
             if node in live and isinstance(figures.figures, dict):
                 figures.figures[columns.PEAK_BYTES.name] = live[node]
-    return Table(
+    return CostTable(
         calls=tagged.calls,
         tags=tagged.tags,
         columns=shown,

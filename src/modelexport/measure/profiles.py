@@ -27,6 +27,7 @@ from modelexport.lineage.descent import trace_owners
 from modelexport.measure import columns
 from modelexport.measure.columns import Column, Kind
 from modelexport.measure.feeds import make_feeds
+from modelexport.measure.page import embedded_page
 from modelexport.measure.runs import Kernel, Level, Profile, profile_runs, time_runs
 from modelexport.measure.table import NodeFigures, Table
 from modelexport.runtime.sessions import CPU
@@ -69,6 +70,9 @@ class ModuleProfile:
     """The inputs."""
     against: RunFacts | None = None
     """Of the other file, where two were run."""
+
+    def _repr_html_(self) -> str:
+        return embedded_page(self.table, main=columns.SECONDS.name)
 
     def document(self, **options: Any) -> dict[str, Any]:
         """The table's document, with ``run`` and, where there is another file, ``against``."""

@@ -27,6 +27,7 @@ from modelexport.core.limits import ELEMENTS, SETTINGS_BYTES
 from modelexport.core.messages import collected
 from modelexport.errors import FileFormatError, InputsError
 from modelexport.files.regular import read_regular
+from modelexport.pytorch.traced import untouched
 from modelexport.pytorch.trust import no_questions
 
 Inputs = dict[str, Any]
@@ -276,22 +277,15 @@ class _Runner:
         return self._fake.from_tensor(value) if self._fake and isinstance(value, torch.Tensor) else value
 
     def call(self, function: Callable[..., Any], inputs: Mapping[str, Any] | tuple[Any, ...]) -> Any:
-        modes = [(module, module.training) for module in self.model.modules()]
-        self.model.eval()
-        try:
-            with (
-                # Shapes that do not fit are logged with a traceback before they are raised.
-                contextlib.nullcontext() if self._fake is None else collected(),
-                self._fake or contextlib.nullcontext(),
-                torch.no_grad(),
-                torch.random.fork_rng(devices=range(torch.cuda.device_count())),
-                warnings.catch_warnings(action="ignore"),
-            ):
-                torch.manual_seed(0)
-                return function(**inputs) if isinstance(inputs, Mapping) else function(*inputs)
-        finally:
-            for module, mode in modes:
-                module.training = mode
+        with (
+            untouched(self.model, runs=self._fake is None),
+            # Shapes that do not fit are logged with a traceback before they are raised.
+            contextlib.nullcontext() if self._fake is None else collected(),
+            self._fake or contextlib.nullcontext(),
+            warnings.catch_warnings(action="ignore"),
+        ):
+            torch.manual_seed(0)
+            return function(**inputs) if isinstance(inputs, Mapping) else function(*inputs)
 
     def watch(self, inputs: Inputs) -> list[tuple[str | None, torch.nn.Module]]:
         """The ``torch.nn`` modules that a run calls before it ends or fails, with the argument that each receives.

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 from torch import nn
 
-from modelexport.core.calls import CallTree, TensorSpec
+from modelexport.core.calls import CallTree, ModuleCall, TensorSpec, TracedCall
 from modelexport.core.hierarchies import Comparison, compare_hierarchies
 from modelexport.core.modules import ModuleTree
 from modelexport.core.tags import Granularity, Tags
+from modelexport.pytorch.loading import load_model
 from modelexport.pytorch.static import containers, module_tree
+from modelexport.pytorch.timing import time_calls
 from modelexport.pytorch.traced import trace_calls
 from modelexport.pytorch.values import run_arguments
 
@@ -24,7 +27,26 @@ class HierarchyOverview:
     tree: ModuleTree
     calls: CallTree | None = None
     tags: Tags | None = None
+    """Of the run."""
     comparison: Comparison | None = None
+    static_tags: Tags | None = None
+    """As though every module were called once, by the module that holds it."""
+    seconds: Mapping[ModuleCall, int] | None = None
+    """Nanoseconds that each call takes itself, without the calls inside it."""
+
+    def tags_of(self, path: str) -> tuple[str, str | None]:
+        """The tag of a module by where it is held, and by who called it, where there was a run."""
+        static = self.static_tags.module_tag(path) if self.static_tags is not None else ""
+        return static, None if self.tags is None else self.tags.module_tag(path)
+
+    @property
+    def trace(self) -> list[tuple[int, ModuleCall, Literal["enter", "exit"]]]:
+        """Entering and leaving each call of the run, in order."""
+        events: list[tuple[int, ModuleCall, Literal["enter", "exit"]]] = []
+        for traced in self.calls or ():
+            if traced.enter is not None and traced.exit is not None:
+                events += [(traced.enter, traced.call, "enter"), (traced.exit, traced.call, "exit")]
+        return sorted(events)
 
     def document(self) -> dict[str, Any]:
         """As JSON values: ``modules``, and with a run ``calls``; a module has ``reason`` why it was not called."""
@@ -32,6 +54,7 @@ class HierarchyOverview:
         modules = [
             {
                 "path": module.path,
+                "tag": self.tags_of(module.path)[0],
                 "class": module.class_name,
                 "qualified_class": module.qualified_class,
                 "depth": module.depth,
@@ -41,6 +64,7 @@ class HierarchyOverview:
                 "trainable": module.trainable,
                 "shapes": module.shapes,
             }
+            | ({"traced_tag": self.tags_of(module.path)[1]} if self.tags is not None else {})
             | ({"calls": status[module.path].calls, "reason": status[module.path].reason} if status else {})
             for module in self.tree
         ]
@@ -58,9 +82,11 @@ class HierarchyOverview:
                 "inputs": _specs(traced.inputs),
                 "outputs": _specs(traced.outputs),
             }
+            | ({"seconds": self.seconds[traced.call] / 1e9} if self.seconds and traced.call in self.seconds else {})
             for traced in self.calls
         ]
-        return {"modules": modules, "calls": calls}
+        trace = [{"step": step, "event": event, "address": call.address} for step, call, event in self.trace]
+        return {"modules": modules, "calls": calls, "trace": trace}
 
 
 def hierarchy_overview(
@@ -69,20 +95,75 @@ def hierarchy_overview(
     granularity: Granularity = "all",
     include: Collection[str] = (),
     exclude: Collection[str] = (),
+    *,
+    timed: bool = False,
 ) -> HierarchyOverview:
     """Look at a model; with inputs, run it once and look at its calls.
+
+    Args:
+        timed: Run it a few times more, and take the time of each call.
 
     Raises:
         InputsError: The model raised when it ran.
         UsageError: ``include`` or ``exclude`` name a class that the model does not have.
     """
     tree = module_tree(model)
+    apart = containers(model)
+    static = Tags(tree, static_calls(tree, apart), granularity=granularity, include=include, exclude=exclude)
     if inputs is None:
-        return HierarchyOverview(tree)
+        return HierarchyOverview(tree, static_tags=static)
     args, kwargs = run_arguments(inputs)
     calls = trace_calls(model, args, kwargs)
     tags = Tags(tree, calls, granularity=granularity, include=include, exclude=exclude)
-    return HierarchyOverview(tree, calls, tags, compare_hierarchies(tree, calls, containers(model)))
+    seconds = time_calls(model, inputs, runs=3, warmup=1) if timed else None
+    return HierarchyOverview(tree, calls, tags, compare_hierarchies(tree, calls, apart), static, seconds)
+
+
+def static_calls(tree: ModuleTree, apart: Collection[str]) -> CallTree:
+    """The calls of a run in which every module is called once, by the module that holds it.
+
+    Args:
+        apart: Paths of the modules that are never called: what they hold is called by what holds them.
+    """
+    calls: dict[str, TracedCall] = {}
+    for module in tree:
+        holder = module.parent
+        while holder is not None and holder in apart and holder:
+            holder = tree[holder].parent
+        if module.parent is None or module.path not in apart:
+            parent = None if holder is None else calls[holder]
+            depth = 0 if parent is None else parent.depth + 1
+            calls[module.path] = TracedCall(
+                ModuleCall(module.path), None if parent is None else parent.call, depth, None, None
+            )
+    return CallTree(tuple(calls.values()))
+
+
+def hierarchy(
+    model: nn.Module | str | Path,
+    inputs: Mapping[str, Any] | Sequence[Any] | None = None,
+    *,
+    granularity: Granularity = "auto",
+    include: Collection[str] = (),
+    exclude: Collection[str] = (),
+    timed: bool = False,
+) -> HierarchyOverview:
+    """The module tree of a model and, with inputs, the calls of a run, with their tags. Nothing is exported.
+
+    Args:
+        model: The module, or what names one on the command line: a directory, ``package.module:factory``.
+        inputs: What ``forward`` takes; without it the model is not run. :func:`example_inputs` makes some.
+        granularity, include, exclude: Which modules get a segment in tags, as in an export.
+        timed: Run it a few times more, and take the time of each call.
+
+    Raises:
+        InputsError: The model raised when it ran.
+        ModelLoadError: ``model`` names none.
+        UsageError: ``include`` or ``exclude`` name a class that the model does not have.
+    """
+    if not isinstance(model, nn.Module):
+        model = load_model(str(model)).model
+    return hierarchy_overview(model, inputs, granularity, include, exclude, timed=timed)
 
 
 def _specs(specs: Sequence[TensorSpec]) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from modelexport.core.calls import ModuleCall, Side, TracedCall
 from modelexport.pytorch.values import NamedTensors, input_tensors, output_tensors, tensor_specs
@@ -44,18 +45,39 @@ class CallRecorder:
     def attached(self) -> Iterator[None]:
         """Hooks on every module, removed at the end in every case."""
         with ExitStack() as handles:
+            scripted: dict[nn.Module, Any] = {}
             for path, module in self._model.named_modules():
                 enter, leave = self._hooks(path)
+                if isinstance(module, torch.jit.ScriptModule):  # takes no hooks of its own
+                    scripted[module] = enter, leave
+                    continue
                 # The last to see the inputs and the first to see the outputs: what forward itself takes and gives.
                 before = module.register_forward_pre_hook(enter, with_kwargs=True)
                 after = module.register_forward_hook(leave, prepend=True, always_call=True)
                 handles.callback(before.remove)
                 handles.callback(after.remove)
+            if scripted:
+                self._watch_everywhere(scripted, handles)
             try:
                 yield
             finally:
                 while self._running:
                     self._running.pop()[1].close()
+
+    @staticmethod
+    def _watch_everywhere(hooks: Mapping[nn.Module, Any], handles: ExitStack) -> None:
+        """Hooks on all modules there are, for those that take none of their own."""
+
+        def enter(module: nn.Module, args: tuple[Any, ...]) -> None:
+            if module in hooks:
+                hooks[module][0](module, args, {})
+
+        def leave(module: nn.Module, args: tuple[Any, ...], output: object) -> None:
+            if module in hooks:
+                hooks[module][1](module, args, output)
+
+        handles.callback(register_module_forward_pre_hook(enter).remove)
+        handles.callback(register_module_forward_hook(leave, always_call=True).remove)
 
     def raised_in(self, error: BaseException) -> ModuleCall | None:
         """The innermost call that an exception came out of; ``None`` if it came out of none."""

@@ -13,6 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from modelexport.core.calls import ROOT, CallTree
 from modelexport.errors import InputsError
+from modelexport.pytorch.kept import KeptState
 from modelexport.pytorch.recorder import CallRecorder
 from modelexport.pytorch.tracing import in_trace
 
@@ -69,6 +70,8 @@ def untouched(model: nn.Module, *, runs: bool = True) -> Iterator[None]:
         stack.enter_context(torch.random.fork_rng(devices=devices))
         changed = stack.enter_context(_model_kept(model))
         for module in model.modules() if runs else ():
+            if isinstance(module, torch.jit.ScriptModule):  # takes no hooks
+                continue
             keeper = _OwnParameters(changed)
             stack.callback(module.register_forward_pre_hook(keeper.before).remove)
             stack.callback(module.register_forward_hook(keeper.after, always_call=True).remove)
@@ -99,31 +102,28 @@ class _OwnParameters:
 @contextmanager
 def _model_kept(model: nn.Module) -> Iterator[dict[torch.Tensor, torch.Tensor]]:
     """Evaluation mode inside, everything as it was afterwards; gives a place for the parameters found to be changed."""
-    modules = list(model.modules())
-    attributes = [dict(vars(module)) for module in modules]
-    # Parameters, buffers, children and hooks: models of transformers add hooks in their first run.
-    contents = [(value, dict(value)) for own in attributes for value in own.values() if isinstance(value, dict)]
-    tensors = [(tensor, tensor.data, tensor.requires_grad) for tensor in [*model.parameters(), *model.buffers()]]
-    values = {buffer: buffer.clone() for buffer in model.buffers() if _has_values(buffer)}
+    state = KeptState(model)
+    parameters = set(model.parameters())
+    values = {one: one.clone() for one in state.tensors if one not in parameters and _has_values(one)}
     changed: dict[torch.Tensor, torch.Tensor] = {}
     try:
-        for module in modules:
-            module.training = False  # not eval(), which models override to do more
+        for module in model.modules():
+            if module.training:  # not eval(), which models override to do more
+                module.training = False
         yield changed
     finally:
-        for module, before in zip(modules, attributes, strict=True):
-            # Modes, the forward that an exporter put in the model's place, and what forward stored in itself.
-            vars(module).clear()
-            vars(module).update(before)
-        for entries, content in contents:
-            entries.clear()
-            entries.update(content)
-        for tensor, data, requires_grad in tensors:
-            tensor.data = data
-            tensor.requires_grad_(requires_grad)
+        state.restore()
         for tensor, value in {**values, **changed}.items():
-            if not torch.equal(tensor, value):
+            if not _equal(tensor, value):
                 tensor.copy_(value)
+
+
+def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether tensors are equal, NaN to NaN included."""
+    if torch.equal(one, other):
+        return True
+    numbers = one.is_floating_point() or one.is_complex()
+    return bool(numbers and torch.allclose(one, other, rtol=0, atol=0, equal_nan=True))
 
 
 def _has_values(tensor: torch.Tensor) -> bool:

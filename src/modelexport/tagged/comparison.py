@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -18,13 +18,13 @@ import onnx
 import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
-from modelexport.errors import FileFormatError
+from modelexport.errors import FileFormatError, UsageError
 from modelexport.files.linked import changed_files
 from modelexport.format import documents, keys
 from modelexport.format.dtypes import dtype_name
 from modelexport.graph.nodes import initializers
 from modelexport.graph.owners import owner_of
-from modelexport.tagged.file import TaggedFile, read_tagged
+from modelexport.tagged.file import UNTAGGED, TaggedFile, read_tagged
 from modelexport.weights.transforms import ParameterPlan, parameter_plan, state_dict_of
 
 TENSOR_LIMIT = 2**16
@@ -107,6 +107,8 @@ class Values(msgspec.Struct, frozen=True):
     equal: int
     different: list[str]
     """Names of initializers in the first file."""
+    unpaired: list[str] = []
+    """Those that the other file does not hold alike, so that they were not compared."""
 
 
 class FileComparison(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,30 +135,54 @@ class FileComparison(msgspec.Struct, frozen=True, kw_only=True):
         return any(modules) or bool(self.values and self.values.different)
 
 
-def compare(first: str | Path | TaggedFile, second: str | Path | TaggedFile, *, values: bool = False) -> FileComparison:
+def compare(
+    first: str | Path | TaggedFile,
+    second: str | Path | TaggedFile,
+    *,
+    values: bool = False,
+    modules: Sequence[str] = (),
+) -> FileComparison:
     """Compare two tagged files of any encoding.
 
     Args:
+        modules: Selectors of the calls to compare, each for the file that has such calls; all if left out.
         values: Compare the elements of parameters as well; this reads all weights. Without it none are read.
 
     Raises:
         FileFormatError: A file is missing or not tagged, or, with ``values``, its weights are missing.
     """
-    one, other = (_Side(file if isinstance(file, TaggedFile) else read_tagged(file)) for file in (first, second))
+    files = [file if isinstance(file, TaggedFile) else read_tagged(file) for file in (first, second)]
+    one, other = (_Side(file) for file in files)
+    chosen = _chosen(files, modules)
     notes: list[str] = []
     facts = one.facts(notes), other.facts(notes)
-    changed = [change for call in one.calls if call in other.calls and (change := _changed(call, one, other))]
+    both = [call for call in one.calls if call in other.calls and call in chosen]
+    changed = [change for call in both if (change := _changed(call, one, other))]
     return FileComparison(
         first=facts[0],
         second=facts[1],
-        only_in_first=one.missing_in(other),
-        only_in_second=other.missing_in(one),
+        only_in_first=[only for only in one.missing_in(other) if ModuleCall.parse(only.address) in chosen],
+        only_in_second=[only for only in other.missing_in(one) if ModuleCall.parse(only.address) in chosen],
         changed=changed,
-        same=len(one.calls.keys() & other.calls.keys()) - len(changed),
+        same=len(both) - len(changed),
         entries=_entry_changes(one.entries, other.entries),
         values=_values(one, other) if values else None,
         notes=notes,
     )
+
+
+def _chosen(files: Sequence[TaggedFile], modules: Sequence[str]) -> frozenset[ModuleCall]:
+    """The calls of two files that selectors pick in either of them."""
+    chosen: frozenset[ModuleCall] = frozenset()
+    refused: list[UsageError] = []
+    for file in files:
+        try:
+            chosen |= file.select(*modules).inside
+        except UsageError as error:
+            refused.append(error)
+    if len(refused) == len(files):
+        raise refused[0]
+    return chosen
 
 
 class _Own:
@@ -175,8 +201,10 @@ class _Side:
     def __init__(self, tagged: TaggedFile) -> None:
         self.tagged = tagged
         self.held = {value: plan for value in initializers(tagged.model) if (plan := parameter_plan(value))}
+        if tagged.encoding == UNTAGGED:  # then names are all that is known of them
+            self.held = {value: ParameterPlan([value.name or ""], []) for value in initializers(tagged.model)}
         try:
-            self.entries = {key: _typed(entry.dtype, entry.shape) for key, entry in state_dict_of(tagged.model).items()}
+            self.entries = _entries(tagged, self.held)
         except FileFormatError as error:
             raise FileFormatError(f"{tagged.path}: {error}") from error
         self.calls = {traced.call: _Own() for traced in tagged.calls}
@@ -249,6 +277,14 @@ class _Side:
         return [OnlyInOne(call.address, self.tagged.tags[call], calls[call], nodes[call]) for call in reversed(tops)]
 
 
+def _entries(tagged: TaggedFile, held: Mapping[ir.Value, ParameterPlan]) -> dict[str, str]:
+    """Every ``state_dict`` entry, or initializer of a file without tags, with its type and shape."""
+    if tagged.encoding == UNTAGGED:
+        tensors = {value.name or "": value.const_value for value in held}
+        return {name: _typed(dtype_name(t.dtype), t.shape) for name, t in tensors.items() if t is not None}
+    return {key: _typed(entry.dtype, entry.shape) for key, entry in state_dict_of(tagged.model).items()}
+
+
 def _changed(call: ModuleCall, one: _Side, other: _Side) -> CallChange | None:
     ours, theirs = one.calls[call], other.calls[call]
     sources = (ours.source_module, theirs.source_module)
@@ -289,16 +325,16 @@ def _entry_changes(one: Mapping[str, str], other: Mapping[str, str]) -> list[Ent
 def _values(one: _Side, other: _Side) -> Values:
     """Initializers of the same entries, held alike, byte by byte, one pair in memory at a time."""
     theirs = {(*plan.keys, _how_held(value, plan)): value for value, plan in other.held.items()}
-    equal, different = 0, []
+    equal, different, unpaired = 0, [], []
     for value, plan in one.held.items():
         match = theirs.get((*plan.keys, _how_held(value, plan)))
         if match is None:
-            continue
-        if _bytes(one.tagged.path, value) == _bytes(other.tagged.path, match):
+            unpaired.append(value.name or "")
+        elif _bytes(one.tagged.path, value) == _bytes(other.tagged.path, match):
             equal += 1
         else:
             different.append(value.name or "")
-    return Values(equal, different)
+    return Values(equal, different, unpaired)
 
 
 def _bytes(path: Path, value: ir.Value) -> bytes:

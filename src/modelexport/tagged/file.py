@@ -28,6 +28,8 @@ from modelexport.tagged.encodings.unpacking import unpack_tags
 from modelexport.tagged.skim import Skimmed
 
 SIDECAR = ".hierarchy.json"
+UNTAGGED = "none"
+"""The encoding of a file that has no tags."""
 
 
 @dataclass(frozen=True, eq=False)

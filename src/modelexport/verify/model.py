@@ -9,6 +9,7 @@ from typing import Any
 
 import onnx_ir as ir
 import onnxruntime
+import torch
 from torch import nn
 
 from modelexport.core.exclusive import exclusive
@@ -252,10 +253,16 @@ def _same_place(one: ir.TensorProtocol, other: ir.TensorProtocol) -> bool:
     return facts[0] == facts[1] and Path(one.path).samefile(other.path)
 
 
-def run_module(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any]) -> list[Any]:
-    """The tensors in what a model returns, in order."""
+def run_module(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any], *, seed: int | None = None) -> list[Any]:
+    """The tensors in what a model returns, in order.
+
+    Args:
+        seed: Where the model's random numbers begin.
+    """
     args, kwargs = run_arguments(inputs)
     with untouched(model), collected():
+        if seed is not None:
+            torch.manual_seed(seed)
         return [as_array(tensor) for _, tensor in tensors_in(model(*args, **kwargs))]
 
 

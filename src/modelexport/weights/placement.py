@@ -162,14 +162,22 @@ def _place(file: SafetensorsFile, path: Path, staging: Path) -> tuple[str, str]:
     if real.is_relative_to(folder):
         return real.relative_to(folder).as_posix(), "in place"
     target = staging / f"{path.stem}.{file.path.name}"
+    return target.name, link_file(file, target)
+
+
+def link_file(file: SafetensorsFile, target: Path) -> str:
+    """Give a file a second place that takes no room; says how: ``clone`` or ``hard link``.
+
+    Raises:
+        OutputError: The file system cannot.
+    """
     try:
-        how = clone_or_link(real, target)
+        return clone_or_link(Path(os.path.realpath(file.path)), target)
     except OSError as error:
         raise OutputError(
-            f"{file.path} cannot be linked into {path.parent} ({error.strerror}): write the model to the folder of the "
-            f"weights or above, or copy {file.size / 1e9:,.1f} GB with --weights copy"
+            f"{file.path} cannot be linked into {target.parent} ({error.strerror}): write the model to the folder of "
+            f"the weights or above, or copy {file.size / 1e9:,.1f} GB with --weights copy"
         ) from error
-    return target.name, how
 
 
 def _leave_out(absent: _Tensors, data: str) -> _Tensors:

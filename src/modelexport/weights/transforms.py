@@ -58,7 +58,7 @@ def parameter_plan(value: ir.Value) -> ParameterPlan | None:
     try:
         keys = msgspec.json.decode(value.metadata_props[PARAMETER], type=list[str])
         steps = msgspec.json.decode(value.metadata_props.get(TRANSFORM, "[]"), type=list[TransformStep])
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeError) as error:
         raise FileFormatError(f"initializer {value.name} has damaged metadata ({error}): export it again") from error
     return ParameterPlan(keys, steps)
 
@@ -73,7 +73,7 @@ def state_dict_of(model: ir.Model) -> dict[str, StateDictEntry]:
         raise FileFormatError("the file does not say which parameters its module had: export it again")
     try:
         return msgspec.json.decode(model.metadata_props[STATE_DICT], type=dict[str, StateDictEntry])
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeError) as error:
         raise FileFormatError(f"the file has a damaged list of parameters ({error}): export it again") from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from modelexport.core.text import nearest
 from modelexport.errors import FileFormatError, WeightsError
 from modelexport.files.atomic import check_writable, written_together
 from modelexport.files.linked import check_weights
-from modelexport.files.onnx_models import load_onnx, record_documents, save_model
+from modelexport.files.onnx_models import load_onnx, save_model
 from modelexport.files.regular import read_regular
 from modelexport.files.safetensors_files import read_header
 from modelexport.format import documents, keys
@@ -65,7 +66,7 @@ def update_weights(path: str | Path, state_dict: Mapping[str, Any] | str | Path,
     check_writable(output, [path] if isinstance(state_dict, Mapping) else [path, Path(state_dict)])
     if isinstance(state_dict, Mapping):
         return _update(path, _InMemory(state_dict), output)
-    return _update(path, _InFile(Path(state_dict)), output)
+    return _update(path, WeightsInFile(Path(state_dict)), output)
 
 
 class _InMemory:
@@ -84,7 +85,7 @@ class _InMemory:
         return ir.tensor(tensor.detach() if hasattr(tensor, "detach") else tensor).numpy()
 
 
-class _InFile:
+class WeightsInFile:
     """A safetensors file, of which one tensor at a time is read."""
 
     def __init__(self, path: Path) -> None:
@@ -104,14 +105,17 @@ class _InFile:
         ).numpy()
 
 
-def _update(path: Path, weights: _InMemory | _InFile, output: Path) -> UpdateResult:
-    model = load_onnx(path)
-    check_version(path, model.metadata_props)
-    check_weights(model)  # they may be missing: others take their place
-    values = list(initializers(model))
+def planned(
+    path: Path, model: ir.Model, weights: _InMemory | WeightsInFile
+) -> tuple[dict[ir.Value, ParameterPlan], dict[str, tuple[str, ...]], Callable[[str], np.ndarray]]:
+    """How each initializer is computed, each entry's names, and what reads an entry from the new weights.
+
+    Raises:
+        WeightsError, FileFormatError: As :func:`update_weights`.
+    """
     try:
         entries = state_dict_of(model)
-        plans = {value: plan for value in values if (plan := parameter_plan(value)) is not None}
+        plans = {value: plan for value in initializers(model) if (plan := parameter_plan(value)) is not None}
     except FileFormatError as error:
         raise FileFormatError(f"{path}: {error}") from error
     _check_recorded(path, entries, plans)
@@ -121,14 +125,22 @@ def _update(path: Path, weights: _InMemory | _InFile, output: Path) -> UpdateRes
     def read(key: str) -> np.ndarray:
         return weights.read(next(name for name in tied[key] if name in weights.types))
 
+    return plans, tied, read
+
+
+def _update(path: Path, weights: _InMemory | WeightsInFile, output: Path) -> UpdateResult:
+    model = load_onnx(path)
+    check_version(path, model.metadata_props)
+    check_weights(model)  # they may be missing: others take their place
+    plans, tied, read = planned(path, model, weights)
     tensors = {value: _new_tensor(path, value, plan, read) for value, plan in plans.items()}
-    external = any(isinstance(value.const_value, ir.ExternalTensor) for value in values)
+    external = any(isinstance(value.const_value, ir.ExternalTensor) for value in initializers(model))
     sidecar = path.with_suffix(_SIDECAR)
     documents = {_SIDECAR: read_regular(sidecar, DOCUMENT_BYTES)} if sidecar.exists() else {}
     _check_documents(path, model, documents)
     with written_together(output.parent) as staging:
         target = staging / output.name
-        save_model(model, target, external=external, tensors=tensors, documents=documents)
+        save_model(model, target, external=external, tensors=tensors, same_graph=True)
         for suffix, content in documents.items():
             target.with_suffix(suffix).write_bytes(content)
         files = [str(output.parent / file.name) for file in sorted(staging.iterdir())]
@@ -137,7 +149,7 @@ def _update(path: Path, weights: _InMemory | _InFile, output: Path) -> UpdateRes
         files=files,
         replaced=len(plans),
         transformed=sum(bool(plan.steps) for plan in plans.values()),
-        kept=len(values) - len(plans),
+        kept=sum(1 for _ in initializers(model)) - len(plans),
         used=len(tied),
         unused=len(weights.types.keys() - tied.keys()),
     )
@@ -191,23 +203,22 @@ def _check_documents(path: Path, model: ir.Model, documents: Mapping[str, bytes]
     before = model.metadata_props.get(keys.DOCUMENTS)
     if before is None:
         return
-    record_documents(model, documents)
     try:
         recorded = msgspec.json.decode(before, type=dict[str, str])
     except (msgspec.DecodeError, UnicodeError) as error:
         raise FileFormatError(f"{path} has damaged tags ({error}): export it again") from error
-    now = msgspec.json.decode(model.metadata_props[keys.DOCUMENTS], type=dict[str, str])
-    if now.items() - recorded.items():
-        raise FileFormatError(
-            f"{path.with_suffix(_SIDECAR)} does not belong to {path}: export again, or remove the document"
-        )
+    for suffix, content in documents.items():
+        if hashlib.sha256(content).hexdigest() != recorded.get(suffix):
+            raise FileFormatError(
+                f"{path.with_suffix(suffix)} does not belong to {path}: export again, or remove the document"
+            )
 
 
 def _check(
     path: Path,
     entries: Mapping[str, documents.StateDictEntry],
     groups: Collection[tuple[str, ...]],
-    weights: _InMemory | _InFile,
+    weights: _InMemory | WeightsInFile,
 ) -> None:
     """Compare keys, shapes and types, and the names of tied parameters with each other.
 
@@ -242,7 +253,7 @@ def _check(
         )
 
 
-def _differing(names: tuple[str, ...], weights: _InMemory | _InFile) -> list[str]:
+def _differing(names: tuple[str, ...], weights: _InMemory | WeightsInFile) -> list[str]:
     """The names of a tied parameter whose tensor is not that of the first name that there is."""
     given = [name for name in names if name in weights.types]
     if len(given) < 2:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from modelexport.cli.json_documents import adopted_document
-from modelexport.cli.options import FileArgument, JsonOption, OutputOption
+from modelexport.cli.options import FileArgument, FileOrFolderArgument, JsonOption, OutputOption
 from modelexport.cli.running import print_json, progress_shown
 from modelexport.errors import UsageError
 
@@ -55,20 +55,27 @@ def adopt(
 
 
 def retag(
-    changed: Annotated[Path, typer.Argument(metavar="CHANGED.onnx", help="What another tool made of TAGGED.")],
-    source: Annotated[Path, typer.Option("--from", metavar="TAGGED.onnx", help="The tagged file that the tool read.")],
+    changed: Annotated[Path, typer.Argument(metavar="CHANGED.onnx|CHANGED/", help="What a tool made of TAGGED.")],
+    source: Annotated[Path, typer.Option("--from", metavar="TAGGED.onnx|TAGGED/", help="What the tool read.")],
     output: OutputOption,
     as_json: JsonOption = False,
 ) -> None:
     """Give a file that another tool made of a tagged one its tags back."""
     from modelexport.cli import show_lineage
+    from modelexport.cli.show_package import format_headings
+    from modelexport.exporting.packages.changes import retag_package
     from modelexport.lineage.retagging import retag as run
 
-    report = run(changed, source=source, output=output)
-    if as_json:
-        print_json(report)
+    if source.is_dir() != changed.is_dir():
+        raise UsageError(f"{changed} and {source} are a file and a folder: give two files, or two folders")
+    if source.is_dir():
+        reports = retag_package(changed, source=source, output=output)
     else:
-        print(show_lineage.format_retag(report))
+        reports = {"": run(changed, source=source, output=output)}
+    if as_json:
+        print_json({"parts": reports} if source.is_dir() else reports[""])
+    else:
+        print(format_headings({name: show_lineage.format_retag(report) for name, report in reports.items()}))
 
 
 def optimize(
@@ -91,15 +98,16 @@ def optimize(
 
 
 def update_weights(
-    file: FileArgument,
+    file: FileOrFolderArgument,
     weights: Annotated[Path, typer.Argument(metavar="WEIGHTS.safetensors", help="A state_dict of the same module.")],
     output: OutputOption,
     as_json: JsonOption = False,
 ) -> None:
     """Put other weights of the same shapes into FILE, without exporting again."""
+    from modelexport.exporting.packages.changes import update_package
     from modelexport.weights.updates import update_weights as run
 
-    result = run(file, weights, output)
+    result = update_package(file, weights, output) if file.is_dir() else run(file, weights, output)
     if as_json:
         print_json(result)
     else:
@@ -110,7 +118,7 @@ def update_weights(
 
 
 def extract(
-    file: FileArgument,
+    file: FileOrFolderArgument,
     output: Annotated[
         Path, typer.Option("-o", "--output", metavar="SUB.onnx", help="The file to write; a folder for several calls.")
     ],
@@ -125,10 +133,12 @@ def extract(
     from modelexport.cli import show_export
     from modelexport.surgery import extraction as cutting
     from modelexport.tagged.file import read_tagged
+    from modelexport.tagged.package import parts_with
 
     if bool(modules) == bool(each):
         raise UsageError("name the calls to extract, or a class with --each")
-    tagged = read_tagged(file)
+    # Of a package, the first part that runs it.
+    tagged = read_tagged(next(iter(parts_with(file, modules[0] if modules else ".").values())))
     if each:
         extracted = cutting.extract_each(tagged, each, output)
     elif len(calls := tagged.select(*modules or ()).calls) > 1:

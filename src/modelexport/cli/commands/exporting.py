@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from modelexport.capture import OPSETS, FrontEnd
-from modelexport.cli.json_documents import export_document
+from modelexport.cli.json_documents import export_document, package_document
 from modelexport.cli.options import (
     DtypeOption,
     ExcludeOption,
@@ -22,22 +23,51 @@ from modelexport.cli.options import (
     RemoteCodeOption,
     SeedOption,
 )
-from modelexport.cli.running import load_with_inputs, print_json, progress_shown
+from modelexport.cli.running import ModelChoice, load_with_inputs, print_json, progress_shown
 from modelexport.errors import UsageError
+from modelexport.exporting.packages.modes import PartsMode
 from modelexport.tagged.encodings import Encoding
 from modelexport.weights import WeightsMode
+
+if TYPE_CHECKING:
+    from modelexport.exporting.options import Options
 
 NodeNames = Literal["exporter", "path"]
 HierarchyView = Literal["static", "traced", "compare"]
 
 
 def export(
-    output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE.onnx", help="The file to write.")],
+    output: Annotated[
+        str, typer.Option("-o", "--output", metavar="FILE.onnx|FOLDER/", help="The file to write, or a package.")
+    ],
     model: ModelArgument = "bert-tiny",
+    parts: Annotated[
+        PartsMode | None,
+        typer.Option(
+            help="What FOLDER/ has: one graph, what generation runs, or a pipeline's parts; auto: whichever MODEL is."
+        ),
+    ] = None,
     frontend: Annotated[
         FrontEnd, typer.Option(help="What captures MODEL; auto: torchscript where dynamo fails.")
     ] = "auto",
     dynamic: Annotated[bool, typer.Option("--dynamic", help="Leave every axis open that the model does.")] = False,
+    axes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--axes",
+            metavar="SPEC",
+            help="Axes that stay open, with names: batch,sequence (the first of every input) or input_ids:0=batch.",
+        ),
+    ] = None,
+    input_names: Annotated[
+        str | None, typer.Option("--input-names", metavar="NAMES", help="New names of all inputs, or old=new, ...")
+    ] = None,
+    output_names: Annotated[
+        str | None, typer.Option("--output-names", metavar="NAMES", help="New names of all outputs, or old=new, ...")
+    ] = None,
+    outputs: Annotated[
+        str | None, typer.Option("--outputs", metavar="NAMES", help="Keep these outputs only; * matches any.")
+    ] = None,
     opset: Annotated[int | None, typer.Option(metavar="N", help="The opset of the file.")] = None,
     inputs: InputsOption = None,
     granularity: GranularityOption = "auto",
@@ -53,7 +83,13 @@ def export(
     dag_dir: Annotated[
         Path | None, typer.Option("--dag-dir", metavar="DIR", help="Also write each module call's DAG as a file here.")
     ] = None,
-    verify: Annotated[bool, typer.Option("--verify", help="Compare every output with PyTorch's.")] = False,
+    no_check: Annotated[
+        bool, typer.Option("--no-check", help="Do not run the file to see whether it computes what MODEL does.")
+    ] = False,
+    keep_anyway: Annotated[
+        bool, typer.Option("--keep-anyway", help="Write the file also if that check fails; the status is 1.")
+    ] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Compare every module call with PyTorch as well.")] = False,
     reference: Annotated[
         bool,
         typer.Option("--reference", help="Keep the inputs and every call's values of the PyTorch run beside FILE."),
@@ -75,17 +111,44 @@ def export(
     seed: SeedOption = 0,
     as_json: JsonOption = False,
 ) -> None:
-    """Export MODEL; without it, bert-tiny."""
+    """Export MODEL to a file, or to a folder with all that it runs; without MODEL, bert-tiny."""
     from modelexport.cli import show_export
     from modelexport.cli.garbage import only_new_garbage
+    from modelexport.cli.interfaces import read_interface
     from modelexport.core.stages import Stages
+    from modelexport.exporting.interface import widened
+    from modelexport.exporting.options import CheckOptions, Options, TagOptions, WeightOptions
     from modelexport.exporting.pipeline import export as run
     from modelexport.files.atomic import check_writable
 
     if opset is not None and opset not in OPSETS:
         raise UsageError(f"no front end writes opset {opset}: choose one from {OPSETS[0]} to {OPSETS[-1]}")
+    options = Options(
+        tags=TagOptions(
+            granularity=granularity,
+            include=include or (),
+            exclude=exclude or (),
+            tags_as=tags_as,
+            keep_torch_metadata=keep_torch_metadata,
+            node_names=node_names,
+        ),
+        weights=WeightOptions(weights=weights),
+        checks=CheckOptions(check=not no_check, keep_anyway=keep_anyway, verify=verify, reference=reference),
+    )
+    if parts is not None or output.endswith("/") or Path(output).is_dir():
+        if dag_dir is not None or axes or input_names or output_names or outputs:
+            raise UsageError(
+                "--dag-dir, --axes, --input-names, --output-names and --outputs go with a FILE.onnx: "
+                "a package has names that its runtimes know"
+            )
+        choice = ModelChoice(model, inputs, model_class, trust_remote_code, seed, dtype)
+        _export_folder(
+            choice, Path(output), parts or "auto", frontend, opset, options, optimized=not no_optimize, as_json=as_json
+        )
+        return
     code = Path(model.partition(":")[0])
-    check_writable(output, [*([inputs] if inputs else []), *([code] if code.is_file() else [])])
+    check_writable(Path(output), [*([inputs] if inputs else []), *([code] if code.is_file() else [])])
+    interface = read_interface(input_names, output_names, outputs, axes or ())
     with progress_shown() as progress:
         stages = Stages(progress)
         loaded, example = load_with_inputs(
@@ -101,29 +164,23 @@ def export(
         with only_new_garbage():
             result = run(
                 loaded.model,
-                example,
+                widened(example, interface) if isinstance(example, Mapping) else example,
                 output,
                 name=loaded.name,
                 frontend=frontend,
-                dynamic=dynamic,
+                dynamic=dynamic or bool(axes),
                 opset=opset,
-                granularity=granularity,
-                include=include or (),
-                exclude=exclude or (),
                 optimized=not no_optimize,
-                weights=weights,
+                interface=interface,
+                options=options,
                 source=loaded.weights,
-                keep_torch_metadata=keep_torch_metadata,
-                node_names=node_names,
                 dag_dir=dag_dir,
-                tags_as=tags_as,
-                verify=verify,
-                reference=reference,
                 stages=stages,
             )
-    if failure := result.hierarchy.settings.dynamo_failure:
-        reason = failure.splitlines()[0]
-        print(f"modelexport: warning: exported with torchscript; dynamo failed: {reason}", file=sys.stderr)
+    if result.attempts:
+        taken = result.hierarchy.settings.frontend
+        reasons = "; ".join(f"{one.frontend} failed: {one.reason.splitlines()[0]}" for one in result.attempts)
+        print(f"modelexport: warning: exported with {taken}; {reasons}", file=sys.stderr)
     if tags_as == "attributes":
         print(
             f"modelexport: warning: onnx.checker and ONNX Runtime refuse tags as attributes; "
@@ -134,7 +191,57 @@ def export(
         print_json(export_document(result))
     else:
         show_export.print_export(result)
-    if result.verified is not None and not result.verified.agrees:
+    failed = result.check is not None and result.check.status == "failed"
+    if failed or (result.verified is not None and not result.verified.agrees):
+        raise typer.Exit(1)
+
+
+def _export_folder(
+    choice: ModelChoice,
+    folder: Path,
+    parts: PartsMode,
+    frontend: FrontEnd,
+    opset: int | None,
+    options: Options,
+    *,
+    optimized: bool,
+    as_json: bool,
+) -> None:
+    from modelexport.cli import show_package
+    from modelexport.cli.garbage import only_new_garbage
+    from modelexport.cli.running import load_for_package
+    from modelexport.core.stages import Stages
+    from modelexport.exporting.packages.folders import check_folder
+    from modelexport.exporting.packages.package import export_package
+
+    if options.tags.tags_as != "metadata":
+        raise UsageError("the parts of a package carry their tags as metadata: leave out --tags-as")
+    if options.weights.weights == "none":
+        raise UsageError("a package has its weights: give --weights link or copy")
+    check_folder(folder, Path(choice.model))
+    with progress_shown() as progress:
+        stages = Stages(progress)
+        loaded, example = load_for_package(choice, parts, stages)
+        with only_new_garbage():
+            result = export_package(
+                loaded.model,
+                folder,
+                inputs=example,
+                parts=parts,
+                name=loaded.name,
+                directory=loaded.directory,
+                frontend=frontend,
+                opset=opset,
+                optimized=optimized,
+                options=options,
+                source=loaded.weights,
+                stages=stages,
+            )
+    if as_json:
+        print_json(package_document(result))
+    else:
+        print(show_package.format_package(result))
+    if not result.agrees:
         raise typer.Exit(1)
 
 
@@ -164,7 +271,12 @@ def hierarchy(
         )
         with stages("trace"):
             overview = hierarchy_overview(
-                loaded.model, example if runs else None, granularity, include or (), exclude or ()
+                loaded.model,
+                example if runs else None,
+                granularity,
+                include or (),
+                exclude or (),
+                timed=runs and as_json,
             )
     if as_json:
         print_json(overview.document())
@@ -174,8 +286,38 @@ def hierarchy(
             overview.tree,
             overview.calls,
             tags=overview.tags,
+            static_tags=overview.static_tags,
             comparison=overview.comparison,
         )
+
+
+def inputs(
+    model: ModelArgument = "bert-tiny",
+    spec: InputsOption = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="OUT", help="Save them: .npz or .safetensors.")
+    ] = None,
+    model_class: ModelClassOption = None,
+    trust_remote_code: RemoteCodeOption = False,
+    seed: SeedOption = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the example inputs that MODEL is run with, or save them."""
+    from modelexport.cli.show_export import format_inputs
+    from modelexport.core.stages import Stages
+
+    with progress_shown() as progress:
+        stages = Stages(progress)
+        _, example = load_with_inputs(model, spec, model_class, trust_remote_code, seed, stages)
+    from modelexport.pytorch.examples import describe_inputs, save_inputs
+
+    if output is not None:
+        save_inputs(example, output)
+    described = describe_inputs(example)
+    if as_json:
+        print_json(described)
+    else:
+        print(format_inputs(described))
 
 
 def internals(

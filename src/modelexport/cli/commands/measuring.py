@@ -139,6 +139,25 @@ def profile(
     )
 
 
+def report(
+    file: FileArgument,
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="OUT.html", help="The page to write.")],
+    size: Annotated[
+        list[str] | None, typer.Option("--size", metavar="NAME=N", help="The size of a dynamic axis.")
+    ] = None,
+    profiled: Annotated[bool, typer.Option("--profile", help="Also run it, and show the time of each module.")] = False,
+) -> None:
+    """Put the tree of FILE, its coverage, its verification and its cost on one page."""
+    from modelexport.core.stages import Stages
+    from modelexport.verify.page import write_report
+
+    with progress_shown() as progress:
+        stages = Stages(progress)
+        with stages("report"):
+            write_report(file, output, sizes=_sizes(size or []), profiled=profiled)
+    print(output)
+
+
 def show(
     table: Table,
     main: str,

@@ -16,7 +16,7 @@ from modelexport.cli.options import (
     RemoteCodeOption,
     SeedOption,
 )
-from modelexport.cli.running import load_with_inputs, print_json, progress_shown
+from modelexport.cli.running import ModelChoice, load_with_inputs, print_json, progress_shown
 from modelexport.errors import UsageError
 
 
@@ -45,6 +45,9 @@ def verify(
             help="Only N drawn calls and those of --module, each cut out and run alone: for a FILE too large to run.",
         ),
     ] = None,
+    new_tokens: Annotated[
+        int, typer.Option("--new-tokens", metavar="N", min=1, help="Tokens to generate with a FOLDER/ that generates.")
+    ] = 64,
     model_class: ModelClassOption = None,
     dtype: DtypeOption = None,
     trust_remote_code: RemoteCodeOption = False,
@@ -55,8 +58,8 @@ def verify(
     from modelexport.cli import show_verification
     from modelexport.core.stages import Stages
 
-    if file.is_dir():
-        _verify_folder(file, model, against, provider, seed, as_json)
+    if file.is_dir() and against is not None:
+        _verify_stages(file, model, against, provider, seed, as_json)
         return
     if model is not None and against is not None:
         raise UsageError("give --model or --against, not both")
@@ -64,6 +67,14 @@ def verify(
         raise UsageError("--inputs, --model-class and --trust-remote-code go with --model")
     if model is None and (weights_sample is not None or dtype is not None):
         raise UsageError("--weights-sample and --dtype go with --model")
+    if file.is_dir():
+        if model is None or against is not None or modules or weights_sample is not None:
+            raise UsageError(
+                f"{file} is a folder: give --model, what it was exported from, or --against, what it was split from"
+            )
+        choice = ModelChoice(model, inputs, model_class, trust_remote_code, seed, dtype)
+        _verify_folder(file, choice, new_tokens, provider, as_json=as_json)
+        return
     with progress_shown() as progress:
         stages = Stages(progress)
         if against is not None:
@@ -117,7 +128,7 @@ def verify(
         raise typer.Exit(1)
 
 
-def _verify_folder(
+def _verify_stages(
     folder: Path, model: str | None, against: Path | None, provider: str, seed: int, as_json: bool
 ) -> None:
     from modelexport.cli import show_surgery
@@ -131,4 +142,29 @@ def _verify_folder(
     else:
         print(show_surgery.format_chain(differences))
     if any(difference.status != "agree" for difference in differences):
+        raise typer.Exit(1)
+
+
+def _verify_folder(folder: Path, choice: ModelChoice, new_tokens: int, provider: str, *, as_json: bool) -> None:
+    from modelexport.cli import show_package
+    from modelexport.core.stages import Stages
+    from modelexport.tagged.package import read_package
+
+    package = read_package(folder)
+    if package.manifest.kind != "generate":
+        raise UsageError(f"{folder} does not generate: verify its files, such as {next(iter(package.files.values()))}")
+    with progress_shown() as progress:
+        stages = Stages(progress)
+        loaded, _ = choice.load(stages, make_inputs=False)
+        from modelexport.pytorch.generating import example_prompts
+        from modelexport.verify.generation import verify_generation
+
+        with stages("generate"):
+            prompts = example_prompts(loaded.model, loaded.directory, seed=choice.seed)
+            report = verify_generation(loaded.model, folder, prompts, new_tokens=new_tokens, provider=provider)
+    if as_json:
+        print_json(show_package.generation_document(report))
+    else:
+        print(show_package.format_generation(report))
+    if not report.agrees:
         raise typer.Exit(1)

@@ -3,82 +3,129 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from modelexport.cli.options import FileArgument, JsonOption, SelectorsArgument
-from modelexport.cli.running import print_json
+from modelexport.cli.options import FileOrFolderArgument, JsonOption, SelectorsArgument
+from modelexport.cli.running import named_files, print_json
+from modelexport.errors import UsageError
+
+if TYPE_CHECKING:
+    from modelexport.tagged.skim import Skimmed
 
 
 def tree(
-    file: FileArgument,
+    file: FileOrFolderArgument,
     depth: Annotated[int | None, typer.Option(metavar="N", help="Show N levels below the root.")] = None,
     check: Annotated[
         bool, typer.Option("--check", help="Also look whether the files that hold its weights are as they were.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the module tree in FILE, with the nodes of each call."""
-    from modelexport.cli import show_export
-    from modelexport.tagged.skim import skim
-    from modelexport.tagged.tree import tree_rows, untagged_operators
+    """Show the module tree in FILE, or in each part of FOLDER, with the nodes of each call."""
+    from modelexport.cli.show_package import format_headings
+    from modelexport.tagged.tree import format_tree, tree_rows, untagged_operators
 
-    found = skim(file)
-    if found is None:
-        from modelexport.tagged.file import read_tagged
-
-        found = read_tagged(file).skimmed
-    untagged = untagged_operators(found.nodes)
-    rows = tree_rows(found.nodes, found.calls, found.tags.__getitem__)
-    shown = [row for row in rows if depth is None or row.depth <= depth]
+    documents: dict[str, dict[str, Any]] = {}
+    texts: dict[str, str] = {}
     faults: list[str] = []
-    if check:
-        from modelexport.files.linked import changed_files
-        from modelexport.tagged.file import read_tagged
-
-        faults = changed_files(file, read_tagged(file, checked=False).model)
+    for name, part in named_files(file).items():
+        found = _skimmed(part)
+        untagged = untagged_operators(found.nodes)
+        rows = tree_rows(found.nodes, found.calls, found.tags.__getitem__)
+        shown = [row for row in rows if depth is None or row.depth <= depth]
+        own = _changed(part) if check else []
+        faults += own
+        documents[name] = {"path": str(part), "coverage": found.coverage, "tree": shown, "untagged": untagged}
+        documents[name] |= {"weights": own} if check else {}
+        texts[name] = format_tree(shown, found.coverage, untagged)
     if as_json:
-        checked = {"weights": faults} if check else {}
-        document = {"path": str(file), "coverage": found.coverage, "tree": shown, "untagged": untagged}
-        print_json(document | checked)
+        print_json({"parts": documents} if file.is_dir() else documents[""])
     else:
-        show_export.print_tree(shown, found.coverage, untagged)
-        for fault in faults:
+        print(format_headings(texts))
+        for fault in dict.fromkeys(faults):
             print(fault)
     if faults:
         raise typer.Exit(1)
 
 
+def _skimmed(file: Path) -> Skimmed:
+    from modelexport.tagged.file import read_tagged
+    from modelexport.tagged.skim import skim
+
+    return skim(file) or read_tagged(file).skimmed
+
+
+def _changed(file: Path) -> list[str]:
+    from modelexport.files.linked import changed_files
+    from modelexport.tagged.file import read_tagged
+
+    return changed_files(file, read_tagged(file, checked=False).model)
+
+
 def nodes(
-    file: FileArgument,
+    file: FileOrFolderArgument,
     modules: SelectorsArgument,
     as_json: JsonOption = False,
 ) -> None:
-    """List the nodes of module calls and of the calls inside them."""
+    """List the nodes of module calls and of the calls inside them, in each part that runs them."""
     from modelexport.cli import show_export
+    from modelexport.cli.show_package import format_headings
     from modelexport.tagged.file import read_tagged
+    from modelexport.tagged.package import parts_with
 
-    tagged = read_tagged(file)
-    listed = tagged.describe_nodes(tagged.select(*modules))
+    listed = {}
+    for name, part in parts_with(file, *modules).items():
+        tagged = read_tagged(part)
+        listed[name] = tagged.describe_nodes(tagged.select(*modules))
     if as_json:
-        print_json(listed)
+        print_json({"parts": listed} if file.is_dir() else listed[""])
     else:
-        show_export.print_nodes(listed)
+        print(format_headings({name: show_export.format_nodes(rows) for name, rows in listed.items()}))
 
 
 def compare(
-    first: Annotated[Path, typer.Argument(metavar="A.onnx", help="A tagged ONNX file.")],
-    second: Annotated[Path, typer.Argument(metavar="B.onnx", help="Another one.")],
+    first: Annotated[Path, typer.Argument(metavar="A.onnx|A/", help="An ONNX file, tagged or not, or a package.")],
+    second: Annotated[Path, typer.Argument(metavar="B.onnx|B/", help="Another one.")],
+    selectors: Annotated[
+        list[str] | None, typer.Argument(metavar="[SELECTOR]...", help="Only these calls and those inside them.")
+    ] = None,
     values: Annotated[bool, typer.Option("--values", help="Compare the elements of parameters: reads all.")] = False,
+    fail_on: Annotated[
+        str,
+        typer.Option("--fail-on", metavar="ASPECTS", help="Status 1 if structure,weights,outputs,cost differ."),
+    ] = "",
+    inputs: Annotated[
+        Path | None, typer.Option("--inputs", metavar="FILE", help="Arrays for outputs: .npz, .safetensors, or JSON.")
+    ] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown summary.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show how two tagged files differ, module by module; status 0 also where they do."""
-    from modelexport.cli.show_comparison import print_comparison
-    from modelexport.tagged.comparison import compare as run
+    """Show how two files differ, module by module; status 0 also where they do, unless --fail-on says otherwise."""
+    from modelexport.cli import show_comparison
+    from modelexport.cli.show_package import format_headings
+    from modelexport.verify.changes import ASPECTS, check_changes
 
-    comparison = run(first, second, values=values)
+    asked = [aspect.strip() for aspect in fail_on.split(",") if aspect.strip()]
+    aspects = [aspect for aspect in ASPECTS if aspect in asked]
+    if unknown := sorted(set(asked) - set(ASPECTS)):
+        raise UsageError(f"--fail-on takes {', '.join(ASPECTS)}, not {', '.join(unknown)}")
+    if markdown and as_json:
+        raise UsageError("give --markdown or --json, not both")
+    one, other = named_files(first), named_files(second)
+    if one.keys() != other.keys():
+        names = [", ".join(files).strip() or "one file" for files in (one, other)]
+        raise UsageError(f"{first} and {second} have different parts: {names[0]}, and {names[1]}; compare two files")
+    reports = {
+        name: check_changes(one[name], other[name], aspects, values=values, modules=selectors or (), inputs=inputs)
+        for name in one
+    }
     if as_json:
-        print_json(comparison)
+        documents = {name: show_comparison.changes_document(report) for name, report in reports.items()}
+        print_json({"parts": documents} if first.is_dir() else documents[""])
     else:
-        print_comparison(comparison)
+        show = show_comparison.format_markdown if markdown else show_comparison.format_changes
+        print(format_headings({name: show(report) for name, report in reports.items()}))
+    if any(report.failed for report in reports.values()):
+        raise typer.Exit(1)

@@ -1,0 +1,49 @@
+"""What to do where a front end gave up on what none of them takes: told by the objects at hand, not by text."""
+
+from __future__ import annotations
+
+import traceback
+
+import onnx_ir as ir
+import torch
+from torch import nn
+from torch.nn.utils.rnn import PackedSequence
+
+from modelexport.errors import UsageError
+
+
+def way_out(model: nn.Module, error: BaseException) -> str:
+    """What a person can do about a failed capture, as the end of a sentence; nothing where that is not known."""
+    if any(_is_packed(module) for module in model.modules()):
+        return "; weights are quantized and packed: export the model as it was before, and quantize the file"
+    if _has_local(error, PackedSequence):
+        return "; packed sequences cannot be exported: give the model padded ones, and mask what is padded"
+    if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
+        return "; a part is a ScriptModule: export the model as it was before torch.jit.script"
+    return ""
+
+
+def check_returned(graph: ir.Model) -> None:
+    """Refuse a graph that gives nothing out.
+
+    Raises:
+        UsageError: The model returns no tensor.
+    """
+    if not graph.graph.outputs:
+        raise UsageError("the model returns no tensor, so that there is nothing to export: let forward return one")
+
+
+def _is_packed(module: nn.Module) -> bool:
+    """Whether a module holds an object of TorchScript in place of its weights, as quantized modules do."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return False
+    return any(isinstance(value, torch.ScriptObject) for value in vars(module).values())
+
+
+def _has_local(error: BaseException | None, kind: type) -> bool:
+    while error is not None:
+        for frame, _ in traceback.walk_tb(error.__traceback__):
+            if any(isinstance(value, kind) for value in frame.f_locals.values()):
+                return True
+        error = error.__cause__ or error.__context__
+    return False

@@ -1,0 +1,53 @@
+"""Names of inputs, outputs and axes, as they are given on the command line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from modelexport.errors import UsageError
+from modelexport.exporting.interface import Interface
+
+_AXIS = re.compile(r"(.+):(-?\d+)=([A-Za-z_]\w*)")
+_NAME = re.compile(r"[A-Za-z_]\w*")
+
+
+def read_interface(
+    input_names: str | None, output_names: str | None, outputs: str | None, axes: Sequence[str]
+) -> Interface:
+    """What the options ask for.
+
+    Raises:
+        UsageError: One cannot be read.
+    """
+    open_axes: dict[tuple[str, int], str] = {}
+    leading: list[str] = []
+    for spec in axes:
+        if (found := _AXIS.fullmatch(spec)) is not None:
+            open_axes[found[1], int(found[2])] = found[3]
+        elif all(_NAME.fullmatch(word) for word in spec.split(",")) and not leading:
+            leading = spec.split(",")
+        else:
+            raise UsageError(
+                f"--axes {spec}: write batch,sequence for the first axes of all inputs, or input_ids:0=batch"
+            )
+    return Interface(
+        inputs=_names(input_names, "--input-names"),
+        outputs=_names(output_names, "--output-names"),
+        kept=outputs.split(",") if outputs else (),
+        axes=open_axes,
+        leading=leading,
+    )
+
+
+def _names(text: str | None, option: str) -> Mapping[str, str] | Sequence[str]:
+    if not text:
+        return {}
+    words = text.split(",")
+    pairs = [word.partition("=") for word in words]
+    if (
+        not all(name and (new or not equal) for name, equal, new in pairs)
+        or len({bool(equal) for _, equal, _ in pairs}) > 1
+    ):
+        raise UsageError(f"{option} {text}: write new names of all, or old=new for some")
+    return {old: new for old, _, new in pairs} if pairs[0][1] else words

@@ -1,0 +1,73 @@
+"""Packages for people: what was written, and whether it generates what the model does. ``format_*`` returns text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from modelexport.core.text import align, plural
+
+if TYPE_CHECKING:
+    from modelexport.exporting.packages.package import PackageResult
+    from modelexport.verify.generation import GenerationReport, GenerationRun
+
+
+def format_package(result: PackageResult) -> str:
+    """A line for each part, one for the weights, one for each note, and one for the time."""
+    rows = [("PART", "FILE", "NODES", "EXACT", "DERIVED", "INFERRED", "CHECKED")]
+    for part in result.manifest.parts:
+        export = result.parts[part.name]
+        found = export.coverage
+        nodes = found.exact + found.derived + found.inferred
+        checked = "" if export.verified is None else "agrees" if export.verified.agrees else "differs"
+        rows.append(
+            (part.name, part.file, f"{nodes:,}", str(found.exact), str(found.derived), str(found.inferred), checked)
+        )
+    weights = f"weights: {', '.join(result.manifest.weights)}, {result.weight_bytes / 1e6:,.1f} MB, once for all parts"
+    took = sum(seconds for stage, seconds in result.seconds.items())
+    return "\n".join([align(rows, right={2, 3, 4, 5}), weights, *result.notes, f"{result.folder}: {took:,.1f} s"])
+
+
+def format_headings(texts: Mapping[str, str]) -> str:
+    """What is shown of each part under its name; of a file alone, that is without one."""
+    return "\n\n".join(f"{name}:\n{text}" if name else text for name, text in texts.items())
+
+
+def format_generation(report: GenerationReport) -> str:
+    """A line for each run, what differs first in those that do, and a line that sums them up."""
+    rows = [("RUN", "PROMPTS", "STEPS", "TOKENS", "LARGEST DIFFERENCE", "")]
+    rows += [
+        (
+            run.name,
+            ",".join(map(str, run.prompts)),
+            str(run.steps),
+            "equal" if run.first_wrong_token is None else "differ",
+            f"{run.largest:.1e}",
+            "" if run.agrees else _told(run),
+        )
+        for run in report.runs
+    ]
+    equal = sum(run.agrees for run in report.runs)
+    summary = f"{equal} of {plural(len(report.runs), 'run')} generate what PyTorch generates"
+    wrong = report.parameters_wrong
+    summary += (
+        f"; not in the file or not the model's: {', '.join(wrong)}" if wrong else "; all parameters are the model's"
+    )
+    return "\n".join([align(rows, right={2, 4}), summary])
+
+
+def _told(run: GenerationRun) -> str:
+    steps = [
+        f"{what} from step {step}"
+        for what, step in (("logits", run.first_wrong_logits), ("tokens", run.first_wrong_token))
+        if step is not None
+    ]
+    where = f", first in {run.module}" if run.module is not None else ""
+    return f"{' and '.join(steps)} of {run.part}{where} ({run.reason})"
+
+
+def generation_document(report: GenerationReport) -> dict[str, Any]:
+    """As JSON values."""
+    return {"agrees": report.agrees, **msgspec.to_builtins(report)}

@@ -1,0 +1,90 @@
+"""A package made of another: with other weights, or of what a tool made of its parts."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+
+from modelexport.errors import UsageError
+from modelexport.exporting.packages.folders import check_folder, replaced_whole
+from modelexport.files.onnx_models import load_onnx
+from modelexport.lineage.retagging import RetagReport, retag
+from modelexport.tagged.package import read_package
+from modelexport.weights.updates import UpdateResult, WeightsInFile, planned
+
+
+def update_package(folder: Path, state_dict: Path, output: Path) -> UpdateResult:
+    """Write a package with other weights of the same shapes; its graphs stay as they are.
+
+    Args:
+        folder: The package.
+        state_dict: A ``.safetensors`` file with every entry that a part uses.
+        output: The folder to write; not ``folder``.
+
+    Raises:
+        WeightsError: The weights do not fit. Lists everything that does not.
+        FileFormatError: The folder is no package, has a fault, or the weights are no safetensors file.
+        OutputError: The output cannot be written. What was there before is still there.
+        UsageError: A part holds a weight itself.
+    """
+    package = read_package(folder)
+    check_folder(output, folder)
+    used: dict[str, tuple[str, ...]] = {}
+    written: dict[tuple[str, int], str] = {}
+    weights = WeightsInFile(state_dict)
+    with replaced_whole(output) as staging:
+        shutil.copytree(folder, staging, dirs_exist_ok=True)
+        for part, file in package.files.items():
+            model = load_onnx(file)
+            plans, tied, read = planned(file, model, weights)
+            used |= tied
+            for value, plan in plans.items():
+                tensor = value.const_value
+                if not isinstance(tensor, ir.ExternalTensor) or plan.steps or tensor.offset is None:
+                    raise UsageError(f"{part} holds {value.name} itself: update {file} alone, or export again")
+                target = file.parent.relative_to(folder) / str(tensor.location)
+                if (str(target), tensor.offset) not in written:
+                    _overwrite(staging / target, tensor, plan.compute({key: read(key) for key in plan.inputs()}))
+                    written[str(target), tensor.offset] = plan.keys[0]
+        unused = len(weights.types.keys() - used.keys())
+        files = sorted(str(output / file.relative_to(staging)) for file in staging.rglob("*") if file.is_file())
+    return UpdateResult(
+        path=str(output), files=files, replaced=len(written), transformed=0, kept=0, used=len(used), unused=unused
+    )
+
+
+def _overwrite(file: Path, tensor: ir.ExternalTensor, array: np.ndarray) -> None:
+    data = ir.tensor(array).tobytes()
+    with file.open("r+b") as opened:
+        opened.seek(tensor.offset or 0)
+        opened.write(data)
+
+
+def retag_package(changed: Path, *, source: Path, output: Path) -> dict[str, RetagReport]:
+    """Give the parts of a package that another tool changed their tags back; the rest of the folder goes along.
+
+    Args:
+        changed: A folder in which the parts have the names that they have in ``source``.
+        source: The package that the tool read.
+        output: The folder to write.
+
+    Returns:
+        Name of a part to what was found of it.
+
+    Raises:
+        FileFormatError: ``source`` is no package or has a fault, or a part is missing.
+        UsageError: A part is not related to its source.
+        OutputError: The output cannot be written. What was there before is still there.
+    """
+    package = read_package(source)
+    check_folder(output, source)
+    check_folder(output, changed)
+    reports = {}
+    with replaced_whole(output) as staging:
+        shutil.copytree(source, staging, dirs_exist_ok=True)
+        for part in package.manifest.parts:
+            reports[part.name] = retag(changed / part.file, source=source / part.file, output=staging / part.file)
+    return reports

@@ -1,0 +1,67 @@
+"""What the loaders of others want to find in a package: configurations, tokenizers, onnxruntime-genai, transformers."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from modelexport.core.messages import collected
+from modelexport.exporting.packages.genai import GENAI_CONFIG, GenaiError, genai_config
+from modelexport.format.packages import Manifest
+from modelexport.pytorch.exported_model import exported_model_manifest
+from modelexport.pytorch.generation import ModelPart
+
+if TYPE_CHECKING:
+    from torch import nn
+
+_COPIED = (
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab*",
+    "merges.txt",
+    "*.model",
+    "chat_template*",
+    "preprocessor_config.json",
+    "processor_config.json",
+)
+"""What a tokenizer or a processor consists of, under any name that transformers gives it."""
+
+
+def write_layouts(
+    model: nn.Module, directory: Path | None, folder: Path, manifest: Manifest, parts: Sequence[ModelPart]
+) -> list[str]:
+    """Write what other loaders want beside the graphs.
+
+    Returns:
+        What could not be written and why, one line each.
+    """
+    for pattern in _COPIED if directory is not None else ():
+        for file in sorted(directory.glob(pattern)) if directory is not None else ():
+            if file.is_file():
+                shutil.copyfile(file, folder / file.name)
+    notes: list[str] = []
+    config: Any = getattr(model, "config", None)
+    if hasattr(config, "save_pretrained"):
+        with collected():
+            config.save_pretrained(folder)
+            if getattr(model, "generation_config", None) is not None and manifest.kind == "generate":
+                model.generation_config.save_pretrained(folder)
+        name, content = exported_model_manifest(model, manifest)
+        _write(folder / name, content)
+        for part in manifest.parts:
+            # transformers' loader asks for this file, whatever is in it.
+            (folder / f"{part.file}.data").touch()
+    if manifest.kind == "generate":
+        try:
+            _write(folder / GENAI_CONFIG, genai_config(config, folder, manifest))
+        except GenaiError as reason:
+            notes.append(f"no {GENAI_CONFIG}: {reason}")
+    return notes
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

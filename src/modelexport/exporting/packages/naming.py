@@ -1,0 +1,93 @@
+"""The names that people and runtimes expect of a graph that generates: its cache, its axes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+import onnx_ir as ir
+
+from modelexport.capture.exported import Exported
+from modelexport.exporting.interface import Interface
+
+BATCH, SEQUENCE, PAST = "batch", "sequence", "past_sequence"
+TOTAL = f"{PAST} + {SEQUENCE}"
+ENCODER = "encoder_sequence"
+
+_CACHE = re.compile(
+    r"(?:(?:input|output)\.)?past_key_values\.(?:(self|cross)_attention_cache\.)?(?:layers\.)?(\d+)\.(\w+)"
+)
+_ATTENTION = {"self": "decoder.", "cross": "encoder.", None: ""}
+_KINDS = {"keys": "key", "values": "value"}
+
+
+def cache_name(name: str, prefix: str) -> str | None:
+    """``past_key_values.3.key`` for what transformers calls ``past_key_values.layers.3.keys``.
+
+    The cache of a decoder that attends to an encoder as well has two: ``past_key_values.3.decoder.key`` and
+    ``past_key_values.3.encoder.key``. ``None`` for what is no part of a cache.
+    """
+    found = _CACHE.fullmatch(name)
+    if found is None:
+        return None
+    attention, layer, kind = found.groups()
+    return f"{prefix}.{layer}.{_ATTENTION[attention]}{_KINDS.get(kind, kind)}"
+
+
+def name_generation(exported: Exported) -> Exported:
+    """Name the inputs, outputs and axes of a graph that generates, in place."""
+    graph = exported.model.graph
+    encodes = any(name.startswith(("encoder_", "decoder_")) for name in (*_names(graph.inputs), *exported.output_names))
+    inputs = {value.name or "": value for value in graph.inputs}
+    new_inputs = {name: cache_name(name, "past_key_values") or name.removeprefix("input.") for name in inputs}
+    new_outputs = {name: cache_name(name, "present") or name.removeprefix("output.") for name in exported.output_names}
+    sizes = [
+        (new_inputs[name], axis, symbol)
+        for name, value in inputs.items()
+        for axis, symbol in _axes(name, value, encodes)
+    ]
+    given = set(new_inputs.values())
+    # What a step reads of the encoder and does not change is no result of it.
+    kept = [
+        name
+        for name in new_outputs.values()
+        if ".encoder." not in name or name.replace("present", "past_key_values", 1) not in given
+    ]
+    return Interface(
+        inputs=new_inputs,
+        outputs=new_outputs,
+        kept=[re.sub(r"([*?[])", r"[\1]", name) for name in kept],
+        axes={(name, axis): symbol for name, axis, symbol in sizes},
+    )(exported)
+
+
+def name_pipeline(exported: Exported) -> Exported:
+    """Name the axes of a graph that takes tokens and a mask, in place."""
+    inputs = {value.name or "": value for value in exported.model.graph.inputs}
+    axes = {(name, axis): (BATCH, SEQUENCE)[axis] for name, value in inputs.items() for axis in _open(value)[:2]}
+    return Interface(axes=axes)(exported)
+
+
+def _open(value: ir.Value) -> list[int]:
+    return [axis for axis, size in enumerate(value.shape or ()) if not isinstance(size, int)]
+
+
+def _names(values: Iterable[ir.Value]) -> list[str]:
+    return [value.name or "" for value in values]
+
+
+def _axes(name: str, value: ir.Value, encodes: bool) -> Iterator[tuple[int, str]]:
+    """The open axes of an input, by what it is; ``encodes``: what is not the decoder's is the encoder's."""
+    if value.shape is None:
+        return
+    found = _CACHE.fullmatch(name)
+    names: tuple[str, ...] = (BATCH, SEQUENCE)
+    if found is not None:
+        names = (BATCH, "heads", ENCODER if found[1] == "cross" else PAST, "width")
+    elif encodes and not name.startswith("decoder_"):
+        names = (BATCH, ENCODER)
+    elif name == "attention_mask":
+        names = (BATCH, TOTAL)
+    for axis, (size, symbol) in enumerate(zip(value.shape, names, strict=False)):
+        if not isinstance(size, int) and size.value and not size.value.isdigit():
+            yield axis, symbol

@@ -1,0 +1,109 @@
+"""The tensors of a serialized model: whether each has the data that its type and shape say."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from math import prod
+
+import onnx
+
+from modelexport.errors import FileFormatError
+
+
+def all_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
+    """Every node, those of nested graphs and functions included."""
+    pending = [model.graph.node, *(function.node for function in model.functions)]
+    while pending:
+        for node in pending.pop():
+            yield node
+            for attribute in node.attribute:
+                pending.extend(graph.node for graph in attribute.graphs)
+                if attribute.HasField("g"):
+                    pending.append(attribute.g.node)
+
+
+def all_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    """Initializers and the tensors of attributes, those of nested graphs and functions included."""
+    yield from model.graph.initializer
+    for node in all_nodes(model):
+        for attribute in node.attribute:
+            if attribute.HasField("t"):
+                yield attribute.t
+            yield from attribute.tensors
+            for graph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+                yield from graph.initializer
+
+
+def check_nodes(model: onnx.ModelProto) -> None:
+    """Refuse nodes that compute nothing, and attributes without the value that their type says.
+
+    Raises:
+        FileFormatError: There is one. Names it.
+    """
+    for node in all_nodes(model):
+        if not node.output:
+            raise FileFormatError(f"the node {node.name!r} ({node.op_type}) has no outputs")
+        for attribute in node.attribute:
+            field = _VALUES.get(attribute.type)
+            if field is not None and not attribute.ref_attr_name and not attribute.HasField(field):
+                raise FileFormatError(f"the attribute {attribute.name!r} of the node {node.name!r} has no value")
+
+
+_VALUES = {onnx.AttributeProto.TENSOR: "t", onnx.AttributeProto.GRAPH: "g", onnx.AttributeProto.TYPE_PROTO: "tp"}
+
+
+def check_data(model: onnx.ModelProto, elsewhere: Collection[str]) -> None:
+    """Refuse tensors whose data is shorter or longer than their shape: whoever reads them later would fail.
+
+    Args:
+        elsewhere: Names of initializers whose data was taken out, and has been looked at.
+
+    Raises:
+        FileFormatError: There is one. Names it.
+    """
+    for tensor in all_tensors(model):
+        if tensor.data_type not in _BITS or tensor.data_type == onnx.TensorProto.UNDEFINED:
+            raise FileFormatError(f"the tensor {tensor.name!r} has the unknown type {tensor.data_type}")
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            continue
+        if not tensor.HasField("raw_data") and tensor.name in elsewhere:
+            continue
+        size = prod(tensor.dims)
+        if any(dim < 0 for dim in tensor.dims):
+            raise FileFormatError(f"the tensor {tensor.name!r} has a negative size")
+        if tensor.HasField("raw_data"):
+            bits = _BITS.get(tensor.data_type)
+            if bits is not None and len(tensor.raw_data) != (size * bits + 7) // 8:
+                raise FileFormatError(
+                    f"the tensor {tensor.name!r} has {len(tensor.raw_data):,} bytes for {size:,} elements"
+                )
+            continue
+        held = max(len(getattr(tensor, field)) for field in _FIELDS)
+        if size > held * _MOST_IN_ONE:
+            raise FileFormatError(f"the tensor {tensor.name!r} has data for {held:,} of {size:,} elements")
+        try:
+            onnx.numpy_helper.to_array(tensor)
+        except (ValueError, TypeError, LookupError, OverflowError) as error:
+            raise FileFormatError(f"the tensor {tensor.name!r} has data of another type or size: {error}") from error
+
+
+_MOST_IN_ONE = 4
+"""Elements in one number of ``int32_data``, where they have two bits."""
+_FIELDS = ("float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data")
+
+
+def _bits(data_type: int) -> int | None:
+    """Of one element; ``None`` where it has no fixed size."""
+    name = onnx.TensorProto.DataType.Name(data_type)
+    if name in ("UNDEFINED", "STRING"):
+        return None
+    if name.endswith("INT4") or name == "FLOAT4E2M1":
+        return 4
+    if name.endswith("INT2"):
+        return 2
+    if name.startswith("FLOAT6"):
+        return 6
+    return int(onnx.helper.tensor_dtype_to_np_dtype(data_type).itemsize) * 8
+
+
+_BITS = {number: _bits(number) for number in onnx.TensorProto.DataType.values()}

@@ -1,0 +1,161 @@
+"""What ``generate`` gives, greedily, with the logits of every step; and a step's arguments from a runtime's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from modelexport.core.messages import collected
+from modelexport.errors import InputsError
+from modelexport.pytorch.generation import encoder_inputs
+from modelexport.pytorch.model_run import as_array
+from modelexport.pytorch.traced import untouched
+
+_TEXTS = (
+    "The capital of France is",
+    "Once upon a time, in a small village by the sea,",
+    "A list of three fruits:",
+    "Water boils at one hundred degrees, because the pressure of the air is",
+)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What a model generates from a batch of prompts."""
+
+    inputs: Mapping[str, Any]
+    """Arrays: the prompts, padded, as both get them."""
+    tokens: Sequence[Any]
+    """Of each step, ``[batch]``."""
+    logits: Sequence[Any]
+    """Of each step, ``[batch, vocabulary]``."""
+    eos: frozenset[int]
+    pad: int
+
+
+def example_prompts(model: nn.Module, directory: Path | None, *, seed: int = 0) -> list[dict[str, Any]]:
+    """Four prompts of different lengths: text in the tokens of the model's own tokenizer, or random tokens."""
+    vocabulary = int(model.config.get_text_config().vocab_size)
+    rows = _tokenized(directory, vocabulary)
+    if not rows:
+        generator = np.random.default_rng(seed)
+        rows = [generator.integers(min(3, vocabulary - 1), vocabulary, size=(1, n)) for n in (5, 12, 1, 8)]
+    if model.config.is_encoder_decoder and model.main_input_name != "input_ids":
+        made = encoder_inputs(model)[model.main_input_name]
+        draw = torch.Generator().manual_seed(seed)
+        return [
+            {model.main_input_name: as_array(torch.randn(made[:1].shape, generator=draw, dtype=made.dtype))}
+            for _ in rows
+        ]
+    return [{"input_ids": row} for row in rows]
+
+
+def _tokenized(directory: Path | None, vocabulary: int) -> list[Any]:
+    if directory is None or not any(directory.glob("tokenizer*")):
+        return []
+    from transformers import AutoTokenizer
+
+    with collected():
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
+            rows = [np.asarray([tokenizer(text)["input_ids"]], dtype=np.int64) for text in _TEXTS]
+        except Exception:  # a tokenizer of a package that is not installed is no reason to fail
+            return []
+    return rows if all(row.size and row.max() < vocabulary for row in rows) else []
+
+
+def generate_greedily(model: nn.Module, prompts: Sequence[Mapping[str, Any]], new_tokens: int) -> Reference:
+    """Generate from prompts in one batch, padded left.
+
+    Raises:
+        InputsError: The model's ``generate`` does not take them.
+    """
+    from transformers import GenerationMixin
+
+    config = _greedy_config(model, new_tokens)
+    encodes = bool(model.config.is_encoder_decoder)
+    inputs = _batch(prompts, config.pad_token_id, left=not encodes)
+    failure: Exception | None = None
+    with untouched(model), collected():
+        model.generation_config = config  # or else its own would fill what this leaves open
+        try:
+            made = GenerationMixin.generate(model, **{k: torch.from_numpy(v) for k, v in inputs.items()})
+        except Exception as error:
+            failure = error
+    if failure is not None:
+        reason = " ".join(str(failure).split())[:240]
+        raise InputsError(f"{type(model).__name__}.generate fails: {type(failure).__name__}: {reason}") from failure
+    sequences = as_array(made.sequences)
+    started = {"decoder_input_ids": sequences[:, : -len(made.logits)]} if encodes else {}
+    return Reference(
+        inputs | started,
+        list(sequences[:, -len(made.logits) :].T),
+        [as_array(step) for step in made.logits],
+        frozenset(config.eos_token_id or ()),
+        config.pad_token_id,
+    )
+
+
+def _greedy_config(model: nn.Module, new_tokens: int) -> Any:
+    """Greedy, without anything that changes logits, with the model's own special tokens."""
+    from transformers import GenerationConfig
+
+    own = model.generation_config
+    eos = own.eos_token_id if isinstance(own.eos_token_id, (list, tuple)) else [own.eos_token_id]
+    ends = sorted({int(token) for token in eos if token is not None})
+    pad = own.pad_token_id if own.pad_token_id is not None else next(iter(ends), 0)
+    return GenerationConfig(
+        do_sample=False,
+        num_beams=1,
+        max_new_tokens=new_tokens,
+        bos_token_id=own.bos_token_id,
+        eos_token_id=ends or None,
+        pad_token_id=int(pad),
+        decoder_start_token_id=own.decoder_start_token_id,
+        output_logits=True,
+        return_dict_in_generate=True,
+    )
+
+
+def _batch(prompts: Sequence[Mapping[str, Any]], pad: int, *, left: bool) -> dict[str, Any]:
+    """Prompts of one row each as one batch; tokens are padded, and the mask says where."""
+    if "input_ids" not in prompts[0]:
+        return {name: np.concatenate([prompt[name] for prompt in prompts]) for name in prompts[0]}
+    longest = max(prompt["input_ids"].shape[1] for prompt in prompts)
+    ids = np.full((len(prompts), longest), pad, dtype=np.int64)
+    mask = np.zeros_like(ids)
+    for row, prompt in enumerate(prompts):
+        length = prompt["input_ids"].shape[1]
+        own = slice(longest - length, longest) if left else slice(0, length)
+        ids[row, own] = prompt["input_ids"][0]
+        mask[row, own] = 1
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+_LAYER = re.compile(r"past_key_values\.(\d+)\.(key|value)")
+
+
+def step_inputs(model: nn.Module, feeds: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The arguments of ``forward`` for what a graph got; ``None`` where its cache is not keys and values alone."""
+    from transformers import DynamicCache
+
+    layers: dict[int, dict[str, torch.Tensor]] = {}
+    inputs: dict[str, Any] = {}
+    for name, array in feeds.items():
+        if (found := _LAYER.fullmatch(name)) is not None:
+            layers.setdefault(int(found[1]), {})[found[2]] = torch.from_numpy(np.array(array))
+        elif name.startswith("past_key_values"):
+            return None
+        else:
+            inputs[name] = torch.from_numpy(np.array(array))
+    cache = DynamicCache()
+    for index in sorted(layers):
+        cache.update(layers[index]["key"], layers[index]["value"], index)
+    return inputs | {"past_key_values": cache, "use_cache": True}

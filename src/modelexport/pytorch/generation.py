@@ -1,0 +1,240 @@
+"""What ``generate`` runs: the model's own calls, taken down, as parts that an exporter captures.
+
+A part is the whole model under another ``forward``, so that every module keeps the path that it has in the model.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from modelexport.core.messages import collected
+from modelexport.errors import CaptureError, InputsError
+from modelexport.pytorch.inputs import example_inputs
+from modelexport.pytorch.traced import untouched
+
+
+@dataclass(frozen=True)
+class ModelPart:
+    """One graph of a package, before it is captured."""
+
+    name: str
+    model: nn.Module
+    """The whole model or pipeline; its ``forward`` runs this part."""
+    inputs: Mapping[str, Any] | Sequence[Any]
+    module: str = ""
+    """The address of the module that runs; the whole model's is empty."""
+    notes: tuple[str, ...] = ()
+    """What a person should know about it, one line each."""
+
+
+def can_generate(model: nn.Module) -> bool:
+    """Whether a model of transformers has a ``generate`` that works."""
+    from transformers import PreTrainedModel
+
+    return isinstance(model, PreTrainedModel) and bool(model.can_generate())
+
+
+def generation_parts(model: nn.Module) -> list[ModelPart]:
+    """The parts that ``model.generate`` runs, in this order, with example inputs whose open axes differ in size.
+
+    Raises:
+        CaptureError: transformers does not take its ``generate`` apart; gives its reason.
+        InputsError: The model cannot generate.
+    """
+    if not can_generate(model):
+        raise InputsError(f"{type(model).__name__} cannot generate: use --parts whole, or name a class that can")
+    if getattr(model.config, "is_encoder_decoder", False):
+        return _encoder_decoder_parts(model)
+    steps = _captured(model, _token_inputs(model))
+    inputs = steps["decode"]
+    past = inputs.get("past_key_values")
+    notes: tuple[str, ...] = ()
+    if past is not None and (windows := _windows(past)):
+        notes = (
+            f"the cache of {len(windows)} layers with a window of {min(windows)} grows with the text: "
+            f"the mask applies the window",
+        )
+    return [ModelPart("decode", copy.copy(model), _with_growing_cache(inputs), notes=notes)]
+
+
+PROMPT = 5
+"""Tokens of the example prompt: no size that the model's own could be mistaken for."""
+
+
+def _token_inputs(model: nn.Module) -> dict[str, Any]:
+    """Two prompts, one of them padded: else ``generate`` leaves out the mask, and a capture fixes the batch."""
+    vocabulary = int(getattr(model.config.get_text_config(), "vocab_size", 0) or 0)
+    if vocabulary < 2:
+        raise InputsError(f"{type(model).__name__} has no vocabulary: a package needs a model of tokens")
+    ids = torch.arange(2 * PROMPT).view(2, PROMPT) % (vocabulary - 1) + 1
+    mask = torch.ones_like(ids)
+    mask[0, 0] = 0
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def _captured(model: nn.Module, inputs: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The arguments of ``forward`` in a prefill and in a step of several tokens on top of it."""
+    from transformers.exporters.utils import decompose_prefill_decode
+
+    failure: RuntimeError | None = None
+    with untouched(model), collected():
+        try:
+            found = decompose_prefill_decode(model, inputs, _plain_greedy(model), multi_token_decode=True)
+        except RuntimeError as error:
+            failure = error
+    if failure is not None:
+        cause = failure.__cause__ or failure
+        reason = " ".join(str(cause).split())[:240]
+        raise CaptureError(
+            f"transformers does not take {type(model).__name__}.generate apart: {type(cause).__name__}: {reason}; "
+            f"export one forward pass with --parts whole",
+            reason=reason,
+        ) from failure
+    return {name: dict(arguments) for name, (_, arguments) in found.items()}
+
+
+def _plain_greedy(model: nn.Module) -> Any:
+    """The model's own configuration of ``generate``, as far as it says which tokens are special."""
+    from transformers import GenerationConfig
+
+    own = model.generation_config
+    names = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
+    return GenerationConfig(**{name: getattr(own, name) for name in names if getattr(own, name, None) is not None})
+
+
+def _windows(past: Any) -> list[int]:
+    layers = getattr(past, "layers", ())
+    return [int(window) for layer in layers if (window := getattr(layer, "sliding_window", None))]
+
+
+def _with_growing_cache(inputs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments with a cache whose layers hold keys and values alone, of as many positions as the mask says.
+
+    A layer that cuts its keys to a window counts tokens in Python, and a capture would take the count for a constant.
+    Layers with a state of another kind stay as they are.
+    """
+    from transformers import DynamicCache
+
+    past, mask = inputs.get("past_key_values"), inputs.get("attention_mask")
+    layers = getattr(past, "layers", None)
+    if not layers or mask is None or mask.dim() != 2:
+        return inputs
+    if any(getattr(layer, "keys", None) is None or layer.keys.dim() != 4 or _states(layer) for layer in layers):
+        return inputs
+    query = next(inputs[name].shape[1] for name in ("input_ids", "inputs_embeds") if inputs.get(name) is not None)
+    length = mask.shape[1] - query
+    grown = DynamicCache()
+    for index, layer in enumerate(layers):
+        # Only their sizes count for a capture.
+        grown.update(_of_length(layer.keys, length), _of_length(layer.values, length), index)
+    return inputs | {"past_key_values": grown}
+
+
+def _states(layer: object) -> list[str]:
+    """What a layer holds beside keys and values: the states of a convolution or of a recurrence."""
+    return [name for name, value in vars(layer).items() if name.endswith("_states") and value is not None]
+
+
+def _of_length(tensor: torch.Tensor, length: int) -> torch.Tensor:
+    short = length - tensor.shape[2]
+    return tensor[:, :, -length:] if short <= 0 else nn.functional.pad(tensor, (0, 0, short, 0))
+
+
+def _encoder_decoder_parts(model: nn.Module) -> list[ModelPart]:
+    """The encoder, the first step of the decoder, and its further steps, in which the encoder's states are cached."""
+    inputs = encoder_inputs(model)
+    step = _captured(model, dict(inputs))["decode"]
+    cache = step.get("past_key_values")
+    layers = [getattr(getattr(cache, f"{side}_attention_cache", None), "layers", []) for side in ("self", "cross")]
+    states = getattr(step.get("encoder_outputs"), "last_hidden_state", None)
+    if states is None or not all(layers) or any(_states(layer) for side in layers for layer in side):
+        raise CaptureError(
+            f"{type(model).__name__} does not cache its encoder's keys and values by themselves: use --parts whole"
+        )
+    tokens = step["decoder_input_ids"][:, -1:].repeat(1, STEP)
+    mask = {"attention_mask": step["attention_mask"]} if step.get("attention_mask") is not None else {}
+    first = {"decoder_input_ids": tokens, "encoder_hidden_states": states, **mask}
+    further = {"decoder_input_ids": tokens, "past_key_values": _both_caches(*layers), **mask}
+    return [
+        ModelPart("encoder", _with_forward(model, _Encoder), inputs, _path_of(model, model.get_encoder())),
+        ModelPart("prefill", _with_forward(model, _FirstStep), first),
+        ModelPart("decode", _with_forward(model, _FurtherStep), further),
+    ]
+
+
+STEP = 2
+"""Tokens of the example step: a capture takes an axis of one for fixed."""
+
+
+def encoder_inputs(model: nn.Module) -> dict[str, Any]:
+    """Example inputs of a model's encoder, in a batch of two."""
+    if model.main_input_name == "input_ids":
+        inputs = _token_inputs(model)
+        # What an encoder reads is padded right.
+        return {name: value.flip(1) for name, value in inputs.items()}
+    made = example_inputs(model)
+    value = made[model.main_input_name]
+    return {model.main_input_name: torch.cat([value, value])[:2]}
+
+
+def _both_caches(own: Any, cross: Any) -> Any:
+    """A cache of three tokens in the decoder, and of what the encoder read; only their sizes count."""
+    from transformers import DynamicCache, EncoderDecoderCache
+
+    caches = []
+    for layers, length in ((own, STEP + 1), (cross, None)):
+        cache = DynamicCache()
+        for index, layer in enumerate(layers):
+            wanted = layer.keys.shape[2] if length is None else length
+            cache.update(_of_length(layer.keys, wanted), _of_length(layer.values, wanted), index)
+        caches.append(cache)
+    return EncoderDecoderCache(*caches)
+
+
+class _Forward:
+    """A ``forward`` that runs a part of a model."""
+
+    def __init__(self, part: nn.Module) -> None:
+        self._model, self._whole = part, type(part).forward
+
+
+class _Encoder(_Forward):
+    def __call__(self, **inputs: Any) -> dict[str, Any]:
+        return {"encoder_hidden_states": self._model.get_encoder()(**inputs).last_hidden_state}
+
+
+class _FirstStep(_Forward):
+    def __call__(self, *, encoder_hidden_states: torch.Tensor, **inputs: Any) -> dict[str, Any]:
+        return _results(self._whole(self._model, encoder_outputs=(encoder_hidden_states,), use_cache=True, **inputs))
+
+
+class _FurtherStep(_Forward):
+    def __call__(self, *, past_key_values: Any, **inputs: Any) -> dict[str, Any]:
+        keys = past_key_values.cross_attention_cache.layers[0].keys
+        # Only its sizes are read: what the decoder attends to is in the cache.
+        states = keys.new_zeros(keys.shape[0], keys.shape[2], self._model.config.hidden_size)
+        made = self._whole(
+            self._model, encoder_outputs=(states,), past_key_values=past_key_values, use_cache=True, **inputs
+        )
+        return _results(made)
+
+
+def _results(made: Any) -> dict[str, Any]:
+    return {"logits": made.logits, "past_key_values": made.past_key_values}
+
+
+def _with_forward(model: nn.Module, forward: Callable[[nn.Module], Callable[..., Any]]) -> nn.Module:
+    """The same modules under another ``forward``."""
+    part = copy.copy(model)
+    part.forward = forward(part)
+    return part
+
+
+def _path_of(model: nn.Module, module: nn.Module) -> str:
+    return next((path for path, found in model.named_modules() if found is module), "")

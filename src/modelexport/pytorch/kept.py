@@ -1,0 +1,176 @@
+"""What a model holds, remembered and put back: only what changed, told by identity, and never through a user's methods.
+
+A module's attributes are looked at one by one, and so is what is inside them: lists, dictionaries, sets, deques and
+objects with attributes, their subclasses included. Entries that are the objects that they were are not written, so
+that a container which refuses to be written (a frozen dictionary) is only read. What did change is put back with the
+methods of the built-in type, whatever a subclass makes of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import types
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.parameter import is_lazy
+
+_DEPTH = 6
+"""How deep containers and objects inside a module's attributes are followed."""
+
+_LARGEST = 100_000
+"""Entries of the largest container that is remembered: a longer one is a table, not a state."""
+
+_NOT_FOLLOWED = (
+    type,
+    types.ModuleType,
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    torch.Tensor,
+    torch.Generator,
+    torch.dtype,
+    torch.device,
+)
+
+
+class KeptState:
+    """The state of a model as it is now.
+
+    Attributes:
+        tensors: Every parameter, buffer and other tensor that the modules hold.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._seen: set[int] = set()
+        self._classes: list[tuple[nn.Module, type]] = []
+        self._modes = [(module, module.training) for module in model.modules()]
+        self._attributes: list[tuple[Any, dict[str, Any]]] = []
+        self._containers: list[tuple[Any, Any]] = []
+        self.tensors: dict[torch.Tensor, None] = dict.fromkeys([*model.parameters(), *model.buffers()])
+        for module in model.modules():
+            self._classes.append((module, type(module)))
+            self._remember(module, 0)
+        self._data = [
+            (tensor, tensor.data, tensor.requires_grad)
+            for tensor in self.tensors
+            if not is_lazy(tensor) and not isinstance(tensor, FakeTensor)
+        ]
+
+    def restore(self) -> None:
+        """Put back what is not as it was. One thing that cannot be put back does not keep the others from being so."""
+        for module, kind in self._classes:
+            if type(module) is not kind:
+                with contextlib.suppress(TypeError):
+                    module.__class__ = kind
+        for owner, before in self._attributes:
+            _restore_mapping(vars(owner), before)
+        for module, training in self._modes:
+            if module.training != training:  # a ScriptModule's is no attribute in Python
+                module.training = training
+        for container, before in self._containers:
+            # A container of somebody's own may refuse even this.
+            with contextlib.suppress(Exception):
+                _restore_container(container, before)
+        for tensor, data, requires_grad in self._data:
+            if not _same_memory(tensor, data):
+                tensor.data = data
+            if tensor.requires_grad != requires_grad:
+                tensor.requires_grad_(requires_grad)
+
+    def _remember(self, value: object, depth: int) -> None:
+        if isinstance(value, torch.Tensor):
+            self.tensors.setdefault(value)
+            return
+        if id(value) in self._seen or depth > _DEPTH or isinstance(value, _NOT_FOLLOWED):
+            return
+        if isinstance(value, nn.Module) and depth:
+            return  # has its own turn, or is not a part of the model
+        inside: list[Any] = []
+        if isinstance(value, (dict, list, set, deque)):
+            if len(value) > _LARGEST:
+                return
+            self._seen.add(id(value))
+            inside += _remembered_items(value)
+            self._containers.append((value, _copied(value)))
+        elif isinstance(value, tuple):
+            inside += value if len(value) <= _LARGEST else ()
+        attributes = getattr(value, "__dict__", None)
+        if type(attributes) is dict:
+            self._seen.add(id(value))
+            self._attributes.append((value, dict(attributes)))
+            inside += attributes.values()
+        for part in inside:
+            if not isinstance(part, _LEAVES):
+                self._remember(part, depth + 1)
+
+
+_LEAVES = (str, bytes, int, float, complex, bool, type(None))
+
+
+def _remembered_items(value: Any) -> Iterable[Any]:
+    return dict.values(value) if isinstance(value, dict) else tuple(_builtin_iter(value))
+
+
+def _builtin_iter(value: Any) -> Iterator[Any]:
+    """Over the elements of a list, set or deque, whatever a subclass makes of iteration."""
+    kinds: tuple[Any, ...] = (list, set, deque)
+    for kind in kinds:
+        if isinstance(value, kind):
+            yield from kind.__iter__(value)
+
+
+def _copied(value: Any) -> Any:
+    return dict(dict.items(value)) if isinstance(value, dict) else list(_builtin_iter(value))
+
+
+def _restore_container(container: Any, before: Any) -> None:
+    if isinstance(container, dict):
+        _restore_mapping(container, before)
+        return
+    now = list(_builtin_iter(container))
+    if isinstance(container, set):
+        if len(now) != len(before) or {id(one) for one in now} != {id(one) for one in before}:
+            set.clear(container)
+            set.update(container, before)
+    elif len(now) != len(before) or any(one is not other for one, other in zip(now, before, strict=True)):
+        if isinstance(container, list):
+            list.__setitem__(container, slice(None), before)
+        else:
+            deque.clear(container)
+            deque.extend(container, before)
+
+
+def _restore_mapping(entries: dict[Any, Any], before: Mapping[Any, Any]) -> None:
+    """Make a dictionary hold what it held, in the order in which it held it."""
+    kind = OrderedDict if isinstance(entries, OrderedDict) else dict
+    now = list(dict.items(entries))
+    if len(now) == len(before) and all(
+        key is other and value is old for (key, value), (other, old) in zip(now, before.items(), strict=True)
+    ):
+        return
+    for key, _ in now:
+        if key not in before:
+            kind.__delitem__(entries, key)
+    for key, value in before.items():
+        if dict.get(entries, key, entries) is not value:
+            kind.__setitem__(entries, key, value)
+    if list(dict.keys(entries)) != list(before):
+        for key, value in before.items():
+            kind.__delitem__(entries, key)
+            kind.__setitem__(entries, key, value)
+
+
+def _same_memory(tensor: torch.Tensor, data: torch.Tensor) -> bool:
+    """Whether a tensor still looks at the memory that it looked at."""
+    if isinstance(tensor, FakeTensor) or type(tensor.data) is not type(data):
+        return False
+    facts = [(one.dtype, one.device, one.shape, one.layout) for one in (tensor, data)]
+    if facts[0] != facts[1]:
+        return False
+    if tensor.layout is not torch.strided or tensor.is_meta:
+        return not tensor.is_meta
+    return bool(tensor.data_ptr() == data.data_ptr() and tensor.stride() == data.stride())

@@ -1,0 +1,193 @@
+"""Pipelines: folders of several models, loaded as one module whose parts an exporter captures."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from modelexport.errors import ModelLoadError
+from modelexport.pytorch.generation import ModelPart
+from modelexport.pytorch.loading import LoadedModel, load_model
+from modelexport.weights.sources import Weights
+
+SENTENCE_TRANSFORMER = "modules.json"
+
+# torch is not followed by mypy.
+
+
+class SentencePipeline(nn.Module):  # type: ignore[misc]
+    """A model of sentence-transformers: its modules one after the other, from tokens to an embedding."""
+
+    def __init__(self, modules: Mapping[str, nn.Module]) -> None:
+        super().__init__()
+        for name, module in modules.items():
+            self.add_module(name, module)
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> dict[str, torch.Tensor]:
+        features = {"input_ids": input_ids, "attention_mask": attention_mask}
+        for module in self.children():
+            features |= module(features)
+        return {"sentence_embedding": features["sentence_embedding"]}
+
+
+class Transformer(nn.Module):  # type: ignore[misc]
+    """Tokens to their embeddings."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.auto_model = model
+
+    def forward(self, features: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        made = self.auto_model(input_ids=features["input_ids"], attention_mask=features["attention_mask"])
+        return {"token_embeddings": made.last_hidden_state}
+
+
+_MODES = ("cls", "max", "mean", "mean_sqrt_len", "weightedmean", "lasttoken")
+
+
+class Pooling(nn.Module):  # type: ignore[misc]
+    """The embeddings of tokens to one of the sentence: those of several modes side by side."""
+
+    def __init__(self, modes: list[str]) -> None:
+        super().__init__()
+        self.modes = modes
+
+    def forward(self, features: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        tokens, mask = features["token_embeddings"], features["attention_mask"]
+        pooled = [_pool(mode, tokens, mask.unsqueeze(-1).to(tokens.dtype)) for mode in self.modes]
+        return {"sentence_embedding": torch.cat(pooled, 1) if len(pooled) > 1 else pooled[0]}
+
+
+def _pool(mode: str, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    places = torch.arange(1, mask.shape[1] + 1, device=mask.device, dtype=mask.dtype)[None, :, None]
+    match mode:
+        case "cls":  # the first token that is not padded
+            return tokens.gather(1, mask.argmax(1, keepdim=True).expand(-1, 1, tokens.shape[2])).squeeze(1)
+        case "lasttoken":
+            return tokens.gather(1, (mask * places).argmax(1, keepdim=True).expand(-1, 1, tokens.shape[2])).squeeze(1)
+        case "max":
+            return tokens.masked_fill(mask == 0, -1e9).amax(1)
+    weights = mask * places if mode == "weightedmean" else mask
+    total = weights.sum(1).clamp(min=1e-9)
+    return (tokens * weights).sum(1) / (total.sqrt() if mode == "mean_sqrt_len" else total)
+
+
+class Dense(nn.Module):  # type: ignore[misc]
+    """A linear layer on the embedding of the sentence."""
+
+    def __init__(self, linear: nn.Linear, activation: nn.Module) -> None:
+        super().__init__()
+        self.linear, self.activation_function = linear, activation
+
+    def forward(self, features: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {"sentence_embedding": self.activation_function(self.linear(features["sentence_embedding"]))}
+
+
+class Normalize(nn.Module):  # type: ignore[misc]
+    """The embedding at a length of one."""
+
+    def forward(self, features: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {"sentence_embedding": nn.functional.normalize(features["sentence_embedding"], p=2, dim=1)}
+
+
+def is_pipeline(directory: Path) -> bool:
+    """Whether a folder is one of several models."""
+    return (directory / SENTENCE_TRANSFORMER).is_file()
+
+
+def load_pipeline(
+    directory: Path, *, trust_remote_code: bool = False, weights: Literal["memory", "files", "auto"] = "memory"
+) -> LoadedModel:
+    """The pipeline in a folder, in eval mode. Modules and entries have the names that sentence-transformers gives them.
+
+    Raises:
+        ModelLoadError: A module is missing, damaged, or of a kind that is not known.
+    """
+    modules: dict[str, nn.Module] = {}
+    loaded: dict[str, LoadedModel] = {}
+    for entry in _read(directory / SENTENCE_TRANSFORMER):
+        name, kind = str(entry["name"]), str(entry["type"]).rpartition(".")[2]
+        folder = directory / entry["path"]
+        match kind:
+            case "Transformer":
+                loaded[name] = load_model(str(folder), trust_remote_code=trust_remote_code, weights=weights)
+                modules[name] = Transformer(loaded[name].model)
+            case "Pooling":
+                modules[name] = Pooling(_modes(folder / "config.json"))
+            case "Dense":
+                modules[name] = _dense(folder)
+            case "Normalize":
+                modules[name] = Normalize()
+            case _:
+                raise ModelLoadError(f"{directory} has a module {name} of the type {entry['type']}, which is not known")
+    prefixed = [
+        _prefixed(one.weights, f"{name}.auto_model.") for name, one in loaded.items() if one.weights is not None
+    ]
+    return LoadedModel(
+        SentencePipeline(modules).eval(),
+        None,
+        directory.resolve().name,
+        directory,
+        tuple(warning for one in loaded.values() for warning in one.warnings),
+        prefixed[0] if len(prefixed) == 1 else None,
+    )
+
+
+def pipeline_parts(model: nn.Module) -> list[ModelPart]:
+    """The parts of a pipeline in the order in which they run, with example inputs."""
+    ids = torch.arange(10).view(2, 5) + 1
+    mask = torch.ones_like(ids)
+    mask[0, -1] = 0
+    return [ModelPart("model", model, {"input_ids": ids, "attention_mask": mask})]
+
+
+def _prefixed(weights: Weights, prefix: str) -> Weights:
+    tensors = {f"{prefix}{key}": tensor for key, tensor in weights.tensors.items()}
+    return dataclasses.replace(
+        weights, tensors=tensors, made={f"{prefix}{key}": what for key, what in weights.made.items()}
+    )
+
+
+def _modes(path: Path) -> list[str]:
+    config = _read(path)
+    given = config.get("pooling_mode")
+    if given is not None:
+        modes = [given] if isinstance(given, str) else list(given)
+    else:
+        # As older versions write it: pooling_mode_cls_token, pooling_mode_mean_tokens, ...
+        plain = {
+            key.removeprefix("pooling_mode_").removesuffix("_tokens").removesuffix("_token"): value is True
+            for key, value in config.items()
+        }
+        modes = [mode for mode in _MODES if plain.get(mode)]
+    if not modes or not set(modes) <= set(_MODES):
+        raise ModelLoadError(f"{path} asks for pooling {modes or 'of no kind'}: known are {', '.join(_MODES)}")
+    return modes
+
+
+def _dense(folder: Path) -> Dense:
+    from safetensors.torch import load_file
+
+    config = _read(folder / "config.json")
+    activation = getattr(nn, str(config.get("activation_function", "")).rpartition(".")[2], None)
+    if not isinstance(activation, type):
+        raise ModelLoadError(f"{folder} has an activation {config.get('activation_function')}, which torch.nn does not")
+    layer = Dense(nn.Linear(config["in_features"], config["out_features"], config.get("bias", True)), activation())
+    try:
+        layer.load_state_dict(load_file(folder / "model.safetensors"))
+    except Exception as error:
+        raise ModelLoadError(f"{folder} cannot be loaded: {' '.join(str(error).split())[:200]}") from error
+    return layer
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(f"{path} cannot be read ({error}): copy or download it again") from error

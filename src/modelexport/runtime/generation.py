@@ -1,0 +1,103 @@
+"""Greedy generation with the parts of a package in ONNX Runtime, step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+
+from modelexport.errors import UsageError
+from modelexport.runtime.sessions import CPU, input_names, open_session, run_session
+
+PAST, PRESENT = "past_key_values", "present"
+_BATCH = "batch"
+_DTYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(double)": np.float64}
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of a generation."""
+
+    part: str
+    feeds: Mapping[str, Any]
+    """What the part got."""
+    logits: Any
+    """Of the last position of each row: ``[batch, vocabulary]``."""
+    tokens: Any
+    """What each row goes on with: ``[batch]``."""
+
+
+class Generator:
+    """Runs the graphs of a package that generates.
+
+    Args:
+        files: Name of a part to its file: ``decode``, and for a model with an encoder ``encoder`` and ``prefill``.
+    """
+
+    def __init__(self, files: Mapping[str, Path], *, provider: str = CPU) -> None:
+        self.sessions = {name: open_session(file, provider=provider, optimized=True) for name, file in files.items()}
+        if "decode" not in self.sessions:
+            raise UsageError(f"the package has no part decode, so it does not generate; it has {', '.join(files)}")
+        inputs = input_names(self.sessions["decode"])
+        self.token_input = "decoder_input_ids" if "decoder_input_ids" in inputs else "input_ids"
+
+    def steps(
+        self, inputs: Mapping[str, Any], new_tokens: int, *, eos: Collection[int] = (), pad: int = 0
+    ) -> Iterator[Step]:
+        """Generate greedily; ends early when every row has ended.
+
+        Args:
+            inputs: ``input_ids`` and ``attention_mask``, ``[batch, sequence]``, of rows padded left; for a model with
+                an encoder also what that takes, and ``decoder_input_ids``.
+            eos: Tokens after which a row goes on with ``pad``.
+        """
+        values = dict(inputs)
+        if "encoder" in self.sessions:
+            values |= run_session(self.sessions["encoder"], self._chosen("encoder", values))
+        tokens = np.asarray(values.pop(self.token_input), dtype=np.int64)
+        own_mask = self.token_input == "input_ids"
+        ended = np.zeros(len(tokens), dtype=bool)
+        cache: dict[str, Any] = {}
+        for index in range(new_tokens):
+            part = "prefill" if index == 0 and "prefill" in self.sessions else "decode"
+            feeds = self._feeds(part, values, tokens, cache)
+            outputs = run_session(self.sessions[part], feeds)
+            logits = outputs["logits"][:, -1, :]
+            chosen = np.where(ended, pad, logits.argmax(-1))
+            yield Step(part, feeds, logits, chosen)
+            ended |= np.isin(chosen, list(eos))
+            if ended.all():
+                return
+            cache |= {
+                f"{PAST}{name.removeprefix(PRESENT)}": v for name, v in outputs.items() if name.startswith(PRESENT)
+            }
+            tokens = chosen[:, None].astype(np.int64)
+            if own_mask and "attention_mask" in values:
+                grown = np.ones((len(tokens), 1), dtype=values["attention_mask"].dtype)
+                values["attention_mask"] = np.concatenate([values["attention_mask"], grown], axis=1)
+
+    def _chosen(self, part: str, values: Mapping[str, Any]) -> dict[str, Any]:
+        wanted = input_names(self.sessions[part])
+        if missing := [name for name in wanted if name not in values]:
+            raise UsageError(f"{part} takes {missing[0]}, which was not given")
+        return {name: values[name] for name in wanted}
+
+    def _feeds(self, part: str, values: Mapping[str, Any], tokens: Any, cache: Mapping[str, Any]) -> dict[str, Any]:
+        given = {**values, self.token_input: tokens}
+        if "attention_mask" in values and "position_ids" not in values and self.token_input == "input_ids":
+            positions = np.maximum(np.cumsum(values["attention_mask"], axis=1) - 1, 0)
+            given["position_ids"] = positions[:, -tokens.shape[1] :].astype(np.int64)
+        for value in self.sessions[part].get_inputs():
+            if value.name.startswith(PAST):
+                given[value.name] = cache[value.name] if cache else _empty(value, len(tokens))
+        return self._chosen(part, given)
+
+
+def _empty(value: onnxruntime.NodeArg, batch: int) -> Any:
+    """The cache of no tokens: open sizes are 0, but for the batch."""
+    sizes = [size if isinstance(size, int) else batch if size == _BATCH else 0 for size in value.shape]
+    return np.zeros(sizes, dtype=_DTYPES.get(value.type, np.int64))

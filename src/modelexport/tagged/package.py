@@ -1,0 +1,127 @@
+"""A package: a folder of tagged files that share one set of weights, read back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from modelexport.core.text import nearest
+from modelexport.errors import FileFormatError, UsageError
+from modelexport.files.onnx_models import load_onnx
+from modelexport.format import documents, keys
+from modelexport.format.packages import MANIFEST, PACKAGE_VERSION, Manifest, PartEntry
+from modelexport.graph.owners import owner_of
+from modelexport.tagged.file import read_tagged
+
+
+@dataclass(frozen=True)
+class Package:
+    """The manifest of a folder whose files are all there."""
+
+    folder: Path
+    manifest: Manifest
+
+    @property
+    def files(self) -> dict[str, Path]:
+        """Name of a part to its file, in the order in which they run."""
+        return {part.name: self.folder / part.file for part in self.manifest.parts}
+
+    def part(self, name: str) -> PartEntry:
+        """The part of a name.
+
+        Raises:
+            UsageError: There is none.
+        """
+        for part in self.manifest.parts:
+            if part.name == name:
+                return part
+        names = list(self.files)
+        raise UsageError(f"{self.folder} has no part {name}{nearest(name, names)}; it has {', '.join(names)}")
+
+
+def is_package(path: Path) -> bool:
+    """Whether a path is a folder with a manifest."""
+    return (path / MANIFEST).is_file()
+
+
+def read_package(folder: str | Path) -> Package:
+    """Read the manifest of a package and see whether its files are there and belong together.
+
+    Raises:
+        FileFormatError: It has no manifest, one of an unknown version, lacks a file, or has files of other exports.
+    """
+    folder = Path(folder)
+    try:
+        manifest = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=Manifest)
+    except OSError as error:
+        raise FileFormatError(
+            f"{folder} is no package: it has no {MANIFEST}; export it with `modelexport export MODEL -o {folder}/`"
+        ) from error
+    except msgspec.MsgspecError as error:
+        raise FileFormatError(f"{folder / MANIFEST} cannot be read ({error}): export the package again") from error
+    if manifest.format_version != PACKAGE_VERSION:
+        raise FileFormatError(
+            f"{folder / MANIFEST} has format version {manifest.format_version}, which this version of modelexport does "
+            f"not read ({PACKAGE_VERSION}): export the package again"
+        )
+    needed = [*(part.file for part in manifest.parts), *manifest.weights]
+    if missing := [name for name in needed if not (folder / name).is_file()]:
+        raise FileFormatError(f"{folder} lacks {', '.join(missing)}: copy it there, or export the package again")
+    package = Package(folder, manifest)
+    _check_together(package)
+    return package
+
+
+def _check_together(package: Package) -> None:
+    """Refuse parts that were not written by one export: they have other inputs, entries or weights."""
+    first = ""
+    entries: dict[str, tuple[str, list[int]]] | None = None
+    for part in package.manifest.parts:
+        model = load_onnx(package.folder / part.file)
+        names = [[value.name or "" for value in values] for values in (model.graph.inputs, model.graph.outputs)]
+        if names != [part.inputs, part.outputs]:
+            raise FileFormatError(
+                f"{package.folder / part.file} is of another export: its inputs and outputs are not those that "
+                f"{MANIFEST} lists; put the file back, or export the package again"
+            )
+        own = _entries(model.metadata_props.get(keys.STATE_DICT, "{}"))
+        if entries is not None and own != entries:
+            raise FileFormatError(
+                f"{part.file} and {first} in {package.folder} are of different models: export the package again"
+            )
+        first, entries = first or part.file, own
+
+
+def _entries(text: str) -> dict[str, tuple[str, list[int]]]:
+    """The entries of a model as a file lists them, without which of them this part uses."""
+    entries = msgspec.json.decode(text, type=dict[str, documents.StateDictEntry])
+    return {key: (entry.dtype, entry.shape) for key, entry in entries.items()}
+
+
+def parts_with(path: Path, *modules: str) -> dict[str, Path]:
+    """The files in which modules own nodes: a file itself, or parts of a package by name, in their order.
+
+    Raises:
+        FileFormatError: It is a folder that is no package, or one with a fault.
+        UsageError: No part has them.
+    """
+    if not path.is_dir():
+        return {"": path}
+    found: dict[str, Path] = {}
+    called: dict[str, Path] = {}
+    failure: UsageError | None = None
+    for name, file in read_package(path).files.items():
+        tagged = read_tagged(file)
+        try:
+            calls = tagged.select(*modules).inside
+        except UsageError as error:
+            failure = error
+            continue
+        called[name] = file
+        if any(call in calls for node in tagged.nodes if (owner := owner_of(node)) for call in owner.calls):
+            found[name] = file
+    if not called and failure is not None:
+        raise failure
+    return found or called

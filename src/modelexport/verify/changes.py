@@ -1,0 +1,118 @@
+"""Two files compared as a check: structure, weights, outputs, cost, each of which may fail a build."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from modelexport.measure.costs import cost
+from modelexport.measure.feeds import make_feeds
+from modelexport.measure.runs import open_file, session_options
+from modelexport.runtime.sessions import CPU, run_session
+from modelexport.tagged.comparison import FileComparison, compare
+from modelexport.tagged.file import UNTAGGED, TaggedFile
+from modelexport.tagged.flattening import runnable
+from modelexport.tagged.untagged import read_either, without_tags
+from modelexport.verify.differences import Difference, compare_outputs
+
+Aspect = Literal["structure", "weights", "outputs", "cost"]
+ASPECTS: tuple[Aspect, ...] = ("structure", "weights", "outputs", "cost")
+MARGIN = 0.01
+"""By how much of it a figure of the second file may be above that of the first."""
+
+
+class CostChange(msgspec.Struct, frozen=True):
+    """A figure of the whole file, in both files; a formula where sizes are dynamic."""
+
+    column: str
+    first: int | float | str
+    second: int | float | str
+    worse: bool
+    """Whether the second is more than 1 % above the first, or another formula."""
+
+
+class ChangeReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What was compared of two files, and which of it differs."""
+
+    comparison: FileComparison
+    outputs: list[Difference] | None
+    """``None`` where they were not compared."""
+    costs: list[CostChange] | None
+    failed: list[Aspect]
+    """Those of the aspects asked for that differ."""
+    asked: list[Aspect]
+
+
+def check_changes(
+    first: str | Path,
+    second: str | Path,
+    fail_on: Collection[Aspect] = (),
+    *,
+    values: bool = False,
+    modules: Sequence[str] = (),
+    inputs: Path | None = None,
+    provider: str = CPU,
+    seed: int = 0,
+) -> ChangeReport:
+    """Compare two files in the aspects that must not differ. A file without tags is compared by its names.
+
+    Args:
+        fail_on: ``structure``: calls, operators, attributes, entries; ``weights``: the elements of parameters, all
+            of which are read; ``outputs``: what both compute of the same inputs; ``cost``: no figure of it may grow.
+        values: Compare the elements of parameters also where ``weights`` is not asked for.
+        modules: Selectors of the calls to compare; all if left out.
+        inputs: A file of inputs for ``outputs``; those of the first file's reference values or random ones if left out.
+
+    Raises:
+        FileFormatError: A file is missing or not ONNX.
+        UsageError: ONNX Runtime does not run one of them, or a selector matches nothing.
+    """
+    one, other = read_either(first), read_either(second)
+    costs = _costs(one, other) if "cost" in fail_on else None
+    if UNTAGGED in (one.encoding, other.encoding):
+        one, other = without_tags(one), without_tags(other)
+    found = compare(one, other, values=values or "weights" in fail_on, modules=modules)
+    outputs = _outputs(one, other, inputs, provider, seed) if "outputs" in fail_on else None
+    differs: dict[Aspect, bool] = {
+        "structure": bool(found.only_in_first or found.only_in_second or found.changed or found.entries),
+        "weights": bool(found.values and (found.values.different or found.values.unpaired)),
+        "outputs": any(output.status != "agree" for output in outputs or ()),
+        "cost": any(change.worse for change in costs or ()),
+    }
+    asked = [aspect for aspect in ASPECTS if aspect in fail_on]
+    return ChangeReport(
+        comparison=found,
+        outputs=outputs,
+        costs=costs,
+        failed=[aspect for aspect in asked if differs[aspect]],
+        asked=asked,
+    )
+
+
+def _outputs(one: TaggedFile, other: TaggedFile, inputs: Path | None, provider: str, seed: int) -> list[Difference]:
+    """What both files compute of the same inputs, output by output."""
+    with runnable(one.path, one.encoding) as path, runnable(other.path, other.encoding) as against:
+        feeds, _ = make_feeds(one, path, inputs, {}, provider=provider, seed=seed)
+        given = [
+            run_session(open_file(file, session_options("all", provider), provider), feeds) for file in (path, against)
+        ]
+    expected, actual = given
+    names = [name if name == theirs else f"{name} / {theirs}" for name, theirs in zip(expected, actual, strict=False)]
+    names += list(actual)[len(names) :]
+    return compare_outputs(names, list(expected.values()), list(actual.values()))
+
+
+def _costs(one: TaggedFile, other: TaggedFile) -> list[CostChange]:
+    tables = cost(one), cost(other)
+    figures: list[dict[str, Any]] = [table.numbers(table.whole) for table in tables]
+    changes = []
+    for name in figures[0]:
+        if name in figures[1]:
+            before, after = figures[0][name], figures[1][name]
+            formula = isinstance(before, str) or isinstance(after, str)
+            worse = before != after if formula else after > before * (1 + MARGIN)
+            changes.append(CostChange(name, before, after, worse))
+    return changes

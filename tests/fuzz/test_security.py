@@ -1,0 +1,242 @@
+"""Nobody is let in, and nothing is lost: one test for each promise of docs/security.md that has no sweep of its own."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import transformers.dynamic_module_utils
+from safetensors.numpy import load_file, save_file
+
+from commands import run
+from corpus import Tiny, copied, tiny
+from modelexport import export, load
+from modelexport.core.text import printable, without_paths
+from modelexport.errors import FileFormatError, UsageError
+from modelexport.tagged.documents.reading import load_dag
+
+READERS = [
+    ["tree", "FILE", "--check"],
+    ["nodes", "FILE", "."],
+    ["compare", "FILE", "plain.onnx"],
+    ["extract", "FILE", "blocks.0", "-o", "out.onnx"],
+    ["adopt", "FILE", "-o", "out.onnx"],
+    ["retag", "FILE", "--from", "plain.onnx", "-o", "out.onnx"],
+    ["retag", "plain.onnx", "--from", "FILE", "-o", "out.onnx"],
+    ["update-weights", "FILE", "new.safetensors", "-o", "out.onnx"],
+    ["optimize", "FILE", "--with", "onnxscript", "-o", "out.onnx"],
+    ["verify", "FILE", "--against", "plain.onnx"],
+]
+
+
+@pytest.fixture
+def place(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = copied(corpus, tmp_path / "place")
+    monkeypatch.chdir(folder)
+    return folder
+
+
+# --- nobody is let in -------------------------------------------------------------------------------------------------
+
+
+def test_a_tokenizer_of_the_models_folder_runs_no_code(tmp_path: Path, corpus: Path) -> None:
+    folder = Path(shutil.copytree(corpus / "checkpoint", tmp_path / "model"))
+    (folder / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\nclass Evil: pass\n")
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "Evil", "auto_map": {"AutoTokenizer": ["evil.Evil", None]}})
+    )
+    command = [sys.executable, "-m", "modelexport", "hierarchy", "model", "--mode", "traced"]
+    yes = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, input="y\n" * 100, check=False)
+    assert not (tmp_path / "ran").exists()
+    assert yes.returncode == 0, yes.stderr
+
+
+def test_transformers_still_has_the_time_to_wait_that_makes_its_question_impossible() -> None:
+    assert transformers.dynamic_module_utils.TIME_OUT_REMOTE_CODE > 0
+
+
+def rewritten(file: Path) -> None:
+    """The same tensors at other places: longer metadata moves them."""
+    save_file(load_file(file), file, metadata={"more": "x" * 80})
+
+
+def swapped(file: Path) -> None:
+    """Another header of the same length, and a file of the same size."""
+    file.write_bytes(file.read_bytes().replace(b"blocks.0", b"blocks.9"))
+
+
+@pytest.mark.parametrize("change", [rewritten, swapped])
+@pytest.mark.parametrize("command", READERS, ids=" ".join)
+def test_linked_weights_that_changed_are_used_by_nobody(
+    command: list[str], change: Callable[[Path], None], place: Path
+) -> None:
+    change(place / "linked.safetensors")
+    ended = run(*(part.replace("FILE", "linked.onnx") for part in command))
+    assert ended.status == (1 if command[0] == "tree" else 2)
+    assert "linked.safetensors was changed after the export" in ended.out + ended.err
+    with pytest.raises(FileFormatError, match="was changed after the export"):
+        load(place / "linked.onnx")
+
+
+@pytest.mark.parametrize("command", READERS, ids=" ".join)
+def test_data_of_another_run_is_used_by_nobody(command: list[str], place: Path) -> None:
+    data = place / "copied.onnx.data"
+    data.write_bytes(bytes(len(data.read_bytes())))
+    ended = run(*(part.replace("FILE", "copied.onnx") for part in command))
+    if command[:2] == ["retag", "FILE"]:  # what another tool wrote under the same name
+        return
+    assert ended.status == (1 if command[0] == "tree" else 2)
+    assert "copied.onnx.data does not belong to the model beside it" in ended.out + ended.err
+
+
+def test_tensors_are_checked_again_when_their_file_changes_after_it_was_loaded(place: Path) -> None:
+    parameters = load("linked.onnx")["blocks.0"].parameters
+    rewritten(place / "linked.safetensors")
+    with pytest.raises(FileFormatError, match="was changed after the export"):
+        parameters["blocks.0.inner.weight"].const_value.numpy()
+
+
+def test_our_own_hard_links_are_read_and_others_are_not(place: Path) -> None:
+    os.link("linked.safetensors", "second-name")
+    assert run("extract", "linked.onnx", "blocks.0", "-o", "out.onnx").status == 0
+    model = (place / "copied.onnx").read_bytes().replace(b"modelexport.data", b"modelexport.nope")
+    (place / "copied.onnx").write_bytes(model)
+    os.link("copied.onnx.data", "third-name")
+    ended = run("extract", "copied.onnx", "blocks.0", "-o", "other.onnx")
+    assert ended.status == 2 and "a hard link" in ended.err
+
+
+@pytest.mark.parametrize("text", ["\x1b[31mred", "a\u202eb", "\x9b2J", "\x07", "\ud800", "a\u200bb", "\r"])
+def test_what_controls_a_terminal_is_shown_as_an_escape(text: str) -> None:
+    assert printable(text).isprintable() and printable(printable(text)) == printable(text)
+
+
+def test_printable_text_stays() -> None:
+    assert printable("Größe\t层 \N{GRINNING FACE}\n") == "Größe\t层 \N{GRINNING FACE}\n"
+
+
+def test_folders_of_this_machine_are_not_in_an_exporters_message(tmp_path: Path) -> None:
+    text = f'File "{tmp_path}/site-packages/torch/x.py", line 3, in /BertModel/BertLayer.0 at {tmp_path}/a b/model.py:4'
+    assert without_paths(text) == 'File "x.py", line 3, in /BertModel/BertLayer.0 at model.py:4'
+
+
+# --- nothing is lost --------------------------------------------------------------------------------------------------
+
+OUTPUTS = [
+    ["extract", "copied.onnx", "blocks.0"],
+    ["adopt", "copied.onnx"],
+    ["retag", "copied.onnx", "--from", "plain.onnx"],
+    ["optimize", "copied.onnx", "--with", "onnxscript"],
+    ["update-weights", "copied.onnx", "new.safetensors"],
+    ["strip", "copied.onnx"],
+    ["inline", "copied.onnx"],
+    ["export", "factory.py:make"],
+]
+
+
+@pytest.mark.parametrize("command", OUTPUTS, ids=lambda command: command[0])
+def test_an_output_that_would_destroy_something_is_refused(command: list[str], place: Path) -> None:
+    os.mkfifo("fifo")
+    (place / "link").symlink_to("plain.onnx")
+    (place / "x.onnx.data").mkdir()
+    inputs = ["factory.py"] if command[0] == "export" else [command[1], f"{command[1]}.data"]
+    before = {path: path.read_bytes() for path in place.iterdir() if path.is_file()}
+    for output in ("/dev/null", "fifo", "link", "x.onnx", "y.onnx.data", "y.hierarchy.json", ".", *inputs):
+        ended = run(*command, "-o", output)
+        assert ended.status == 2 and ended.err.startswith("modelexport: "), output
+        assert ended.err.count("\n") == 1, ended.err
+    assert {path: path.read_bytes() for path in place.iterdir() if path.is_file()} == before
+    assert Path("/dev/null").is_char_device()
+
+
+def test_an_output_beside_which_the_data_of_an_input_would_be_replaced_is_refused(place: Path) -> None:
+    (place / "a.onnx").write_bytes((place / "copied.onnx").read_bytes())
+    ended = run("adopt", "a.onnx", "-o", "copied.onnx")
+    assert ended.status == 2 and "holds weights of a.onnx" in ended.err
+
+
+@pytest.mark.parametrize("suffix", [".hierarchy.json", ".dag.json", ".operations.json"])
+def test_documents_of_another_export_are_refused(suffix: str, place: Path) -> None:
+    shutil.copy(f"copied{suffix}", f"functions{suffix}")
+    shutil.copy(f"functions{suffix}", f"plain{suffix}")
+    (place / f"plain{suffix}").write_bytes((place / f"plain{suffix}").read_bytes() + b"\n")
+    for command in (["tree", "plain.onnx"], ["nodes", "plain.onnx", "."], ["compare", "plain.onnx", "flat.onnx"]):
+        ended = run(*command)
+        assert ended.status == 2 and f"plain{suffix} does not belong to plain.onnx" in ended.err
+    with pytest.raises(FileFormatError, match="does not belong"):
+        load("plain.onnx")
+    if suffix == ".dag.json":
+        with pytest.raises(FileFormatError, match="does not belong"):
+            load_dag("plain.dag.json")
+
+
+def test_reference_values_of_another_export_are_refused(place: Path) -> None:
+    assert run("verify", "plain.onnx").status == 0
+    assert run("update-weights", "plain.onnx", "new.safetensors", "-o", "new.onnx").status == 0
+    shutil.copy("plain.reference.safetensors", "new.reference.safetensors")
+    ended = run("verify", "new.onnx")
+    assert ended.status == 2 and "is of another export" in ended.err
+
+
+# --- it stands firm ---------------------------------------------------------------------------------------------------
+
+
+def test_loading_in_a_loop_needs_no_more_file_descriptors(place: Path) -> None:
+    import gc
+
+    def opened() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    load("plain.onnx")
+    before = opened()
+    gc.disable()
+    try:
+        for _ in range(30):
+            load("plain.onnx")
+        assert opened() <= before
+        parameters = load("plain.onnx").model.graph.initializers  # the tensors outlive their model
+        arrays = [value.const_value.numpy() for value in parameters.values()]
+    finally:
+        gc.enable()
+    assert all(array.size for array in arrays)
+
+
+def test_two_threads_that_export_get_their_own_call_trees(tmp_path: Path) -> None:
+    class Other(Tiny):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.blocks[1](x))
+
+    state = sys.stdout, sys.stderr, logging.root.manager.disable, torch.is_grad_enabled()
+    calls: dict[str, int] = {}
+
+    def work(name: str, model: torch.nn.Module) -> None:
+        result = export(
+            model, tiny()[1], tmp_path / f"{name}.onnx", frontend="torchscript", granularity="all", verify=True
+        )
+        assert result.verified is not None and result.verified.agrees
+        calls[name] = len(load(tmp_path / f"{name}.onnx"))
+
+    threads = [threading.Thread(target=work, args=(kind.__name__, kind())) for kind in (Tiny, Other)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert calls == {"Tiny": 8, "Other": 4}
+    assert state == (sys.stdout, sys.stderr, logging.root.manager.disable, torch.is_grad_enabled())
+
+
+@pytest.mark.parametrize("opset", [5, 0, 9999, -1])
+def test_an_opset_that_nobody_writes_is_refused_before_anything_runs(opset: int, tmp_path: Path) -> None:
+    ended = run("export", "nowhere", "-o", tmp_path / "x.onnx", "--opset", str(opset))
+    assert ended.status == 2 and f"no front end writes opset {opset}: choose one from 9" in ended.err
+    with pytest.raises(UsageError, match="no front end writes opset"):
+        export(Tiny(), tiny()[1], tmp_path / "x.onnx", opset=opset)

@@ -1,0 +1,113 @@
+"""``compare --fail-on``: a check for builds, which fails for what was asked and for nothing else."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import onnx
+import pytest
+import torch
+from onnx import numpy_helper
+
+import models
+from exports import Exporter
+from modelexport import export
+from modelexport.verify.changes import ASPECTS, check_changes
+
+
+def changed_weight(source: Path, target: Path) -> None:
+    """A copy with one parameter doubled."""
+    model = onnx.load(source)
+    tensor = next(t for t in model.graph.initializer if t.name.endswith("linear.weight"))
+    tensor.raw_data = (numpy_helper.to_array(tensor) * 2).tobytes()
+    onnx.save(model, target)
+
+
+def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "modelexport", "compare", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+EVERYTHING = ["--fail-on", "structure,weights,outputs,cost"]
+
+
+def test_two_exports_in_different_processes_do_not_differ(exported: Exporter, tmp_path: Path) -> None:
+    again = tmp_path / "again.onnx"
+    code = (
+        "import sys; sys.path.insert(0, 'tests'); import models; from modelexport import export\n"
+        f"case = models.case('bert'); export(case.build(), case.inputs(), {str(again)!r})"
+    )
+    root = Path(__file__).parent.parent
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, cwd=root)
+    done = run(exported("bert").path, again, *EVERYTHING, "--json")
+    document = json.loads(done.stdout)
+    assert (done.returncode, document["failed"]) == (0, [])
+    assert document["changed"] == document["only_in_first"] == document["entries"] == []
+
+
+def test_other_weights_fail_as_weights_and_outputs_alone(exported: Exporter, tmp_path: Path) -> None:
+    path = exported("blocks").path
+    changed_weight(path, tmp_path / "other.onnx")
+    report = check_changes(path, tmp_path / "other.onnx", ASPECTS)
+    assert report.failed == ["weights", "outputs"]
+    assert report.comparison.values is not None
+    assert len(report.comparison.values.different) == 1
+    assert run(path, tmp_path / "other.onnx", "--fail-on", "structure,cost").returncode == 0
+    done = run(path, tmp_path / "other.onnx", "--fail-on", "weights", "--markdown")
+    assert done.returncode == 1
+    assert "| weights | **differs** |" in done.stdout
+
+
+def test_a_larger_model_fails_as_cost(exported: Exporter, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    wide = torch.nn.Sequential(models.Block(), models.Block(8)).eval()
+    deep = torch.nn.Sequential(models.Block(), models.Block(8), models.Block(8)).eval()
+    export(wide, {"input": torch.randn(2, 8)}, tmp_path / "a.onnx")
+    export(deep, {"input": torch.randn(2, 8)}, tmp_path / "b.onnx")
+    report = check_changes(tmp_path / "a.onnx", tmp_path / "b.onnx", ["cost", "structure"])
+    assert report.failed == ["structure", "cost"]
+    assert {change.column for change in report.costs or () if change.worse} >= {"parameters", "macs", "flops"}
+    assert check_changes(tmp_path / "b.onnx", tmp_path / "a.onnx", ["cost"]).failed == []
+
+
+def test_files_without_tags_are_compared_by_names_and_structure(exported: Exporter, tmp_path: Path) -> None:
+    path, plain, other = exported("blocks").path, tmp_path / "plain.onnx", tmp_path / "other.onnx"
+    model = onnx.load(path)
+    del model.metadata_props[:]
+    for node in model.graph.node:
+        del node.metadata_props[:]
+    onnx.save(model, plain)
+    assert check_changes(path, plain, ["structure", "weights", "outputs"]).failed == []
+    changed_weight(plain, other)
+    assert check_changes(plain, other, ["structure", "weights", "outputs"]).failed == ["weights", "outputs"]
+    model.graph.node[0].op_type = "Sigmoid" if model.graph.node[0].op_type != "Sigmoid" else "Relu"
+    del model.graph.node[0].input[1:]
+    onnx.save(model, other)
+    assert check_changes(plain, other, ["structure"]).failed == ["structure"]
+
+
+def test_selectors_leave_out_the_rest(exported: Exporter, tmp_path: Path) -> None:
+    path, other = exported("blocks").path, tmp_path / "other.onnx"
+    shutil.copy(path, other)
+    model = onnx.load(other)
+    node = next(node for node in model.graph.node if node.op_type == "Relu")
+    node.op_type = "Tanh"
+    call = next(prop.value for prop in node.metadata_props if prop.key == "modelexport.call")
+    onnx.save(model, other)
+    assert check_changes(path, other, ["structure"]).failed == ["structure"]
+    assert check_changes(path, other, ["structure"], modules=[f"!{call}"]).failed == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [(["--fail-on", "speed"], "--fail-on takes structure, weights, outputs, cost, not speed"),
+     (["--json", "--markdown"], "not both")],
+)  # fmt: skip
+def test_what_is_wrong_is_said(exported: Exporter, arguments: list[str], message: str) -> None:
+    done = run(exported("blocks").path, exported("blocks").path, *arguments)
+    assert done.returncode == 2
+    assert message in done.stderr

@@ -1,0 +1,101 @@
+"""Only a file that is valid, loads and computes the model's outputs is written, unless it is kept anyway."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from modelexport import export
+from modelexport.errors import CheckError
+
+
+class Otherwise(nn.Module):
+    """Computes something else when one of the front ends looks at it."""
+
+    def __init__(self, dynamo: bool = True, torchscript: bool = False) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.dynamo, self.torchscript = dynamo, torchscript
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        traced = torch.jit.is_tracing()
+        wrong = (self.torchscript and traced) or (self.dynamo and torch.compiler.is_exporting() and not traced)
+        return self.linear(x) + (1.0 if wrong else 0.0)
+
+
+X = torch.ones(2, 4)
+
+
+def test_a_right_file_passes(tmp_path: Path) -> None:
+    result = export(nn.Linear(4, 4), (X,), tmp_path / "m.onnx")
+    assert result.check is not None
+    assert result.check.status == "passed"
+    assert result.check.largest is not None and result.check.largest < 1e-5
+    assert not result.attempts
+
+
+def test_a_wrong_file_makes_auto_take_the_next_front_end(tmp_path: Path) -> None:
+    result = export(Otherwise(), (X,), tmp_path / "m.onnx")
+    assert result.hierarchy.settings.frontend == "torchscript"
+    assert [attempt.frontend for attempt in result.attempts] == ["dynamo"]
+    assert "is not what PyTorch computes" in result.attempts[0].reason
+    report = (tmp_path / "m.report.md").read_text()
+    assert "is not what PyTorch computes" in report and "Passed" in report
+
+
+def test_where_no_file_is_right_nothing_is_written(tmp_path: Path) -> None:
+    with pytest.raises(CheckError, match=r"(?s)not what PyTorch computes.*neither with the front end torchscript"):
+        export(Otherwise(torchscript=True), (X,), tmp_path / "m.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_wrong_file_can_be_kept_anyway(tmp_path: Path) -> None:
+    result = export(Otherwise(torchscript=True), (X,), tmp_path / "m.onnx", keep_anyway=True)
+    assert result.check is not None and result.check.status == "failed"
+    assert (tmp_path / "m.onnx").exists()
+    assert "**Failed**" in (tmp_path / "m.report.md").read_text()
+
+
+def test_without_a_check_the_first_file_is_taken(tmp_path: Path) -> None:
+    result = export(Otherwise(), (X,), tmp_path / "m.onnx", check=False)
+    assert result.hierarchy.settings.frontend == "dynamo"
+    assert result.check is None
+
+
+class Noise(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.randn_like(x)
+
+
+def test_a_model_that_computes_with_random_numbers_is_not_called_wrong(tmp_path: Path) -> None:
+    result = export(Noise(), (X,), tmp_path / "m.onnx")
+    assert result.check is not None
+    assert (result.check.status, result.check.step) == ("skipped", "outputs")
+
+
+def test_the_command_ends_with_1_and_one_line(tmp_path: Path) -> None:
+    factory = tmp_path / "wrong.py"
+    factory.write_text(
+        "import torch\n"
+        "class Wrong(torch.nn.Module):\n"
+        "    def forward(self, x):\n"
+        "        return x * 2 if torch.compiler.is_exporting() else x\n"
+        "def make():\n"
+        "    return Wrong(), {'x': torch.ones(2)}\n"
+    )
+    output = tmp_path / "m.onnx"
+    command = [sys.executable, "-m", "modelexport", "export", f"{factory}:make", "-o", str(output)]
+    command += ["--frontend", "dynamo"]
+    refused = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert refused.returncode == 1
+    assert len(refused.stderr.strip().splitlines()) == 1
+    assert "not what PyTorch computes" in refused.stderr
+    assert not output.exists()
+    kept = subprocess.run([*command, "--keep-anyway"], capture_output=True, text=True, check=False)
+    assert kept.returncode == 1
+    assert output.exists()

@@ -1,0 +1,90 @@
+"""Names of inputs, outputs and open axes, and outputs that are left out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import pytest
+import torch
+from torch import nn
+
+from modelexport import export, verify
+from modelexport.cli.arguments import spelled_out
+from modelexport.cli.interfaces import read_interface
+from modelexport.errors import UsageError
+from modelexport.exporting.interface import widened
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.wide = nn.Linear(4, 8)
+
+    def forward(self, x: torch.Tensor, bias: torch.Tensor) -> dict[str, torch.Tensor]:
+        hidden = self.linear(x) + bias
+        return {"hidden": hidden, "wide": self.wide(hidden), "pooled": hidden.mean(1)}
+
+
+INPUTS = {"x": torch.ones(1, 3, 4), "bias": torch.ones(1, 3, 4)}
+
+
+def shapes(path: Path) -> dict[str, list[str | int]]:
+    graph = onnx.load(path).graph
+    return {
+        value.name: [size.dim_param or size.dim_value for size in value.type.tensor_type.shape.dim]
+        for value in (*graph.input, *graph.output)
+    }
+
+
+def test_inputs_outputs_and_axes_have_the_names_that_were_asked_for(tmp_path: Path) -> None:
+    interface = read_interface("tokens,offset", "pooled=embedding", "embedding,hid*", ["batch,sequence"])
+    # A capture takes a batch of one for a batch that is always one.
+    inputs = widened(INPUTS, interface)
+    assert [tensor.shape[0] for tensor in inputs.values()] == [2, 2]
+    result = export(Net(), inputs, tmp_path / "x.onnx", dynamic=True, interface=interface)
+    assert shapes(tmp_path / "x.onnx") == {
+        "tokens": ["batch", "sequence", 4],
+        "offset": ["batch", "sequence", 4],
+        "hidden": ["batch", "sequence", 4],
+        "embedding": ["batch", 4],
+    }
+    assert {call.address for call in result.hierarchy.calls if call.nodes} == {"", "linear"}
+
+
+def test_a_file_with_other_names_is_verified(tmp_path: Path) -> None:
+    model, interface = Net().eval(), read_interface("tokens,offset", "a,b,c", None, ["batch,sequence"])
+    inputs = widened(INPUTS, interface)
+    export(model, inputs, tmp_path / "x.onnx", dynamic=True, interface=interface)
+    assert verify(model, inputs, tmp_path / "x.onnx").agrees
+
+
+def test_an_axis_that_the_capture_fixes_is_refused(tmp_path: Path) -> None:
+    interface = read_interface(None, None, None, ["x:2=width"])
+    with pytest.raises(UsageError, match=r"axis 2 of x cannot stay open as width: .* fixes it at 4; give an example"):
+        export(Net(), INPUTS, tmp_path / "x.onnx", dynamic=True, interface=interface)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        (("a,b,c", None, None, []), "3 names for 2 inputs"),
+        (("z=a", None, None, []), "no input z"),
+        ((None, None, "nothing", []), "no output nothing"),
+        ((None, "hidden=x,wide=x", None, []), "two outputs would be called x"),
+        ((None, None, None, ["x:7=batch"]), "no axis 7"),
+    ],
+)
+def test_what_is_not_there_is_said(asked: tuple[str, str, str, list[str]], told: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=told):
+        export(Net(), INPUTS, tmp_path / "x.onnx", dynamic=True, interface=read_interface(*asked))
+
+
+def test_dynamic_takes_names_and_stays_a_flag() -> None:
+    assert spelled_out(["--dynamic", "batch,sequence", "m"]) == ["--axes", "batch,sequence", "m"]
+    assert spelled_out(["m", "--dynamic", "x:0=batch"]) == ["m", "--axes", "x:0=batch"]
+    assert spelled_out(["--dynamic=batch"]) == ["--axes", "batch"]
+    for words in (["--dynamic", "bert-tiny"], ["--dynamic", "nets.py:make"], ["m", "--dynamic"]):
+        assert spelled_out(words) == words

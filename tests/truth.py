@@ -1,0 +1,44 @@
+"""Judges a file by ONNX Runtime against PyTorch with NumPy alone: nothing of the project's own comparison is used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import torch
+from torch import nn
+
+
+def tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for part in value.values():
+            yield from tensors(part)
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from tensors(part)
+
+
+def wrong(path: Path, model: nn.Module, inputs: Sequence[Any]) -> str:
+    """What is wrong with a file; nothing where it is valid, loads, and computes what the model does."""
+    onnx.checker.check_model(str(path), full_check=True)
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    names = [value.name for value in session.get_inputs()]
+    feeds = dict(zip(names, (one.numpy() for one in tensors(list(inputs))), strict=True))
+    with torch.no_grad():
+        expected = [one.numpy() for one in tensors(model(*inputs))]
+    actual = session.run(None, feeds)
+    if len(expected) != len(actual):
+        return f"{len(expected)} outputs, and the file has {len(actual)}"
+    for one, other in zip(expected, actual, strict=True):
+        if one.shape != other.shape or one.dtype != other.dtype:
+            return f"{one.dtype}{one.shape}, and the file gives {other.dtype}{other.shape}"
+        scale = max(1.0, float(np.abs(one).max(initial=0)))
+        if not np.allclose(one, other, rtol=1e-3, atol=1e-4 * scale, equal_nan=True):
+            return f"differs by {np.abs(one.astype(float) - other).max()}"
+    return ""
