@@ -65,12 +65,6 @@ def verify(
     from modelexport.cli import show_verification
     from modelexport.core.stages import Stages
 
-<<<<<<< HEAD
-=======
-    if file.is_dir() and against is not None:
-        _verify_stages(file, model, against, provider, seed, as_json)
-        return
->>>>>>> surgery
     if model is not None and against is not None:
         raise UsageError("give --model or --against, not both")
     if model is None and (inputs is not None or model_class is not None or trust_remote_code):
@@ -80,11 +74,7 @@ def verify(
     if file.is_dir():
         if modules or weights_sample is not None or (model is None and against is None):
             raise UsageError(
-<<<<<<< HEAD
                 f"{file} is a folder: give --model, what it was exported from, or for stages --against, what was split"
-=======
-                f"{file} is a folder: give --model, what it was exported from, or --against, what it was split from"
->>>>>>> surgery
             )
         if against is not None:
             _verify_stages(file, against, provider, seed, as_json=as_json)
@@ -148,28 +138,7 @@ def verify(
         raise typer.Exit(1)
 
 
-<<<<<<< HEAD
 def _verify_generation(folder: Path, choice: ModelChoice, new_tokens: int, provider: str, *, as_json: bool) -> None:
-=======
-def _verify_stages(
-    folder: Path, model: str | None, against: Path | None, provider: str, seed: int, as_json: bool
-) -> None:
-    from modelexport.cli import show_surgery
-    from modelexport.verify.stages import verify_stages
-
-    if against is None or model is not None:
-        raise UsageError(f"{folder} is a folder of stages: give the file that was split with --against")
-    differences = verify_stages(folder, against, provider=provider, seed=seed)
-    if as_json:
-        print_json(differences)
-    else:
-        print(show_surgery.format_chain(differences))
-    if any(difference.status != "agree" for difference in differences):
-        raise typer.Exit(1)
-
-
-def _verify_folder(folder: Path, choice: ModelChoice, new_tokens: int, provider: str, *, as_json: bool) -> None:
->>>>>>> surgery
     from modelexport.cli import show_package
     from modelexport.core.stages import Stages
     from modelexport.tagged.package import read_package
@@ -191,7 +160,6 @@ def _verify_folder(folder: Path, choice: ModelChoice, new_tokens: int, provider:
     else:
         print(show_package.format_generation(report))
     if not report.agrees:
-<<<<<<< HEAD
         raise typer.Exit(1)
 
 
@@ -205,6 +173,4 @@ def _verify_stages(folder: Path, against: Path, provider: str, seed: int, *, as_
     else:
         print(show_surgery.format_chain(differences))
     if any(difference.status != "agree" for difference in differences):
-=======
->>>>>>> surgery
         raise typer.Exit(1)
