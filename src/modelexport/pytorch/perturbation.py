@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+_WEAK = 0.5
+"""The gain below which a matrix is made stronger."""
 _SMALL = 1e-3
 """Below this, numbers are initial noise around zero: what they are added to hides them."""
 
@@ -16,6 +18,14 @@ _SMALL = 1e-3
 def entries_of(model: nn.Module) -> dict[str, torch.Tensor]:
     """Every ``state_dict`` entry of a model under all its names, as the tensor that it is."""
     return {key: value for key, value in model.state_dict(keep_vars=True).items() if isinstance(value, torch.Tensor)}
+
+
+def _gain(weights: torch.Tensor) -> float:
+    """How much a matrix makes of a random vector; 1 for what is not a matrix."""
+    if weights.ndim < 2 or not weights.numel():
+        return 1.0
+    inputs = weights.numel() // weights.shape[0]
+    return float(weights.float().square().mean().sqrt()) * float(inputs) ** 0.5
 
 
 def has_equal_values(model: nn.Module, keys: Collection[str]) -> bool:
@@ -53,6 +63,9 @@ def perturbed(model: nn.Module, keys: Collection[str], *, seed: int = 12) -> Map
             other = data * torch.exp(0.2 * noise.clamp(-2, 2))
             nothing = (data == 0) | (data.square().mean() < _SMALL**2)
             other = torch.where(nothing, other + 0.05 * noise, other)
+            gain = _gain(other)
+            # Weak fresh weights leave attention nearly uniform, whatever its scores are.
+            other = other / gain if 0 < gain < _WEAK else other
             made[tensor.data_ptr()] = other.to(tensor.dtype).to(tensor.device)
         found[key] = made[tensor.data_ptr()]
     return found

@@ -74,7 +74,7 @@ def prove_calls(
     """
     run = run_file(tagged.model, tagged.path.parent, feeds, evidence, provider=provider, batch_bytes=batch_bytes)
     guessed = _from_tags(tagged, run, evidence)
-    proof = Proof(tagged, evidence, run, {**_best(run), **guessed}, {})
+    proof = Proof(tagged, evidence, run, {**_best(run), **guessed, **_ends(tagged, run, evidence)}, {})
     chosen = set(modules)
     while True:
         wanted = [name for name in proof.nodes if name in proof.hints]
@@ -108,6 +108,20 @@ def _best(run: FileRun) -> dict[str, str]:
         least = min(run.errors[name] for name in names)
         kept.update({name: content for name in names if run.errors[name] <= max(4 * least, 1e-6)})
     return kept
+
+
+def _ends(tagged: TaggedFile, run: FileRun, evidence: Evidence) -> dict[str, str]:
+    """The outputs of the file are what the model returns, whatever else they are near."""
+    root = tagged.calls.calls[0].call
+    right = [tensor for tensor in evidence.tensors if tensor.call == root and tensor.side == "outputs"]
+    values = [value.name or "" for value in tagged.model.graph.outputs]
+    if len(right) != len(values):
+        return {}
+    return {
+        name: tensor.content
+        for name, tensor in zip(values, right, strict=True)
+        if name in run.shapes and (run.shapes[name], run.dtypes[name]) == (tensor.shape, tensor.dtype)
+    }
 
 
 def _from_tags(tagged: TaggedFile, run: FileRun, evidence: Evidence) -> dict[str, str]:
@@ -177,7 +191,9 @@ def _second_best(proof: Proof) -> list[str]:
     for name, content in proof.hints.items():
         if name in errors and (content not in nearest or errors[name] < errors[nearest[content]]):
             nearest[content] = name
-    return [n for n, c in proof.hints.items() if n in proof.per_module and n in errors and nearest[c] != n]
+    ends = {value.name for value in proof.tagged.model.graph.outputs}
+    others = [n for n, c in proof.hints.items() if n in proof.per_module and n in errors and nearest[c] != n]
+    return [name for name in others if name not in ends]
 
 
 def _is_permuted(proof: Proof, name: str) -> bool:
