@@ -1,4 +1,3 @@
-
 """What `modelexport profile` costs over a plain profiled run of ONNX Runtime, on files of many nodes.
 
     python benchmarks/profile.py [--runs N] [NODES ...]
