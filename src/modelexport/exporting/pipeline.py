@@ -138,33 +138,22 @@ class _Job:
                     model, self.inputs, staged, hierarchy, weights, options, stages, must_pass=not keep_anyway
                 )
             report = staged.with_suffix(".report.md")
-            write_report(
-                report,
-                hierarchy,
-                stages.seconds,
-                verified,
-                functions,
-                weights,
-                messages,
-                check,
-                attempts,
-                self.unrepeatable,
+            files = [self.path.parent / file.name for file in sorted([*staging.iterdir(), report])]
+            result = ExportResult(
+                path=self.path,
+                hierarchy=hierarchy,
+                tree=tree_rows(owned_operators(exported.model), exported.calls, tagged.tags.tag),
+                seconds=stages.seconds,
+                verified=verified,
+                files=[*files, *([self.dag_dir] if self.dag_dir is not None else [])],
+                check=check,
+                attempts=attempts,
+                functions=functions,
+                weights=weights,
+                messages=messages,
+                unrepeatable=self.unrepeatable,
             )
-            files = [self.path.parent / file.name for file in sorted(staging.iterdir())]
+            write_report(report, result)
             if self.dag_dir is not None:
                 write_dag_files(replacement, self.dag_dir, dags)
-                files.append(self.dag_dir)
-        return ExportResult(
-            path=self.path,
-            hierarchy=hierarchy,
-            tree=tree_rows(owned_operators(exported.model), exported.calls, tagged.tags.tag),
-            seconds=stages.seconds,
-            verified=verified,
-            files=files,
-            check=check,
-            attempts=attempts,
-            functions=functions,
-            weights=weights,
-            messages=messages,
-            unrepeatable=self.unrepeatable,
-        )
+        return result

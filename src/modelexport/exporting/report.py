@@ -3,58 +3,38 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from modelexport.capture.choice import Attempt
 from modelexport.exporting.checks import FileCheck
-from modelexport.format import documents, keys
+from modelexport.format import keys
 from modelexport.graph.nodes import all_nodes
 from modelexport.tagged.encodings.functions import FunctionsModel
 from modelexport.weights.placement import WeightsSummary
 
 if TYPE_CHECKING:
+    from modelexport.exporting.result import ExportResult
     from modelexport.pytorch.repeatability import Unrepeatable
     from modelexport.verify.verdicts import VerifyReport
 
 
-def write_report(
-    path: Path,
-    hierarchy: documents.Hierarchy,
-    seconds: Mapping[str, float],
-    verified: VerifyReport | None,
-    functions: FunctionsModel | None = None,
-    weights: WeightsSummary | None = None,
-    messages: Sequence[str] = (),
-    check: FileCheck | None = None,
-    attempts: Sequence[Attempt] = (),
-    unrepeatable: Sequence[Unrepeatable] = (),
-) -> None:
+def write_report(path: Path, result: ExportResult) -> None:
     """Write the report of an export as Markdown."""
-    text = format_report(hierarchy, seconds, verified, functions, weights, messages, check, attempts, unrepeatable)
-    path.write_text(text, encoding="utf-8")
+    path.write_text(format_report(result), encoding="utf-8")
 
 
-def format_report(
-    hierarchy: documents.Hierarchy,
-    seconds: Mapping[str, float],
-    verified: VerifyReport | None,
-    functions: FunctionsModel | None = None,
-    weights: WeightsSummary | None = None,
-    messages: Sequence[str] = (),
-    check: FileCheck | None = None,
-    attempts: Sequence[Attempt] = (),
-    unrepeatable: Sequence[Unrepeatable] = (),
-) -> str:
+def format_report(result: ExportResult) -> str:
     """The report: tree, coverage, time by stage, what has no nodes and why, the weights, and the verification."""
+    hierarchy = result.hierarchy
     model, coverage = hierarchy.model, hierarchy.coverage
     sections = [
         f"# {model.name}",
         f"`{model.class_name}`, {model.parameters:,} parameters, {len(hierarchy.nodes):,} nodes, "
         f"{len(hierarchy.initializers):,} initializers, opset {model.opset}, "
         f"front end `{hierarchy.settings.frontend}`.",
-        *_attempts(attempts),
+        *_attempts(result.attempts),
         "## Coverage",
         _table(
             ("evidence", "nodes"),
@@ -65,11 +45,11 @@ def format_report(
                 ("untagged", coverage.untagged),
             ],
         ),
-        *_check(check),
-        *_unrepeatable(unrepeatable),
-        *_verification(verified),
+        *_check(result.check),
+        *_unrepeatable(result.unrepeatable),
+        *_verification(result.verified),
         "## Time by stage",
-        _table(("stage", "seconds"), [(stage, f"{spent:.2f}") for stage, spent in seconds.items()]),
+        _table(("stage", "seconds"), [(stage, f"{spent:.2f}") for stage, spent in result.seconds.items()]),
         "## Modules",
         "Every call, with the nodes that it produced itself.",
         _table(
@@ -90,9 +70,9 @@ def format_report(
                 if node.calls
             ],
         ),
-        *_functions(functions),
-        *_weights(weights),
-        *_messages(messages),
+        *_functions(result.functions),
+        *_weights(result.weights),
+        *_messages(result.messages),
         "## Environment",
         _table(("package", "version"), [*hierarchy.environment.items()]),
     ]
