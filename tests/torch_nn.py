@@ -280,7 +280,7 @@ HEADER = """# torch.nn
 
 Every public class of `torch.nn` with a `forward`, exported with `modelexport.export` in evaluation mode. The test
 suite checks each line: the file passes `onnx.checker`, ONNX Runtime loads it, its outputs are PyTorch's, and every
-node has an owner, none of them inferred. Where the front end is `torchscript`, `dynamo` cannot and `auto` goes on to the next.
+node has an owner, none of them inferred. Where the front end is `torchscript`, `dynamo` cannot, and `auto` takes it.
 
 This page is generated from the table in the tests: `python tests/torch_nn.py`.
 """

@@ -67,19 +67,16 @@ def export(
         stages: Times the stages of the export; says on the way which one is running.
 
     Raises:
-        CaptureError: The model cannot be exported.
-        UsageError: The front end does not write this opset, or a class named in the options is not in the model.
-        InputsError: The inputs do not fit.
-        OutputError: The files cannot be written. What was there before is still there.
+        CaptureError, InputsError, UsageError: The model, the inputs or the options do not work together.
         UntaggedNodeError: A node has no owner. Nothing is written.
         CheckError: The file is invalid, does not load, or computes something else. Nothing is written.
+        OutputError: The files cannot be written. What was there before is still there.
     """
     path, stages = Path(path), stages or Stages()
     options = (options or Options()).replaced_by(keywords)
     check_opset(opset)
     check_writable(path)
-    folder = None if dag_dir is None else Path(dag_dir)
-    if folder is not None:
+    if (folder := None if dag_dir is None else Path(dag_dir)) is not None:
         check_dag_directory(folder)
     with stages("repeat"):
         unrepeatable = [] if options.weights.source is not None else find_unrepeatable(model, inputs)
@@ -123,8 +120,7 @@ class _Job:
         with stages("encoding"):
             functions = encode(exported.model, tagged.tags, options.tags.tags_as)
         with Replacement() as replacement:
-            staging = replacement.folder(self.path.parent)
-            staged = staging / self.path.name
+            staged = (staging := replacement.folder(self.path.parent)) / self.path.name
             with stages("write"):
                 graph = functions.model if functions else exported.model
                 how, source = options.weights.weights, options.weights.source
@@ -145,7 +141,7 @@ class _Job:
                 tree=tree_rows(owned_operators(exported.model), exported.calls, tagged.tags.tag),
                 seconds=stages.seconds,
                 verified=verified,
-                files=[*files, *([self.dag_dir] if self.dag_dir is not None else [])],
+                files=files,
                 check=check,
                 attempts=attempts,
                 functions=functions,
@@ -156,4 +152,5 @@ class _Job:
             write_report(report, result)
             if self.dag_dir is not None:
                 write_dag_files(replacement, self.dag_dir, dags)
+                files.append(self.dag_dir)
         return result

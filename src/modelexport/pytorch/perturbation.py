@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -25,7 +26,7 @@ def _gain(weights: torch.Tensor) -> float:
     if weights.ndim < 2 or not weights.numel():
         return 1.0
     inputs = weights.numel() // weights.shape[0]
-    return float(weights.float().square().mean().sqrt()) * float(inputs) ** 0.5
+    return float(weights.float().square().mean().sqrt()) * math.sqrt(inputs)
 
 
 def has_equal_values(model: nn.Module, keys: Collection[str]) -> bool:
