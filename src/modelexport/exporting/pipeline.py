@@ -13,19 +13,19 @@ from modelexport.capture.choice import Attempt, capture, check_opset, first_that
 from modelexport.capture.exported import Exported
 from modelexport.core.exclusive import exclusive
 from modelexport.core.stages import Stages
+from modelexport.exporting import steps
 from modelexport.exporting.checks import run_checks
 from modelexport.exporting.interface import AS_CAPTURED
 from modelexport.exporting.options import Keywords, Options
 from modelexport.exporting.report import write_report
 from modelexport.exporting.result import ExportResult
-from modelexport.exporting.steps import describe, encode, encode_documents, optimize_exported, remember, tag
 from modelexport.files.atomic import Replacement, check_writable
 from modelexport.graph.owners import owned_operators
 from modelexport.pytorch.repeatability import Unrepeatable, find_unrepeatable
 from modelexport.pytorch.static import module_tree
 from modelexport.tagged.documents.dag import check_dag_directory, dag_document, write_dag_files
 from modelexport.tagged.tree import tree_rows
-from modelexport.weights.placement import reachable, save_with_weights
+from modelexport.weights.placement import reachable
 
 if TYPE_CHECKING:
     from torch import nn
@@ -108,27 +108,22 @@ class _Job:
             tree = module_tree(model)
             exported = self.interface(capture(model, self.inputs, frontend, dynamic=self.dynamic, opset=self.opset))
         with stages("optimize"):
-            before = remember(model, exported, options.weights.source)
-            messages = [*exported.messages, *(optimize_exported(exported, before) if self.optimized else ())]
+            before = steps.remember(model, exported, options.weights.source)
+            messages = [*exported.messages, *(steps.optimize_exported(exported, before) if self.optimized else ())]
         with stages("tag"):
-            tagged = tag(exported, before, tree, options.tags)
+            tagged = steps.tag(exported, before, tree, options.tags)
         with stages("documents"):
             settings = options.settings(exported.frontend, attempts, dynamic=self.dynamic, optimized=self.optimized)
-            hierarchy = describe(model, exported, before, tagged, name=self.name, settings=settings)
+            hierarchy = steps.describe(model, exported, before, tagged, name=self.name, settings=settings)
             dags = dag_document(exported.model, tagged.tags)
-            documents = encode_documents(hierarchy, dags, exported.model, tagged.tags)
+            documents = steps.encode_documents(hierarchy, dags, exported.model, tagged.tags)
         with stages("encoding"):
-            functions = encode(exported.model, tagged.tags, options.tags.tags_as)
+            functions = steps.encode(exported.model, tagged.tags, options.tags.tags_as)
         with Replacement() as replacement:
             staged = (staging := replacement.folder(self.path.parent)) / self.path.name
             with stages("write"):
                 graph = functions.model if functions else exported.model
-                how, source = options.weights.weights, options.weights.source
-                weights = save_with_weights(
-                    graph, self.path, staging, mode=how, parameters=tagged.origins, weights=source, documents=documents
-                )
-                for suffix, document in documents.items():
-                    staged.with_suffix(suffix).write_bytes(document)
+                weights = steps.write_files(graph, tagged, documents, self.path, staging, options.weights)
             with reachable(staging, self.path, weights) if options.checks.any else nullcontext():
                 check, verified = run_checks(
                     model, self.inputs, staged, hierarchy, weights, options, stages, must_pass=not keep_anyway

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -15,7 +16,7 @@ from modelexport.core.messages import collected
 from modelexport.core.modules import ModuleTree
 from modelexport.core.tags import Tags
 from modelexport.exporting.optimizer import finish, optimize_graph
-from modelexport.exporting.options import TagOptions
+from modelexport.exporting.options import TagOptions, WeightOptions
 from modelexport.format import documents
 from modelexport.graph.coverage import check_coverage
 from modelexport.graph.initializers import bind_tensors
@@ -31,6 +32,7 @@ from modelexport.tagged.encodings.attributes import write_attributes
 from modelexport.tagged.encodings.functions import FunctionsModel, write_functions
 from modelexport.tagged.encodings.metadata import write_metadata
 from modelexport.weights.origins import Computed, Origin, find_origins, name_after_entries, state_dict_entries
+from modelexport.weights.placement import WeightsSummary, save_with_weights
 from modelexport.weights.sources import Weights, detach_parameters, stays_in_file
 
 if TYPE_CHECKING:
@@ -154,3 +156,26 @@ def encode_documents(
         ".dag.json": encode_table(dags),
         ".operations.json": encode_table(operations_document(graph, tags)),
     }
+
+
+def write_files(
+    graph: ir.Model,
+    tagged: Tagged,
+    documents: Mapping[str, bytes],
+    path: Path,
+    staging: Path,
+    options: WeightOptions,
+) -> WeightsSummary:
+    """Write a model and its documents to ``staging``, from where they will be moved beside ``path``."""
+    weights = save_with_weights(
+        graph,
+        path,
+        staging,
+        mode=options.weights,
+        parameters=tagged.origins,
+        weights=options.source,
+        documents=documents,
+    )
+    for suffix, document in documents.items():
+        (staging / path.name).with_suffix(suffix).write_bytes(document)
+    return weights
