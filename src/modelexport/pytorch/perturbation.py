@@ -25,7 +25,8 @@ def _gain(weights: torch.Tensor) -> float:
     if weights.ndim < 2 or not weights.numel():
         return 1.0
     inputs = weights.numel() // weights.shape[0]
-    return float(weights.float().square().mean().sqrt()) * float(inputs) ** 0.5
+    mean: float = weights.float().square().mean().item()
+    return float((mean * inputs) ** 0.5)
 
 
 def has_equal_values(model: nn.Module, keys: Collection[str]) -> bool:
