@@ -230,13 +230,7 @@ def test_a_tag_moved_to_another_call_is_found(name: str, proven: Proven, tmp_pat
         n.metadata_props[keys.SOURCE_MODULE] for n, other in nodes if other.call == target.call
     )
     ir.save(tagged.model, path)
-    sidecar = path.with_suffix(".hierarchy.json")
-    document = json.loads(sidecar.read_text())
-    for entry in document["nodes"]:
-        if entry["name"] == moved.name:
-            entry["call"] = moved.metadata_props[keys.CALL]
-            entry["source_module"] = moved.metadata_props[keys.SOURCE_MODULE]
-    sidecar.write_text(json.dumps(document))
+    path.with_suffix(".hierarchy.json").unlink()  # nothing but the numbers can tell
     report = verify_reference(path)
     wrong = {call.address for call in report.calls if "tags are wrong" in call.reason}
     assert target.call.address in wrong

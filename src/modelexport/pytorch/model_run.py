@@ -215,7 +215,9 @@ class _Operations(TorchDispatchMode):  # type: ignore[misc]
             if isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and tensor.numel() > 3:
                 fingerprint = fingerprint_of(as_array(tensor))
                 if fingerprint.telling:
-                    self._computed.append(Computed(call, fingerprint, fingerprint not in taken))
+                    self._computed.append(
+                        Computed(call, fingerprint, not any(one is not None and fingerprint.same(one) for one in taken))
+                    )
                 setattr(tensor, _SEEN, fingerprint)
         return output
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import zlib
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -26,7 +25,8 @@ def _gain(weights: torch.Tensor) -> float:
     if weights.ndim < 2 or not weights.numel():
         return 1.0
     inputs = weights.numel() // weights.shape[0]
-    return float(weights.float().square().mean().sqrt()) * math.sqrt(inputs)
+    mean: float = weights.float().square().mean().item()
+    return float((mean * inputs) ** 0.5)
 
 
 def has_equal_values(model: nn.Module, keys: Collection[str]) -> bool:

@@ -103,7 +103,7 @@ def _allowed(
 
 
 def _same(one: Fingerprint | None, other: Fingerprint | None) -> bool:
-    return one is not None and other is not None and one[:5] == other[:5]
+    return one is not None and other is not None and one.same(other)
 
 
 def _telling(node: ir.Node, run: FileRun) -> bool:
