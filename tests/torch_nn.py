@@ -279,8 +279,9 @@ def public_classes() -> list[str]:
 HEADER = """# torch.nn
 
 Every public class of `torch.nn` with a `forward`, exported with `modelexport.export` in evaluation mode. The test
-suite checks each line: the file passes `onnx.checker`, ONNX Runtime loads it, its outputs are PyTorch's, and every
-node has an owner, none of them inferred. Where the front end is `torchscript`, `dynamo` cannot, and `auto` takes it.
+suite checks each line: the file passes `onnx.checker`, ONNX Runtime loads it, its outputs are those of PyTorch, and
+every node has an owner, none of them inferred. Where the front end is `torchscript`, `dynamo` cannot and `auto` goes on
+to the next.
 
 This page is generated from the table in the tests: `python tests/torch_nn.py`.
 """

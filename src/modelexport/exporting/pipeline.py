@@ -53,7 +53,6 @@ def export(
     The model is exported in evaluation mode and is as before afterwards.
 
     Args:
-        model: Any ``nn.Module``.
         inputs: Example inputs: keyword arguments of ``forward``, or positional ones.
         path: ``DIR/NAME.onnx``; the documents are written beside it.
         name: What the documents call the model; its class if left out.
