@@ -96,7 +96,10 @@ def content(model: ir.Model) -> dict[str, Any]:
             value.name: (value.const_value.dtype, value.const_value.tobytes(), properties(value))
             for value in initializers(model)
         },
-        "metadata": dict(model.metadata_props),
+        # The files beside a model are not part of it.
+        "metadata": {
+            key: value for key, value in model.metadata_props.items() if key not in (keys.DOCUMENTS, keys.DATA)
+        },
     }
 
 

@@ -17,9 +17,9 @@ bare exporter rewrites, the pattern of a rule, which alone knows the operator, a
 
 from __future__ import annotations
 
-import copy
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import onnx_ir as ir
@@ -36,24 +36,27 @@ _COMPUTES_WEIGHTS = (
 
 
 def default_rules() -> list[RewriteRule]:
-    """The rules that ``torch.onnx``'s optimiser applies, in its order, less those that compute weights.
+    """The rules that ``torch.onnx``'s optimiser applies, in its order, less those that compute weights."""
+    return [rule for rule in rewriter._DEFAULT_REWRITE_RULES if rule not in _COMPUTES_WEIGHTS]
 
-    Copies, whose constants match nothing but themselves.
+
+@contextmanager
+def exact_constants(rules: Iterable[RewriteRule]) -> Iterator[None]:
+    """Inside, the constants in the patterns of rules match nothing but themselves.
+
+    The rules belong to everybody in this process, and a copy of one would be a copy of all that it refers to.
     """
-    return [_exact(rule) for rule in rewriter._DEFAULT_REWRITE_RULES if rule not in _COMPUTES_WEIGHTS]
-
-
-def _exact(rule: RewriteRule) -> RewriteRule:
-    constants = [value for node in rule._target_pattern for value in node.inputs if isinstance(value, Constant)]
-    if not constants:
-        return rule
-    # A copy: the rule belongs to everybody in this process.
-    exact = copy.deepcopy(rule)
-    for node in exact._target_pattern:
-        for value in node.inputs:
-            if isinstance(value, Constant):
-                value._rel_tol = value._abs_tol = 0.0
-    return exact
+    constants = {
+        value for rule in rules for node in rule._target_pattern for value in node.inputs if isinstance(value, Constant)
+    }
+    before = [(value, value._rel_tol, value._abs_tol) for value in constants]
+    try:
+        for value in constants:
+            value._rel_tol = value._abs_tol = 0.0
+        yield
+    finally:
+        for value, relative, absolute in before:
+            value._rel_tol, value._abs_tol = relative, absolute
 
 
 def root_operator(rule: RewriteRule) -> ir.OperatorIdentifier | None:
@@ -63,7 +66,7 @@ def root_operator(rule: RewriteRule) -> ir.OperatorIdentifier | None:
 
 
 class RewritePass(ir.passes.InPlacePass):
-    """Applies rules to every node, each rule only where its pattern can end.
+    """Applies rules to every node, each rule only where its pattern can end; constants match exactly.
 
     Args:
         keep: Names of values that no rewrite may remove.
@@ -71,11 +74,13 @@ class RewritePass(ir.passes.InPlacePass):
 
     def __init__(self, rules: Sequence[RewriteRule], keep: Collection[str] = ()) -> None:
         super().__init__()
+        self._patterns = tuple(rules)
         self._rules = RewriteRuleSet([_Dispatch(rules, frozenset(keep))])
         self._rules.remove_unused_nodes = any(not rule.remove_nodes for rule in rules)
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        return ir.passes.PassResult(model, bool(self._rules.apply_to_model(model)))
+        with exact_constants(self._patterns):
+            return ir.passes.PassResult(model, bool(self._rules.apply_to_model(model)))
 
 
 class _Dispatch:
