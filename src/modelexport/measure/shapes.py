@@ -20,6 +20,7 @@ import onnx_ir as ir
 
 from modelexport.core.text import nearest
 from modelexport.errors import UsageError
+from modelexport.graph.initializers import bind_tensors
 from modelexport.graph.nodes import all_nodes
 
 Size = Any
@@ -191,12 +192,14 @@ def _inferred(model: ir.Model) -> list[tuple[str, ir.DataType, tuple[int | str, 
 def _small(model: ir.Model) -> onnx.ModelProto:
     """The model without the elements of its large weights, which no shape depends on."""
     copy = model.clone()
+    hollow: dict[ir.Value, ir.TensorProtocol] = {}
     for value in copy.graph.initializers.values():
         tensor = value.const_value
         if tensor is not None and tensor.size > _LARGE:
-            value.const_value = ir.ExternalTensor(
+            hollow[value] = ir.ExternalTensor(
                 "weights", 0, tensor.nbytes, tensor.dtype, shape=ir.Shape(tensor.shape.numpy()), name=value.name or ""
             )
+    bind_tensors(hollow)
     proto: onnx.ModelProto = ir.to_proto(copy)
     del proto.graph.value_info[:]
     return proto

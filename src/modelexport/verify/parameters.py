@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
 from modelexport.errors import UsageError
+from modelexport.graph.initializers import bind_tensors
 from modelexport.graph.nodes import initializers
 from modelexport.graph.owners import owner_of
 from modelexport.verify.verdicts import ParameterReport
@@ -121,10 +122,12 @@ def perturbable(model: ir.Model) -> set[str]:
 
 def put_in(model: ir.Model, read: Read) -> None:
     """Give a file's initializers, in memory, the values that come from other entries."""
-    for value, plan in list(_planned(model)):
+    tensors: dict[ir.Value, ir.TensorProtocol] = {}
+    for value, plan in _planned(model):
         array = plan.compute({key: read(key) for key in plan.inputs()})
         assert value.const_value is not None
-        value.const_value = ir.tensor(np.ascontiguousarray(array), dtype=value.const_value.dtype, name=value.name)
+        tensors[value] = ir.tensor(np.ascontiguousarray(array), dtype=value.const_value.dtype, name=value.name)
+    bind_tensors(tensors)
 
 
 def parameter_digests(model: ir.Model) -> dict[str, str]:
