@@ -432,7 +432,7 @@ def test_tags_that_are_there_stay_and_new_nodes_inside_a_call_get_its_tag(tmp_pa
     properties = next(node for node in tagged.nodes if node.name == "by_a_tool").metadata_props
     assert properties[keys.SOURCE_MODULE] == "/Blocks/Block.down.0"
     assert (properties[keys.CALL], properties[keys.EVIDENCE]) == ("down.0", "inferred")
-    again = modelexport.adopt(tmp_path / "y.onnx", tmp_path / "y.onnx")
+    again = modelexport.adopt(tmp_path / "y.onnx", tmp_path / "z.onnx")
     assert again.sources == adopted.sources
 
 

@@ -151,7 +151,7 @@ def test_hierarchy_shows_the_module_tree_without_an_export(mode: str, folder: Pa
         (["export", "nets.py:unsupported", "-o", "x.onnx"], "cannot be exported: DynamicOutputShapeException in 1"),
         (["export", "nowhere/model", "-o", "x.onnx"], "nowhere/model"),
         (["export", "nets.py:good", "-o", "missing/x.onnx"], "cannot write missing/x.onnx: there is no folder missing"),
-        (["export", "nets.py:good", "-o", "."], "is a folder"),
+        (["export", "nets.py:good", "-o", "."], "holds other files"),
         (["export", "nets.py:good", "-o", "x.onnx", "--include", "Conv9"], "the model has no class Conv9"),
         (["export", "nets.py:good", "-o", "x.onnx", "--inputs", "none.json"], "none.json"),
         (["export", "nets.py:good"], "Missing option '-o'"),

@@ -22,6 +22,10 @@ QUICK_DYNAMIC = [
     "segformer", "yolos",
 ]  # fmt: skip
 
+NOT_ALL_COMPARED = ("condition", "recurrent", "mixtral", "qwen3-moe")
+"""What PyTorch has no value of in the file: modules in a branch, which run no hooks, results of an operator that is one
+node here, and modules that the exporter calls for all experts at once."""
+
 
 def test_the_table_has_the_models_that_the_claims_are_about() -> None:
     assert len(models.CASES) >= 24
@@ -43,7 +47,7 @@ def test_the_file_computes_what_pytorch_computes(name: str, exported: Exporter) 
     calls = verified["calls"]
     assert calls["agree"] > 0
     # PyTorch shows no values inside a branch of torch.cond.
-    assert ("not compared" in calls) == (name == "condition")
+    assert ("not compared" in calls) == (name in NOT_ALL_COMPARED)
 
 
 @pytest.mark.parametrize("name", TABLE)

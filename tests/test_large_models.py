@@ -288,8 +288,9 @@ def test_weights_that_were_left_out_can_be_filled_in(llama: Path, tmp_path: Path
     update_weights(tmp_path / "model.onnx", tmp_path / "whole.safetensors", tmp_path / "full.onnx")
     np.testing.assert_allclose(computed(tmp_path / "full.onnx"), expected(llama), atol=1e-5)
     # Another tool may write the bytes where the file says that they are.
+    described = list(initializers(load(tmp_path / "model.onnx").model))
     with (tmp_path / "model.onnx.data").open("wb") as data:
-        for value in initializers(load(tmp_path / "model.onnx").model):
+        for value in described:
             if isinstance(value.const_value, ir.ExternalTensor):
                 data.seek(value.const_value.offset or 0)
                 data.write(stored[json.loads(value.metadata_props[keys.PARAMETER])[0]].numpy().tobytes())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,8 @@ def wrong(path: Path, model: nn.Module, inputs: Sequence[Any]) -> str:
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     names = [value.name for value in session.get_inputs()]
     feeds = dict(zip(names, (one.numpy() for one in tensors(list(inputs))), strict=True))
-    with torch.no_grad():
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of some losses, about their own defaults
         expected = [one.numpy() for one in tensors(model(*inputs))]
     actual = session.run(None, feeds)
     if len(expected) != len(actual):

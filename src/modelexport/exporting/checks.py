@@ -38,13 +38,19 @@ class FileCheck(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def check_file(
-    model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any], path: Path, weights: WeightsSummary, options: Options
+    model: nn.Module,
+    inputs: Mapping[str, Any] | Sequence[Any],
+    path: Path,
+    hierarchy: documents.Hierarchy,
+    weights: WeightsSummary,
+    options: Options,
 ) -> FileCheck:
     """Look whether a file is valid, ONNX Runtime loads it, and it computes the model's outputs.
 
     Args:
         inputs: The example inputs; not changed.
         path: The file, where it can be run.
+        hierarchy: Which of its outputs is which of the model's, where it has not all of them.
         weights: Where its weights are.
     """
     if options.weights.source is not None or weights.absent_bytes:
@@ -52,7 +58,7 @@ def check_file(
     with runnable(path, options.tags.tags_as) as file:
         if not weights.linked and (fault := _invalid(file)):
             return FileCheck(status="failed", step="onnx.checker", reason=fault)
-        return _check_outputs(model, inputs, file)
+        return _check_outputs(model, inputs, file, [tensor.value for tensor in hierarchy.calls[0].outputs])
 
 
 def _invalid(path: Path) -> str:
@@ -72,7 +78,9 @@ _NO_KERNEL = "NOT_IMPLEMENTED"
 _HALF = ("float16", "bfloat16")
 
 
-def _check_outputs(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any], path: Path) -> FileCheck:
+def _check_outputs(
+    model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any], path: Path, names: Sequence[str | None]
+) -> FileCheck:
     from modelexport.runtime.sessions import open_session, run_session
     from modelexport.verify.model import feeds, run_module
 
@@ -86,6 +94,9 @@ def _check_outputs(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any], 
         half = any(str(one.dtype).removeprefix("torch.") in _HALF for one in (*model.parameters(), *model.buffers()))
         status: Literal["failed", "skipped"] = "skipped" if half and _NO_KERNEL in str(error) else "failed"
         return FileCheck(status=status, step=step, reason=str(error)[:_REASON])
+    if len(expected) == len(names) and set(actual) < set(names):  # the others were not asked for
+        by_name = dict(zip(names, expected, strict=True))
+        expected = [by_name[name] for name in actual]
     if len(expected) != len(actual):
         reason = f"PyTorch returns {len(expected)} tensors and the file {len(actual)}"
         return FileCheck(status="failed", step="outputs", reason=reason)
@@ -146,7 +157,7 @@ def run_checks(
     check = verified = None
     if options.checks.check:
         with stages("check"):
-            check = check_file(model, inputs, path, weights, options)
+            check = check_file(model, inputs, path, hierarchy, weights, options)
         if check.status == "failed" and must_pass:
             raise CheckError(
                 f"the file is wrong and was not written ({check.step}): {check.reason}; "

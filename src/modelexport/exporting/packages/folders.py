@@ -27,7 +27,7 @@ def check_folder(folder: Path, directory: Path | None = None) -> None:
     if folder.exists() and not folder.is_dir():
         raise OutputError(f"{folder} is a file: give the name of a folder")
     if folder.is_dir() and any(folder.iterdir()) and not (folder / MANIFEST).is_file():
-        raise OutputError(f"{folder} holds files that are no package: give the name of an empty or a new folder")
+        raise OutputError(f"{folder} holds other files: give the name of an empty or a new folder")
 
 
 @contextmanager
