@@ -48,7 +48,8 @@ def find_misplaced(model: ir.Model, calls: CallTree, run: FileRun, evidence: Evi
     """Nodes that only lay out anew what they get, to the calls that get or return it."""
     for node in model.graph:
         own = run.prints.get(node.outputs[0].name or "")
-        if any(_same(own, run.prints.get(taken.name or "")) for taken in node.inputs if taken is not None):
+        given = [run.prints.get(taken.name or "") for taken in node.inputs if taken is not None]
+        if (node.domain == "" and node.op_type in _MOVES) or any(_same(own, one) for one in given):
             copies[node] = travels.get(run.contents.get(node.outputs[0].name or "", ""), frozenset())
         allowed: set[ModuleCall] = set()
         for value in node.outputs:
@@ -65,12 +66,24 @@ def find_misplaced(model: ir.Model, calls: CallTree, run: FileRun, evidence: Evi
         right = known.get(node) or reached.get(node, frozenset())
         near = right
         if node in copies:
-            near = near | copies[node] | reached.get(node, frozenset()) | _around(node, known)
+            near = near | copies[node] | reached.get(node, frozenset()) | _around(node, known) | _users(node, known)
         elif node not in known:
             near = near | unseen
         if right and not near & set(owner.calls):
             found.append(Misplaced(node.name or "", owner.calls, tuple(sorted(right))))
     return found
+
+
+_MOVES = ("Gather", "GatherND", "GatherElements", "Slice", "Split", "Expand", "Tile", "Concat")
+"""Operators that compute nothing: each element of their results is one of what they get. The rows that a module picks of
+a tensor have the numbers of where that tensor was computed."""
+
+
+def _users(node: ir.Node, known: Mapping[ir.Node, frozenset[ModuleCall]]) -> frozenset[ModuleCall]:
+    """The calls that own what uses a node's values, where their own values do not place them."""
+    users = {user for value in node.outputs for user, _ in value.uses() if user not in known}
+    owners = (owner_of(user) for user in users)
+    return frozenset(call for owner in owners if owner is not None for call in owner.calls)
 
 
 def _around(node: ir.Node, known: Mapping[ir.Node, frozenset[ModuleCall]]) -> frozenset[ModuleCall]:
