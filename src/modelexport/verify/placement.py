@@ -66,7 +66,8 @@ def find_misplaced(model: ir.Model, calls: CallTree, run: FileRun, evidence: Evi
         right = known.get(node) or reached.get(node, frozenset())
         near = right
         if node in copies:
-            near = near | copies[node] | reached.get(node, frozenset()) | _around(node, known) | _users(node, known)
+            near = near | copies[node] | reached.get(node, frozenset())
+            near = near | _around(node, known) | _users(node, known)
         elif node not in known:
             near = near | unseen
         if right and not near & set(owner.calls):
