@@ -76,8 +76,8 @@ def find_misplaced(model: ir.Model, calls: CallTree, run: FileRun, evidence: Evi
 
 
 _MOVES = ("Gather", "GatherND", "GatherElements", "Slice", "Split", "Expand", "Tile", "Concat")
-"""Operators that compute nothing: each element of their results is one of what they get. The rows that a module picks of
-a tensor have the numbers of where that tensor was computed."""
+"""Operators that compute nothing: each element of their results is one of what they get. The rows that a module picks
+of a tensor have the numbers of where that tensor was computed."""
 
 
 def _users(node: ir.Node, known: Mapping[ir.Node, frozenset[ModuleCall]]) -> frozenset[ModuleCall]:
