@@ -12,7 +12,7 @@ of ``x * log(x + 1e-9)`` and the factor of ``x * 1.000009``. Here a constant is 
 
 Private names of onnxscript are used, here and nowhere else: the tuple of default rules, so that we rewrite what the
 bare exporter rewrites, the pattern of a rule, which alone knows the operator, and the tolerances of its constants.
-`tests/test_rewrite.py` fails when one changes.
+`tests/exporting/test_rewrite.py` fails when one changes.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from modelexport.tagged import file
 from modelexport.tagged.documents import reading
 
 TABLE = [case.name for case in (*models.CASES, *models.TRAINED)]
-FORMAT_PAGE = Path(__file__).parent.parent / "docs" / "format.md"
+FORMAT_PAGE = Path(__file__).parent.parent.parent / "docs" / "format.md"
 
 
 # --- the same facts, from the model alone and in the plainest way -----------------------------------------------------

@@ -2,7 +2,7 @@
 
 The files are read with plain onnx. Of each model the golden has counts that can be reviewed and a digest of everything
 that the file says: nodes, their inputs and outputs, tags and evidence, initializers, their entries, transforms and
-bytes. ``pytest tests/test_table.py --rewrite-goldens`` writes it anew.
+bytes. ``pytest tests/exporting/test_table.py --rewrite-goldens`` writes it anew.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from filelock import FileLock
 import models
 from exports import Exporter
 
-GOLDEN = Path(__file__).parent / "golden" / "table.json"
+GOLDEN = Path(__file__).parent.parent / "golden" / "table.json"
 NAMES = [case.name for case in (*models.CASES, *models.TRAINED)]
 
 

@@ -41,7 +41,7 @@ def test_two_exports_in_different_processes_do_not_differ(exported: Exporter, tm
         "import sys; sys.path.insert(0, 'tests'); import models; from modelexport import export\n"
         f"case = models.case('bert'); export(case.build(), case.inputs(), {str(again)!r})"
     )
-    root = Path(__file__).parent.parent
+    root = Path(__file__).parent.parent.parent
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, cwd=root)
     done = run(exported("bert").path, again, *EVERYTHING, "--json")
     document = json.loads(done.stdout)

@@ -1,6 +1,6 @@
 """Files of every published format version are read, and today's export is the newest golden.
 
-``pytest tests/test_goldens.py --rewrite-goldens`` writes the goldens of today's version; review the diff.
+``pytest tests/format/test_goldens.py --rewrite-goldens`` writes the goldens of today's version; review the diff.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from modelexport.graph.nodes import all_nodes, initializers
 from modelexport.graph.owners import owner_of
 from modelexport.tagged.documents import reading
 
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = Path(__file__).parent.parent / "golden"
 VERSIONS = sorted(directory.name for directory in GOLDEN.iterdir() if directory.is_dir())
 DOCUMENTS = ("hierarchy", "dag", "operations", "properties")
 

@@ -228,7 +228,7 @@ def test_inputs_that_do_not_fit_are_the_inputs_fault(frontend: str) -> None:
 
 
 def benchmark() -> Any:
-    path = Path(__file__).parent.parent / "benchmarks" / "contamination.py"
+    path = Path(__file__).parent.parent.parent / "benchmarks" / "contamination.py"
     spec = importlib.util.spec_from_file_location("contamination", path)
     module = importlib.util.module_from_spec(spec)
     sys.modules["contamination"] = module
