@@ -1,7 +1,8 @@
 """Translations of operators that ``torch.onnx`` has none for, or a wrong one: rules on operators, and on nothing else.
 
 They are handed over through ``torch.onnx.export(custom_translation_table=...)``, so that every node they make belongs
-to the FX node that it was made for. Each says what was wrong; ``tests/capture/test_repairs.py`` has the smallest model of each.
+to the FX node that it was made for. Each says what was wrong; the smallest model of each is in
+``tests/capture/test_repairs.py``.
 """
 
 from __future__ import annotations
