@@ -314,7 +314,7 @@ def test_bad_input_is_one_line(llama: tuple[Path, Path], tmp_path: Path) -> None
         modelexport.export_package(torch.nn.Linear(2, 2), tmp_path / "x", parts="generate")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "letter.txt").write_text("keep me")
-    with pytest.raises(OutputError, match="holds files that are no package"):
+    with pytest.raises(OutputError, match="holds other files"):
         modelexport.export_package(torch.nn.Linear(2, 2), tmp_path / "full")
     with pytest.raises(UsageError, match="nothing"):
         from modelexport.tagged.package import parts_with
