@@ -1,4 +1,7 @@
-"""What takes the place of a module: another model, one operator, or nothing."""
+"""What takes the place of a module: another model, one operator, or nothing.
+
+Over 400 lines because the three kinds share how they are fitted to the values around the module.
+"""
 
 from __future__ import annotations
 
