@@ -46,7 +46,7 @@ def make_lender() -> tuple[nn.Module, dict[str, torch.Tensor]]:
 
 def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "modelexport", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parent.parent)
+    return subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parent)
 
 
 def test_static_and_traced_tags_are_both_given_where_they_differ() -> None:
