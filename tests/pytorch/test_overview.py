@@ -44,6 +44,9 @@ def make_lender() -> tuple[nn.Module, dict[str, torch.Tensor]]:
     return Lender(), {"x": torch.ones(2, 8)}
 
 
+LENDER = "pytorch/test_overview.py:make_lender"
+
+
 def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "modelexport", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parent.parent)
@@ -53,7 +56,7 @@ def test_static_and_traced_tags_are_both_given_where_they_differ() -> None:
     overview = modelexport.hierarchy(*make_lender())
     assert overview.tags_of("block") == ("/Lender/Block", "/Lender/Borrower/Block")
     assert overview.tags_of("borrower") == ("/Lender/Borrower", "/Lender/Borrower")
-    shown = run("hierarchy", "pytorch/test_overview.py:make_lender", "--mode", "compare", "--granularity", "auto").stdout
+    shown = run("hierarchy", LENDER, "--mode", "compare", "--granularity", "auto").stdout
     assert "block: /Lender/Block as it is held, /Lender/Borrower/Block as it is called" in shown
 
 
@@ -75,7 +78,7 @@ def test_granularity_and_classes_are_honoured_without_a_run() -> None:
 
 
 def test_the_document_has_the_trace_and_times() -> None:
-    document = json.loads(run("hierarchy", "pytorch/test_overview.py:make_lender", "--mode", "traced", "--json").stdout)
+    document = json.loads(run("hierarchy", LENDER, "--mode", "traced", "--json").stdout)
     assert [step["step"] for step in document["trace"]] == list(range(len(document["trace"])))
     assert [step["event"] for step in document["trace"][:2]] == ["enter", "enter"]
     assert all(call["seconds"] > 0 for call in document["calls"])
