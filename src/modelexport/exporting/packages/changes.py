@@ -26,7 +26,7 @@ def update_package(folder: Path, state_dict: Path, output: Path) -> UpdateResult
 
     Raises:
         WeightsError: The weights do not fit. Lists everything that does not.
-        FileFormatError: The folder is no package, has a fault, or the weights are no safetensors file.
+        FileFormatError: The folder is not a package or is damaged, or the weights are not a safetensors file.
         OutputError: The output cannot be written. What was there before is still there.
         UsageError: A part holds a weight itself.
     """
