@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from modelexport.core.text import align, plural
 
 if TYPE_CHECKING:
+    from modelexport.surgery.adapting import AdapterFile, AdapterInputs, MergedAdapters
     from modelexport.surgery.placing import Placement
     from modelexport.surgery.replacing import Replaced
     from modelexport.surgery.splitting import Split
@@ -108,3 +109,30 @@ def _modules(whole: Sequence[str], parts_of: Sequence[str]) -> str:
     text = whole[0] if len(whole) == 1 else f"{whole[0]} to {whole[-1]}" if whole else ""
     parts = ", ".join(name for name in parts_of if name != ".")
     return f"{text}{f' (part of {parts})' if parts else ''}".strip()
+
+
+def format_adapted(result: MergedAdapters | AdapterInputs) -> str:
+    """What became of adapters, a line for each file."""
+    parts = [plural(result.pairs, "low-rank pair")]
+    lines = []
+    if isinstance(result.whole, int):
+        parts += [plural(result.whole, "whole tensor")] if result.whole else []
+        changed = f"merged into {plural(result.initializers, 'initializer')}"
+        if result.untied:
+            lines.append(f"no longer tied: {', '.join(result.untied)}")
+    else:
+        changed = f"taken as {plural(len(result.inputs), 'optional input')}, {plural(result.nodes, 'node')} added"
+        if result.whole:
+            parts.append(f"{plural(len(result.whole), 'whole initializer')} ({_some(result.whole)})")
+        lines += [format_adapter_file(file) for file in result.adapters]
+    if result.unused:
+        lines.append(f"not used in the file: {_some(result.unused)}")
+    return "\n".join([f"{result.path}: {' and '.join(parts)} {changed}", *lines])
+
+
+def format_adapter_file(file: AdapterFile) -> str:
+    return f"{file.path}: {plural(file.inputs, 'input')}, {megabytes(file.bytes)}"
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

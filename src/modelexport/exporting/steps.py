@@ -21,7 +21,7 @@ from modelexport.format import documents
 from modelexport.graph.coverage import check_coverage
 from modelexport.graph.initializers import bind_tensors
 from modelexport.graph.names import name_nodes_apart, with_unique_names
-from modelexport.graph.path_names import name_nodes_by_path
+from modelexport.graph.path_names import name_nodes_by_path, name_values_by_path
 from modelexport.graph.snapshot import SourceGraph, take_snapshot
 from modelexport.lineage.derivation import derive_owners
 from modelexport.pytorch.static import containers
@@ -108,6 +108,7 @@ def tag(exported: Exported, before: Unoptimized, tree: ModuleTree, options: TagO
     name_nodes_apart(graph)
     if options.node_names == "path":
         name_nodes_by_path(graph)
+        name_values_by_path(graph)
     write_metadata(graph, tags, origins, before.entries, keep_torch_metadata=options.keep_torch_metadata)
     return Tagged(tags, coverage, origins, present)
 

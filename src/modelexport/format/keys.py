@@ -21,6 +21,9 @@ LAYER_ANNOTATION = "layer_ann"
 """What ONNX Runtime places nodes by: :attr:`ModuleCall.annotation`."""
 REPLACED = "modelexport.replaced"
 """What `replace` put there: the name of a file, an operator, or ``identity``. Of models: address to the same."""
+ADAPTER = "modelexport.adapter"
+"""Of nodes: ``lora``, where they add an adapter's low-rank pair. Of initializers that are optional inputs for adapters:
+a JSON object, ``entry`` (the ``state_dict`` key), ``part`` (``a``, ``b``, ``scale`` or ``whole``) and ``kind``."""
 
 # metadata_props of call nodes in the main graph, where the encoding is `functions`
 NAMES = "modelexport.names"

@@ -1,4 +1,4 @@
-"""Names of nodes after the modules that they belong to."""
+"""Names of nodes and values after the modules that they belong to."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import Counter
 import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
-from modelexport.graph.nodes import all_nodes, initializers
+from modelexport.graph.nodes import all_nodes, initializers, nested_graphs
 from modelexport.graph.owners import owner_of
 
 
@@ -48,4 +48,27 @@ def name_nodes_by_path(model: ir.Model) -> dict[str, str]:
         if node.name != name:
             renamed[node.name or ""] = name
             node.name = name
+    return renamed
+
+
+def name_values_by_path(model: ir.Model) -> dict[str, str]:
+    """Name what nodes compute after the nodes, in place: ``/encoder/layer.0/attention/self/MatMul_1_output_0``.
+
+    Inputs and outputs of the model and initializers keep their names. Returns the old names to the new ones.
+    """
+    kept = {*model.graph.inputs, *model.graph.outputs, *initializers(model)}
+    taken = {value.name for value in kept}
+    taken |= {value.name for node in all_nodes(model) for graph in nested_graphs(node) for value in graph.inputs}
+    renamed: dict[str, str] = {}
+    for node in all_nodes(model):
+        for index, value in enumerate(node.outputs):
+            if value in kept or not value.name:
+                continue
+            name, number = f"{node.name}_output_{index}", 0
+            while name in taken:
+                number += 1
+                name = f"{node.name}_output_{index}_{number}"
+            taken.add(name)
+            renamed[value.name] = name
+            value.name = name
     return renamed

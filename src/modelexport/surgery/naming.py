@@ -8,7 +8,9 @@ import msgspec
 
 from modelexport.errors import OutputError
 from modelexport.files.atomic import check_writable, written_together
-from modelexport.graph.path_names import name_nodes_by_path
+from modelexport.graph.path_names import name_nodes_by_path, name_values_by_path
+from modelexport.surgery.edited_tags import EditedTags
+from modelexport.surgery.edits import Documents
 from modelexport.surgery.saving import SharedFiles
 from modelexport.tagged.encodings.attributes import write_attributes
 from modelexport.tagged.file import read_tagged
@@ -20,13 +22,18 @@ class Renamed(msgspec.Struct, frozen=True):
     path: str
     renamed: dict[str, str]
     """Old names to new ones, of the nodes that had others."""
+    values: dict[str, str]
+    """The same of values."""
 
 
-def rename(path: str | Path, output: str | Path) -> Renamed:
-    """Write a tagged file whose nodes are named after their modules; values keep their names, and with them lineage.
+def rename(path: str | Path, output: str | Path, *, values: bool = False) -> Renamed:
+    """Write a tagged file whose nodes are named after their modules.
 
     A file with functions becomes flat: in the body of a function, which many modules share, no such name is true. The
-    documents beside the file that name its nodes are not copied.
+    documents beside the file are written for the new one.
+
+    Args:
+        values: Name what the nodes compute as well: ``retag`` then needs the renamed file as its source.
 
     Raises:
         FileFormatError: The file cannot be read.
@@ -37,9 +44,12 @@ def rename(path: str | Path, output: str | Path) -> Renamed:
     if output.exists() and output.samefile(path):
         raise OutputError(f"{output} is the file to rename nodes in: give another name")
     tagged = read_tagged(path)
+    documents, tags = Documents(tagged), EditedTags(tagged)
     renamed = name_nodes_by_path(tagged.model)
+    values_renamed = name_values_by_path(tagged.model) if values else {}
+    beside = documents.of_edited(tags)
     if tagged.encoding == "attributes":
         write_attributes(tagged.model)
     with written_together(output.parent) as staging:
-        SharedFiles(path, tagged.model, output.parent, staging).save(tagged.model, output.name)
-    return Renamed(str(output), renamed)
+        SharedFiles(path, tagged.model, output.parent, staging).save(tagged.model, output.name, beside)
+    return Renamed(str(output), renamed, values_renamed)

@@ -20,12 +20,11 @@ from modelexport.graph.owners import OWNER, owner_of
 from modelexport.surgery import Sharing
 from modelexport.surgery.cutter import Cut, Cutter
 from modelexport.surgery.edited_tags import EditedTags, node_tags
+from modelexport.surgery.edits import Documents, encoded
 from modelexport.surgery.interfaces import Interface, interface_of
 from modelexport.surgery.repeating import values_taken
 from modelexport.surgery.saving import SharedFiles
 from modelexport.surgery.substitutes import FromModel, Parts, Site, Substitute, check_opsets
-from modelexport.tagged.encodings.attributes import write_attributes
-from modelexport.tagged.encodings.functions import write_functions
 from modelexport.tagged.encodings.metadata import write_owner
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.weights.transforms import parameter_plan, state_dict_of
@@ -69,6 +68,7 @@ def replace(
 
     The nodes outside the modules are the same, byte for byte, and so are the names of the values that enter and leave
     the modules. New nodes carry the tag of the module and ``modelexport.replaced``, which says what they are.
+    The documents beside the file are written for the new one.
 
     Args:
         selectors: The modules: see :mod:`modelexport.core.selectors`.
@@ -92,12 +92,15 @@ def replace(
         check_opsets(tagged.model, substitute.model, substitute.path)
     sites = [replacer.site(call, copied=substitute.keep_body) for call in calls]
     before = {id(node) for node in tagged.nodes}
+    documents = Documents(tagged)
     replaced = [replacer.replace(site, substitute) for site in sites]
-    model = replacer.finish()
+    replacer.finish()
     kept = sum(id(node) in before for node in all_nodes(tagged.model))
+    beside = documents.of_edited(replacer.tags, replacer.now)
+    model = encoded(tagged, replacer.tags)
     with written_together(output.parent) as staging:
         shared = SharedFiles(path, tagged.model, output.parent, staging, weights)
-        files = shared.save(model, output.name)
+        files = shared.save(model, output.name, beside)
     return Replaced(path=str(output), by=substitute.name, calls=replaced, kept=kept, weights=files)
 
 
@@ -119,7 +122,7 @@ class _Replacer:
         self._model = tagged.model
         self._cutter = Cutter(tagged)
         self._enclosing = {graph: node for node in tagged.nodes for graph in nested_graphs(node)}
-        self._now: dict[ir.Value, ir.Value] = {}
+        self.now: dict[ir.Value, ir.Value] = {}
         """Values that replaced modules made, to those that are there instead."""
         self.tags = EditedTags(tagged)
         self._taken = {value.name for node in tagged.nodes for value in (*node.inputs, *node.outputs) if value}
@@ -220,7 +223,7 @@ class _Replacer:
 
     def _current(self, interface: Interface) -> Interface:
         """The interface in terms of the values that are there now."""
-        now = {value: self._now.get(value, value) for value in (*interface.inputs, *interface.outputs)}
+        now = {value: self.now.get(value, value) for value in (*interface.inputs, *interface.outputs)}
         return Interface(
             interface.call,
             [now[value] for value in interface.inputs],
@@ -247,8 +250,8 @@ class _Replacer:
         new.type = old.type if old.type is not None else new.type
         new.shape = old.shape.copy() if old.shape is not None else new.shape
         ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
-        self._now.update((value, new) for value, now in list(self._now.items()) if now is old)
-        self._now[old] = new
+        self.now.update((value, new) for value, now in list(self.now.items()) if now is old)
+        self.now[old] = new
 
     def _remove(self, own: Iterable[ir.Node], weights: Iterable[ir.Value]) -> int:
         """Take out the nodes whose values nobody uses any more, and the weights that only they used."""
@@ -347,8 +350,8 @@ class _Replacer:
                 if value not in outputs and value.name != "":
                     value.name = _unique(value.name or f"{node.name}_out", there, str(call))
 
-    def finish(self) -> ir.Model:
-        """Bring the metadata up to date; returns the model in the encoding that the file had."""
+    def finish(self) -> None:
+        """Bring the metadata up to date."""
         for value, names in self._keys.items():
             if names:
                 value.metadata_props[keys.PARAMETER] = json.dumps(list(names))
@@ -368,11 +371,6 @@ class _Replacer:
         properties[keys.STATE_DICT] = msgspec.json.encode(entries).decode()
         properties[keys.CALL_TREE] = self.tags.entries()
         properties[keys.REPLACED] = json.dumps(self._record)
-        if self._tagged.encoding == "functions":
-            return write_functions(self._model, self.tags).model
-        if self._tagged.encoding == "attributes":
-            write_attributes(self._model)
-        return self._model
 
 
 def _family(node: ir.Node) -> Iterator[ir.Node]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -30,13 +31,18 @@ class SharedFiles:
         self._written = _recorded(model, keys.DATA, documents.DataFile)
         self._placed: dict[str, str | None] = {}
 
-    def save(self, model: ir.Model, name: str) -> list[str]:
+    def save(self, model: ir.Model, name: str, beside: Mapping[str, bytes] | None = None) -> list[str]:
         """Write a model to the staging folder; returns the files with weights beside it.
+
+        Args:
+            beside: The documents that are written with it: the end of each name to the content.
 
         Raises:
             FileFormatError: A file that holds weights is missing or not as it was.
             OutputError: They have to be linked and cannot be.
         """
+        for suffix, content in (beside or {}).items():
+            (self._staging / name).with_suffix(suffix).write_bytes(content)
         tensors = {value: value.const_value for value in initializers(model) if value.const_value is not None}
         check_files(self._source, model)
         locations = {
@@ -44,7 +50,7 @@ class SharedFiles:
         }
         inside = sum(tensor.nbytes for value, tensor in tensors.items() if value not in locations)
         if not locations or None in locations.values() or inside > LARGEST_INSIDE:
-            save_model(model, self._staging / name)
+            save_model(model, self._staging / name, documents=beside)
             return [f"{name}.data"] if (self._staging / f"{name}.data").exists() else []
         placed: dict[ir.Value, ir.TensorProtocol] = {}
         linked: dict[str, documents.WeightsFile] = {}
@@ -66,7 +72,7 @@ class SharedFiles:
                 linked[location] = self._linked[before]
             if before in self._written:
                 written[location] = self._written[before]
-        record_documents(model, {})
+        record_documents(model, beside or {})
         for key, records in ((keys.WEIGHTS, linked), (keys.DATA, written)):
             model.metadata_props.pop(key, None)
             if records:

@@ -125,7 +125,7 @@ def planned(
         raise FileFormatError(f"{path}: {error}") from error
     _check_recorded(path, entries, plans)
     tied = {key: names for plan in plans.values() for names in plan.groups() for key in names}
-    _check(path, entries, dict.fromkeys(tied.values()).keys(), weights, strict)
+    check_fit(path, entries, dict.fromkeys(tied.values()).keys(), weights, strict)
 
     def read(key: str) -> np.ndarray:
         return weights.read(next(name for name in tied[key] if name in weights.types))
@@ -220,12 +220,12 @@ def _check_documents(path: Path, model: ir.Model, documents: Mapping[str, bytes]
             )
 
 
-def _check(
+def check_fit(
     path: Path,
     entries: Mapping[str, documents.StateDictEntry],
     groups: Collection[tuple[str, ...]],
     weights: _InMemory | WeightsInFile,
-    strict: bool,
+    strict: bool = False,
 ) -> None:
     """Compare keys, shapes and types, and the names of tied parameters with each other.
 

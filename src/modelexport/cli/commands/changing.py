@@ -99,15 +99,33 @@ def optimize(
 
 def update_weights(
     file: FileOrFolderArgument,
-    weights: Annotated[Path, typer.Argument(metavar="WEIGHTS.safetensors", help="A state_dict of the same module.")],
-    output: OutputOption,
+    output: Annotated[
+        Path, typer.Option("-o", "--output", metavar="OUT.onnx|OUT.onnx_adapter", help="The file to write.")
+    ],
+    weights: Annotated[
+        Path | None, typer.Argument(metavar="WEIGHTS.safetensors", help="A state_dict of the same module.")
+    ] = None,
+    adapter: Annotated[
+        list[str] | None,
+        typer.Option("--adapter", metavar="DIR", help="A LoRA adapter that PEFT wrote, to add to the weights."),
+    ] = None,
+    as_inputs: Annotated[
+        bool, typer.Option("--as-inputs", help="Let FILE take adapters as inputs, and write each as .onnx_adapter.")
+    ] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Refuse entries that the module does not have.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Put other weights of the same shapes into FILE, without exporting again."""
+    """Put other weights of the same shapes, or LoRA adapters, into FILE, without exporting again."""
     from modelexport.exporting.packages.changes import update_package
     from modelexport.weights.updates import update_weights as run
 
+    if adapter or as_inputs:
+        if strict:
+            raise UsageError("--strict goes with WEIGHTS.safetensors alone")
+        _adapt(file, output, weights, adapter or [], as_inputs, as_json)
+        return
+    if weights is None:
+        raise UsageError("give WEIGHTS.safetensors, or --adapter DIR")
     result = update_package(file, weights, output) if file.is_dir() else run(file, weights, output, strict=strict)
     if as_json:
         print_json(result)
@@ -116,6 +134,36 @@ def update_weights(
             f"{result.path}: {result.used} entries in {result.replaced} initializers, {result.transformed} of them "
             f"transformed; {result.unused} entries are not used, {result.kept} constants are kept"
         )
+
+
+def _adapt(file: Path, output: Path, weights: Path | None, adapters: list[str], as_inputs: bool, as_json: bool) -> None:
+    """Merge adapters, let a file take them as inputs, or write one for a file that does."""
+    from modelexport.cli import show_surgery
+    from modelexport.runtime.adapter_files import ADAPTER_SUFFIX
+    from modelexport.surgery import adapting
+
+    if file.is_dir():
+        raise UsageError(f"{file} is a folder, and adapters are applied to one file: name one of its parts")
+    if as_inputs and (weights is not None or not adapters):
+        raise UsageError("--as-inputs takes adapters and no weights: give --adapter DIR")
+    if output.suffix == ADAPTER_SUFFIX:
+        if weights is not None or as_inputs or len(adapters) != 1:
+            raise UsageError(f"{output} is made of one adapter: give FILE and one --adapter DIR alone")
+        written = adapting.write_adapter(file, adapters[0], output)
+        if as_json:
+            print_json(written)
+        else:
+            print(show_surgery.format_adapter_file(written))
+        return
+    result: adapting.MergedAdapters | adapting.AdapterInputs
+    if as_inputs:
+        result = adapting.adapters_as_inputs(file, adapters, output)
+    else:
+        result = adapting.merge_adapters(file, adapters, output, weights=weights)
+    if as_json:
+        print_json(result)
+    else:
+        print(show_surgery.format_adapted(result))
 
 
 def extract(

@@ -11,6 +11,7 @@ import typer
 
 from modelexport.cli.options import FileArgument, JsonOption, OutputOption
 from modelexport.cli.running import print_json
+from modelexport.core.text import plural
 from modelexport.errors import UsageError
 from modelexport.surgery import Sharing
 
@@ -202,12 +203,20 @@ def place(
         raise typer.Exit(1)
 
 
-def rename(file: FileArgument, output: OutputOption, as_json: JsonOption = False) -> None:
+def rename(
+    file: FileArgument,
+    output: OutputOption,
+    values: Annotated[
+        bool, typer.Option("--values", help="Name values as well: /encoder/layer.0/MatMul_1_output_0.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
     """Name the nodes of FILE after their modules: /encoder/layer.0/attention/self/MatMul_1."""
     from modelexport.surgery.naming import rename as run
 
-    renamed = run(file, output)
+    renamed = run(file, output, values=values)
     if as_json:
         print_json(renamed)
     else:
-        print(f"{renamed.path}: {len(renamed.renamed):,} nodes renamed")
+        also = f" and {plural(len(renamed.values), 'value')}" if values else ""
+        print(f"{renamed.path}: {plural(len(renamed.renamed), 'node')}{also} renamed")

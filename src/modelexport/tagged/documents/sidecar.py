@@ -13,7 +13,7 @@ from modelexport.core.calls import CallTree, Port, Side, TracedCall
 from modelexport.core.hierarchies import Comparison
 from modelexport.core.modules import ModuleTree
 from modelexport.core.owners import Owner
-from modelexport.core.tags import CallTags, Tags
+from modelexport.core.tags import CallTags, Tags, class_in_tag
 from modelexport.core.version import __version__
 from modelexport.format import documents, keys
 from modelexport.format.dtypes import dtype_name
@@ -87,9 +87,8 @@ def descended_document(
         return [msgspec.structs.replace(tensor, value=value.name if value else None) for tensor, value in present]
 
     boundaries = find_boundaries(model, tags.calls)
-    own = Counter(owner.call.address for owner in _owners(model))
-    by_address = {traced.call.address: traced.call for traced in tags.calls}
-    with_nodes = _paths_with(tags.calls, _owners(model))
+    own = Counter(owner.call for owner in _owners(model))
+    known = {call.address: call for call in before.calls}
     return msgspec.structs.replace(
         before,
         modelexport_version=__version__,
@@ -97,27 +96,65 @@ def descended_document(
         inputs=[_graph_value(value) for value in model.graph.inputs],
         outputs=[_graph_value(value) for value in model.graph.outputs],
         coverage=coverage,
-        modules=[
-            msgspec.structs.replace(module, reason=_VANISHED)
-            if module.calls and not module.reason and module.path not in with_nodes
-            else module
-            for module in before.modules
-        ],
+        modules=_descended_modules(before, model, tags),
         calls=[
-            msgspec.structs.replace(
-                call,
-                inputs=tensors(call.inputs),
-                outputs=tensors(call.outputs),
-                boundary=_boundary(boundaries[by_address[call.address]]),
-                nodes=own[call.address],
+            documents.CallEntry(
+                address=traced.call.address,
+                tag=tags.tag(traced.call),
+                parent=None if traced.parent is None else traced.parent.address,
+                enter=call.enter if call is not None else None,
+                exit=call.exit if call is not None else None,
+                inputs=tensors(call.inputs) if call is not None else [],
+                outputs=tensors(call.outputs) if call is not None else [],
+                boundary=_boundary(boundaries[traced.call]),
+                nodes=own[traced.call],
             )
-            for call in before.calls
+            for traced in tags.calls
+            for call in [known.get(traced.call.address)]
         ],
         nodes=[_node(node, tags) for node in all_nodes(model) if owner_of(node) is not None],
         initializers=[_initializer(value, tags, origins.get(value.name or "")) for value in initializers(model)],
     )
 
 
+def _descended_modules(before: documents.Hierarchy, model: ir.Model, tags: CallTags) -> list[documents.ModuleEntry]:
+    """The modules of a file that was changed: those that are gone stay listed, and those that came are added."""
+    executed = Counter(traced.call.path for traced in tags.calls)
+    with_nodes = _paths_with(tags.calls, _owners(model))
+    entries = []
+    for module in before.modules:
+        reason = module.reason
+        if module.calls and not executed[module.path]:
+            reason = _REPLACED
+        elif module.calls and not reason and module.path not in with_nodes:
+            reason = _VANISHED
+        entries.append(msgspec.structs.replace(module, calls=executed[module.path], reason=reason))
+    known = {module.path for module in before.modules}
+    added = {traced.call.path: traced.call for traced in reversed(tags.calls.calls) if traced.call.path not in known}
+    for path, call in sorted(added.items()):
+        tag, source = tags.tag(call), tags.source_tag(call)
+        class_name = class_in_tag(tag)
+        entries.append(
+            documents.ModuleEntry(
+                path=path,
+                tag=tag,
+                class_name=class_name,
+                qualified_class=class_name,
+                depth=path.count(".") + 1,
+                leaf=not any(other.startswith(f"{path}.") for other in added),
+                aliases=[],
+                parameters=0,
+                trainable=0,
+                shapes={},
+                level=source == tag,
+                calls=executed[path],
+                reason="" if path in with_nodes else _VANISHED,
+            )
+        )
+    return entries
+
+
+_REPLACED = "another module was put in its place, or in that of one around it"
 _VANISHED = "its operations were folded away or merged into others"
 
 
@@ -214,10 +251,12 @@ def _node(node: ir.Node, tags: CallTags) -> documents.NodeEntry:
 
 def _initializer(value: ir.Value, tags: CallTags, origin: Origin | None) -> documents.InitializerEntry:
     assert value.dtype is not None
+    # One that is also an input may have dynamic axes, and has a default with sizes.
+    shape = value.const_value.shape if value.const_value is not None else value.shape
     return documents.InitializerEntry(
         name=value.name or "",
         dtype=dtype_name(value.dtype),
-        shape=list(value.shape.numpy()) if value.shape is not None else [],
+        shape=list(shape.numpy()) if shape is not None else [],
         parameter=list(origin.keys) if origin else [],
         transform=list(origin.transform) if origin else [],
         hierarchy_tags=initializer_tags(value, tags),

@@ -1,0 +1,81 @@
+"""A tagged file that was edited in memory, as what is written: in the encoding that it had, with true documents."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+import onnx_ir as ir
+
+from modelexport.core.tags import CallTags
+from modelexport.format import documents
+from modelexport.graph.nodes import all_nodes, initializers
+from modelexport.graph.owners import owner_of
+from modelexport.tagged.documents.dag import dag_document
+from modelexport.tagged.documents.operations import operations_document
+from modelexport.tagged.documents.sidecar import descended_document
+from modelexport.tagged.documents.tables import encode_table
+from modelexport.tagged.encodings.attributes import write_attributes
+from modelexport.tagged.encodings.functions import write_functions
+from modelexport.tagged.file import TaggedFile
+from modelexport.weights.origins import Origin
+from modelexport.weights.transforms import parameter_plan
+
+
+def encoded(tagged: TaggedFile, tags: CallTags) -> ir.Model:
+    """The model of a file, edited in place and flat in memory, in the encoding that the file had."""
+    if tagged.encoding == "functions":
+        return write_functions(tagged.model, tags).model
+    if tagged.encoding == "attributes":
+        write_attributes(tagged.model)
+    return tagged.model
+
+
+class Documents:
+    """The documents beside a file, which are written again for what is made of it.
+
+    Made before the file is edited: the sidecar is compared with the file as it is.
+    """
+
+    def __init__(self, tagged: TaggedFile) -> None:
+        self._tagged = tagged
+        self._before = tagged.hierarchy
+        self._names = {value.name or "": value for node in tagged.nodes for value in node.outputs}
+        self._names |= {value.name or "": value for value in tagged.model.graph.inputs}
+        self._tables = {
+            suffix for suffix in (".dag.json", ".operations.json") if tagged.path.with_suffix(suffix).is_file()
+        }
+
+    def of_edited(self, tags: CallTags, moved: Mapping[ir.Value, ir.Value] | None = None) -> dict[str, bytes]:
+        """The end of each document's name to its content.
+
+        Args:
+            tags: Those of the edited model.
+            moved: Values as they were to what is there instead, where that is another.
+        """
+        model = self._tagged.model
+        written: dict[str, bytes] = {}
+        if self._before is not None:
+            there = {value for node in all_nodes(model) for value in node.outputs} | set(model.graph.inputs)
+            now = {name: (moved or {}).get(value, value) for name, value in self._names.items()}
+            hierarchy = descended_document(
+                self._before,
+                model=model,
+                values={name: value for name, value in now.items() if value in there},
+                tags=tags,
+                origins=_origins(model),
+                coverage=documents.Coverage.of(
+                    None if owner is None else owner.evidence for owner in map(owner_of, all_nodes(model))
+                ),
+            )
+            written[".hierarchy.json"] = msgspec.json.format(msgspec.json.encode(hierarchy), indent=1)
+        if ".dag.json" in self._tables:
+            written[".dag.json"] = encode_table(dag_document(model, tags))
+        if ".operations.json" in self._tables:
+            written[".operations.json"] = encode_table(operations_document(model, tags))
+        return written
+
+
+def _origins(model: ir.Model) -> dict[str, Origin]:
+    plans = {value.name or "": parameter_plan(value) for value in initializers(model)}
+    return {name: Origin(tuple(plan.keys), tuple(plan.steps)) for name, plan in plans.items() if plan is not None}
