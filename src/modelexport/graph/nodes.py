@@ -49,6 +49,17 @@ def initializers(model: ir.Model) -> Iterator[ir.Value]:
         yield from graph.initializers.values()
 
 
+def required_inputs(model: ir.Model) -> list[ir.Value]:
+    """The inputs that have to be given: an input that is an initializer as well has a default."""
+    return [value for value in model.graph.inputs if not value.is_initializer()]
+
+
+def default_shape(value: ir.Value) -> list[int]:
+    """The shape of an initializer's tensor: one that is an input as well may have dynamic axes."""
+    shape = value.const_value.shape if value.const_value is not None else value.shape
+    return list(shape.numpy()) if shape is not None else []
+
+
 def may_be(one: ir.Shape | None, other: ir.Shape | None) -> bool:
     """Whether two values may have one shape: sizes that are dynamic or unknown may be any."""
     if one is None or other is None:

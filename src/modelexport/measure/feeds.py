@@ -11,6 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from modelexport.errors import FileFormatError, InputsError
+from modelexport.graph.nodes import required_inputs
 from modelexport.measure.runs import open_file, session_options
 from modelexport.runtime.random_inputs import make_random_inputs
 from modelexport.tagged.file import TaggedFile
@@ -46,7 +47,7 @@ def make_feeds(
         FileFormatError: The file of inputs cannot be read.
         InputsError: They are not those that the file takes, or no random ones fit.
     """
-    names = [value.name or "" for value in tagged.model.graph.inputs]
+    names = [value.name or "" for value in required_inputs(tagged.model)]
     if inputs is not None:
         given = _read(inputs, seed) if isinstance(inputs, Path) else dict(inputs)
         if missing := [name for name in names if name not in given]:
@@ -61,7 +62,7 @@ def make_feeds(
 
 def _sized(model: ir.Model, sizes: Mapping[str, int]) -> ir.Model:
     """A model with nothing but the inputs of another, with sizes for their dynamic axes."""
-    symbols = {str(size.value) for v in model.graph.inputs for size in v.shape or () if not isinstance(size, int)}
+    symbols = {str(size.value) for v in required_inputs(model) for size in v.shape or () if not isinstance(size, int)}
     if unknown := sorted(set(sizes) - symbols):
         raise InputsError(f"no dynamic axis is called {', '.join(unknown)}: there are {', '.join(sorted(symbols))}")
     inputs = [
@@ -70,7 +71,7 @@ def _sized(model: ir.Model, sizes: Mapping[str, int]) -> ir.Model:
             type=value.type,
             shape=ir.Shape([_size(size, sizes) for size in value.shape]) if value.shape is not None else None,
         )
-        for value in model.graph.inputs
+        for value in required_inputs(model)
     ]
     return ir.Model(ir.Graph(inputs, [], nodes=[]), ir_version=10)
 

@@ -13,6 +13,7 @@ import onnx_ir as ir
 import torch
 from torch.utils import _pytree as pytree
 
+from modelexport.graph.nodes import required_inputs
 from modelexport.pytorch.values import tensors_in
 
 Inputs = Mapping[str, Any] | Sequence[Any]
@@ -71,8 +72,8 @@ def _rows_of_ids(model: ir.Model) -> dict[str, int]:
         users = [node for node, _ in value.uses()]
         for node in users:
             table = node.inputs[0] if node.op_type == "Gather" and node.inputs[1] is value else None
-            if table is not None and table.is_initializer() and table.shape is not None:
-                rows = table.shape.numpy()[0]
+            if table is not None and table.is_initializer() and table.const_value is not None:
+                rows = int(table.const_value.shape.numpy()[0])
                 found[value.name or ""] = min(rows, found.get(value.name or "", rows))
     return found
 
@@ -85,7 +86,7 @@ def _drawn(ids: torch.Tensor, rows: int) -> torch.Tensor:
 def _open_sizes(model: ir.Model) -> dict[str, list[str | None]]:
     """The inputs with dynamic axes, each to the symbol of each axis."""
     found = {}
-    for value in model.graph.inputs:
+    for value in required_inputs(model):
         symbols = [s.value if isinstance(s, ir.SymbolicDim) else None for s in value.shape or ()]
         if any(symbols):
             found[value.name or ""] = symbols

@@ -10,6 +10,7 @@ import onnx_ir as ir
 import onnxruntime
 
 from modelexport.errors import InputsError
+from modelexport.graph.nodes import required_inputs
 from modelexport.runtime.sessions import run_session
 
 _BOUNDS = (1000, 100, 10)
@@ -30,7 +31,7 @@ def make_random_inputs(model: ir.Model, runs: onnxruntime.InferenceSession, *, s
         InputsError: The file does not run with any.
     """
     for first, other in _SIZES:
-        shapes = {value.name or "": _shape(value, first, other) for value in model.graph.inputs}
+        shapes = {value.name or "": _shape(value, first, other) for value in required_inputs(model)}
         for lowest in (1, 0):
             whole: dict[str, int] = {}
             draw = _Draw(model, shapes, seed, lowest)
@@ -41,13 +42,13 @@ def make_random_inputs(model: ir.Model, runs: onnxruntime.InferenceSession, *, s
                             whole[name] = bound
                             break
                 return draw(whole)
-    names = ", ".join(value.name or "" for value in model.graph.inputs)
+    names = ", ".join(value.name or "" for value in required_inputs(model))
     raise InputsError(f"none of the random inputs fit ({names}): export with --reference, which keeps inputs that do")
 
 
 class _Draw:
     def __init__(self, model: ir.Model, shapes: Mapping[str, tuple[int, ...]], seed: int, lowest: int) -> None:
-        self._types = {value.name or "": value.dtype or ir.DataType.FLOAT for value in model.graph.inputs}
+        self._types = {value.name or "": value.dtype or ir.DataType.FLOAT for value in required_inputs(model)}
         self._shapes, self._seed, self._lowest = shapes, seed, lowest
         self.whole_numbers = [name for name, dtype in self._types.items() if dtype.is_integer()]
 

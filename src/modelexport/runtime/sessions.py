@@ -76,7 +76,8 @@ def _without_weights(model: ir.Model, weights: dict[str, ir.TensorProtocol]) -> 
         tensor = value.const_value
         if tensor is None or isinstance(tensor, ir.ExternalTensor) or tensor.nbytes < _LARGE:
             continue
-        if not value.uses():  # the runtime does not know those that nothing uses
+        # The runtime does not know those that nothing uses, and those that are inputs have to be in the model.
+        if not value.uses() or value.is_graph_input():
             continue
         if tensor.dtype.numpy().isbuiltin == 1:  # the runtime takes no others from NumPy
             name, shape = value.name or "", ir.Shape(tensor.shape.numpy())

@@ -44,7 +44,7 @@ def run_chain(
     """Run the stages of a package; one of them is loaded at a time, and values are dropped after their last use.
 
     Args:
-        feeds: Arrays for the inputs of the whole model, by name.
+        feeds: Arrays for the inputs of the whole model, by name; optional ones may be left out.
         opened: Makes a session of a stage's file.
 
     Returns:
@@ -62,7 +62,9 @@ def run_chain(
     for part in manifest.parts:
         if missing := [name for name in part.inputs if name not in values]:
             raise InputsError(f"{part.file} of {folder} needs {', '.join(missing)}: give all inputs of the model")
-        made = run_session(opened(Path(folder, part.file)), {name: values[name] for name in part.inputs})
+        runs = opened(Path(folder, part.file))
+        taken = [*part.inputs, *(value.name for value in runs.get_overridable_initializers())]
+        made = run_session(runs, {name: values[name] for name in taken if name in values})
         values |= made
         outputs |= made
     return outputs

@@ -20,7 +20,7 @@ from modelexport.format import keys
 from modelexport.format.call_tree import call_tree_entries, encode_call_tree
 from modelexport.format.node_tags import read_source_tags, write_tags
 from modelexport.graph.boundaries import CallBoundary, find_boundaries
-from modelexport.graph.nodes import nested_graphs
+from modelexport.graph.nodes import nested_graphs, required_inputs
 from modelexport.graph.owners import OWNER, owner_of
 from modelexport.surgery.repeating import Renewed, Repeating, is_size, read_off, values_taken
 from modelexport.weights.transforms import parameter_plan, state_dict_of
@@ -35,7 +35,7 @@ class Cut:
 
     model: ir.Model
     inputs: list[ir.Value]
-    """The values in the whole model that the inputs stand for, in the same order."""
+    """The values in the whole model that the required inputs stand for, in the same order."""
     outputs: list[ir.Value]
     borrowed: int
     """How many nodes belong to other calls."""
@@ -49,17 +49,20 @@ class Cut:
         """Rename inputs, named by the values that they stand for. One whose name another value has keeps its own."""
         graph = self.model.graph
         taken = {value.name for node in graph.all_nodes() for value in (*node.inputs, *node.outputs) if value}
-        for value, source in zip(graph.inputs, self.inputs, strict=True):
+        for value, source in zip(required_inputs(self.model), self.inputs, strict=True):
             if source in names and names[source] not in taken:
                 value.name = names[source]
                 taken.add(value.name)
 
 
 def _permute(new: MutableSequence[ir.Value], old: list[ir.Value], first: Sequence[ir.Value]) -> list[ir.Value]:
-    """Sort both lists alike, in place and returned: the members of ``first`` in its order, then the others."""
+    """Sort both lists alike, in place and returned: the members of ``first`` in its order, then the others.
+
+    What the new list has beyond the old one stays behind it.
+    """
     rank = {value: i for i, value in enumerate(first)}
     order = sorted(range(len(old)), key=lambda i: rank.get(old[i], len(rank)))
-    new[:] = [new[i] for i in order]
+    new[:] = [*(new[i] for i in order), *new[len(old) :]]
     return [old[i] for i in order]
 
 
@@ -173,6 +176,8 @@ class Cutter:
         for renewal in needs.renewed.values():
             size = graph.inputs.pop(len(needs.inputs))
             read_off(graph, renewal, size, graph.inputs[needs.inputs.index(renewal.source)])
+        optional = {value.name for value in self._model.graph.inputs if value.is_initializer()}
+        graph.inputs.extend(value for name, value in graph.initializers.items() if name in optional)
         model = self._wrap(graph, inside, above)
         return Cut(model, list(needs.inputs), list(outputs), len(needs.borrowed - own) + len(needs.renewed))
 

@@ -19,6 +19,7 @@ from modelexport.errors import OutputError, UsageError
 from modelexport.files.atomic import check_apart, check_writable, written_together
 from modelexport.files.onnx_models import LARGEST_INSIDE, save_model
 from modelexport.format.dtypes import dtype_name
+from modelexport.graph.nodes import required_inputs
 from modelexport.surgery.cutter import Cut, Cutter
 from modelexport.surgery.interfaces import interface_of
 from modelexport.surgery.saving import size_of_weights
@@ -168,7 +169,9 @@ class _Extractor:
             nodes=sum(1 for _ in cut.model.graph.all_nodes()),
             borrowed=cut.borrowed,
             bytes=size,
-            inputs=[_describe(value, source) for value, source in zip(cut.model.graph.inputs, cut.inputs, strict=True)],
+            inputs=[
+                _describe(value, source) for value, source in zip(required_inputs(cut.model), cut.inputs, strict=True)
+            ],
             outputs=[
                 _describe(value, source) for value, source in zip(cut.model.graph.outputs, cut.outputs, strict=True)
             ],

@@ -271,6 +271,8 @@ class _Replacer:
                 for graph in self._model.graphs():
                     if graph.initializers.get(value.name or "") is value:
                         del graph.initializers[value.name or ""]
+                if value.is_graph_input():
+                    self._model.graph.inputs.remove(value)
             else:
                 self._dirty.add(value)
         return removed
@@ -303,6 +305,8 @@ class _Replacer:
             self._keys.setdefault(value, {}).update(dict.fromkeys(names))
             if value.name not in self._model.graph.initializers:
                 self._model.graph.initializers.add(value)
+                if keys.ADAPTER in value.metadata_props:
+                    self._model.graph.inputs.append(value)
             self._dirty.add(value)
         self._entries.update(parts.entries)
         for function in parts.functions:

@@ -18,6 +18,7 @@ from modelexport.core.text import plural
 from modelexport.errors import OutputError, UsageError
 from modelexport.files.atomic import check_writable, written_together
 from modelexport.format.packages import MANIFEST, PACKAGE_VERSION, Manifest, PartEntry
+from modelexport.graph.nodes import required_inputs
 from modelexport.surgery import Sharing
 from modelexport.surgery.balance import SLACK, Units, balanced_cuts, best_limit, fewest_stages
 from modelexport.surgery.cutter import Cut, Cutter
@@ -335,7 +336,7 @@ def _describe(part: _Part, size: int, share: float) -> Stage:
         borrowed=part.cut.borrowed,
         bytes=size,
         share=share,
-        inputs=[value.name or "" for value in graph.inputs],
+        inputs=[value.name or "" for value in required_inputs(part.cut.model)],
         outputs=[value.name or "" for value in graph.outputs],
     )
 

@@ -20,7 +20,7 @@ from modelexport.errors import UsageError
 from modelexport.files.onnx_models import load_onnx
 from modelexport.format import documents, keys
 from modelexport.graph.initializers import detach_tensors
-from modelexport.graph.nodes import all_nodes, may_be
+from modelexport.graph.nodes import all_nodes, may_be, required_inputs
 from modelexport.graph.owners import OWNER, owner_of
 from modelexport.surgery.cutter import Cut
 from modelexport.surgery.edited_tags import EditedTags, source_tags
@@ -168,7 +168,7 @@ class CustomOperator:
         used = {value: index for index, value in enumerate(v for node in nodes for v in values_taken(node))}
         outside.sort(key=lambda value: used.get(value, len(used)))
         graph.remove(list(graph))
-        inputs, outputs = [*graph.inputs, *outside], list(graph.outputs)
+        inputs, outputs = [*required_inputs(site.cut.model), *outside], list(graph.outputs)
         graph.inputs.clear()
         graph.outputs.clear()
         graph.initializers.clear()
@@ -221,7 +221,8 @@ class FromModel:
     def build(self, site: Site, tags: EditedTags, used: Iterable[ModuleCall]) -> Parts:
         graph = self.model.graph.clone()
         interface, whose = site.interface, f"'{site.call}'"
-        ins = [value.name or "" for value in graph.inputs]
+        required = [value for value in graph.inputs if not value.is_initializer()]
+        ins = [value.name or "" for value in required]
         outs = [value.name or "" for value in graph.outputs]
         given = {name: whole for name, whole in self.mapping.items() if name in ins}
         returned = {name: whole for name, whole in self.mapping.items() if name in outs}
@@ -232,7 +233,7 @@ class FromModel:
         offered = dict(zip(outs, graph.outputs, strict=True))
         back = {whole: name for name, whole in returned.items()}
         results = match_names(whole_outs, offered, back, "outputs", f"{self.path}")
-        for mine, source in zip(graph.inputs, sources, strict=True):
+        for mine, source in zip(required, sources, strict=True):
             _check_type(self.path, mine, source, whose)
         for result, output in zip(results, interface.outputs, strict=True):
             _check_type(self.path, result, output, whose)
@@ -252,7 +253,7 @@ class FromModel:
         self, graph: ir.Graph, sources: Sequence[ir.Value], results: Sequence[ir.Value]
     ) -> tuple[list[ir.Node], list[ir.Value]]:
         """The nodes, on the values of the whole; a result that is no node's own gets a node."""
-        inputs, found = list(graph.inputs), []
+        inputs, found = [value for value in graph.inputs if not value.is_initializer()], []
         nodes = list(graph)
         graph.remove(nodes)
         graph.inputs.clear()

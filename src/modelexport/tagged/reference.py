@@ -18,6 +18,7 @@ import numpy as np
 from modelexport.core.calls import ModuleCall
 from modelexport.errors import FileFormatError, OutputError
 from modelexport.format import documents, keys
+from modelexport.graph.nodes import required_inputs
 from modelexport.runtime.evidence import Computed, Evidence, SeenTensor
 from modelexport.runtime.fingerprints import Fingerprint
 from modelexport.tagged.file import TaggedFile
@@ -245,7 +246,7 @@ def open_reference(tagged: TaggedFile) -> Iterator[ReferenceValues]:
         raise FileFormatError(f"{path} is damaged ({error}): export again with --reference") from error
     with opened as file:
         stored = list(file.keys())
-        names = [value.name for value in tagged.model.graph.inputs]
+        names = [value.name for value in required_inputs(tagged.model)]
         kept = [key.removeprefix(_INPUTS) for key in stored if key.startswith(_INPUTS)]
         chosen = [ModuleCall.parse(address) for address in modules]
         if set(kept) != set(names) or any(call not in tagged.calls for call in chosen):

@@ -12,7 +12,7 @@ from modelexport.core.calls import CallTree, ModuleCall
 from modelexport.errors import FileFormatError
 from modelexport.format import documents, keys
 from modelexport.format.dtypes import dtype_name
-from modelexport.graph.nodes import initializers
+from modelexport.graph.nodes import default_shape, initializers
 from modelexport.graph.owners import owner_of
 from modelexport.runtime.evidence import Evidence
 from modelexport.tagged.documents.dag import dag_document
@@ -165,7 +165,7 @@ def _initializers(tagged: TaggedFile, sidecar: documents.Hierarchy, tags: _FileT
         said = (entry.dtype, entry.shape, entry.parameter, entry.transform, sorted(entry.hierarchy_tags))
         so = (
             dtype_name(value.dtype) if value.dtype is not None else "",
-            list(value.shape.numpy()) if value.shape is not None else [],
+            default_shape(value),
             plan.keys if plan else [],
             plan.steps if plan else [],
             sorted(initializer_tags(value, tags)),

@@ -20,7 +20,7 @@ from modelexport.core.calls import ModuleCall
 from modelexport.core.limits import BATCH_BYTES
 from modelexport.errors import InputsError, UsageError
 from modelexport.graph.boundaries import find_boundaries
-from modelexport.graph.nodes import may_be
+from modelexport.graph.nodes import may_be, required_inputs
 from modelexport.graph.owners import owner_of
 from modelexport.runtime.random_inputs import make_random_inputs
 from modelexport.runtime.sessions import CPU, open_session, run_session, split_batches, with_outputs
@@ -142,7 +142,7 @@ def verify_against(
     back = {b: a for a, b in pairs.items()}
     for batch in split_batches(sizes, batch_bytes):
         cut = segmented(two.model, back, [pairs[name] for name in batch])
-        needed = [str(value.name) for value in cut.graph.inputs]
+        needed = [str(value.name) for value in required_inputs(cut)]
         boundaries = {name: back[name.removesuffix(GIVEN)] for name in needed if name.endswith(GIVEN)}
         right = _values(one, given, {*batch, *boundaries.values()}, provider)
         pieces = open_session(cut, folder=two.path.parent, provider=provider)
@@ -172,7 +172,7 @@ def _inputs(tagged: TaggedFile, provider: str, seed: int) -> tuple[Mapping[str, 
 
 def _fit(given: Mapping[str, Any], tagged: TaggedFile) -> dict[str, Any]:
     """Inputs under the names and in the element types of another file: by name, or by order where names differ."""
-    wanted = tagged.model.graph.inputs
+    wanted = required_inputs(tagged.model)
     if len(wanted) != len(given):
         raise InputsError(
             f"{tagged.path} takes {len(wanted)} inputs, not {len(given)}: it is no descendant of the file"

@@ -19,7 +19,7 @@ from modelexport.core.messages import collected
 from modelexport.errors import UsageError
 from modelexport.files.linked import check_files
 from modelexport.format import documents
-from modelexport.graph.nodes import nested_graphs
+from modelexport.graph.nodes import nested_graphs, required_inputs
 from modelexport.pytorch.model_run import ModelRun, as_array
 from modelexport.pytorch.perturbation import as_arrays, entries_of, has_equal_values, perturbed
 from modelexport.pytorch.traced import untouched
@@ -240,7 +240,7 @@ def verify_sample(
     tagged = _open(model, path)
     calls = set(tagged.select(*modules).inside) if modules else set()
     calls.update(sampled_calls(tagged, count, seed=seed))
-    names = [value.name or "" for value in tagged.model.graph.inputs]
+    names = [value.name or "" for value in required_inputs(tagged.model)]
     verdicts: list[CallVerdict] = []
     needed: set[str] = set()
     if calls:
@@ -293,7 +293,7 @@ def record_reference(
         target,
         tagged,
         run,
-        inputs=under_names(inputs, [value.name or "" for value in tagged.model.graph.inputs]),
+        inputs=under_names(inputs, [value.name or "" for value in required_inputs(tagged.model)]),
         weights=parameter_digests(tagged.model),
         modules=chosen,
         sidecar=sidecar or tagged.hierarchy,

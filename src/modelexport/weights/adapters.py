@@ -309,8 +309,8 @@ def changes(path: Path, entries: Mapping[str, StateDictEntry], adapters: Iterabl
             key = f"{module}.weight" if module else "weight"
             if f"{module}.in_proj_weight".removeprefix(".") in entries:
                 raise WeightsError(
-                    f"{adapter.path} adapts '{module}', an nn.MultiheadAttention, to whose output PEFT adds the pair once or "
-                    "twice, as its version goes: merge it with PEFT and export that"
+                    f"{adapter.path} adapts '{module}', an nn.MultiheadAttention, whose output PEFT adapts once "
+                    "or twice, as its version goes: merge it with PEFT and export that"
                 )
             if key not in entries:
                 missing.append(module)

@@ -18,7 +18,7 @@ from modelexport.core.version import __version__
 from modelexport.format import documents, keys
 from modelexport.format.dtypes import dtype_name
 from modelexport.graph.boundaries import CallBoundary, find_boundaries, match_values
-from modelexport.graph.nodes import all_nodes, initializers
+from modelexport.graph.nodes import all_nodes, default_shape, initializers
 from modelexport.graph.owners import owner_of
 from modelexport.graph.snapshot import SourceGraph
 from modelexport.tagged.encodings.metadata import initializer_tags
@@ -251,12 +251,10 @@ def _node(node: ir.Node, tags: CallTags) -> documents.NodeEntry:
 
 def _initializer(value: ir.Value, tags: CallTags, origin: Origin | None) -> documents.InitializerEntry:
     assert value.dtype is not None
-    # One that is also an input may have dynamic axes, and has a default with sizes.
-    shape = value.const_value.shape if value.const_value is not None else value.shape
     return documents.InitializerEntry(
         name=value.name or "",
         dtype=dtype_name(value.dtype),
-        shape=list(shape.numpy()) if shape is not None else [],
+        shape=default_shape(value),
         parameter=list(origin.keys) if origin else [],
         transform=list(origin.transform) if origin else [],
         hierarchy_tags=initializer_tags(value, tags),
