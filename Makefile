@@ -40,4 +40,5 @@ clean:
 	$(PIP) -e '.[check]' -c constraints.txt
 	$(PIP) --no-deps -r tests/requirements-nodeps.txt
 	$(PIP) --no-deps --target .venv/pillow --upgrade pillow==12.3.0
+	$(PIP) --no-deps --target .venv/peft --upgrade peft==0.21.2 accelerate==1.15.0 psutil==7.2.2
 	@touch $@

@@ -15,6 +15,8 @@ from modelexport.core.version import __version__ as __version__
 if TYPE_CHECKING:
     from modelexport.api import TaggedModel as TaggedModel
     from modelexport.api import load as load
+    from modelexport.api import place as place
+    from modelexport.api import split as split
     from modelexport.exporting.packages.package import PackageResult as PackageResult
     from modelexport.exporting.packages.package import export_package as export_package
     from modelexport.exporting.pipeline import export as export
@@ -25,6 +27,20 @@ if TYPE_CHECKING:
     from modelexport.measure.profiles import profile as profile
     from modelexport.pytorch.examples import example_inputs as example_inputs
     from modelexport.pytorch.overview import hierarchy as hierarchy
+    from modelexport.surgery.adapting import adapters_as_inputs as adapters_as_inputs
+    from modelexport.surgery.adapting import merge_adapters as merge_adapters
+    from modelexport.surgery.adapting import write_adapter as write_adapter
+    from modelexport.surgery.chain import run_chain as run_chain
+    from modelexport.surgery.extraction import extract as extract
+    from modelexport.surgery.naming import Renamed as Renamed
+    from modelexport.surgery.naming import rename as rename
+    from modelexport.surgery.placing import Placement as Placement
+    from modelexport.surgery.replacing import Replaced as Replaced
+    from modelexport.surgery.replacing import replace as replace
+    from modelexport.surgery.splitting import Split as Split
+    from modelexport.surgery.substitutes import CustomOperator as CustomOperator
+    from modelexport.surgery.substitutes import FromModel as FromModel
+    from modelexport.surgery.substitutes import Identity as Identity
     from modelexport.tagged.comparison import FileComparison as FileComparison
     from modelexport.tagged.comparison import compare as compare
     from modelexport.tagged.flattening import inline as inline
@@ -38,6 +54,22 @@ if TYPE_CHECKING:
     from modelexport.weights.updates import update_weights as update_weights
 
 _PUBLIC = {
+    "CustomOperator": "modelexport.surgery.substitutes",
+    "FromModel": "modelexport.surgery.substitutes",
+    "Identity": "modelexport.surgery.substitutes",
+    "Placement": "modelexport.surgery.placing",
+    "Renamed": "modelexport.surgery.naming",
+    "Replaced": "modelexport.surgery.replacing",
+    "Split": "modelexport.surgery.splitting",
+    "adapters_as_inputs": "modelexport.surgery.adapting",
+    "extract": "modelexport.surgery.extraction",
+    "merge_adapters": "modelexport.surgery.adapting",
+    "place": "modelexport.api",
+    "rename": "modelexport.surgery.naming",
+    "replace": "modelexport.surgery.replacing",
+    "run_chain": "modelexport.surgery.chain",
+    "split": "modelexport.api",
+    "write_adapter": "modelexport.surgery.adapting",
     "adopt": "modelexport.lineage.adoption",
     "VerifyReport": "modelexport.verify.verdicts",
     "ExportResult": "modelexport.exporting.result",

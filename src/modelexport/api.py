@@ -1,22 +1,28 @@
-"""``load``, :class:`TaggedModel` and :class:`ModuleView`: a tagged file and its module calls, for people."""
+"""A tagged file and its module calls, for people: ``load``, :class:`TaggedModel`, :class:`ModuleView`; split, placed."""
 
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
 from modelexport.errors import UsageError
 from modelexport.graph.owners import owner_of
+from modelexport.surgery import Sharing
 from modelexport.surgery.extraction import Extracted, extract
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tagged.tree import format_tree, tree_rows, untagged_operators
 from modelexport.weights.transforms import parameter_plan
+
+if TYPE_CHECKING:
+    from modelexport.surgery.placing import Placement, Rule
+    from modelexport.surgery.splitting import Split
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,3 +170,75 @@ def _operators(nodes: Iterable[ir.Node]) -> str:
     for node in nodes:
         counts[node.op_type] = counts.get(node.op_type, 0) + 1
     return ", ".join(f"{operator} {count}" if count > 1 else operator for operator, count in sorted(counts.items()))
+
+
+def split(
+    source: str | Path | TaggedFile,
+    folder: str | Path,
+    *,
+    stages: int | None = None,
+    max_bytes: int | None = None,
+    at: Sequence[str] = (),
+    by: Literal["bytes", "flops", "time"] = "bytes",
+    sizes: Mapping[str, int] | None = None,
+    weights: Sharing = "auto",
+) -> Split:
+    """Write a model as a folder of stages that run one after the other: see :func:`surgery.splitting.split`.
+
+    Args:
+        sizes: For ``flops`` and ``time``: sizes of dynamic axes; those left out count as 32, and for ``time`` are what
+            random inputs get.
+
+    Raises:
+        UsageError, FileFormatError, OutputError: As there; no dynamic axis has a name in ``sizes``.
+    """
+    from modelexport.surgery import splitting
+
+    tagged = source if isinstance(source, TaggedFile) else read_tagged(source)
+    measure = None if by == "bytes" else splitting.figures_of(_figures(tagged, by, sizes or {}))
+    return splitting.split(
+        tagged, folder, stages=stages, max_bytes=max_bytes, at=at, by=by, measure=measure, weights=weights
+    )
+
+
+def _figures(tagged: TaggedFile, by: str, sizes: Mapping[str, int]) -> dict[str, float]:
+    """What each node computes or takes, by name."""
+    if by == "time":
+        from modelexport.measure.profiles import profile
+
+        nodes, column = profile(tagged, sizes=sizes, runs=5, level="none").table.nodes, "seconds"
+    else:
+        from modelexport.measure.costs import cost
+        from modelexport.measure.shapes import find_shapes
+
+        find_shapes(tagged.model, sizes)  # refuses names that no axis has
+        given = dict.fromkeys(find_shapes(tagged.model).symbols, _SIZE) | dict(sizes)
+        nodes, column = cost(tagged, given).nodes, "flops"
+    return {node.name: float(node.figures.get(column) or 0) for node in nodes}
+
+
+_SIZE = 32
+"""What a dynamic axis counts as where figures are only compared with each other."""
+
+
+def place(
+    source: str | Path | TaggedFile,
+    rules: Iterable[str | Rule],
+    *,
+    check: bool = True,
+    providers: Sequence[str] = (),
+    libraries: Mapping[str, Path] | None = None,
+) -> Placement:
+    """Make session options that send modules to devices, and read back where they went.
+
+    Args:
+        rules: ``'gpu: model.layers.[0-11]'``: a device or the name of a provider, a colon and a space, selectors.
+
+    The rest, and what is raised, is that of :func:`modelexport.surgery.placing.place`.
+    """
+    from modelexport.surgery import placing
+    from modelexport.surgery.placing import Rule
+
+    tagged = source if isinstance(source, TaggedFile) else read_tagged(source)
+    parsed = [Rule.parse(rule) if isinstance(rule, str) else rule for rule in rules]
+    return placing.place(tagged, parsed, check=check, providers=providers, libraries=libraries)

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from modelexport.core.tags import Granularity
+from modelexport.errors import UsageError
 
 MODEL_HELP = (
     "A Hugging Face directory or hub name, package.module:factory, file.py:factory (a callable that returns the "
@@ -49,3 +50,13 @@ GranularityOption = Annotated[
     Granularity, typer.Option(help="Which modules get a segment: model classes, all, or whichever fits.")
 ]
 OutputOption = Annotated[Path, typer.Option("-o", "--output", metavar="OUT.onnx", help="The file to write.")]
+
+
+def parsed_sizes(texts: list[str]) -> dict[str, int]:
+    sizes = {}
+    for text in texts:
+        name, _, number = text.partition("=")
+        if not name or not number.isdecimal() or int(number) < 1:
+            raise UsageError(f"'{text}' is not NAME=N: give the name of a dynamic axis and its size, as in batch=8")
+        sizes[name] = int(number)
+    return sizes

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from modelexport.cli.options import FileArgument, JsonOption, ModelClassOption, RemoteCodeOption, SeedOption
+from modelexport.cli.options import (
+    FileArgument,
+    JsonOption,
+    ModelClassOption,
+    RemoteCodeOption,
+    SeedOption,
+    parsed_sizes,
+)
 from modelexport.cli.running import load_with_inputs, print_json, progress_shown
 from modelexport.errors import UsageError
 
@@ -51,7 +58,7 @@ def cost(
     from modelexport.core.stages import Stages
     from modelexport.measure.costs import cost as run
 
-    sizes = _sizes(size or [])
+    sizes = parsed_sizes(size or [])
     with progress_shown() as progress, Stages(progress)("cost"):
         table = run(file, sizes)
     show(table, "flops", selectors, by, depth, sort, as_csv=as_csv, html=html, node_data=node_data, as_json=as_json)
@@ -111,7 +118,7 @@ def profile(
 
             given = feeds(example, open_file(file, session_options("none", provider), provider))
         with stages(f"run {file.name}"):
-            measured = profiles.profile(file, given, sizes=_sizes(size or []), **how)
+            measured = profiles.profile(file, given, sizes=parsed_sizes(size or []), **how)
         if against is not None:
             with stages(f"run {against.name}"):
                 other = profiles.profile(against, measured.feeds, **how)
@@ -154,7 +161,7 @@ def report(
     with progress_shown() as progress:
         stages = Stages(progress)
         with stages("report"):
-            write_report(file, output, sizes=_sizes(size or []), profiled=profiled)
+            write_report(file, output, sizes=parsed_sizes(size or []), profiled=profiled)
     print(output)
 
 
@@ -196,13 +203,3 @@ def show(
         print(show_table.format_csv(table, table.sorted(rows, sort) if sort is not None else rows), end="")
     else:
         show_table.print_table(table, main, by=by, depth=depth, only=only, sort=sort)
-
-
-def _sizes(texts: list[str]) -> dict[str, int]:
-    sizes = {}
-    for text in texts:
-        name, _, number = text.partition("=")
-        if not name or not number.isdecimal() or int(number) < 1:
-            raise UsageError(f"'{text}' is not NAME=N: give the name of a dynamic axis and its size, as in batch=8")
-        sizes[name] = int(number)
-    return sizes

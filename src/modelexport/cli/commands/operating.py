@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
-from modelexport.cli.options import FileArgument, JsonOption, OutputOption
+from modelexport.cli.options import FileArgument, JsonOption, OutputOption, parsed_sizes
 from modelexport.cli.running import print_json
 from modelexport.core.text import plural
 from modelexport.errors import UsageError
@@ -22,8 +22,6 @@ SharingOption = Annotated[
         help="Weights in files of their own: linked beside the output, or what is used copied.",
     ),
 ]
-if TYPE_CHECKING:
-    from modelexport.tagged.file import TaggedFile
 
 By = Literal["bytes", "flops", "time"]
 Body = Literal["keep", "drop"]
@@ -41,45 +39,33 @@ def split(
         typer.Option("--at", metavar="SELECTOR", help="A stage begins here; with --stages, nowhere else."),
     ] = None,
     by: Annotated[By, typer.Option(help="What the stages are balanced by.")] = "bytes",
+    size: Annotated[
+        list[str] | None,
+        typer.Option("--size", metavar="NAME=N", help="The size of a dynamic axis, for --by flops and time."),
+    ] = None,
     weights: SharingOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
     """Cut FILE at module boundaries into stages that run one after the other."""
+    from modelexport.api import split as run
     from modelexport.cli import show_surgery
-    from modelexport.surgery.splitting import figures_of
-    from modelexport.surgery.splitting import split as run
-    from modelexport.tagged.file import read_tagged
 
-    tagged = read_tagged(file)
+    if size and by == "bytes":
+        raise UsageError("--size goes with --by flops or --by time")
     result = run(
-        tagged,
+        file,
         output,
         stages=stages,
         max_bytes=None if max_mb is None else int(max_mb * 1e6),
         at=at or (),
         by=by,
-        measure=None if by == "bytes" else figures_of(_figures(tagged, by)),
+        sizes=parsed_sizes(size or []),
         weights=weights,
     )
     if as_json:
         print_json(result)
     else:
         print(show_surgery.format_split(result))
-
-
-def _figures(tagged: TaggedFile, by: By) -> dict[str, float]:
-    """What each node computes or takes, by name; dynamic axes have a size like any other for this."""
-    if by == "time":
-        from modelexport.measure.profiles import profile
-
-        nodes, column = profile(tagged, runs=5, level="none").table.nodes, "seconds"
-    else:
-        from modelexport.measure.costs import cost
-        from modelexport.measure.shapes import find_shapes
-
-        sizes = dict.fromkeys(find_shapes(tagged.model).symbols, 32)
-        nodes, column = cost(tagged, sizes).nodes, "flops"
-    return {node.name: float(node.figures.get(column) or 0) for node in nodes}
 
 
 def replace(
@@ -174,22 +160,14 @@ def place(
     as_json: JsonOption = False,
 ) -> None:
     """Send modules of FILE to devices: ONNX Runtime's session options, and where the modules went."""
+    from modelexport.api import place as run
     from modelexport.cli import show_surgery
     from modelexport.files.atomic import check_writable, written_together
-    from modelexport.surgery.placing import Rule
-    from modelexport.surgery.placing import place as run
-    from modelexport.tagged.file import read_tagged
 
     if output is not None:
         check_writable(output)
     libraries = {name: Path(path) for name, path in _pairs("--library", library or ()).items()}
-    placement = run(
-        read_tagged(file),
-        [Rule.parse(text) for text in rule],
-        check=not no_check,
-        providers=provider or list(libraries),
-        libraries=libraries,
-    )
+    placement = run(file, rule, check=not no_check, providers=provider or list(libraries), libraries=libraries)
     if output is not None:
         with written_together(output.parent) as staging:
             (staging / output.name).write_text(
