@@ -1,4 +1,4 @@
-"""A tagged file and its module calls, for people: ``load``, :class:`TaggedModel`, :class:`ModuleView`; split, placed."""
+"""``load``, :class:`TaggedModel`, :class:`ModuleView`: a tagged file and its module calls, for people."""
 
 from __future__ import annotations
 

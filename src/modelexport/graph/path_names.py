@@ -54,7 +54,8 @@ def name_nodes_by_path(model: ir.Model) -> dict[str, str]:
 def name_values_by_path(model: ir.Model) -> dict[str, str]:
     """Name what nodes compute after the nodes, in place: ``/encoder/layer.0/attention/self/MatMul_1_output_0``.
 
-    Inputs and outputs of the model and initializers keep their names. Returns the old names to the new ones.
+    Inputs and outputs of the model and initializers keep their names. Returns the old names to the new ones where they
+    differ.
     """
     kept = {*model.graph.inputs, *model.graph.outputs, *initializers(model)}
     taken = {value.name for value in kept}
@@ -69,6 +70,7 @@ def name_values_by_path(model: ir.Model) -> dict[str, str]:
                 number += 1
                 name = f"{node.name}_output_{index}_{number}"
             taken.add(name)
-            renamed[value.name] = name
-            value.name = name
+            if value.name != name:
+                renamed[value.name] = name
+                value.name = name
     return renamed
