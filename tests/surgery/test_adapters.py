@@ -85,7 +85,7 @@ def test_as_inputs_it_gives_what_peft_gives_and_without_it_nothing_changes(
     result = adapters_as_inputs(file.path, [peft / adapter.name], tmp_path / "open.onnx")
     onnx.checker.check_model(result.path, full_check=True)
     assert len(result.whole) == adapter.whole
-    assert distance(run(result.path, file.case), run(file.path, file.case)) < 1e-6
+    assert distance(run(result.path, file.case), run(file.path, file.case)) < 1e-6  # not so if any is NaN
     (written,) = result.adapters
     assert distance(run(result.path, file.case, written.path), np.load(peft / f"{adapter.name}.npy")) < TOLERANCE
 

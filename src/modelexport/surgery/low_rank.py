@@ -1,7 +1,7 @@
 """Low-rank pairs as optional inputs of a graph, added to what an operator computes with a weight.
 
 ``y = MatMul(x, w)`` becomes ``y = MatMul(x, w) + MatMul(MatMul(x, a), b)``, where ``a`` and ``b`` are inputs with a
-default: no columns and no rows, so that nothing is added until they are given.
+default: a pair of rank 1 that is zero. None of rank 0: ONNX Runtime's Conv leaves its output as it finds it there.
 """
 
 from __future__ import annotations
@@ -126,7 +126,8 @@ class PairInputs:
             shapes["scale"] = [b[0]]
         assert weight.dtype is not None
         for part, shape in shapes.items():
-            sizes = [size if isinstance(size, int) else 0 for size in shape]
+            smallest = {rank: pair.groups, f"{rank}/{pair.groups}": 1}
+            sizes = [size if isinstance(size, int) else smallest[size] for size in shape]
             default = np.ones(sizes) if part == "scale" else np.zeros(sizes)
             name = self.free(names[part].removeprefix("."))
             value = ir.Value(
