@@ -19,7 +19,7 @@ class Stages:
         self._progress = progress
 
     def tell(self, detail: str) -> None:
-        """Say more about the running stage."""
+        """Report a detail of the running stage."""
         self._progress(detail)
 
     @contextmanager
