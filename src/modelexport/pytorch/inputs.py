@@ -1,8 +1,8 @@
-"""Example inputs for a module, from its forward's signature, its configs and its parameters; a run confirms them.
+"""Example inputs for a module, from its forward's signature, its configs and its parameters, checked by a run.
 
-No rule knows a model. Where an argument has one of the field's standard names (``input_ids``, ``pixel_values``, ...),
-the name says its role and the configs say the sizes. For any other name the model is run on a probe, and the first
-``torch.nn`` module that receives the probe says what fits. Nothing is returned that the model has not run with.
+No rule is specific to a model. If an argument has one of the field's standard names (``input_ids``, ``pixel_values``,
+...), the name gives its role and the configs give the sizes. For any other name the model is run on a probe, and the
+first ``torch.nn`` module that receives the probe shows what fits. Only inputs that the model ran with are returned.
 
 Over 400 lines because all of it makes tensors, and torch may be imported in few files.
 """
@@ -36,16 +36,16 @@ Shape = tuple[int, ...]
 _LENGTHS = (16, 4)
 """Lengths of generated sequences; the second is for models that have few positions."""
 _EDGES = (64, 224, 32, 28, 96, 128, 256, 299, 384)
-"""Edges of images, where only a convolution says what an image is."""
+"""Edge lengths of images if only a convolution shows that an argument is an image."""
 _SAMPLES = (1024, 16000, 128, 64, 16)
-"""Lengths of signals, where only a convolution says what a signal is."""
+"""Lengths of signals if only a convolution shows that an argument is a signal."""
 _MAIN = ("input_ids", "pixel_values", "input_features", "input_values", "decoder_input_ids")
-"""Arguments that carry data. They are generated even where optional, so that every part of the model runs."""
+"""Arguments that carry data. They are generated even if optional, so that every part of the model runs."""
 _BESIDE_TEXT = ("attention_mask", "token_type_ids")
 """Optional arguments that go with ``input_ids``."""
 _SHAPED_BY_ANOTHER = ("mask", "token_type_ids", "position_ids", "bool_masked_pos")
 _COUNTED = ("_ids", "mask")
-"""Ends of names whose values are whole numbers."""
+"""Suffixes of the names of integer arguments."""
 _MAX_RUNS = 150
 _MAX_RUNS_OF_SHAPES = 8
 _EXAMPLE = '{"NAME": {"dtype": "int64", "shape": [2, 8], "range": [0, 100]}} or {"NAME": {"value": [[1, 2]]}}'
@@ -64,21 +64,21 @@ def example_inputs(
     batch: int = 2,
     has_weights: bool = True,
 ) -> Inputs:
-    """Keyword arguments that ``model`` has run with, on its device and in its floating-point type.
+    """Keyword arguments that ``model`` ran with, on its device and in its floating-point type.
 
     Args:
-        model: It runs in eval mode without gradients; its modes and the caller's random state stay as they were.
-        spec: Replaces or adds to what would be generated: a dict, or the path of a JSON file with name ->
+        model: It runs in eval mode without gradients; its modes and the caller's random state are restored.
+        spec: Replaces or adds to the generated inputs: a dict, or the path of a JSON file with name ->
             ``{"dtype": "int64", "shape": [2, 8], "range": [0, 100]}`` (100 is excluded), ``{"value": [[1, 2]]}``, or
             ``null`` to leave an argument out.
-        directory: Where the model's tokenizer or ``preprocessor_config.json`` lies.
-        seed: For the values.
-        batch: The first dimension; 1 where the model takes no other.
-        has_weights: Whether it can run. Without weights its run is one of shapes and types alone, and where those
-            fit no inputs, the first that were generated are returned.
+        directory: The folder of the model's tokenizer or ``preprocessor_config.json``.
+        seed: The seed of the values.
+        batch: The first dimension; 1 if the model accepts no other.
+        has_weights: Whether the model can compute values. Without weights only shapes and types are checked, and if
+            no inputs fit, the first that were generated are returned.
 
     Raises:
-        InputsError: ``spec`` is wrong, or an argument cannot be generated; the message then has the JSON to write.
+        InputsError: ``spec`` is wrong, or an argument cannot be generated; the message then shows the JSON to write.
     """
     signature = inspect.signature(model.forward).parameters
     kind = inspect.Parameter
@@ -103,7 +103,7 @@ def example_inputs(
             if runner.run(inputs):
                 return {name: inputs[name] for name in dict.fromkeys((*named, *given)) if name in inputs}
     if not has_weights and runner.first_inputs is not None:
-        # Some operations compute shapes for fewer types than values; the exporter, which replaces those, will tell.
+        # Some operations compute shapes for fewer types than values; the exporter replaces these, and reports errors.
         return runner.first_inputs
     raise InputsError(_advice(runner, maker, given)) from runner.first_error
 
@@ -112,7 +112,7 @@ def check_inputs(model: torch.nn.Module, inputs: Mapping[str, Any] | tuple[Any, 
     """Run ``model`` once with these keyword or positional arguments, without gradients and in eval mode.
 
     Raises:
-        InputsError: The run fails; the message has the inputs with their types and shapes, and the reason.
+        InputsError: The run fails; the message gives the inputs with their types and shapes, and the reason.
     """
     runner = _Runner(model)
     if runner.run(inputs):
@@ -142,7 +142,7 @@ def _line(error: BaseException | None, limit: int = 240) -> str:
 
 
 def _advice(runner: _Runner, maker: _Maker, given: Inputs) -> str:
-    """Why nothing ran, and the JSON to correct: what was generated first."""
+    """Why no inputs worked, and JSON to correct: the inputs that were generated first."""
     kind, tried = type(runner.model).__name__, runner.first_inputs or {}
     entries: dict[str, Any] = {}
     for name, value in tried.items():
@@ -181,32 +181,32 @@ def _plans(
             for inputs in _discover(runner, maker, batch, known=start, unknown=unknown, late=late):
                 for kept in range(len(text), -1, -1):
                     yield from maker.beside(inputs, (*late, *text[:kept]))
-    # A name that is a standard one elsewhere may mean something else here.
+    # A standard name may have another meaning in this model.
     yield from _discover(runner, maker, batch, known=given, unknown=required, late=[])
 
 
 def _discover(
     runner: _Runner, maker: _Maker, batch: int, *, known: Inputs, unknown: list[str], late: list[str]
 ) -> Iterator[Inputs]:
-    """``known`` with each unknown argument made to fit the first ``torch.nn`` module that receives it."""
+    """``known``, with each unknown argument generated to fit the first ``torch.nn`` module that receives it."""
     if not unknown:
         yield known
         return
     name, values = unknown[0], maker.unseen(unknown[0], batch)
-    # Edges of one, tried last, also add to positions and the like, whose size is not known yet.
+    # Axes of size one, tried last, can be broadcast against positions and the like, whose size is not known yet.
     for edge, rank in itertools.product((2, 1), (2, 3, 4, 1, 5)):
         probes = {name: maker.floats(name, (batch,) + (edge,) * (rank - 1)) for name in unknown}
         seen = runner.watch(next(maker.beside(known | probes, late)))
         hits = [(argument, module) for argument, module in seen if argument in unknown]
         if not hits and len(unknown) == 1:
-            # The forward reshaped it first: what reaches the first module is still made of it.
+            # The forward reshaped it first: the first module receives a tensor computed from it.
             hits = [(name, module) for argument, module in seen if argument is None]
         if hits:
             name, module = hits[0][0] or name, hits[0][1]
             shapes = _fits(module, batch)
             if seen[0][0] is None:
                 shapes += [((batch, samples), None) for samples in _SAMPLES]
-            # Made only when it is its turn: images are large.
+            # Generated only when needed: images are large.
             values = (maker.integers(name, at, 0, high) if high else maker.floats(name, at) for at, high in shapes)
             break
     rest = [other for other in unknown if other != name]
@@ -217,7 +217,7 @@ def _discover(
 
 
 def _fits(module: torch.nn.Module, batch: int) -> list[tuple[Shape, int | None]]:
-    """Shapes that the parameters of a ``torch.nn`` module accept, with the bound of integer values for an embedding."""
+    """Shapes that a ``torch.nn`` module accepts by its parameters, with the bound of an embedding's integers."""
     nn, length = torch.nn, _LENGTHS[0]
     match module:
         case nn.Embedding() | nn.EmbeddingBag():
@@ -245,7 +245,7 @@ def _fits(module: torch.nn.Module, batch: int) -> list[tuple[Shape, int | None]]
 
 
 class _Runner:
-    """Runs a model without leaving a trace, and remembers the first inputs that it did not take."""
+    """Runs a model without side effects, and remembers the first inputs that it rejected."""
 
     def __init__(self, model: torch.nn.Module, has_weights: bool = True) -> None:
         self.model = model
@@ -257,7 +257,7 @@ class _Runner:
         try:
             self.call(self.model, self._shapes_of(inputs))
         except (DataDependentOutputException, DynamicOutputShapeException):
-            return True  # from here on the values decide, which a model without weights does not have
+            return True  # the rest depends on values, which a model without weights does not have
         except Exception as error:
             if self.first_error is None:
                 self.first_inputs = dict(inputs) if isinstance(inputs, Mapping) else None
@@ -266,7 +266,7 @@ class _Runner:
         return True
 
     def _shapes_of(self, inputs: Mapping[str, Any] | tuple[Any, ...]) -> Mapping[str, Any] | tuple[Any, ...]:
-        """The inputs as they are, or, for a model without weights, tensors of the same types and shapes."""
+        """The inputs, or, for a model without weights, tensors of the same types and shapes without data."""
         if self._fake is None:
             return inputs
         if isinstance(inputs, Mapping):
@@ -279,7 +279,7 @@ class _Runner:
     def call(self, function: Callable[..., Any], inputs: Mapping[str, Any] | tuple[Any, ...]) -> Any:
         with (
             untouched(self.model, runs=self._fake is None),
-            # Shapes that do not fit are logged with a traceback before they are raised.
+            # Shape errors are logged with a traceback before they are raised.
             contextlib.nullcontext() if self._fake is None else collected(),
             self._fake or contextlib.nullcontext(),
             warnings.catch_warnings(action="ignore"),
@@ -290,7 +290,7 @@ class _Runner:
     def watch(self, inputs: Inputs) -> list[tuple[str | None, torch.nn.Module]]:
         """The ``torch.nn`` modules that a run calls before it ends or fails, with the argument that each receives.
 
-        ``None`` is a value that the forward computed.
+        ``None`` means a value that the forward computed.
         """
         given = self._shapes_of(inputs)
         assert isinstance(given, Mapping)
@@ -313,7 +313,7 @@ class _Runner:
 
 
 class _Maker:
-    """Tensors for arguments with standard names, sized by what the configs of the model say."""
+    """Makes tensors for arguments with standard names, with sizes from the model's configs."""
 
     def __init__(self, model: torch.nn.Module, directory: Path | None, seed: int) -> None:
         floating = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
@@ -324,17 +324,17 @@ class _Maker:
         self.vocabulary = min((size for size in sizes if isinstance(size, int) and size > 0), default=0)
 
     def find(self, *names: str) -> Any:
-        """The first of these names that a config has, the outermost config first; ``None`` if none has any."""
+        """The first of these settings that a config has, the outermost config first; ``None`` if there is none."""
         return next((config[name] for name in names for config in self.configs if config.get(name) is not None), None)
 
     def number(self, *names: str) -> int:
-        """Like ``find``: a whole number, the first of a list, or 0."""
+        """Like ``find``, as an integer: the first of a list; 0 if there is none."""
         value = self.find(*names)
         value = value[0] if isinstance(value, list | tuple) and value else value
         return value if isinstance(value, int) else 0
 
     def generator(self, name: str) -> torch.Generator:
-        # One for each name, so that a change of one input leaves the values of the others.
+        # One for each name, so that changing one input does not change the values of the others.
         return torch.Generator().manual_seed(self.seed + zlib.crc32(name.encode()))
 
     def floats(self, name: str, shape: Shape) -> torch.Tensor:
@@ -344,7 +344,7 @@ class _Maker:
         return torch.randint(low, high, shape, generator=self.generator(name)).to(self.device)
 
     def tokens(self, name: str, shape: Shape) -> torch.Tensor:
-        """Ordinary tokens, the end token last: special ones (image, mask, ...) ask for something at their place."""
+        """Ordinary tokens, the end token last: special ones (image, mask, ...) would require other inputs."""
         settings = [item for config in self.configs for item in config.items()]
         special = [value for key, value in settings if key.endswith(("_token_id", "_token_ids", "_token_index"))]
         banned = {token for value in special for token in (value if isinstance(value, list | tuple) else [value])}
@@ -356,9 +356,9 @@ class _Maker:
         return ids.to(self.device)
 
     def options(self, name: str, batch: int) -> list[torch.Tensor]:
-        """What an argument of this name may be, likeliest first; nothing where its role or its sizes are unknown."""
+        """Candidates for an argument of this name, most likely first; empty if its role or its sizes are unknown."""
         if name.endswith("input_ids"):
-            # Shorter for a decoder, so that exporters do not take its length for the encoder's.
+            # Shorter for a decoder, so that exporters do not assume that its length equals the encoder's.
             long, short = [n // 2 for n in _LENGTHS] if name.startswith("decoder") else _LENGTHS
             made = [self.tokens(name, shape) for shape in ((batch, long), (batch, short), (batch, 2, long))]
             read = self._tokenized(batch) if name == "input_ids" else []
@@ -380,7 +380,7 @@ class _Maker:
         return [self.floats(name, shape) for shape in shapes if all(shape)] if self.configs else []
 
     def unseen(self, name: str, batch: int) -> Iterator[torch.Tensor]:
-        """For an argument that no ``torch.nn`` module receives: an image where a config speaks of one, then rows."""
+        """Candidates for an argument that no ``torch.nn`` module receives: an image if a config has one, then rows."""
         if self.find("image_size", "img_size") is not None:
             yield self.floats(name, (batch, *self.image()))
         shape = (batch, _LENGTHS[0])
@@ -388,7 +388,7 @@ class _Maker:
 
     @property
     def states_image(self) -> bool:
-        """Whether a config gives channels, height and width in one, the way timm's do."""
+        """Whether a config gives channels, height and width in one setting, as timm's do."""
         size = self.find("input_size")
         return isinstance(size, list | tuple) and len(size) == 3
 
@@ -403,13 +403,13 @@ class _Maker:
         return (self.number("num_channels", "in_channels", "in_chans") or 3, height, width)
 
     def _tokenized(self, batch: int) -> list[torch.Tensor]:
-        """Sentences in the tokens of the model's own tokenizer, all cut to one length so that none is padded."""
+        """Sentences tokenized with the model's own tokenizer, cut to the same length so that none is padded."""
         if self.directory is None or not any(self.directory.glob("*token*")):
             return []
         from transformers import AutoTokenizer
 
         texts = [_SENTENCES[i % len(_SENTENCES)] for i in range(batch)]
-        # A tokenizer that cannot be built here (a package is missing, say) does not make the inputs fail.
+        # A tokenizer that cannot be built (for instance because a package is missing) does not make the inputs fail.
         with contextlib.suppress(Exception):
             with no_questions():
                 tokenizer = AutoTokenizer.from_pretrained(
@@ -422,14 +422,14 @@ class _Maker:
         return []
 
     def beside(self, inputs: Inputs, names: Iterable[str]) -> Iterator[Inputs]:
-        """``inputs`` with the arguments that take their shape from them; masks, which hide nothing, in both types."""
+        """``inputs`` with the arguments that take their shape from them; masks, all ones, in both types."""
         for mask_type in (torch.int64, torch.bool) if any(name.endswith("mask") for name in names) else (torch.int64,):
             yield inputs | {name: self._beside(name, inputs, mask_type) for name in names}
 
     def _beside(self, name: str, inputs: Inputs, mask_type: torch.dtype) -> torch.Tensor:
         tensors = {key: value for key, value in inputs.items() if isinstance(value, torch.Tensor) and value.ndim}
         side = name.partition("_")[0] if name.startswith(("decoder", "encoder")) else "input"
-        # The argument of the same side (decoder_input_ids), else the first tokens, else whatever there is.
+        # The argument of the same side (decoder_input_ids), otherwise the first tokens, otherwise any argument.
         anchor = min(tensors, key=lambda key: (not key.startswith(side), tensors[key].is_floating_point()))
         shape = tensors[anchor].shape[:2] if tensors[anchor].is_floating_point() else tensors[anchor].shape
         if name == "pixel_mask" and "pixel_values" in tensors:
@@ -450,7 +450,7 @@ class _Maker:
             token, ids = self.find(f"{kind}_token_id", f"{kind}_token_index"), inputs.get("input_ids")
             if token is None or ids is None or ids.ndim != 2 or name not in inputs:
                 continue
-            # What cannot be computed this way is left to the run, which may then ask for text alone.
+            # If this fails, the run decides; it may then use text alone.
             with contextlib.suppress(Exception):
                 made = runner.call(getattr(self.model, f"get_{kind}_features"), {name: inputs[name]})
                 made = getattr(made, "pooler_output", made)
@@ -461,14 +461,14 @@ class _Maker:
 
 
 def _configs(model: torch.nn.Module, directory: Path | None) -> list[Mapping[str, Any]]:
-    """What says sizes, best first: the model's config, those inside it, and the image or sound processor's file."""
+    """The sources of sizes, best first: the model's config, those inside it, the image or audio processor's file."""
     queue = [vars(module).get("config") for module in model.modules()]
     queue = [config for config in queue if config is not None][:1]
     queue += [vars(model)[name] for name in ("pretrained_cfg", "default_cfg") if vars(model).get(name)]
     found: list[Mapping[str, Any]] = []
     for config in queue:
         values = dict(config) if isinstance(config, Mapping) else dict(getattr(config, "__dict__", {}))
-        # Transformers gives some settings a standard name beside their own: n_embd is also hidden_size.
+        # transformers gives some settings a standard name besides their own: n_embd is also hidden_size.
         aliases = getattr(config, "attribute_map", {})
         found.append(values | {alias: values.get(own) for alias, own in aliases.items() if alias not in values})
         queue.extend(v for v in values.values() if hasattr(v, "to_dict") or (isinstance(v, dict) and "input_size" in v))
@@ -479,10 +479,10 @@ def _configs(model: torch.nn.Module, directory: Path | None) -> list[Mapping[str
 
 
 def _read_spec(spec: Mapping[str, Any] | str | Path | None, accepted: list[str] | None, maker: _Maker) -> Inputs:
-    """The arguments that ``spec`` gives; ``accepted`` is ``None`` where the forward takes any name.
+    """The arguments that ``spec`` gives; ``accepted`` is ``None`` if the forward takes any name.
 
     Raises:
-        InputsError: It cannot be read, names an argument that there is not, or describes one wrongly.
+        InputsError: It cannot be read, names an argument that does not exist, or describes one wrongly.
     """
     if isinstance(spec, str | Path):
         try:
@@ -490,9 +490,9 @@ def _read_spec(spec: Mapping[str, Any] | str | Path | None, accepted: list[str] 
         except FileFormatError as error:
             raise InputsError(f"{error}; give a JSON file") from error
         except (ValueError, RecursionError) as error:
-            raise InputsError(f"{spec} is no JSON: {error}; write {_EXAMPLE}") from error
+            raise InputsError(f"{spec} is not JSON: {error}; write {_EXAMPLE}") from error
     if not isinstance(spec, Mapping | None):
-        raise InputsError(f"the inputs are a {type(spec).__name__} and no JSON object: write {_EXAMPLE}")
+        raise InputsError(f"the inputs are a {type(spec).__name__}, not a JSON object: write {_EXAMPLE}")
     given: Inputs = {}
     for name, entry in (spec or {}).items():
         if accepted is not None and name not in accepted:
@@ -505,12 +505,12 @@ def _read_spec(spec: Mapping[str, Any] | str | Path | None, accepted: list[str] 
 
 
 def _read_entry(name: str, entry: Any, maker: _Maker) -> Any:
-    """One argument of the spec. Raises ValueError, or what torch raises, when the entry is wrong."""
+    """One argument of the spec. Raises ValueError, or an exception of torch, if the entry is wrong."""
     if not isinstance(entry, Mapping) or not (entry.keys() <= {"dtype", "shape", "range"} or "value" in entry):
         raise ValueError(f"this is neither a shape nor a value; write {_EXAMPLE}")
     dtype = getattr(torch, str(entry["dtype"]), None) if "dtype" in entry else None
     if "dtype" in entry and not isinstance(dtype, torch.dtype):
-        raise ValueError(f"unknown dtype {entry['dtype']!r}; give float32, int64, bool or another type of torch")
+        raise ValueError(f"unknown dtype {entry['dtype']!r}; give float32, int64, bool or another torch dtype")
     if "value" in entry:
         value = entry["value"]
         return torch.tensor(value, dtype=dtype, device=maker.device) if isinstance(value, list) or dtype else value
@@ -518,7 +518,7 @@ def _read_entry(name: str, entry: Any, maker: _Maker) -> Any:
     if not isinstance(shape, list | tuple) or not all(type(size) is int and size >= 0 for size in shape):
         raise ValueError(f'"shape" is a list of sizes such as [2, 8], not {shape!r}')
     if prod(shape) > ELEMENTS:
-        raise ValueError(f'"shape" asks for {prod(shape):,} elements, and at most {ELEMENTS:,} are made: {shape!r}')
+        raise ValueError(f'"shape" has {prod(shape):,} elements, and at most {ELEMENTS:,} are allowed: {shape!r}')
     numbers = isinstance(bounds, list | tuple) and all(type(bound) in (int, float) for bound in bounds)
     if bounds is not None and not (numbers and len(bounds) == 2 and bounds[0] < bounds[1]):
         raise ValueError(f'"range" is [low, high] with low below high, not {bounds!r}')

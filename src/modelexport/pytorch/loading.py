@@ -1,6 +1,6 @@
-"""MODEL, the way it is given on the command line, to a module in eval mode.
+"""Loading MODEL, as given on the command line, as a module in eval mode.
 
-Over 400 lines because each way to name a model fails in its own ways, each of which gets one line that says what to do.
+Over 400 lines because each way to name a model has its own errors, and each error gets a message that says what to do.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ _LOCAL = "a directory with config.json and model.safetensors, bert-tiny, or file
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A module in eval mode, and what is known about it beside its weights."""
+    """A module in eval mode, with what is known about it."""
 
     model: torch.nn.Module
     inputs: dict[str, Any] | tuple[Any, ...] | None
-    """What the factory returned with the module: keyword arguments, or positional ones."""
+    """The inputs that the factory returned with the module: keyword arguments, or positional ones."""
     name: str
     """A short name for reports, without any path of this machine."""
     directory: Path | None = None
-    """Where a local Hugging Face model lies, with its tokenizer or processor."""
+    """The folder of a local Hugging Face model, with its tokenizer or processor."""
     warnings: tuple[str, ...] = ()
-    """What a person should know before trusting the weights, one line each: tensors that the checkpoint lacks, ..."""
+    """Warnings about the weights, one line each: tensors that the checkpoint lacks, ..."""
     weights: Weights | None = None
-    """Where the weights are, if the module was built without them."""
+    """The places of the weights, if the module was built without them."""
 
 
 def load_model(
@@ -62,28 +62,28 @@ def load_model(
     dtype: str | None = None,
     weights: Literal["memory", "files", "auto"] = "memory",
 ) -> LoadedModel:
-    """The module that ``spec`` names, in eval mode. The caller's random state stays as it was.
+    """Load the module that ``spec`` names, in eval mode. The caller's random state is not changed.
 
     Args:
         spec: A Hugging Face directory or hub name, ``package.module:factory``, ``file.py:factory``, or ``bert-tiny``,
-            which ``None`` means too. A factory returns the module, or the module and its inputs: a dict of keyword
-            arguments, or a tuple of positional ones.
-        model_class: A class of transformers, an ``Auto`` class included, in place of the one that the config names.
+            which is also the meaning of ``None``. A factory returns the module, or the module and its inputs: a dict of
+            keyword arguments, or a tuple of positional ones.
+        model_class: A class of transformers, which may be an ``Auto`` class, instead of the one that the config names.
         trust_remote_code: Whether Python code from the model's own repository may run.
-        seed: For all weights that are generated: those of ``bert-tiny``, of a factory, and those a checkpoint lacks.
-        dtype: ``float32``, ``float16``, ...; ``None`` keeps what the checkpoint or the factory has.
-        weights: ``files`` builds the module without them: it cannot run by itself, and ``LoadedModel.weights`` says
-            where they are. ``auto`` does so if the checkpoint is in safetensors files of more than 1 GB.
+        seed: The seed of generated weights: those of ``bert-tiny``, of a factory, and those a checkpoint lacks.
+        dtype: ``float32``, ``float16``, ...; ``None`` keeps the type of the checkpoint or the factory.
+        weights: ``files`` builds the module without weights: it cannot run by itself, and ``LoadedModel.weights`` has
+            their places. ``auto`` does so if the checkpoint is in safetensors files of more than 1 GB.
 
     Raises:
-        ModelLoadError: The model is not there, is damaged, has no weights, needs code that is not trusted, or its
+        ModelLoadError: The model does not exist, is damaged, has no weights, needs code that is not trusted, or its
             factory failed.
         WeightsError: With ``weights="files"``, a safetensors file is missing or damaged.
     """
     if dtype is not None and not isinstance(getattr(torch, dtype, None), torch.dtype):
         raise ModelLoadError(f"unknown dtype {dtype!r}: give float32, float16 or bfloat16")
     spec = spec or BERT_TINY
-    # A directory that happens to be called bert-tiny is ./bert-tiny.
+    # A directory named bert-tiny has to be given as ./bert-tiny.
     is_directory = spec != BERT_TINY and Path(spec).expanduser().is_dir()
     is_code = not is_directory and (spec == BERT_TINY or ":" in spec)
     if is_code and model_class is not None:
@@ -96,7 +96,7 @@ def load_model(
             return _from_hugging_face(spec, model_class, trust_remote_code, dtype, weights)
         if weights == "files":
             raise ModelLoadError(
-                f"the weights of {spec} are in no safetensors files: only a Hugging Face directory or hub name has such"
+                f"the weights of {spec} are not in safetensors files: give a Hugging Face directory or hub name"
             )
         loaded = LoadedModel(_bert_tiny(), None, BERT_TINY) if spec == BERT_TINY else _from_factory(spec)
     loaded.model.eval()
@@ -130,7 +130,7 @@ def _line(error: BaseException, limit: int = 240) -> str:
 
 
 def _refuse_paths(spec: str) -> None:
-    """Raise for what is neither a directory nor can be a hub name (``name`` or ``owner/name``)."""
+    """Raise if ``spec`` is neither a directory nor a possible hub name (``name`` or ``owner/name``)."""
     path = Path(spec).expanduser()
     if path.is_file():
         hint = f"name its factory: {spec}:FACTORY" if path.suffix == ".py" else f"give {_LOCAL}"
@@ -140,7 +140,7 @@ def _refuse_paths(spec: str) -> None:
 
 
 LARGE = 10**9
-"""Bytes of safetensors files above which a model is built without its weights, if that is left to this module."""
+"""Bytes of safetensors files above which ``auto`` builds a model without its weights."""
 
 
 def _from_hugging_face(
@@ -155,7 +155,7 @@ def _from_hugging_face(
         cls, notes = _choose_class(spec, config, model_class, trust_remote_code)
         files = None if weights == "memory" else _checkpoint(spec, directory, local_only)
         if weights == "files" and files is None:
-            raise ModelLoadError(f"{spec} has no safetensors files: only from those can weights be linked or streamed")
+            raise ModelLoadError(f"{spec} has no safetensors files: weights can only be linked or streamed from those")
         if files is not None and (weights == "files" or sum(file.size for file in files) > LARGE):
             return _without_weights(spec, directory, cls, files, notes, trust_remote_code, dtype)
         try:
@@ -182,7 +182,7 @@ def _weight_bytes(directory: Path) -> int:
 
 
 def _checkpoint(spec: str, directory: Path | None, local_only: bool) -> list[SafetensorsFile] | None:
-    """The safetensors files of a directory or of a hub model, which are fetched if need be."""
+    """The safetensors files of a directory or of a hub model, downloaded if necessary."""
     from huggingface_hub import snapshot_download
 
     if directory is None:
@@ -190,7 +190,7 @@ def _checkpoint(spec: str, directory: Path | None, local_only: bool) -> list[Saf
         try:
             directory = Path(snapshot_download(spec, allow_patterns=wanted, local_files_only=local_only))
         except Exception as error:
-            raise ModelLoadError(f"the weights of {spec} cannot be fetched: {_line(error)}") from error
+            raise ModelLoadError(f"the weights of {spec} cannot be downloaded: {_line(error)}") from error
     return checkpoint(directory)
 
 
@@ -224,7 +224,7 @@ def _without_weights(
 
 @contextmanager
 def _quiet_transformers() -> Iterator[None]:
-    """Without the progress bars and load reports of transformers, which would reach a pipe too."""
+    """Turn off the progress bars and load reports of transformers, which are also written into pipes."""
     from transformers.utils import logging
 
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -271,7 +271,7 @@ def _read_config(directory: Path) -> dict[str, Any]:
     except (ValueError, FileFormatError, RecursionError) as error:
         raise ModelLoadError(f"{path} cannot be read as JSON: {error}; save the model again") from error
     if not isinstance(config, dict):
-        raise ModelLoadError(f"{path} is no JSON object: save the model again")
+        raise ModelLoadError(f"{path} is not a JSON object: save the model again")
     if not any(directory.glob("*.safetensors")) and not any(directory.glob("*.bin")):
         raise ModelLoadError(f"{directory} has no weights: put model.safetensors beside its config.json")
     return config
@@ -280,7 +280,7 @@ def _read_config(directory: Path) -> dict[str, Any]:
 def _choose_class(
     spec: str, config: dict[str, Any], model_class: str | None, trust_remote_code: bool
 ) -> tuple[Any, list[str]]:
-    """The class to load with, and notes: ``model_class``, else the first of ``architectures``, else ``AutoModel``."""
+    """The class to load with, and notes: ``model_class``, the first of ``architectures``, or ``AutoModel``."""
     import transformers
 
     if model_class is not None:
@@ -296,14 +296,14 @@ def _choose_class(
         raise ModelLoadError(f"the config.json of {spec} names {named!r} as a class: correct it, or download it again")
     if named and (cls := _class_of_transformers(named)):
         return cls, []
-    # An auto_map says, for one, that AutoModelForCausalLM is modeling_x.XForCausalLM.
+    # An auto_map says, for example, that AutoModelForCausalLM is modeling_x.XForCausalLM.
     mapped = config.get("auto_map")
     mapped = mapped if isinstance(mapped, dict) else {}
     remote = {auto: ref for auto, ref in mapped.items() if auto.startswith("AutoModel") and isinstance(ref, str)}
     if remote:
         if not trust_remote_code:
             raise ModelLoadError(
-                f"{spec} needs Python code of its own ({', '.join(remote.values())}): read that code, "
+                f"{spec} needs its own Python code ({', '.join(remote.values())}): read that code, "
                 f"then pass --trust-remote-code to run it"
             )
         auto = next((auto for auto, ref in remote.items() if ref.split(".")[-1] == named), next(iter(remote)))
@@ -320,7 +320,7 @@ def _choose_class(
 
 
 def _class_of_transformers(name: str) -> Any:
-    """The model class or ``Auto`` class of that name in transformers; ``None`` where there is none."""
+    """The model class or ``Auto`` class of this name in transformers; ``None`` if there is none."""
     import transformers
 
     cls = getattr(transformers, name, None)
@@ -330,7 +330,7 @@ def _class_of_transformers(name: str) -> Any:
 
 
 def _why_no_weights(spec: str, directory: Path | None, cls: Any, error: Exception) -> str:
-    """One line for a failed ``from_pretrained``, naming the damaged file where there is one."""
+    """One line for a failed ``from_pretrained``, with the name of the damaged file if there is one."""
     from safetensors import SafetensorError, safe_open
 
     for path in sorted(directory.glob("*.safetensors")) if directory else ():
@@ -338,17 +338,17 @@ def _why_no_weights(spec: str, directory: Path | None, cls: Any, error: Exceptio
             with safe_open(path, "pt"):
                 pass
         except (SafetensorError, OSError) as damage:
-            return f"{path} is damaged or cut off ({damage}): copy or download it again"
+            return f"{path} is damaged or truncated ({damage}): copy or download it again"
     if "weights_only" in str(error) or "Weights only" in str(error):
-        return f"the weights of {spec} hold more than tensors, which could run code: convert them to model.safetensors"
+        return f"the weights of {spec} contain objects that could run code: convert them to model.safetensors"
     return f"{spec} cannot be loaded as {cls.__name__}: {_line(error)}; check its files or give another --model-class"
 
 
 def _compare_keys(spec: str, model: torch.nn.Module, info: dict[str, Any]) -> list[str]:
-    """One note for what the checkpoint lacks, and one for what it has too much.
+    """One note for the tensors that the checkpoint lacks, and one for the tensors that the model does not use.
 
-    A single missing head is worth a warning: the graph is right, and it is how people try out a head. Without any
-    weight in its place the names do not fit, and the result would be noise.
+    A missing head is only worth a warning: the graph is right, and people try out heads this way. If none of the
+    weights fits, the names are wrong and the results would be noise.
     """
     missing, unused = sorted(info["missing_keys"]), sorted(info["unexpected_keys"])
     parameters = [name for name, _ in model.named_parameters()]
@@ -362,7 +362,7 @@ def _compare_keys(spec: str, model: torch.nn.Module, info: dict[str, Any]) -> li
     if missing:
         notes.append(f"{len(missing)} of {kind}'s tensors are not in the checkpoint and are random: {_some(missing)}")
     if unused:
-        notes.append(f"{len(unused)} tensors of the checkpoint have no place in {kind}: {_some(unused)}")
+        notes.append(f"{len(unused)} tensors of the checkpoint are not used by {kind}: {_some(unused)}")
     return notes
 
 
@@ -377,10 +377,10 @@ def _from_factory(spec: str) -> LoadedModel:
     place, _, attribute = spec.rpartition(":")
     file = Path(place).expanduser().resolve() if place.endswith(".py") else None
     if not place or not attribute:
-        raise ModelLoadError(f"{spec} names no factory: give file.py:factory or package.module:factory")
+        raise ModelLoadError(f"{spec} does not name a factory: give file.py:factory or package.module:factory")
     if file is not None and not file.is_file():
         raise ModelLoadError(f"no such file: {place} (for {spec})")
-    # The console script does not put the working directory on the path, and a file's siblings are nowhere on it.
+    # The console script puts neither the working directory nor the file's directory on sys.path.
     with _import_path(file.parent if file else Path.cwd()):
         if file is not None:
             module = _run(lambda: _import_file(file), f"{place} cannot be imported", file)
@@ -394,7 +394,7 @@ def _from_factory(spec: str) -> LoadedModel:
             hint = f"did you mean {place}:{close[0]}?" if close else "name a callable that returns the module"
             raise ModelLoadError(f"{place} has no {attribute}: {hint}") from error
         if not callable(factory):
-            raise ModelLoadError(f"{spec} is {_article(factory)}, no callable: name one that returns the module")
+            raise ModelLoadError(f"{spec} is {_article(factory)}, not a callable: name one that returns the module")
         own = file or Path(getattr(module, "__file__", None) or place)
         made = factory if isinstance(factory, torch.nn.Module) else _run(factory, f"{spec} failed", own)
     model, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
@@ -412,7 +412,7 @@ def _article(value: object) -> str:
 
 
 def _run(call: Callable[[], Any], failed: str, file: Path | None) -> Any:
-    """What the user's code returns; what it raises becomes one line with the place in ``file`` that it came from."""
+    """Run the user's code; an exception becomes one line with the place in ``file`` that it came from."""
     try:
         return call()
     except (Exception, SystemExit) as error:
@@ -430,7 +430,7 @@ def _run(call: Callable[[], Any], failed: str, file: Path | None) -> Any:
 
 @contextmanager
 def _import_path(directory: Path) -> Iterator[None]:
-    """``directory`` first on ``sys.path``, for as long as the block runs."""
+    """Put ``directory`` first on ``sys.path`` inside the block."""
     sys.path.insert(0, str(directory))
     try:
         yield
@@ -442,15 +442,15 @@ def _import_path(directory: Path) -> Iterator[None]:
 def _import_file(file: Path) -> ModuleType:
     """Run a Python file as a module named after it.
 
-    It and the siblings that it imports stay in ``sys.modules``: classes look there for the module they come from.
+    It and the files beside it that it imports stay in ``sys.modules``, where their classes look up their module.
     """
     _forget_siblings_of_others(file.parent)
     taken = sys.modules.get(file.stem)
-    # A file called json.py must not become everybody's json.
+    # A file named json.py must not replace the json module.
     name = file.stem if taken is None or getattr(taken, "__file__", None) == str(file) else f"_{file.stem}"
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
-        raise ImportError(f"{file.name} is no Python file")
+        raise ImportError(f"{file.name} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
@@ -462,9 +462,9 @@ def _import_file(file: Path) -> ModuleType:
 
 
 def _forget_siblings_of_others(directory: Path) -> None:
-    """Drop modules that have a sibling's name but were loaded with a file of another directory.
+    """Drop modules that have the name of a file in ``directory`` but were loaded for a factory of another directory.
 
-    Only those: what lies on ``sys.path`` is an ordinary import and stays.
+    Modules on ``sys.path`` are ordinary imports and are kept.
     """
     for entry in directory.iterdir():
         is_package = (entry / "__init__.py").is_file()

@@ -1,4 +1,4 @@
-"""Pipelines: folders of several models, loaded as one module whose parts an exporter captures."""
+"""Pipelines: folders of several models, loaded as one module whose parts an exporter can capture."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SENTENCE_TRANSFORMER = "modules.json"
 
 
 class SentencePipeline(nn.Module):  # type: ignore[misc]
-    """A model of sentence-transformers: its modules one after the other, from tokens to an embedding."""
+    """A sentence-transformers model: its modules one after the other, from tokens to an embedding."""
 
     def __init__(self, modules: Mapping[str, nn.Module]) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class SentencePipeline(nn.Module):  # type: ignore[misc]
 
 
 class Transformer(nn.Module):  # type: ignore[misc]
-    """Tokens to their embeddings."""
+    """Computes the embeddings of tokens."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ _MODES = ("cls", "max", "mean", "mean_sqrt_len", "weightedmean", "lasttoken")
 
 
 class Pooling(nn.Module):  # type: ignore[misc]
-    """The embeddings of tokens to one of the sentence: those of several modes side by side."""
+    """Computes the embedding of the sentence from those of its tokens; several modes are concatenated."""
 
     def __init__(self, modes: list[str]) -> None:
         super().__init__()
@@ -90,24 +90,24 @@ class Dense(nn.Module):  # type: ignore[misc]
 
 
 class Normalize(nn.Module):  # type: ignore[misc]
-    """The embedding at a length of one."""
+    """Scales the embedding to a length of one."""
 
     def forward(self, features: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         return {"sentence_embedding": nn.functional.normalize(features["sentence_embedding"], p=2, dim=1)}
 
 
 def is_pipeline(directory: Path) -> bool:
-    """Whether a folder is one of several models."""
+    """Whether a folder holds a pipeline."""
     return (directory / SENTENCE_TRANSFORMER).is_file()
 
 
 def load_pipeline(
     directory: Path, *, trust_remote_code: bool = False, weights: Literal["memory", "files", "auto"] = "memory"
 ) -> LoadedModel:
-    """The pipeline in a folder, in eval mode. Modules and entries have the names that sentence-transformers gives them.
+    """Load the pipeline in a folder, in eval mode. Modules and entries have the names of sentence-transformers.
 
     Raises:
-        ModelLoadError: A module is missing, damaged, or of a kind that is not known.
+        ModelLoadError: A module is missing, damaged, or of an unknown type.
     """
     modules: dict[str, nn.Module] = {}
     loaded: dict[str, LoadedModel] = {}
@@ -125,7 +125,7 @@ def load_pipeline(
             case "Normalize":
                 modules[name] = Normalize()
             case _:
-                raise ModelLoadError(f"{directory} has a module {name} of the type {entry['type']}, which is not known")
+                raise ModelLoadError(f"{directory} has a module {name} of the unsupported type {entry['type']}")
     prefixed = [
         _prefixed(one.weights, f"{name}.auto_model.") for name, one in loaded.items() if one.weights is not None
     ]
@@ -160,14 +160,14 @@ def _modes(path: Path) -> list[str]:
     if given is not None:
         modes = [given] if isinstance(given, str) else list(given)
     else:
-        # As older versions write it: pooling_mode_cls_token, pooling_mode_mean_tokens, ...
+        # The names in older versions: pooling_mode_cls_token, pooling_mode_mean_tokens, ...
         plain = {
             key.removeprefix("pooling_mode_").removesuffix("_tokens").removesuffix("_token"): value is True
             for key, value in config.items()
         }
         modes = [mode for mode in _MODES if plain.get(mode)]
     if not modes or not set(modes) <= set(_MODES):
-        raise ModelLoadError(f"{path} asks for pooling {modes or 'of no kind'}: known are {', '.join(_MODES)}")
+        raise ModelLoadError(f"{path} has the pooling modes {modes or 'none'}; supported are {', '.join(_MODES)}")
     return modes
 
 
