@@ -1,4 +1,4 @@
-"""What an export made and how it went."""
+"""The result of an export."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ExportResult:
-    """What an export made and how it went."""
+    """The files and facts that an export produced."""
 
     path: Path
     hierarchy: documents.Hierarchy

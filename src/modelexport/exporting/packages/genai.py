@@ -1,4 +1,4 @@
-"""``genai_config.json``: how onnxruntime-genai runs a package."""
+"""``genai_config.json``: the configuration with which onnxruntime-genai runs a package."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ class GenaiError(Exception):
 
 
 def genai_config(config: Any, folder: Path, manifest: Manifest) -> dict[str, Any]:
-    """The configuration for a decoder whose one graph takes a prompt and single tokens alike.
+    """The configuration for a decoder whose graph takes both prompts and single tokens.
 
     Args:
-        config: The model's configuration, of which tokens and lengths are read.
+        config: The model's configuration, from which tokens and lengths are read.
 
     Raises:
-        GenaiError: The package has other parts or another cache than onnxruntime-genai runs.
+        GenaiError: onnxruntime-genai does not support the parts or the cache of the package.
     """
     if len(manifest.parts) != 1:
-        raise GenaiError("onnxruntime-genai runs decoders of one graph")
+        raise GenaiError("onnxruntime-genai only runs decoders that are one graph")
     part = manifest.parts[0]
     inputs = {value.name or "": value for value in load_onnx(folder / part.file).graph.inputs}
     layers = sorted(int(found[1]) for name in inputs if (found := _KEY.fullmatch(name)))
@@ -39,9 +39,9 @@ def genai_config(config: Any, folder: Path, manifest: Manifest) -> dict[str, Any
     cache = {f"past_key_values.{layer}.{kind}" for layer in layers for kind in ("key", "value")}
     plain = {"input_ids", "attention_mask", "position_ids"}
     if other := sorted(inputs.keys() - cache - plain):
-        raise GenaiError(f"onnxruntime-genai does not give a decoder the input {other[0]}")
+        raise GenaiError(f"onnxruntime-genai does not pass the input {other[0]} to a decoder")
     if "input_ids" not in inputs or "logits" not in part.outputs:
-        raise GenaiError("it does not take input_ids and give logits")
+        raise GenaiError("it does not take input_ids and return logits")
     if any(isinstance(size, int) for size in inputs["input_ids"].shape or ()):
         raise GenaiError("it takes a fixed batch or a fixed number of tokens")
     shapes = {_sizes(inputs[name]) for name in cache}
@@ -84,17 +84,17 @@ def genai_config(config: Any, folder: Path, manifest: Manifest) -> dict[str, Any
             "do_sample": False,
             "num_beams": 1,
             "max_length": length,
-            # The graph makes a longer cache in each step; it does not write into the one that it gets.
+            # The graph returns a longer cache in each step; it does not write into its input.
             "past_present_share_buffer": False,
         },
     }
 
 
 def _sizes(value: ir.Value) -> tuple[int, int]:
-    """Heads and their width."""
+    """The number of heads and their size."""
     sizes = list(value.shape or ())
     if len(sizes) != 4 or not isinstance(sizes[1], int) or not isinstance(sizes[3], int):
-        raise GenaiError(f"{value.name} is not of batch, heads, positions and width")
+        raise GenaiError(f"{value.name} does not have the axes batch, heads, positions and head size")
     return sizes[1], sizes[3]
 
 
