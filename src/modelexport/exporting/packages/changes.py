@@ -78,7 +78,7 @@ def retag_package(changed: Path, *, source: Path, output: Path) -> dict[str, Ret
         FileFormatError: ``source`` is not a package or is damaged, or a part is missing.
         UsageError: A part is not related to its source.
         OutputError: The output cannot be written. An existing folder of that name is unchanged.
-        """
+    """
     package = read_package(source)
     check_folder(output, source)
     check_folder(output, changed)
