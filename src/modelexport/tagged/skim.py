@@ -22,12 +22,12 @@ from modelexport.tagged.documents.belonging import check_documents
 
 @dataclass(frozen=True)
 class Skimmed:
-    """What a tree shows."""
+    """The data for showing a tree."""
 
     calls: CallTree
     tags: dict[ModuleCall, str]
     nodes: list[tuple[ModuleCall | None, str]]
-    """Every node: the call that produces its output, where one is known, and its operator."""
+    """Every node: the call that produces its output, if known, and its operator."""
     coverage: documents.Coverage
 
 
@@ -69,7 +69,7 @@ def _properties(proto: onnx.ModelProto | onnx.NodeProto) -> dict[str, str]:
 
 
 def _nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """Nodes and those of the graphs that they hold."""
+    """Nodes and the nodes of their nested graphs."""
     for node in nodes:
         yield node
         for attribute in node.attribute:

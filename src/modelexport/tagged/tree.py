@@ -71,7 +71,7 @@ def format_tree(rows: Sequence[TreeRow], coverage: Coverage, untagged: Mapping[s
 
 
 def format_coverage(coverage: Coverage) -> str:
-    """How many nodes are known by which evidence, apart."""
+    """How many nodes have an owner by each kind of evidence."""
     counts = (f"{getattr(coverage, name):,} {name}" for name in coverage.__struct_fields__)
     return f"nodes: {', '.join(counts)}"
 
