@@ -1,4 +1,4 @@
-"""Does the file compute what the model computes? Both run on the same inputs, and the differences are data."""
+"""Compares a file with its model: both run on the same inputs, and the differences are returned as data."""
 
 from __future__ import annotations
 
@@ -69,24 +69,24 @@ def verify(
 ) -> VerifyReport:
     """Run a model in PyTorch and its file in ONNX Runtime, and compare every output, every call and every parameter.
 
-    The model runs in evaluation mode, without gradients, and is as before afterwards. The documents beside the file
-    prove nothing; what they claim is checked.
+    The model runs in evaluation mode, without gradients, and is restored afterwards. The documents beside the file
+    are not trusted; their claims are checked.
 
     Args:
-        modules: Selectors of the calls to look at, with those inside them; all if left out.
+        modules: Selectors of the calls to compare, with those inside them; by default all.
         provider: The execution provider of ONNX Runtime.
         sidecar: ``NAME.hierarchy.json``; read from beside the file if left out.
-        weights: Where the weights of a model are that was built without them: each module gets its own while it runs.
-        perturb: Compare the calls with other weights, in memory and on both sides, so that parameters of equal values
-            are told apart; where it is left out, if the model has such.
+        weights: The places of the weights of a model that was built without them; each module gets its own as it runs.
+        perturb: Compare the calls with changed weights, in memory and on both sides, to distinguish parameters of equal
+            values; by default this is done if the model has such parameters.
         others: Whether outputs are also compared on inputs with padded masks, ids from the whole vocabulary, and
-            other sizes where the file leaves them open.
-        tell: Told what is being done.
+            other sizes where the file has dynamic axes.
+        tell: Called with the name of each step.
 
     Raises:
-        FileFormatError: The file has no tags, or weights in files that are not as they were.
+        FileFormatError: The file has no tags, or its weights files have changed.
         InputsError: The inputs are not those that the file takes.
-        UsageError: The model is not the one that was exported, there is no such module or provider.
+        UsageError: The model is not the one that was exported, or a module or provider does not exist.
     """
     tagged = _open(model, path)
     chosen = tagged.select(*modules).calls if modules else ()
@@ -104,13 +104,13 @@ def verify(
         run = _run(model, inputs, tagged, weights, others_in)
         if others_in and not _finite(run):
             others_in, run = {}, _run(model, inputs, tagged, weights, {})
-            notes.append("weights were not perturbed: with others the model gives no finite numbers")
+            notes.append("weights were not perturbed: with changed weights the outputs of the model are not finite")
         right = run_module(model, inputs, weights) if others_in else run.outputs
         whole = _Whole(right, run if not others_in else None, lambda: _run(model, inputs, tagged, weights, {}))
         compared = whole.compare(outputs)
         optimizer = ""
         if any(one.status == "differ" for one in compared):
-            tell("verify: the runtime's optimiser")
+            tell("verify: the runtime's optimizer")
             optimizer = blamed_optimizer(file, given, whole.agrees, provider)
         more = []
         if others and weights is None:
@@ -155,19 +155,19 @@ def _run(
 ) -> ModelRun:
     called = {traced.call.path for traced in tagged.calls}
     never = {path for path, _ in model.named_modules()} - called
-    # PyTorch compiles the branches of a condition, and cannot where its operations are looked at.
+    # PyTorch compiles the branches of a condition, which is not possible while operations are recorded.
     operations = not any(nested_graphs(node) for node in tagged.model.graph)
     return ModelRun(model, inputs, weights, parameters=others, never_called=never, operations=operations)
 
 
 @dataclass(frozen=True)
 class _Whole:
-    """Outputs of a whole run, where rounding adds up on the way: its size is measured if a few units are not enough."""
+    """Outputs of a whole run, in which rounding adds up: it is measured if a few units are not enough."""
 
     right: Sequence[Any]
     run: ModelRun | None
     make: Callable[[], ModelRun]
-    """Gives the run where there is none."""
+    """Returns the float64 run, or ``None`` if there is none."""
 
     @cached_property
     def exact(self) -> Sequence[Any] | None:
@@ -204,7 +204,7 @@ def _finite(run: ModelRun) -> bool:
 
 def _wrong_weights(tagged: TaggedFile, parameters: ParameterReport) -> dict[ModuleCall, str]:
     users = users_of(tagged.model, set(parameters.differing))
-    return {call: f"its weights are not the model's: {', '.join(dict.fromkeys(v))}" for call, v in users.items()}
+    return {call: f"its weights differ from the model's: {', '.join(dict.fromkeys(v))}" for call, v in users.items()}
 
 
 @exclusive
@@ -219,23 +219,23 @@ def verify_sample(
     seed: int = 0,
     weights: Weights | None = None,
 ) -> VerifyReport:
-    """Compare some calls only, each cut out of the file and run alone: for a file that is too large to run whole.
+    """Compare only some calls, each cut out of the file and run alone: for a file that is too large to run whole.
 
-    PyTorch runs first, from the inputs through all modules, for the values that enter and leave the calls. With
-    ``weights`` it holds those of one module at a time, so that memory does not grow with the model. Which value is
-    which tensor the sidecar says; a false claim shows as a difference.
+    PyTorch first runs all modules from the inputs, for the values that enter and leave the calls. With ``weights`` it
+    holds those of one module at a time, so that memory does not grow with the model. The sidecar maps values to
+    tensors; a wrong entry shows as a difference.
 
     Args:
-        count: How many calls to draw, of those that own nodes.
-        modules: Selectors of calls to look at as well, with those inside them.
-        seed: For the draw.
+        count: The number of calls to draw from those that own nodes.
+        modules: Selectors of further calls to compare, with those inside them.
+        seed: The seed of the draw.
         weights: As in :func:`verify`.
 
     Returns:
-        A report without outputs, with the calls that were looked at and the parameters that they use.
+        A report without outputs, with the compared calls and the parameters that they use.
 
     Raises:
-        FileFormatError, InputsError, UsageError: As :func:`verify`; the file has no sidecar.
+        FileFormatError, InputsError, UsageError: As :func:`verify`; or the file has no sidecar.
     """
     tagged = _open(model, path)
     calls = set(tagged.select(*modules).inside) if modules else set()
@@ -267,23 +267,23 @@ def record_reference(
     announce: Callable[[int], None] = lambda size: None,
     weights: Weights | None = None,
 ) -> Path:
-    """Run a model and keep its inputs, its outputs and the boundary values of its calls beside its file.
+    """Run a model and store its inputs, its outputs and the boundary values of its calls beside its file.
 
     Args:
         path: A tagged file of the model; ``NAME.reference.safetensors`` is written beside it.
-        modules: Selectors of the calls whose values to keep, with those inside them; all if left out.
-        sidecar: ``NAME.hierarchy.json``; read from beside the file if left out.
-        announce: Told the size in bytes before anything is written.
-        weights: Where the weights of a model are that was built without them.
+        modules: Selectors of the calls whose values to store, with those inside them; by default all.
+        sidecar: ``NAME.hierarchy.json``; by default the document beside the file.
+        announce: Called with the size in bytes before anything is written.
+        weights: The places of the weights of a model that was built without them.
 
     Returns:
         The file that was written.
 
     Raises:
         FileFormatError: The file has no tags.
-        InputsError: The inputs are not those that the file takes.
-        OutputError: There is no room for them.
-        UsageError: There is no such module.
+        InputsError: The inputs do not fit the file.
+        OutputError: There is not enough space for them.
+        UsageError: A module does not exist.
     """
     tagged = read_tagged(path)
     chosen = tagged.select(*modules).calls if modules else ()
@@ -326,7 +326,7 @@ def _parameters(
 
 
 def _same_place(one: ir.TensorProtocol, other: ir.TensorProtocol) -> bool:
-    """Whether two tensors are the same bytes of one file, which need not be read to know that they are equal."""
+    """Whether two tensors are the same bytes of one file, and so are known to be equal without reading them."""
     if not isinstance(one, ir.ExternalTensor) or not isinstance(other, ir.ExternalTensor):
         return False
     facts = [(t.offset, t.length, t.dtype, tuple(t.shape.numpy())) for t in (one, other)]
@@ -339,10 +339,10 @@ def run_module(
     """The tensors in what a model returns, in order.
 
     Args:
-        seed: Where the model's random numbers begin.
+        seed: The seed of the model's random numbers.
     """
     if weights is not None:
-        raise UsageError("a model without weights of its own does not run here")
+        raise UsageError("the model was built without weights and cannot run: give its weights")
     args, kwargs = run_arguments(inputs)
     with untouched(model), collected():
         if seed is not None:
