@@ -1,6 +1,6 @@
-"""What takes the place of a module: another model, one operator, or nothing.
+"""Replacements for a module: another model, one operator, or nothing.
 
-Over 400 lines because the three kinds share how they are fitted to the values around the module.
+Over 400 lines because the three kinds share the code that fits them to the values at the module's boundary.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from modelexport.weights.transforms import parameter_plan, state_dict_of
 
 @dataclass(frozen=True)
 class Site:
-    """A call that is replaced: its values as they are by now, and its nodes as they were."""
+    """A call that is replaced: its current values, and its original nodes."""
 
     interface: Interface
     weights: Sequence[ir.Value]
     """The initializers that its nodes use, in the order of the nodes."""
     cut: Cut | None
-    """The call as a model of its own, where the substitute wants it."""
+    """The call as a model of its own, if the substitute needs it."""
 
     @property
     def call(self) -> ModuleCall:
@@ -47,30 +47,30 @@ class Site:
 
 @dataclass
 class Parts:
-    """What is put into the graph."""
+    """The parts that are inserted into the graph."""
 
     nodes: list[ir.Node]
     outputs: list[ir.Value]
-    """In the order of the site's outputs."""
+    """The values that replace the site's outputs, in their order."""
     owners: Mapping[ir.Node, Owner] = field(default_factory=dict)
-    """Of the nodes that the replaced call does not own itself; those of nested graphs included."""
+    """The owners of the nodes that the replaced call does not own itself, with those of nested graphs."""
     weights: Mapping[ir.Value, tuple[str, ...]] = field(default_factory=dict)
-    """New initializers to their ``state_dict`` keys; empty for those that come from none."""
+    """New initializers to their ``state_dict`` keys; empty for those that do not come from entries."""
     functions: Sequence[ir.Function] = ()
     opsets: Mapping[str, int] = field(default_factory=dict)
     entries: Mapping[str, documents.StateDictEntry] = field(default_factory=dict)
 
 
 class Substitute(Protocol):
-    """Makes what takes a call's place."""
+    """Builds the replacement of a call."""
 
     @property
     def keep_body(self) -> bool:
-        """Whether it wants the call as a model of its own."""
+        """Whether it needs the call as a model of its own."""
 
     @property
     def name(self) -> str:
-        """What the tags say of it."""
+        """Its name in the metadata of nodes."""
 
     def build(self, site: Site, tags: EditedTags, used: Iterable[ModuleCall]) -> Parts:
         """New nodes for a call; changes the calls inside it in ``tags``.
@@ -81,7 +81,7 @@ class Substitute(Protocol):
 
 
 class Identity:
-    """The call gives back what it takes: for each output the first input of its type and shape."""
+    """Makes the call return its inputs: for each output the first input of its type and shape."""
 
     name = "identity"
     keep_body = False
@@ -103,15 +103,15 @@ class Identity:
 
 @dataclass
 class CustomOperator:
-    """One node of another operator, which gets the inputs of the call and then its weights."""
+    """One node of another operator, with the inputs of the call and then its weights."""
 
     domain: str
     op_type: str
     attributes: Mapping[str, Any] = field(default_factory=dict)
     keep_body: bool = False
-    """With a function of the same name whose body is the old module: for where there is no kernel."""
+    """With a function of the same name whose body is the old module, for runtimes without a kernel."""
     inputs: Sequence[str] = ()
-    """Names of what the node gets, instead: arguments, values, ``state_dict`` keys."""
+    """Names of the node's inputs, instead of the default: arguments, values, ``state_dict`` keys."""
     _bodies: list[tuple[ir.Function, str]] = field(default_factory=list)
 
     @property
@@ -128,7 +128,7 @@ class CustomOperator:
             return Parts([node], list(node.outputs), opsets={self.domain: 1})
         if self.inputs:
             raise UsageError(
-                "an operator with the old module as its body takes what the module takes: leave out --input"
+                "an operator with the old module as its body has the inputs of the module: leave out --input"
             )
         weights, new = self._body(site)
         node = ir.Node(
@@ -150,7 +150,7 @@ class CustomOperator:
         return [offered[name] for name in self.inputs]
 
     def _body(self, site: Site) -> tuple[list[ir.Value], list[ir.Function]]:
-        """The weights that the function takes as inputs, and the function if it is not there yet."""
+        """The weights that are inputs of the function, and the function if it does not exist yet."""
         assert site.cut is not None
         graph = site.cut.model.graph
         by_name = {value.name: value for value in site.weights}
@@ -183,7 +183,7 @@ class CustomOperator:
         for known, same in self._bodies:
             if same != text:
                 raise UsageError(
-                    f"'{site.call}' computes something else than the other calls that {self.name} replaces, and one "
+                    f"'{site.call}' computes something else than the other calls that {self.name} replaces, but one "
                     "operator has one body: replace them by operators of different names"
                 )
             for mine, other in zip(known, function, strict=True):
@@ -195,7 +195,7 @@ class CustomOperator:
 
 @dataclass
 class FromModel:
-    """The graph of another file: its inputs and outputs are those of the call, by name or by position."""
+    """The graph of another file: its inputs and outputs are matched with those of the call by name or position."""
 
     path: Path
     mapping: Mapping[str, str] = field(default_factory=dict)
@@ -208,9 +208,9 @@ class FromModel:
             self._tagged = read_tagged(self.path)
             self.model = self._tagged.model
         self._weights: dict[str, ir.Value] = {}
-        """Shared by all calls that it replaces."""
+        """The initializers shared by all calls that it replaces."""
         self._absolute = False
-        """Whether it was cut out of the same model, so that its addresses and keys are those of the whole."""
+        """Whether it was cut out of the same model, so that its addresses and keys are those of the whole model."""
 
     keep_body = False
 
@@ -251,7 +251,7 @@ class FromModel:
     def _taken_out(
         self, graph: ir.Graph, sources: Sequence[ir.Value], results: Sequence[ir.Value]
     ) -> tuple[list[ir.Node], list[ir.Value]]:
-        """The nodes, on the values of the whole; a result that is no node's own gets a node."""
+        """The nodes, connected to the values of the whole model; a result without a node of its own gets one."""
         inputs, found = list(graph.inputs), []
         nodes = list(graph)
         graph.remove(nodes)
@@ -290,12 +290,12 @@ class FromModel:
         return owners
 
     def _is_part_of(self, call: ModuleCall, tags: EditedTags) -> bool:
-        """Whether it was cut out of the same model: it has the call under the same tag."""
+        """Whether it was cut out of the same model: it has the call with the same tag."""
         assert self._tagged is not None
         return bool(call.path) and self._tagged.tags.get(call) == tags.tag(call)
 
     def _grafted(self, call: ModuleCall, tags: EditedTags) -> dict[ModuleCall, ModuleCall]:
-        """The calls of the file, under the call that it replaces."""
+        """The calls of the file, as calls inside the call that it replaces."""
         assert self._tagged is not None
         sub, base = self._tagged, tags.source_tag(call)
         sources = source_tags(sub.nodes)
@@ -314,7 +314,7 @@ class FromModel:
         return renamed
 
     def _adopted(self, call: ModuleCall, graph: ir.Graph) -> dict[ir.Value, tuple[str, ...]]:
-        """The weights, once for all calls that they replace, with the keys that they get."""
+        """The weights, shared by all calls that they replace, with their new keys."""
         found: dict[ir.Value, tuple[str, ...]] = {}
         for name, value in list(graph.initializers.items()):
             plan = parameter_plan(value)
@@ -342,7 +342,7 @@ def _attribute(name: str, value: Any) -> ir.Attr:
         return ir.convenience.convert_attribute(name, value)
     except (TypeError, ValueError) as error:
         raise UsageError(
-            f"'{value}' is not a value of an attribute ({error}): give a number, a text, or a list"
+            f"'{value}' cannot be the value of an attribute ({error}): give a number, a text, or a list"
         ) from error
 
 
@@ -358,7 +358,7 @@ def _loaded(value: ir.Value) -> ir.TensorProtocol:
 
 
 def _depth_first(outputs: Iterable[ir.Value]) -> list[ir.Node]:
-    """The nodes that values depend on, in an order that follows from how they are connected and nothing else."""
+    """The nodes that values depend on, in an order that follows only from their connections."""
     found: dict[ir.Node, None] = {}
     pending = [producer for value in reversed(list(outputs)) if (producer := value.producer()) is not None]
     while pending:
@@ -372,7 +372,7 @@ def _depth_first(outputs: Iterable[ir.Value]) -> list[ir.Node]:
 
 
 def _canonical(function: ir.Function) -> str:
-    """What a function computes, without the names of its values and nodes."""
+    """The computation of a function as text, without the names of its values and nodes."""
     names: dict[ir.Value, str] = {}
     lines: list[str] = []
     for value in function.inputs:
@@ -402,7 +402,7 @@ def _describe(graph: Iterable[ir.Node], names: dict[ir.Value, str], lines: list[
 
 
 def _add_owners(node: ir.Node, other: ir.Node) -> None:
-    """A node of a body that several calls share belongs to all of them."""
+    """Add the owners of another call's node: a node of a shared body belongs to all calls."""
     mine, more = owner_of(node), owner_of(other)
     if mine is None or more is None:
         return
@@ -419,26 +419,26 @@ def _sizes(value: ir.Value) -> list[object]:
 
 
 def _check_type(path: Path, mine: ir.Value, whole: ir.Value, whose: str) -> None:
-    """Refuse an input or output that cannot be the value of the whole.
+    """Refuse an input or output that does not fit the value of the whole model.
 
     Raises:
         UsageError: Their types or shapes differ.
     """
     if mine.dtype is not None and whole.dtype is not None and mine.dtype != whole.dtype:
         raise UsageError(
-            f"'{mine.name}' of {path} is {mine.dtype.name} and '{whole.name}' of {whose} {whole.dtype.name}"
+            f"'{mine.name}' of {path} is {mine.dtype.name}, but '{whole.name}' of {whose} is {whole.dtype.name}"
         )
     if not may_be(mine.shape, whole.shape):
         raise UsageError(
-            f"'{mine.name}' of {path} has the shape {mine.shape} and '{whole.name}' of {whose} {whole.shape}"
+            f"'{mine.name}' of {path} has the shape {mine.shape}, but '{whole.name}' of {whose} has {whole.shape}"
         )
 
 
 def check_opsets(whole: ir.Model, sub: ir.Model, path: Path) -> None:
-    """Refuse a file with an operator that means something else in the opset of the whole.
+    """Refuse a file with an operator that has another meaning in the opset of the whole model.
 
     Raises:
-        UsageError: There is one.
+        UsageError: Names the operator.
     """
     for node in all_nodes(sub):
         mine, other = sub.opset_imports.get(node.domain), whole.opset_imports.get(node.domain)
@@ -447,10 +447,10 @@ def check_opsets(whole: ir.Model, sub: ir.Model, path: Path) -> None:
         try:
             same = onnx.defs.get_schema(node.op_type, mine, node.domain).since_version
             same -= onnx.defs.get_schema(node.op_type, other, node.domain).since_version
-        except onnx.defs.SchemaError:  # only the operators of onnx itself have versions that it knows
+        except onnx.defs.SchemaError:  # onnx knows only the versions of its own operators
             continue
         if same:
             raise UsageError(
-                f"{path} has opset {mine} and the whole {other}, and {node.op_type} differs between them: "
+                f"{path} has opset {mine} and the whole model {other}, and {node.op_type} differs between them: "
                 f"export it with --opset {other}"
             )
