@@ -124,7 +124,7 @@ class WeightsBeside:
                 file.seek(-min(_TAIL, size), os.SEEK_END)
                 if file.read().hex() != self._written.sha256:
                     return (
-                        f"{self.path} does not belong to the model beside it: they were written by different runs; write "
+                        f"{self.path} does not belong to the model beside it: they are from different runs; write "
                         "both again"
                     )
         elif state.st_nlink > 1:

@@ -12,9 +12,9 @@ def match_by_parameter(state: Matching, node: ir.Node) -> None:
     """Match a node that uses a parameter, or a variant of it, with the source node that uses that parameter.
 
     Case: ``BiasGelu`` and ``SkipLayerNormalization`` of ``onnxruntime.transformers``, which contain the bias of the
-    layer before, and ``Gemm`` nodes that OnnxSlim and onnxsim made: their outputs have new names, their parameters those
-    of the source. If several nodes use the parameter (a module that is called twice), the one that was lost near this
-    node is used.
+    layer before, and ``Gemm`` nodes of OnnxSlim and onnxsim: their outputs have new names, their parameters those of
+    the source. If several nodes use the parameter (a module that is called twice), the one that was lost near this node
+    is used.
     """
     if node not in state.approximate and state.is_exact(node):
         return
