@@ -690,7 +690,7 @@ def main() -> int:
                 try:
                     report = verify(model, inputs, path)
                 except UsageError as error:
-                    if "does not load" in str(error) or "does not run" in str(error):
+                    if "cannot load" in str(error) or "cannot run" in str(error):
                         continue  # the runtime refuses it: nobody can be fooled
                     report = None
                     refused = str(error)

@@ -412,5 +412,5 @@ def test_auto_takes_torchscript_where_dynamo_fails_and_the_report_has_the_reason
 
 def test_auto_tells_both_reasons_where_both_fail() -> None:
     case = models.case("data-dependent")
-    with pytest.raises(CaptureError, match=r"(?s)GuardOnData.*neither with the front end torchscript:.*DecisionError"):
+    with pytest.raises(CaptureError, match=r"(?s)GuardOnData.*the front end torchscript failed too:.*DecisionError"):
         capture(case.build(), case.inputs(), "auto")

@@ -113,7 +113,7 @@ def test_a_model_that_torchscript_cannot_export_is_one_line_and_the_rest_is_ther
         path for path, _ in models.case("condition").build().named_modules()
     ]
     text = format_internals(found)
-    assert f"torchscript gave up: {error}" in text.splitlines()
+    assert f"torchscript failed: {error}" in text.splitlines()
     # Nothing is recorded of the modules in the branches.
     captured = stages(found)["dynamo", "captured"]
     assert 0 < captured.located < captured.nodes

@@ -62,7 +62,7 @@ def test_a_file_with_other_names_is_verified(tmp_path: Path) -> None:
 
 def test_an_axis_that_the_capture_fixes_is_refused(tmp_path: Path) -> None:
     interface = read_interface(None, None, None, ["x:2=width"])
-    with pytest.raises(UsageError, match=r"axis 2 of x cannot stay open as width: .* fixes it at 4; give an example"):
+    with pytest.raises(UsageError, match=r"axis 2 of x cannot be dynamic as width: .* fixes it at 4; give an example"):
         export(Net(), INPUTS, tmp_path / "x.onnx", dynamic=True, interface=interface)
     assert not list(tmp_path.iterdir())
 
@@ -73,7 +73,7 @@ def test_an_axis_that_the_capture_fixes_is_refused(tmp_path: Path) -> None:
         (("a,b,c", None, None, []), "3 names for 2 inputs"),
         (("z=a", None, None, []), "no input z"),
         ((None, None, "nothing", []), "no output nothing"),
-        ((None, "hidden=x,wide=x", None, []), "two outputs would be called x"),
+        ((None, "hidden=x,wide=x", None, []), "two outputs would have the name x"),
         ((None, None, None, ["x:7=batch"]), "no axis 7"),
     ],
 )

@@ -489,7 +489,7 @@ def test_metadata_of_torch_stays_when_asked_for(blocks_file: Path, tmp_path: Pat
 
 def test_new_weights_are_refused_where_the_parameters_are_not_all_known(blocks_file: Path, tmp_path: Path) -> None:
     modelexport.adopt(blocks_file, tmp_path / "x.onnx")
-    with pytest.raises(FileFormatError, match="does not say which parameters"):
+    with pytest.raises(FileFormatError, match="has no list of its module's parameters"):
         modelexport.update_weights(tmp_path / "x.onnx", models.case("blocks").build().state_dict(), tmp_path / "y.onnx")
 
 
@@ -512,7 +512,7 @@ def test_the_commands_work_on_an_adopted_file(condition: Path, blocks_file: Path
     assert document["untagged"] == []
     shown = run("adopt", blocks_file, "-o", "x.onnx", cwd=tmp_path).stdout
     assert "sources: torch_metadata 26" in shown
-    assert "perhaps several calls that look like one: shared.linear, shared.norm" in shown
+    assert "may be several calls that look like one: shared.linear, shared.norm" in shown
     tree = json.loads(run("tree", condition, "--json", cwd=tmp_path).stdout)
     assert tree["untagged"] == {"Gemm": 5, "LayerNormalization": 3, "Relu": 3}
     assert "(no module known)" in run("tree", condition, cwd=tmp_path).stdout

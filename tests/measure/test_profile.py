@@ -166,8 +166,8 @@ def test_inputs_come_from_a_file(slow: Path, suffix: str, tmp_path: Path) -> Non
     [
         ({"inputs": {"y": np.ones(1)}}, InputsError, "x missing from the inputs"),
         ({"inputs": Path("no.npz")}, FileFormatError, r"cannot read inputs from no\.npz"),
-        ({"provider": "NoExecutionProvider"}, UsageError, "ONNX Runtime has no NoExecutionProvider here"),
-        ({"inputs": {"x": np.ones((1, 2), np.float32)}}, UsageError, "ONNX Runtime does not run the model"),
+        ({"provider": "NoExecutionProvider"}, UsageError, "this ONNX Runtime does not have NoExecutionProvider"),
+        ({"inputs": {"x": np.ones((1, 2), np.float32)}}, UsageError, "ONNX Runtime cannot run the model"),
     ],
 )
 def test_what_is_wrong_is_said(slow: Path, options: dict[str, Any], error: type[Exception], message: str) -> None:

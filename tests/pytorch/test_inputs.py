@@ -377,7 +377,7 @@ def test_a_wrong_specification_is_refused_in_one_line(spec: dict[str, Any], said
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [(None, "there is no file"), ("{", "is no JSON"), ("[1]", "no JSON object"), ("3", "no JSON object")],
+    [(None, "there is no file"), ("{", "is not JSON"), ("[1]", "not a JSON object"), ("3", "not a JSON object")],
 )
 def test_a_file_that_is_no_specification_is_named(tmp_path: Path, text: str | None, said: str) -> None:
     path = tmp_path / "spec.json"

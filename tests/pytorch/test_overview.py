@@ -57,7 +57,7 @@ def test_static_and_traced_tags_are_both_given_where_they_differ() -> None:
     assert overview.tags_of("block") == ("/Lender/Block", "/Lender/Borrower/Block")
     assert overview.tags_of("borrower") == ("/Lender/Borrower", "/Lender/Borrower")
     shown = run("hierarchy", LENDER, "--mode", "compare", "--granularity", "auto").stdout
-    assert "block: /Lender/Block as it is held, /Lender/Borrower/Block as it is called" in shown
+    assert "block: /Lender/Block by its place in the tree, /Lender/Borrower/Block by its caller" in shown
 
 
 def test_static_tags_are_those_of_a_run_where_every_module_is_called_by_its_holder() -> None:

@@ -219,7 +219,7 @@ def test_what_cannot_be_split_is_said(exported: Exporter, tmp_path: Path) -> Non
         split(tagged, tmp_path / "s", at=["nothing"])
     with pytest.raises(UsageError, match="the model begins with"):
         split(tagged, tmp_path / "s", at=["stem"])
-    with pytest.raises(UsageError, match="how many stages"):
+    with pytest.raises(UsageError, match="the number of stages"):
         split(tagged, tmp_path / "s")
     assert not (tmp_path / "s").exists()
     (tmp_path / "other").mkdir()

@@ -94,7 +94,7 @@ def test_only_calls_inside_a_branch_cannot_be_compared(proven: Proven) -> None:
     report = verify_reference(proven("condition"))
     inside = [call for call in report.calls if call.status == "not compared"]
     assert inside
-    assert all(call.reason.startswith("PyTorch's run shows no such call: it is inside a branch") for call in inside)
+    assert all(call.reason.startswith("PyTorch's run has no such call: it is inside a branch") for call in inside)
     assert report.agrees
 
 
@@ -392,7 +392,7 @@ def test_a_mismatch_ends_with_status_1_and_names_the_module_first(proven: Proven
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--provider", "NoSuchProvider"], "ONNX Runtime has no NoSuchProvider here: it has "),
+        (["--provider", "NoSuchProvider"], "this ONNX Runtime does not have NoSuchProvider: it has "),
         (["--module", "encoder.layer.7"], "did you mean encoder.layer."),
         (["--model", "bert-tiny", "--against", "bert.onnx"], "give --model or --against, not both"),
         (["--inputs", "spec.json"], "go with --model"),
@@ -567,7 +567,7 @@ def test_what_is_not_repeatable_is_named_before_an_export() -> None:
 def test_vectors_of_another_file_are_refused(proven: Proven, tmp_path: Path) -> None:
     path = copied(proven("blocks"), tmp_path)
     shutil.copyfile(reference_path(proven("bert")), reference_path(path))
-    with pytest.raises(FileFormatError, match="is not of"):
+    with pytest.raises(FileFormatError, match="does not belong to"):
         verify_reference(path)
 
 
@@ -604,5 +604,5 @@ def test_missing_external_data_is_named(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_no_descendant_is_refused(proven: Proven) -> None:
-    with pytest.raises(UsageError, match="no descendant"):
+    with pytest.raises(UsageError, match="not a descendant"):
         verify_against(proven("bert"), proven("blocks"))

@@ -147,7 +147,7 @@ def test_names_of_a_tied_parameter_must_agree(exported: Exporter, tmp_path: Path
     state = dict(case.case.build().state_dict())
     second = case.case.expected.tied[0][1]
     state[second] = state[second] + 1
-    with pytest.raises(WeightsError, match="1 tied in the module and different here"):
+    with pytest.raises(WeightsError, match="1 tied in the module and different in these weights"):
         update_weights(case.path, state, tmp_path / "new.onnx")
 
 
@@ -230,7 +230,7 @@ def test_a_weight_that_another_tool_changed_is_not_overwritten(
     assert value.const_value is not None
     value.const_value = ir.tensor(value.const_value.numpy().astype(np.float16), name="head.bias")
     ir.save(model, tmp_path / "half.onnx")
-    with pytest.raises(FileFormatError, match=r"head.bias is float16\[4\] and its entries give float32\[4\]"):
+    with pytest.raises(FileFormatError, match=r"head.bias is float16\[4\], but its entries give float32\[4\]"):
         update_weights(tmp_path / "half.onnx", weights, tmp_path / "new.onnx")
     assert [file.name for file in tmp_path.iterdir()] == ["half.onnx"]
 

@@ -28,7 +28,7 @@ class Interrupted(BaseException):
 
 @contextlib.contextmanager
 def shielded() -> Iterator[None]:
-    """In the block signals raise :class:`Interrupted`, standard input is empty, and output cannot control a terminal."""
+    """In the block signals raise :class:`Interrupted`, standard input is empty, output cannot control a terminal."""
     with _signals(), _no_input(), _quiet_readers(), _printable(sys.stdout) as out, _printable(sys.stderr) as err:
         before = sys.stdout, sys.stderr
         sys.stdout, sys.stderr = out, err

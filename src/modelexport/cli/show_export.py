@@ -39,8 +39,8 @@ def format_hierarchy(
     """The hierarchy of a model as aligned text.
 
     Args:
-        mode: ``static`` is the tree of modules, ``traced`` the tree of calls, ``trace`` a line for each entry to and exit
-        from a call, ``compare`` the modules with their status in the run.
+        mode: ``static`` is the tree of modules, ``traced`` the tree of calls, ``trace`` a line for each entry and
+            exit of a call, ``compare`` the modules with their status in the run.
         calls: Needed for ``traced`` and ``trace``.
         static_tags: With it, ``static`` shows the tag of each module, and ``compare`` the tags that differ in the run.
         tags: With it, ``traced`` and ``trace`` show only levels, by the segments of their tags, with addresses.
