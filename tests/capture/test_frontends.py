@@ -144,7 +144,7 @@ def test_one_is_exported_with_an_operator_that_the_runtime_does_not_have(tmp_pat
 
 
 @pytest.mark.parametrize("name", ["unet", "bert", "gpt2", "marian", "resnet", "clip"])
-def test_a_traced_model_with_open_sizes_takes_other_sizes(name: str, exported: Exporter) -> None:
+def test_a_traced_model_with_dynamic_sizes_takes_other_sizes(name: str, exported: Exporter) -> None:
     export = exported(name, dynamic=True, frontend="torchscript")
     assert export.document["verify"]["agrees"]
     assert export.case.dynamic is not None
@@ -355,7 +355,7 @@ def test_what_python_reads_of_values_is_not_frozen(forward: Forward) -> None:
         lambda x: x * float(torch.arange(4)[1]),
     ],
 )  # fmt: skip
-def test_what_python_reads_of_sizes_is_no_decision(forward: Forward) -> None:
+def test_what_python_reads_of_sizes_is_allowed(forward: Forward) -> None:
     assert FRONT_ENDS["torchscript"](Reading(forward), {"x": torch.ones(3, 4)}).frontend == "torchscript"
 
 

@@ -393,7 +393,7 @@ def chain(*names: str | None) -> ir.Model:
         ((None, "/a/Relu"), ["a", "a"]),
     ],
 )
-def test_only_what_lies_inside_one_call_is_inferred(
+def test_only_nodes_inside_one_call_are_inferred(
     names: tuple[str | None, ...], owners_found: list[str | None], tmp_path: Path
 ) -> None:
     adopted = modelexport.adopt(chain(*names), tmp_path / "x.onnx")
@@ -402,7 +402,7 @@ def test_only_what_lies_inside_one_call_is_inferred(
     assert adopted.coverage.inferred == adopted.sources.get("neighbours", 0)
 
 
-def test_a_file_that_says_nothing_of_modules_is_refused(tmp_path: Path) -> None:
+def test_a_file_without_information_about_modules_is_refused(tmp_path: Path) -> None:
     ir.save(chain(None, None), tmp_path / "x.onnx")
     with pytest.raises(UsageError, match=r"nothing in .*x\.onnx says which module"):
         modelexport.adopt(tmp_path / "x.onnx", tmp_path / "y.onnx")
@@ -493,7 +493,7 @@ def test_new_weights_are_refused_where_the_parameters_are_not_all_known(blocks_f
         modelexport.update_weights(tmp_path / "x.onnx", models.case("blocks").build().state_dict(), tmp_path / "y.onnx")
 
 
-def test_what_is_no_program_and_no_onnx_file_is_refused(tmp_path: Path, blocks_file: Path) -> None:
+def test_an_object_that_is_neither_a_program_nor_an_onnx_file_is_refused(tmp_path: Path, blocks_file: Path) -> None:
     with pytest.raises(UsageError, match="cannot adopt a Linear"):
         modelexport.adopt(nn.Linear(1, 1), tmp_path / "y.onnx")
     with pytest.raises(FileFormatError, match="there is no file"):

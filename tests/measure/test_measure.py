@@ -169,7 +169,7 @@ def test_own_figures_add_up_to_the_file(exported: Exporter, name: str) -> None:
             assert row.total[column] == row.own[column] + sum(child.total[column] for child in inside)
 
 
-def test_tied_parameters_count_once_and_for_the_module_that_holds_them(exported: Exporter) -> None:
+def test_tied_parameters_are_counted_once_for_their_own_module(exported: Exporter) -> None:
     case = exported("tied-weights")
     model = case.case.build()
     rows = {row.address: row for row in cost(case.path).rows()}

@@ -131,7 +131,7 @@ def test_pytorch_stands_beside_it(slow: Path) -> None:
     assert not any(module._forward_hooks for module in model.modules())
 
 
-def test_a_node_that_holds_graphs_has_its_own_time_without_theirs() -> None:
+def test_a_node_with_nested_graphs_has_its_own_time_without_theirs() -> None:
     events = msgspec.convert(
         [
             {"cat": "Node", "name": "inner", "ts": 11, "dur": 3, "args": {"op_name": "Add"}},

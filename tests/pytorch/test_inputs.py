@@ -245,7 +245,7 @@ def bert(**changes: Any) -> nn.Module:
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-def test_what_is_made_up_has_the_expected_shapes_and_runs(case: Case) -> None:
+def test_generated_inputs_have_the_expected_shapes_and_run(case: Case) -> None:
     torch.manual_seed(0)
     model = case.build().eval()
     inputs = example_inputs(model)
@@ -274,7 +274,7 @@ def test_nothing_is_masked_and_special_tokens_stay_out_but_for_the_end() -> None
     assert set(inputs["input_ids"][:, -1].tolist()) == {2}
 
 
-def test_placeholders_are_as_many_as_the_features_they_stand_for() -> None:
+def test_placeholders_are_as_many_as_the_features_they_represent() -> None:
     inputs = example_inputs(CASES["images inside the text, which gets a token for each of the 16 features"].build())
     assert (inputs["input_ids"] == 49).sum(1).tolist() == [16, 16]
 
@@ -379,7 +379,7 @@ def test_a_wrong_specification_is_refused_in_one_line(spec: dict[str, Any], said
     ("text", "said"),
     [(None, "there is no file"), ("{", "is not JSON"), ("[1]", "not a JSON object"), ("3", "not a JSON object")],
 )
-def test_a_file_that_is_no_specification_is_named(tmp_path: Path, text: str | None, said: str) -> None:
+def test_a_file_that_is_not_a_specification_is_named(tmp_path: Path, text: str | None, said: str) -> None:
     path = tmp_path / "spec.json"
     if text is not None:
         path.write_text(text)
@@ -390,7 +390,7 @@ def test_a_file_that_is_no_specification_is_named(tmp_path: Path, text: str | No
 # Where nothing fits
 
 
-def test_what_cannot_be_made_up_is_named_with_the_json_to_correct() -> None:
+def test_inputs_that_cannot_be_generated_are_named_with_the_json_to_correct() -> None:
     with pytest.raises(InputsError) as error:
         example_inputs(Product())
     text = str(error.value)
@@ -410,7 +410,7 @@ class MaskOnly(nn.Module):
 
 
 @pytest.mark.parametrize("spec", [None, {"scale": {"value": 0.5}}])
-def test_a_mask_without_anything_to_follow_is_made_up_like_any_other(spec: dict[str, Any] | None) -> None:
+def test_a_mask_without_a_matching_input_is_generated_like_any_other(spec: dict[str, Any] | None) -> None:
     assert list(example_inputs(MaskOnly(), spec=spec)["mask"].shape) == [2, 16]
 
 

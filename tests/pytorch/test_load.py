@@ -231,7 +231,7 @@ def test_a_damaged_directory_is_named_with_what_is_wrong(masked_lm: Path, what: 
         ("sys:version", "not a callable"),
     ],
 )
-def test_what_is_no_model_is_refused_with_a_hint(spec: str, said: str) -> None:
+def test_a_name_that_is_not_a_model_is_refused_with_a_hint(spec: str, said: str) -> None:
     assert said in message(spec)
 
 

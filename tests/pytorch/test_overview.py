@@ -60,7 +60,7 @@ def test_static_and_traced_tags_are_both_given_where_they_differ() -> None:
     assert "block: /Lender/Block by its place in the tree, /Lender/Borrower/Block by its caller" in shown
 
 
-def test_static_tags_are_those_of_a_run_where_every_module_is_called_by_its_holder() -> None:
+def test_static_tags_are_those_of_a_run_where_every_module_is_called_by_its_parent() -> None:
     case = models.case("bert")
     overview = modelexport.hierarchy(case.build(), case.inputs())
     assert overview.static_tags is not None

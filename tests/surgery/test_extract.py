@@ -380,7 +380,7 @@ def test_a_call_is_found_by_address_by_tag_and_by_the_end_of_either(name: str, e
         ("encoder.layer.0.output.dropout", "has no nodes"),
     ],
 )
-def test_a_name_that_is_no_call_with_nodes_is_refused_and_nothing_is_written(
+def test_a_name_that_is_not_a_call_with_nodes_is_refused_and_nothing_is_written(
     name: str, told: str, exported: Exporter, tmp_path: Path
 ) -> None:
     with pytest.raises(UsageError) as raised:

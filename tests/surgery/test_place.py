@@ -122,7 +122,7 @@ def test_retag_writes_the_annotations_that_a_tool_lost(exported: Exporter, tmp_p
     place(load(tmp_path / "back.onnx"), [Rule("cpu", ("stem",))])
 
 
-def test_rules_that_are_none_or_match_nothing_are_errors(exported: Exporter) -> None:
+def test_invalid_rules_and_rules_that_match_nothing_are_errors(exported: Exporter) -> None:
     tagged = load(exported("blocks").path)
     with pytest.raises(UsageError, match="did you mean stem"):
         place(tagged, [Rule("cpu", ("stm",))])

@@ -188,7 +188,7 @@ def test_an_embedding_that_is_tied_shows_both_its_users(exported: Exporter) -> N
     ]
 
 
-def test_a_enclosing_stands_for_what_runs_in_it_and_a_call_in_a_branch_has_operations(exported: Exporter) -> None:
+def test_an_enclosing_node_represents_what_runs_in_it_and_a_call_in_a_branch_has_operations(exported: Exporter) -> None:
     dags = reading.load_dag(exported("condition").path.with_suffix(".dag.json"))
     operations = reading.load_operations(exported("condition").path.with_suffix(".operations.json"))
     [enclosing] = [name for name, operation in operations.items() if operation.op_type == "If"]
@@ -318,7 +318,7 @@ def test_a_sidecar_that_contradicts_the_model_is_an_error_that_says_where(
 
 @pytest.mark.parametrize("reader", [reading.load_hierarchy, reading.load_dag, reading.load_operations])
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b'{"a": 1}', b"[]", None])
-def test_a_file_that_is_no_such_document_is_refused(tmp_path: Path, reader: Any, content: bytes | None) -> None:
+def test_a_file_that_is_not_such_a_document_is_refused(tmp_path: Path, reader: Any, content: bytes | None) -> None:
     if content is not None:
         (tmp_path / "x.json").write_bytes(content)
     with pytest.raises(FileFormatError, match=re.escape(str(tmp_path / "x.json"))):

@@ -67,7 +67,7 @@ def as_in_a_file(model: onnx.ModelProto) -> onnx.ModelProto:
     return model
 
 
-def test_weights_are_read_from_where_they_lie_and_the_rest_is_the_file(bert: modelexport.TaggedModel) -> None:
+def test_weights_are_read_from_their_files_and_the_rest_is_the_file(bert: modelexport.TaggedModel) -> None:
     data = bert.path.read_bytes()
     tensors = [value.const_value for value in bert.model.graph.initializers.values()]
     embedded = [tensor for tensor in tensors if isinstance(tensor, EmbeddedTensor)]

@@ -99,7 +99,7 @@ def test_only_calls_inside_a_branch_cannot_be_compared(proven: Proven) -> None:
 
 
 @pytest.mark.parametrize("name", ["blocks", "bert", "nested-structures"])
-def test_vectors_give_the_verdicts_that_the_model_gives(name: str, proven: Proven) -> None:
+def test_reference_values_give_the_verdicts_that_the_model_gives(name: str, proven: Proven) -> None:
     case, path = models.case(name), proven(name)
     with_model, without = verify(case.build(), case.inputs(), path, perturb=False), verify_reference(path)
     assert without.calls == with_model.calls
@@ -241,7 +241,7 @@ def test_a_tag_moved_to_another_call_is_found(name: str, proven: Proven, tmp_pat
 # --- reference values -----------------------------------------------------------------------------------------------
 
 
-def test_vectors_hold_the_inputs_and_the_values_under_their_names_in_the_file(proven: Proven) -> None:
+def test_reference_values_have_the_inputs_and_the_values_by_their_names_in_the_file(proven: Proven) -> None:
     path = proven("bert")
     kept, tagged = load_file(reference_path(path)), load(path)
     made = {value.name for node in tagged.model.graph for value in node.outputs}
@@ -260,7 +260,7 @@ def test_the_same_run_gives_the_same_bytes(proven: Proven, tmp_path: Path) -> No
     assert reference_path(tmp_path / "blocks.onnx").read_bytes() == reference_path(proven("blocks")).read_bytes()
 
 
-def test_vectors_of_chosen_modules_are_smaller_and_prove_those(proven: Proven, tmp_path: Path) -> None:
+def test_reference_values_of_chosen_modules_are_smaller_and_verify_those(proven: Proven, tmp_path: Path) -> None:
     case = models.case("bert")
     path = tmp_path / "bert.onnx"
     export(case.build(), case.inputs(), path, reference=["encoder.layer.1"])
@@ -332,7 +332,7 @@ def test_the_module_with_other_weights_loses_most(module: str, proven: Proven, t
     assert not report.agrees
 
 
-def test_a_file_loses_nothing_against_itself_with_inputs_that_are_made_up(proven: Proven, tmp_path: Path) -> None:
+def test_a_file_loses_nothing_against_itself_with_random_inputs(proven: Proven, tmp_path: Path) -> None:
     path = copied(proven("bert"), tmp_path)
     reference_path(path).unlink()
     report = verify_against(path, path)
@@ -443,7 +443,7 @@ def report_of(*calls: CallVerdict, outputs: tuple[Difference, ...] = ()) -> Veri
     return VerifyReport(outputs=list(outputs), calls=list(calls), provider="", units={}, parameters=None)
 
 
-def test_a_report_of_nothing_is_no_agreement() -> None:
+def test_a_report_of_nothing_does_not_agree() -> None:
     assert report_of().verdict == "not compared"
     assert not report_of().agrees
     assert report_of(CallVerdict(address="a", tag="/A", status="not compared")).verdict == "not compared"
@@ -564,14 +564,14 @@ def test_what_is_not_repeatable_is_named_before_an_export() -> None:
     assert find_unrepeatable(models.case("blocks").build(), models.case("blocks").inputs()) == []
 
 
-def test_vectors_of_another_file_are_refused(proven: Proven, tmp_path: Path) -> None:
+def test_reference_values_of_another_file_are_refused(proven: Proven, tmp_path: Path) -> None:
     path = copied(proven("blocks"), tmp_path)
     shutil.copyfile(reference_path(proven("bert")), reference_path(path))
     with pytest.raises(FileFormatError, match="does not belong to"):
         verify_reference(path)
 
 
-def test_damaged_vectors_are_refused(proven: Proven, tmp_path: Path) -> None:
+def test_damaged_reference_values_are_refused(proven: Proven, tmp_path: Path) -> None:
     path = copied(proven("blocks"), tmp_path)
     reference_path(path).write_bytes(reference_path(path).read_bytes()[:-1])
     with pytest.raises(FileFormatError, match="is damaged"):
@@ -603,6 +603,6 @@ def test_missing_external_data_is_named(tmp_path: Path) -> None:
         verify_reference(path)
 
 
-def test_a_file_that_is_no_descendant_is_refused(proven: Proven) -> None:
+def test_a_file_that_is_not_a_descendant_is_refused(proven: Proven) -> None:
     with pytest.raises(UsageError, match="not a descendant"):
         verify_against(proven("bert"), proven("blocks"))

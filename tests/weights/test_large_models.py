@@ -323,7 +323,7 @@ def test_a_model_without_weights_has_them_while_it_runs(checkpoints: Path) -> No
     assert not any(parameter.any() for parameter in loaded.model.parameters())
 
 
-def test_inputs_are_made_up_without_a_run(checkpoints: Path) -> None:
+def test_inputs_are_generated_without_a_run(checkpoints: Path) -> None:
     for kind in ("llama", "moe"):
         with_values, without = load_model(str(checkpoints / kind)), load_model(str(checkpoints / kind), weights="files")
         known = example_inputs(with_values.model, directory=with_values.directory)
@@ -438,7 +438,7 @@ def test_a_disk_that_is_full_leaves_nothing(llama: Path, tmp_path: Path) -> None
     assert not list((tmp_path / "out").iterdir())
 
 
-def test_a_package_with_trained_weights_is_linked_where_it_lies(tmp_path: Path) -> None:
+def test_a_package_with_trained_weights_is_linked_in_place(tmp_path: Path) -> None:
     case = models.case("minilm")
     if case.missing:
         pytest.skip(f"needs {', '.join(case.missing)}: `make test` installs them")

@@ -147,7 +147,7 @@ class Neutral(nn.Module):
         return self.norm(self.conv(x)) * self.scale + self.offset
 
 
-def test_nothing_is_left_out_because_of_its_value(tmp_path: Path) -> None:
+def test_no_parameter_is_left_out_because_of_its_value(tmp_path: Path) -> None:
     found = exported_model(Neutral(), tmp_path / "x.onnx", x=torch.ones(1, 2, 3, 3))
     assert {key for keys in found.values() for key in keys} == {
         key for key in Neutral().state_dict() if not key.endswith("num_batches_tracked")

@@ -195,7 +195,7 @@ def test_everything_that_does_not_fit_is_listed_at_once(
 
 
 @pytest.mark.parametrize("content", [b"", b"no weights", b"\xff" * 100, b"PK\x03\x04" + b"\0" * 100])
-def test_what_is_no_safetensors_file_is_refused(content: bytes, blocks: Path, tmp_path: Path) -> None:
+def test_a_file_that_is_not_safetensors_is_refused(content: bytes, blocks: Path, tmp_path: Path) -> None:
     (tmp_path / "w.safetensors").write_bytes(content)
     with pytest.raises(FileFormatError, match="is cut off or not a safetensors file"):
         update_weights(blocks, tmp_path / "w.safetensors", tmp_path / "new.onnx")
@@ -207,7 +207,7 @@ def test_weights_that_are_not_there_are_named(blocks: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("content", [None, b"", b"not onnx", b"\x08\x0a\x3a\xff"])
-def test_what_is_no_onnx_file_is_refused(content: bytes | None, tmp_path: Path) -> None:
+def test_a_file_that_is_not_onnx_is_refused(content: bytes | None, tmp_path: Path) -> None:
     if content is not None:
         (tmp_path / "x.onnx").write_bytes(content)
     with pytest.raises(FileFormatError, match=r"x\.onnx"):
