@@ -1,4 +1,4 @@
-"""The dynamo front end: exact owners, and canaries for what it knows of torch that is no documented interface."""
+"""The dynamo front end: exact owners, and canaries for the undocumented interfaces of torch that it uses."""
 
 from __future__ import annotations
 

@@ -35,13 +35,13 @@ COMPARED = (
 )  # fmt: skip
 
 KEPT_BY_TORCHSCRIPT = {
-    # `dynamo` looks up rows of these tables by constants, which is folded; here the rows are computed from sizes.
+    # `dynamo` looks up rows of these tables by constants, which is folded; `torchscript` computes the rows from sizes.
     "bert": {"embeddings.token_type_embeddings"},
     "bart": {"encoder.embed_positions"},
-    # The relative positions, which `dynamo` computes while it captures.
+    # The relative positions, which `dynamo` computes during the capture.
     "mpnet": {"encoder"},
 }
-"""Calls that own nodes of the optimised graph with this front end only: the other one's were folded."""
+"""Calls that own nodes of the optimized graph only with this front end; those of the other one were folded."""
 
 STOPPED = {
     "module-dict": "UnsupportedOperatorError in mix: Exporting the operator 'aten::bilinear'",
@@ -51,7 +51,7 @@ STOPPED = {
     "condition": r"RuntimeError in \. \(models.py:\d+\): Detected that you are using FX to torch.jit.trace",
     "data-dependent": r"DecisionError in \. \(models.py:\d+\): data-dependent: Python reads a tensor \(bool\)",
 }
-"""What `torchscript` cannot export, and the operator or line that stops it."""
+"""Models that `torchscript` cannot export, and the operator or line that prevents it."""
 
 frontends = pytest.mark.parametrize("frontend", BOTH)
 
@@ -280,7 +280,7 @@ def test_the_exporters_passes_merge_nothing_across_boundaries() -> None:
 
 
 class InPlace(nn.Module):
-    """What a module returned is written into afterwards, as ``ReLU(inplace=True)`` does, and through a view."""
+    """The output of a module is written into afterwards, as ``ReLU(inplace=True)`` does, and through a view."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -383,7 +383,7 @@ def test_torch_still_has_what_the_front_end_relies_on() -> None:
 
 
 class OnlyTraced(nn.Module):
-    """`torch.export` does not know the length of a list that depends on what Python counted."""
+    """`torch.export` does not know the length of a list that depends on a count in Python."""
 
     def __init__(self) -> None:
         super().__init__()

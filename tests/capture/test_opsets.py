@@ -1,4 +1,4 @@
-"""Every opset from 9 to 24: exported, of that opset and tagged, or refused in one line."""
+"""Every opset from 9 to 24: either exported with that opset and tags, or refused in one line."""
 
 from __future__ import annotations
 

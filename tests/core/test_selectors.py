@@ -1,4 +1,4 @@
-"""Selectors pick module calls: addresses, globs, tags, classes, their union, without what is taken away."""
+"""Selectors pick module calls: addresses, globs, tags, classes, their union, and exclusions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Only a file that is valid, loads and computes the model's outputs is written, unless it is kept anyway."""
+"""A file is written only if it is valid, loads and computes the model's outputs, unless it is kept anyway."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from modelexport.errors import CheckError
 
 
 class Otherwise(nn.Module):
-    """Computes something else when one of the front ends looks at it."""
+    """Computes something else when one of the front ends captures it."""
 
     def __init__(self, dynamo: bool = True, torchscript: bool = False) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Names of inputs, outputs and open axes, and outputs that are left out."""
+"""Names of inputs, outputs and dynamic axes, and outputs that are left out."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def shapes(path: Path) -> dict[str, list[str | int]]:
 
 def test_inputs_outputs_and_axes_have_the_names_that_were_asked_for(tmp_path: Path) -> None:
     interface = read_interface("tokens,offset", "pooled=embedding", "embedding,hid*", ["batch,sequence"])
-    # A capture takes a batch of one for a batch that is always one.
+    # A capture treats a batch of one as fixed.
     inputs = widened(INPUTS, interface)
     assert [tensor.shape[0] for tensor in inputs.values()] == [2, 2]
     result = export(Net(), inputs, tmp_path / "x.onnx", dynamic=True, interface=interface)

@@ -1,4 +1,4 @@
-"""Nobody is let in, and nothing is lost: one test for each promise of docs/security.md that has no sweep of its own."""
+"""One test for each promise of docs/security.md that is not covered by a sweep."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_transformers_still_has_the_time_to_wait_that_makes_its_question_impossi
 
 
 def rewritten(file: Path) -> None:
-    """The same tensors at other places: longer metadata moves them."""
+    """The same tensors at other offsets: longer metadata moves them."""
     save_file(load_file(file), file, metadata={"more": "x" * 80})
 
 
@@ -92,7 +92,7 @@ def test_data_of_another_run_is_refused(command: list[str], place: Path) -> None
     data = place / "copied.onnx.data"
     data.write_bytes(bytes(len(data.read_bytes())))
     ended = run(*(part.replace("FILE", "copied.onnx") for part in command))
-    if command[:2] == ["retag", "FILE"]:  # what another tool wrote under the same name
+    if command[:2] == ["retag", "FILE"]:  # written by another tool under the same name
         return
     assert ended.status == (1 if command[0] == "tree" else 2)
     assert "copied.onnx.data does not belong to the model beside it" in ended.out + ended.err

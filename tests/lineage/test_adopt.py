@@ -1,4 +1,4 @@
-"""Files and programs of other exporters become tagged files; each source of evidence, and what is left unknown."""
+"""Files and programs of other exporters become tagged files: each source of evidence, and what remains unknown."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from test_cli import run
 @contextlib.contextmanager
 def silent() -> Iterator[None]:
     with collected(), warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-        warnings.simplefilter("ignore")  # the exporters warn of themselves
+        warnings.simplefilter("ignore")  # the exporters warn about themselves
         yield
 
 
@@ -108,7 +108,7 @@ def blocks_file(folder: Path, blocks_program: Any) -> Path:
 
 @pytest.fixture(scope="module")
 def condition(folder: Path) -> Path:
-    """Adopted; of the nodes in the branches nothing is known."""
+    """An adopted file; nothing is known about the nodes in the branches."""
     by_dynamo("condition").save(folder / "condition.onnx")
     modelexport.adopt(folder / "condition.onnx", folder / "condition.adopted.onnx")
     return folder / "condition.adopted.onnx"
@@ -128,7 +128,7 @@ def test_a_program_in_memory_has_exact_owners_and_all_calls(
     own = owners(modelexport.load(exported("blocks").path))
     found = owners(tagged)
     assert len(own.keys() & found.keys()) > 20
-    # torch.export knows a module by the name that it was called by, an alias.
+    # torch.export records a module by the name through which it was called, an alias.
     assert {name: found[name].replace("entry", "stem") for name in own if name in found} == {
         name: call for name, call in own.items() if name in found
     }
@@ -191,7 +191,7 @@ def test_a_program_in_memory_has_the_owners_that_our_own_export_gives(name: str,
     }
     assert {value: found[value] for value in compared} == {value: expected[value] for value in compared}
     assert adopted.repeated == []
-    if name != "condition":  # nothing is known of branches
+    if name != "condition":  # nothing is known about branches
         assert adopted.coverage.untagged == 0
 
 
@@ -278,7 +278,7 @@ def test_scoped_names_of_torchscript_tell_paths_and_calls(tmp_path: Path) -> Non
 
 
 class Containers(nn.Module):
-    """Modules in containers that are called and in others that are not."""
+    """Modules in containers that are called and in containers that are not."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -88,7 +88,7 @@ def test_a_node_without_names_is_known_by_the_parameter_that_it_takes() -> None:
     assert found["n1"] == ("derived", ["a"])
     assert found["n3"] == ("derived", ["c"])
     assert found["y"] == ("derived", ["d"])
-    assert found["n2"] == ("derived", ["b"]), "what the product takes is what it took"
+    assert found["n2"] == ("derived", ["b"]), "the product has the same inputs as before"
 
 
 def test_calls_of_one_module_are_distinguished_by_position() -> None:

@@ -35,8 +35,8 @@ COUNTED = (
     "blocks", "bert", "albert", "gpt2-cache", "llama", "t5", "whisper", "vit", "resnet", "unet", "residual-network",
     "tied-weights", "nested-structures",
 )  # fmt: skip
-"""Not those with a recurrence or a bilinear form, which PyTorch's counter leaves out, with experts, whose sizes depend
-on the data, or with modules that it names in another way."""
+"""Models without recurrences or bilinear forms, which PyTorch's counter leaves out, without experts, whose sizes depend
+on the data, and without modules that it names differently."""
 
 
 def small_table() -> Table:

@@ -1,4 +1,4 @@
-"""ONNX Runtime's own time and memory by module: nearly all of it is attributed, and what is planted is found."""
+"""ONNX Runtime's time and memory by module: nearly all of it is attributed, and planted costs are found."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LEVELS: Sequence[Level] = ("all", "extended", "basic", "none")
 
 
 def check_sums(found: ModuleProfile) -> None:
-    """What calls have themselves, and what is outside, is all there is; parents are their own and their children."""
+    """Own and outside figures add up to the whole; totals are own figures and those of the children."""
     table = found.table
     rows = {row.calls[0]: row for row in table.rows()}
     own = sum(row.own["seconds"] for row in rows.values())
@@ -111,7 +111,7 @@ def test_quantizing_one_layer_shows_in_that_layer(slow: Path, tmp_path: Path) ->
         if "against_seconds" in node.figures and node.op_type in ("DynamicQuantizeMatMul", "MatMulIntegerToFloat")
         for call in node.calls
     }
-    # What quantizes the input of the layer may count for what gives it.
+    # The node that quantizes the layer's input may belong to the call that produces the input.
     assert "layers.1" in operators
     assert "layers.2" not in operators
     rows = {row.address: row for row in both.table.rows()}

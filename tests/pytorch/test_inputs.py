@@ -1,4 +1,4 @@
-"""Inputs are generated from the signature, the config and the parameters, and the model has run with them."""
+"""Inputs are generated from the signature, the config and the parameters, and the model ran with them."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Ratings(nn.Module):
 
 
 class Blocks(nn.Module):
-    """Its forward wants three dimensions, and adds positions, before any module sees the argument."""
+    """Its forward needs three dimensions, and adds positions, before any module gets the argument."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ class Blocks(nn.Module):
 
 
 class Product(nn.Module):
-    """No module says which shape fits."""
+    """No module shows which shape fits."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -387,7 +387,7 @@ def test_a_file_that_is_not_a_specification_is_named(tmp_path: Path, text: str |
         example_inputs(Blocks(), spec=path)
 
 
-# Where nothing fits
+# If nothing fits
 
 
 def test_inputs_that_cannot_be_generated_are_named_with_the_json_to_correct() -> None:
@@ -403,7 +403,7 @@ def test_inputs_that_cannot_be_generated_are_named_with_the_json_to_correct() ->
 
 
 class MaskOnly(nn.Module):
-    """Its only tensor has a name that elsewhere takes its shape from another one."""
+    """Its only tensor has a name whose shape usually follows from another tensor."""
 
     def forward(self, mask: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
         return mask * scale

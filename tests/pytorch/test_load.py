@@ -1,4 +1,4 @@
-"""MODEL becomes a module in eval mode, and whatever is wrong with it is said in one line."""
+"""MODEL becomes a module in eval mode, and any error is one line."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FACTORY = "import torch\ndef build():\n    return torch.nn.Linear(3, 4)\n"
 
 
 def edit(directory: Path, **changes: object) -> None:
-    """Change entries of config.json; ``None`` takes one out."""
+    """Change entries of config.json; ``None`` removes one."""
     path = directory / "config.json"
     config = json.loads(path.read_text()) | changes
     path.write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
@@ -42,7 +42,7 @@ def write(tmp_path: Path, text: str, name: str = "build.py") -> str:
 
 
 def message(spec: str, **options: object) -> str:
-    """The one line that ``load`` gives up with."""
+    """The one line with which ``load`` fails."""
     with pytest.raises(ModelLoadError) as error:
         load_model(spec, **options)  # type: ignore[arg-type]
     assert "\n" not in str(error.value)
@@ -211,7 +211,7 @@ def test_a_damaged_directory_is_named_with_what_is_wrong(masked_lm: Path, what: 
     assert str(masked_lm) in text
 
 
-# What is no model
+# Names that are not models
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The hierarchy and the example inputs as people ask for them: in Python, by path, saved, as data, on one page."""
+"""The hierarchy and the example inputs in all their uses: in Python, by path, saved, as data, on one page."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from modelexport.pytorch.examples import save_inputs
 
 
 class Borrower(nn.Module):
-    """Calls a module that another one holds."""
+    """Calls a module that is the child of another one."""
 
     def __init__(self, borrowed: nn.Module) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The encodings: every variant of a file says the same, `strip` and `inline` are the ways back, the runtime agrees."""
+"""The encodings: all have the same content, `strip` and `inline` convert them back, the runtime agrees."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def tags_of(case: ExportedCase) -> Tags:
 
 
 def content(model: ir.Model) -> dict[str, Any]:
-    """All that a model holds, by the names of values, whatever the order of its nodes."""
+    """The content of a model by the names of values, independent of the order of its nodes."""
     graph = ir.to_proto(model.graph)
     return {
         "inputs": [value.SerializeToString() for value in graph.input],
@@ -304,7 +304,7 @@ def flattened(items: list[Item]) -> Any:
 
 
 def chain(*owners: str, uses: Mapping[int, tuple[int, ...]] | None = None) -> Grouping:
-    """Group nodes 0, 1, ... of the given calls, each of which uses the one before it, or those that ``uses`` says."""
+    """Group nodes 0, 1, ... of the given calls, each of which uses the one before it, or those in ``uses``."""
     x = ir.Value(name="x")
     nodes: list[ir.Node] = []
     calls = {"": TracedCall(ModuleCall(""), None, 0, None, None)}

@@ -53,7 +53,7 @@ def test_the_root_has_the_inputs_and_outputs_of_the_graph(bert: modelexport.Tagg
 
 
 def as_in_a_file(model: onnx.ModelProto) -> onnx.ModelProto:
-    """What onnx_ir serializes, with the properties of initializers on their tensors and no ``value_info`` for them."""
+    """onnx_ir's serialization, with properties of initializers on their tensors and without their ``value_info``."""
     infos = {value.name: value for value in model.graph.value_info}
     for tensor in model.graph.initializer:
         told = [infos.pop(tensor.name)] if tensor.name in infos else []

@@ -1,4 +1,4 @@
-"""Verification: true files agree call by call, and a fault is found in the call that has it."""
+"""Verification: correct files agree call by call, and a fault is found in the call that has it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ Proven = Callable[[str], Path]
 
 @pytest.fixture(scope="session")
 def proven(tmp_path_factory: pytest.TempPathFactory) -> Proven:
-    """``proven(name)``: the export of a case with reference."""
+    """``proven(name)``: the export of a case with reference values."""
     folder = tmp_path_factory.mktemp("proven")
 
     def get(name: str) -> Path:
@@ -69,7 +69,7 @@ def proven(tmp_path_factory: pytest.TempPathFactory) -> Proven:
 
 
 def copied(path: Path, folder: Path) -> Path:
-    """The same file elsewhere, to be changed."""
+    """A copy of the file, to be changed."""
     for suffix in (".onnx", ".hierarchy.json", ".reference.safetensors"):
         shutil.copyfile(path.with_suffix(suffix), folder / path.with_suffix(suffix).name)
     return folder / path.name
@@ -86,7 +86,7 @@ def test_every_call_with_nodes_is_comparable_and_agrees(name: str, proven: Prove
     assert len(missed) <= (2 if name in NOT_ALL_COMPARED else 0)
     assert report.agrees
     assert report.diverging is None
-    # The root's own nodes aside, whoever has nodes is compared on its own, too.
+    # Every call with nodes, except the root's own, is also compared per module.
     assert any(call.per_module is not None for call in report.calls)
 
 
@@ -137,7 +137,7 @@ def swapped_inputs(node: ir.Node) -> bool:
 
 
 def wrong_axis(node: ir.Node) -> bool:
-    """Another axis where there is one, another permutation where there is one."""
+    """Another axis or another permutation, if there is one."""
     if "perm" in node.attributes:
         perm = list(node.attributes["perm"].as_ints())
         node.attributes["perm"] = ir.AttrInt64s("perm", [*perm[:-2], perm[-1], perm[-2]])
@@ -149,7 +149,7 @@ def wrong_axis(node: ir.Node) -> bool:
 
 
 def computed(tagged: TaggedModel, position: int) -> Any:
-    """What the first output of a node is in a run of the whole file; ``None`` where ONNX Runtime refuses it."""
+    """The first output of a node in a run of the whole file; ``None`` if ONNX Runtime refuses it."""
     value = tagged.model.graph[position].outputs[0]
     inputs = {k.removeprefix("inputs/"): a for k, a in load_file(reference_path(tagged.path)).items() if "inputs/" in k}
     try:
@@ -166,12 +166,12 @@ class Fault:
 
     what: str
     address: str
-    """Of the call that owns the node."""
+    """The address of the call that owns the node."""
     tagged: TaggedModel
 
 
 def faults(path: Path) -> Iterator[Fault]:
-    """One fault at a time that changes what its node gives: each kind where the graph allows it."""
+    """One fault at a time that changes its node's output: each kind where the graph allows it."""
     places: dict[Callable[[ir.Node], bool], list[int]] = {changed_constant: [], swapped_inputs: [], wrong_axis: []}
     for position, node in enumerate(load(path).model.graph):
         owner = owner_of(node)
@@ -209,7 +209,7 @@ def test_a_wrong_node_is_found_in_the_call_that_owns_it(name: str, proven: Prove
         path = copied(proven(name), tmp_path)
         ir.save(fault.tagged.model, path)
         report = verify_reference(path)
-        # Where no value of PyTorch lies between two calls, the numbers cannot tell which of the two is wrong.
+        # If no PyTorch value is between two calls, the numbers cannot show which of the two is wrong.
         assert fault.address in wrong_of_their_own(report), fault.what
         assert len(wrong_of_their_own(report)) <= 2, fault.what
         assert not report.agrees
@@ -231,7 +231,7 @@ def test_a_tag_moved_to_another_call_is_found(name: str, proven: Proven, tmp_pat
         n.metadata_props[keys.SOURCE_MODULE] for n, other in nodes if other.call == target.call
     )
     ir.save(tagged.model, path)
-    path.with_suffix(".hierarchy.json").unlink()  # nothing but the numbers can tell
+    path.with_suffix(".hierarchy.json").unlink()  # only the numbers can show it
     report = verify_reference(path)
     wrong = {call.address for call in report.calls if "tags are wrong" in call.reason}
     assert target.call.address in wrong
@@ -342,7 +342,7 @@ def test_a_file_loses_nothing_against_itself_with_random_inputs(proven: Proven, 
 
 
 def half(path: Path, output: Path) -> None:
-    """A tagged file with its weights, its inputs and what it computes in half precision."""
+    """A tagged file whose weights, inputs and results are in half precision."""
     model = ir.load(path)
     for value in (
         *model.graph.initializers.values(),

@@ -114,7 +114,7 @@ def test_a_file_is_read_in_whatever_order_its_messages_are(
         value.const_value = ir.TensorProtoTensor(
             onnx.helper.make_tensor(value.name, tensor.dtype.value, tensor.shape.numpy(), tensor.numpy().ravel())
         )
-    ir.save(model, tmp_path / "values.onnx")  # the weights are numbers there, not bytes
+    ir.save(model, tmp_path / "values.onnx")  # the weights are stored as numbers, not as bytes
     read = load(tmp_path / "values.onnx").model
     assert not any(isinstance(value.const_value, EmbeddedTensor) for value in initializers(read))
     update_weights(tmp_path / "values.onnx", weights, tmp_path / "new.onnx")
