@@ -4,8 +4,8 @@
 
 Two exports of a model have no names in common. So the numbers of nodes of each operator in each call are compared, for
 the operators that occur equally often in both files: `compared` is their share of the nodes. Of these, `call` is the
-share that belongs to the same call in both files, and `module` the share that belongs to the same module, whatever the
-number of the call. Constants and Identity are left out. A node with several owners counts for the first. At the end, the
+share that belongs to the same call in both files, and `module` the share that belongs to the same module, whatever its
+number. Constants and Identity are left out. A node with several owners counts for the first. At the end, the
 time of adopting a chain of many modules is compared with reading and writing the same file.
 
 Needs what `make test` installs; about three minutes.

@@ -9,8 +9,8 @@
 The reference is independent of all three. In a run of PyTorch, hooks record the inputs and outputs of each layer; in a
 run of the file every value is computed; a value of the file with the numbers of a layer's input or output is that
 boundary. A node that is needed to compute the outputs of exactly one layer from its inputs belongs to that layer; a
-node that no layer needs is outside. Nodes that several layers need (a mask that a model makes only during a capture) are
-not judged. Layers are the outermost calls of modules whose name is a number and whose class is not torch's.
+node that no layer needs is outside. Nodes that several layers need (a mask that a model makes only during a capture)
+are not judged. Layers are the outermost calls of modules whose name is a number and whose class is not torch's.
 
 `--write` puts the tables into docs/frontends.md. Beyond the dependencies of the project it needs what tests/models.py
 does.

@@ -21,7 +21,7 @@ class Evidence(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The calls that a node was executed in, the one that produces its output first, and how that is known."""
+    """The calls that a node was executed in, the one that produces its output first, and the evidence for them."""
 
     calls: tuple[ModuleCall, ...]
     evidence: Evidence = Evidence.EXACT

@@ -1,4 +1,4 @@
-"""Selectors: the one way to pick module calls, in every command and in Python.
+"""Selectors: the way to pick module calls in every command and in Python.
 
     encoder.layer.0             the address of a call; ``.`` is the root, ``shared@1`` a second call
     encoder.layer.[0-3]         a glob over addresses: ``*`` and ``?`` within a part, ``[0-11]`` a range of numbers

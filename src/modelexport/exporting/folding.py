@@ -32,7 +32,7 @@ class FoldConstants(ir.passes.InPlacePass):
         return ir.passes.PassResult(model, result.modified)
 
     def _should_fold(self, node: ir.Node) -> bool | None:
-        """Leave a constant ``Resize`` alone: the evaluator that folds it works element by element in Python."""
+        """Do not fold a constant ``Resize``: its evaluator works element by element in Python."""
         return None if node.op_identifier() != ("", "Resize", "") and self._may_fold(node) else False
 
 

@@ -22,7 +22,7 @@ class TagOptions:
     """How a file is tagged."""
 
     granularity: Granularity = "auto"
-    """Which modules get a segment in the tags (see :class:`~modelexport.core.tags.Tags`)."""
+    """The modules that get a segment in the tags (see :class:`~modelexport.core.tags.Tags`)."""
     include: Collection[str] = ()
     """Names of classes that get a segment as well."""
     exclude: Collection[str] = ()

@@ -75,7 +75,7 @@ class CallEntry(msgspec.Struct, frozen=True, kw_only=True):
     """The steps at which it began and ended; ``null`` for a call inside a branch, which is captured but not run."""
     exit: int | None
     inputs: list[CallTensor]
-    """What the PyTorch module got and returned in the traced run."""
+    """The tensors that the PyTorch module got and returned in the traced run."""
     outputs: list[CallTensor]
     boundary: Boundary
     nodes: int
@@ -92,7 +92,7 @@ class NodeEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     evidence: str
     domain: str = ""
     calls: list[str] = []
-    """Every owner, the one that produces the output first; only where there are several."""
+    """Every owner, the one that produces the output first; absent if there is only one."""
     hierarchy_tags: list[str] = []
     """Their tags, in the same order."""
 
@@ -210,7 +210,7 @@ class ModelEntry(msgspec.Struct, frozen=True):
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the file was exported with."""
+    """The settings of the export."""
 
     frontend: str
     granularity: str

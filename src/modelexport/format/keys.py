@@ -68,7 +68,7 @@ DATA = "modelexport.data"
 DOCUMENTS = "modelexport.documents"
 """A JSON object: the suffix of each document that was written with the model, to its SHA-256."""
 MODEL_DIGEST = "modelexport.model_sha256"
-"""In the metadata of reference values: the SHA-256 of the model that they belong to."""
+"""In the metadata of reference values: the SHA-256 of their model."""
 
 DATA_SUFFIX = ".data"
 """Appended to the whole name of a model: the file with its weights."""

@@ -1,4 +1,4 @@
-"""Which values enter and leave the nodes of each call, and which arguments of ``forward`` they are."""
+"""The values that enter and leave the nodes of each call, and the arguments of ``forward`` that they are."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def with_unique_names(model: ir.Model, names: Mapping[str, tuple[str, ...]]) -> 
 
 
 def name_nodes_apart(model: ir.Model) -> None:
-    """Give every node a name that no other node and no initializer has, in place.
+    """Give every node a unique name that no initializer has either, in place.
 
     After the optimizer has run, names of nodes are unique only within their graph, and a parameter may have the name
     of a node.

@@ -31,7 +31,7 @@ def all_graphs(model: ir.Model) -> Iterator[ir.Graph]:
 
 
 def nested_graphs(node: ir.Node) -> Sequence[ir.Graph]:
-    """The graphs that a node holds: branches and loop bodies."""
+    """The nested graphs of a node: branches and loop bodies."""
     if not node.attributes.data:
         return ()
     graphs: list[ir.Graph] = []

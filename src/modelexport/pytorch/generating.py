@@ -28,7 +28,7 @@ _TEXTS = (
 
 @dataclass(frozen=True)
 class Reference:
-    """What a model generates from a batch of prompts."""
+    """The result of a model's generation from a batch of prompts."""
 
     inputs: Mapping[str, Any]
     """The padded prompts as arrays, the same for PyTorch and the runtime."""

@@ -177,7 +177,9 @@ def _dense(folder: Path) -> Dense:
     config = _read(folder / "config.json")
     activation = getattr(nn, str(config.get("activation_function", "")).rpartition(".")[2], None)
     if not isinstance(activation, type):
-        raise ModelLoadError(f"{folder} has an activation {config.get('activation_function')}, which torch.nn does not")
+        raise ModelLoadError(
+            f"{folder} has an activation {config.get('activation_function')} that torch.nn does not have"
+        )
     layer = Dense(nn.Linear(config["in_features"], config["out_features"], config.get("bias", True)), activation())
     try:
         layer.load_state_dict(load_file(folder / "model.safetensors"))

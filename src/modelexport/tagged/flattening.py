@@ -15,7 +15,7 @@ from modelexport.tagged import file
 def strip(path: str | Path, output: str | Path) -> None:
     """Convert a file with tags as node attributes to one with tags as metadata, which ONNX Runtime runs.
 
-    Weights in a file of their own are copied to ``OUTPUT.data``.
+    Weights in a separate file are copied to ``OUTPUT.data``.
 
     Raises:
         FileFormatError: ``path`` cannot be read.

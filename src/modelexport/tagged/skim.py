@@ -32,13 +32,12 @@ class Skimmed:
 
 
 def skim(path: Path) -> Skimmed | None:
-    """Read what the nodes of a file say of themselves; ``None`` for a file that has to be read whole to be understood.
+    """Read the tags of a file's nodes; ``None`` for a file that has to be read completely.
 
-    That is one in which the tags are not metadata of nodes, or with which something is wrong: :func:`modelexport.load`
-    says what.
+    That is a file whose tags are not metadata of nodes, or a damaged file: :func:`modelexport.load` reports the error.
 
     Raises:
-        FileFormatError: A document beside it is of another export.
+        FileFormatError: A document beside it belongs to another export.
     """
     properties: dict[str, str] = {}
     try:

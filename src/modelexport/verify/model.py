@@ -75,7 +75,7 @@ def verify(
     Args:
         modules: Selectors of the calls to compare, with those inside them; by default all.
         provider: The execution provider of ONNX Runtime.
-        sidecar: ``NAME.hierarchy.json``; read from beside the file if left out.
+        sidecar: ``NAME.hierarchy.json``; by default the document beside the file.
         weights: The places of the weights of a model that was built without them; each module gets its own as it runs.
         perturb: Compare the calls with changed weights, in memory and on both sides, to distinguish parameters of equal
             values; by default this is done if the model has such parameters.
@@ -85,7 +85,7 @@ def verify(
 
     Raises:
         FileFormatError: The file has no tags, or its weights files have changed.
-        InputsError: The inputs are not those that the file takes.
+        InputsError: The inputs do not fit the file.
         UsageError: The model is not the one that was exported, or a module or provider does not exist.
     """
     tagged = _open(model, path)

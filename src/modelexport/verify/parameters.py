@@ -52,7 +52,7 @@ def compare_parameters(
     is_same_place: Callable[[str, ir.TensorProtocol], bool] = lambda key, tensor: False,
     only: Collection[str] | None = None,
 ) -> ParameterReport:
-    """Compare the initializers of a file, or those named in ``only``, with a model's entries, bit for bit.
+    """Compare the initializers of a file, or only those in ``only``, with a model's entries, bit for bit.
 
     Args:
         keys: The keys of the model's entries.

@@ -34,7 +34,7 @@ from modelexport.weights.sources import Weights
 
 @dataclass
 class WeightsSummary:
-    """Where the weights of a written file are."""
+    """The places of the weights of a written file."""
 
     linked: dict[str, str] = field(default_factory=dict)
     """The location of each linked weights file to how it got there: ``in place``, ``clone`` or ``hard link``."""

@@ -20,7 +20,7 @@ from modelexport.format.keys import PARAMETER, STATE_DICT, TRANSFORM, UNRECORDED
 
 
 class ParameterPlan(msgspec.Struct, frozen=True):
-    """How an initializer comes from ``state_dict`` entries."""
+    """How an initializer is computed from ``state_dict`` entries."""
 
     keys: list[str]
     """``state_dict`` keys; the names of a tied parameter are adjacent."""

@@ -29,7 +29,7 @@ _SIDECAR = ".hierarchy.json"
 
 
 class UpdateResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What was written."""
+    """The result of ``update-weights``."""
 
     path: str
     files: list[str]
@@ -117,7 +117,7 @@ def planned(
     Raises:
         WeightsError, FileFormatError: As :func:`update_weights`.
     """
-    check_weights(model)  # they may be missing: others take their place
+    check_weights(model)  # missing files are allowed: their weights are replaced
     try:
         entries = state_dict_of(model)
         plans = {value: plan for value in initializers(model) if (plan := parameter_plan(value)) is not None}
@@ -136,7 +136,7 @@ def planned(
 def _update(path: Path, weights: _InMemory | WeightsInFile, output: Path, strict: bool) -> UpdateResult:
     model = load_onnx(path)
     check_version(path, model.metadata_props)
-    check_weights(model)  # they may be missing: others take their place
+    check_weights(model)  # missing files are allowed: their weights are replaced
     plans, tied, read = planned(path, model, weights, strict)
     values = list(initializers(model))
     tensors = {value: _new_tensor(path, value, plan, read) for value, plan in plans.items()}

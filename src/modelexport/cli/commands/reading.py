@@ -89,7 +89,7 @@ def nodes(
 
 def compare(
     first: Annotated[Path, typer.Argument(metavar="A.onnx|A/", help="An ONNX file, tagged or not, or a package.")],
-    second: Annotated[Path, typer.Argument(metavar="B.onnx|B/", help="Another one.")],
+    second: Annotated[Path, typer.Argument(metavar="B.onnx|B/", help="The file or package to compare with.")],
     selectors: Annotated[
         list[str] | None, typer.Argument(metavar="[SELECTOR]...", help="Only these calls and those inside them.")
     ] = None,

@@ -39,7 +39,7 @@ def load_dag(path: str | Path) -> dict[str, documents.Dag]:
     """Read ``NAME.dag.json``: tag to operations and edges.
 
     Raises:
-        FileFormatError: It is missing, is another document, or is not of the model beside it.
+        FileFormatError: It is missing, is another document, or does not belong to the model beside it.
     """
     return _decode(Path(path), _checked(Path(path)), dict[str, documents.Dag])
 
@@ -48,7 +48,7 @@ def load_operations(path: str | Path) -> dict[str, documents.Operation]:
     """Read ``NAME.operations.json``: the name of a node or an initializer to its entry.
 
     Raises:
-        FileFormatError: It is missing, is another document, or is not of the model beside it.
+        FileFormatError: It is missing, is another document, or does not belong to the model beside it.
     """
     return _decode(Path(path), _checked(Path(path)), dict[str, documents.Operation])
 
@@ -57,7 +57,7 @@ def check_same_calls(path: Path, sidecar: documents.Hierarchy, calls: Sequence[d
     """Compare the calls in a model with those in the sidecar beside it.
 
     Raises:
-        FileFormatError: They are not the same. Names the first that differ.
+        FileFormatError: They are not the same. Names the first difference.
     """
     _check_same(
         path,
@@ -71,7 +71,7 @@ def check_same_nodes(path: Path, sidecar: documents.Hierarchy, nodes: Sequence[i
     """Compare the nodes of a model and their owners with those in the sidecar beside it, in any order.
 
     Raises:
-        FileFormatError: They are not the same. Names the first that differ.
+        FileFormatError: They are not the same. Names the first difference.
     """
     facts = {}
     for node in nodes:
