@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import models
+from modelexport.capture.internals.exporters import study
 from modelexport.capture.internals.facts import FrontEnd, Internals, Quality, Stage, quality
-from modelexport.capture.internals.study import study
 from modelexport.cli.show_internals import format_internals
 from modelexport.pytorch.inputs import example_inputs
 from modelexport.pytorch.loading import load_model

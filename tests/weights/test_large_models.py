@@ -34,7 +34,7 @@ from modelexport.files.onnx_models import load_onnx
 from modelexport.format import documents, keys
 from modelexport.graph.nodes import initializers
 from modelexport.pytorch.inputs import example_inputs
-from modelexport.pytorch.lazy_weights import with_weights
+from modelexport.pytorch.lazy_weights import lend_weights
 from modelexport.pytorch.loading import LoadedModel, load_model
 from modelexport.verify.model import verify, verify_sample
 from modelexport.weights import placement
@@ -317,7 +317,7 @@ def test_functions_share_linked_weights(llama: Path) -> None:
 def test_a_model_without_weights_has_them_while_it_runs(checkpoints: Path) -> None:
     loaded = load_model(str(checkpoints / "moe"), weights="files")
     assert loaded.weights is not None
-    with torch.no_grad(), with_weights(loaded.model, loaded.weights):
+    with torch.no_grad(), lend_weights(loaded.model, loaded.weights):
         inside = loaded.model(**INPUTS).logits.numpy()
     np.testing.assert_array_equal(inside, expected(checkpoints / "moe"))
     assert not any(parameter.any() for parameter in loaded.model.parameters())

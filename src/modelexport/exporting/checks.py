@@ -37,7 +37,7 @@ class FileCheck(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The largest error of any output: the norm of the difference over the norm of the output."""
 
 
-def check_file(
+def _check_written(
     model: nn.Module,
     inputs: Mapping[str, Any] | Sequence[Any],
     path: Path,
@@ -157,7 +157,7 @@ def run_checks(
     check = verified = None
     if options.checks.check:
         with stages("check"):
-            check = check_file(model, inputs, path, hierarchy, weights, options)
+            check = _check_written(model, inputs, path, hierarchy, weights, options)
         if check.status == "failed" and must_pass:
             raise CheckError(
                 f"the file is wrong and was not written ({check.step}): {check.reason}; "

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from modelexport.capture import FrontEnd
 from modelexport.capture.choice import Attempt, capture, check_opset, first_that_passes
 from modelexport.capture.exported import Exported
-from modelexport.core.exclusive import exclusive
+from modelexport.core.locking import exclusive
 from modelexport.core.stages import Stages
 from modelexport.exporting import steps
 from modelexport.exporting.checks import run_checks

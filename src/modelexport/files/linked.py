@@ -22,7 +22,7 @@ import onnx_ir as ir
 from modelexport.errors import FileFormatError, WeightsError
 from modelexport.files.regular import open_regular
 from modelexport.files.safetensors_files import read_header
-from modelexport.files.tensors import all_tensors
+from modelexport.files.tensors import serialized_tensors
 from modelexport.files.wire import without_weights
 from modelexport.format import documents, keys
 from modelexport.graph.initializers import bind_tensors
@@ -323,7 +323,7 @@ def data_files(path: Path) -> list[Path]:
     except Exception as error:  # protobuf's exception type is not public
         raise FileFormatError(f"{path} is not an ONNX file, or damaged ({type(error).__name__})") from error
     locations = {
-        entry.value for tensor in all_tensors(model) for entry in tensor.external_data if entry.key == "location"
+        entry.value for tensor in serialized_tensors(model) for entry in tensor.external_data if entry.key == "location"
     }
     return [path.parent / location for location in sorted(locations) if "\0" not in location]
 

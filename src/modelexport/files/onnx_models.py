@@ -317,7 +317,7 @@ def _is_large(tensor: ir.TensorProtocol) -> bool:
     return tensor.nbytes >= SMALL or isinstance(tensor, ir.LazyTensor)
 
 
-def check_file(path: Path) -> None:
+def check_weight_files(path: Path) -> None:
     """Look at the files with weights of a model that somebody else will read.
 
     Raises:

@@ -10,7 +10,7 @@ import onnx
 from modelexport.errors import FileFormatError
 
 
-def all_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
+def serialized_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
     """Every node, those of nested graphs and functions included."""
     pending = [model.graph.node, *(function.node for function in model.functions)]
     while pending:
@@ -22,10 +22,10 @@ def all_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
                     pending.append(attribute.g.node)
 
 
-def all_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+def serialized_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
     """Initializers and the tensors of attributes, those of nested graphs and functions included."""
     yield from model.graph.initializer
-    for node in all_nodes(model):
+    for node in serialized_nodes(model):
         for attribute in node.attribute:
             if attribute.HasField("t"):
                 yield attribute.t
@@ -40,7 +40,7 @@ def check_nodes(model: onnx.ModelProto) -> None:
     Raises:
         FileFormatError: There is one. Names it.
     """
-    for node in all_nodes(model):
+    for node in serialized_nodes(model):
         if not node.output:
             raise FileFormatError(f"the node {node.name!r} ({node.op_type}) has no outputs")
         for attribute in node.attribute:
@@ -61,7 +61,7 @@ def check_data(model: onnx.ModelProto, elsewhere: Collection[str]) -> None:
     Raises:
         FileFormatError: There is one. Names it.
     """
-    for tensor in all_tensors(model):
+    for tensor in serialized_tensors(model):
         if tensor.data_type not in _BITS or tensor.data_type == onnx.TensorProto.UNDEFINED:
             raise FileFormatError(f"the tensor {tensor.name!r} has the unknown type {tensor.data_type}")
         if tensor.data_location == onnx.TensorProto.EXTERNAL:

@@ -26,7 +26,7 @@ from modelexport.graph.names import name_nodes_apart
 from modelexport.graph.nodes import all_nodes, initializers
 from modelexport.graph.owners import owned_operators, owner_of
 from modelexport.lineage.exporters.local_functions import inline_functions
-from modelexport.lineage.exporters.placement import infer, place
+from modelexport.lineage.exporters.placement import infer, place_by_stacks
 from modelexport.lineage.exporters.stacks import CallSource, read_fx_nodes, read_metadata
 from modelexport.lineage.exporters.torchscript_names import read_scoped_names
 from modelexport.tagged.encodings.metadata import drop_torch_metadata, initializer_tags, write_owner
@@ -92,7 +92,7 @@ def adopt(program: Any, output: str | Path, *, keep_torch_metadata: bool = False
             f"nothing in {name} says which module a node came from: no metadata of torch.onnx, no namespaces, no local "
             "functions, no scoped names of nodes; export the model again, with modelexport or torch.onnx.export"
         )
-    placing = place(model, found)
+    placing = place_by_stacks(model, found)
     placing.sources[CallSource.NEIGHBOURS] += infer(model)
     tags = Tags(placing.tree, placing.calls)
     repeated = _repeated(model, {node for node, known in found.items() if known.stack[-1].index is None})

@@ -174,7 +174,7 @@ def _without_memory(like: torch.Tensor) -> torch.Tensor:
 
 
 @contextlib.contextmanager
-def with_weights(model: nn.Module, weights: Weights, never_called: Collection[str] = ()) -> Iterator[None]:
+def lend_weights(model: nn.Module, weights: Weights, never_called: Collection[str] = ()) -> Iterator[None]:
     """Inside, each module of a model without weights has its own while it runs, and only then.
 
     Args:

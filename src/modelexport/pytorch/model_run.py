@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from modelexport.core.calls import ROOT, ModuleCall, Side
 from modelexport.core.limits import BATCH_BYTES
 from modelexport.core.messages import collected
-from modelexport.pytorch.lazy_weights import with_weights
+from modelexport.pytorch.lazy_weights import lend_weights
 from modelexport.pytorch.recorder import CallRecorder
 from modelexport.pytorch.traced import untouched
 from modelexport.pytorch.values import NamedTensors, input_tensors, output_tensors, run_arguments, tensors_in
@@ -88,7 +88,7 @@ class ModelRun:
             # A module without weights of its own has none that it could overwrite.
             stack.enter_context(untouched(self._model, runs=self._weights is None))
             if self._weights is not None:
-                stack.enter_context(with_weights(self._model, self._weights, self._never_called))
+                stack.enter_context(lend_weights(self._model, self._weights, self._never_called))
             entries = _entries(self._model)
             for key, tensor in self._parameters.items():
                 entries[key].data = tensor

@@ -21,9 +21,9 @@ from modelexport.format.packages import MANIFEST, PACKAGE_VERSION, Manifest, Par
 from modelexport.surgery import Sharing
 from modelexport.surgery.balance import SLACK, Units, balanced_cuts, best_limit, fewest_stages
 from modelexport.surgery.cutter import Cut, Cutter
-from modelexport.surgery.points import Timeline
 from modelexport.surgery.repeating import values_taken
 from modelexport.surgery.saving import SharedFiles, size_of_weights
+from modelexport.surgery.timeline import Timeline
 from modelexport.tagged.file import TaggedFile
 
 Measure = Callable[[ir.Node], int]
@@ -99,7 +99,7 @@ def split(
         OutputError: The folder cannot be written.
     """
     folder = Path(folder)
-    check_folder(folder)
+    check_stages_folder(folder)
     timeline = Timeline(tagged)
     allowed = _allowed(timeline, tagged.select(*at)) if at else timeline.points
     if at and stages is None and max_bytes is None:
@@ -147,7 +147,7 @@ def split(
     )
 
 
-def check_folder(folder: Path) -> None:
+def check_stages_folder(folder: Path) -> None:
     """Fail when a package cannot be written to a folder.
 
     Raises:

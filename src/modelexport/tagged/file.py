@@ -25,7 +25,7 @@ from modelexport.graph.owners import OWNER, owned_operators, owner_of
 from modelexport.tagged.documents.belonging import check_documents
 from modelexport.tagged.documents.reading import check_same_calls, check_same_nodes, load_hierarchy
 from modelexport.tagged.encodings.unpacking import unpack_tags
-from modelexport.tagged.skim import Skimmed
+from modelexport.tagged.skimming import Skimmed
 
 SIDECAR = ".hierarchy.json"
 UNTAGGED = "none"

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from modelexport.core.calls import ModuleCall
-from modelexport.core.exclusive import exclusive
+from modelexport.core.locking import exclusive
 from modelexport.core.messages import collected
 from modelexport.errors import UsageError
 from modelexport.files.linked import check_files

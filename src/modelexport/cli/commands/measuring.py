@@ -149,12 +149,12 @@ def report(
 ) -> None:
     """Put the tree of FILE, its coverage, its verification and its cost on one page."""
     from modelexport.core.stages import Stages
-    from modelexport.verify.page import write_report
+    from modelexport.verify.page import write_report_page
 
     with progress_shown() as progress:
         stages = Stages(progress)
         with stages("report"):
-            write_report(file, output, sizes=_sizes(size or []), profiled=profiled)
+            write_report_page(file, output, sizes=_sizes(size or []), profiled=profiled)
     print(output)
 
 

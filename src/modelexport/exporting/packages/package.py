@@ -15,7 +15,7 @@ from modelexport.core.stages import Stages
 from modelexport.errors import InputsError
 from modelexport.exporting.interface import AS_CAPTURED
 from modelexport.exporting.options import Keywords, Options
-from modelexport.exporting.packages.folders import check_folder, replaced_whole
+from modelexport.exporting.packages.folders import check_package_folder, replaced_whole
 from modelexport.exporting.packages.layouts import write_layouts
 from modelexport.exporting.packages.modes import PartsMode
 from modelexport.exporting.packages.naming import name_generation, name_pipeline
@@ -89,7 +89,7 @@ def export_package(
     """
     folder, stages = Path(folder), stages or Stages()
     options = (options or Options()).replaced_by(keywords)
-    check_folder(folder, None if directory is None else Path(directory))
+    check_package_folder(folder, None if directory is None else Path(directory))
     with stages("parts"):
         kind, found = _parts_of(model, parts, inputs)
     seconds: dict[str, float] = dict(stages.seconds)
