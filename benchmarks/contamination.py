@@ -47,11 +47,12 @@ from modelexport.core.calls import ModuleCall  # noqa: E402
 from modelexport.core.modules import ModuleTree  # noqa: E402
 from modelexport.graph.owners import owner_of  # noqa: E402
 from modelexport.pytorch.loading import load_model  # noqa: E402
+from modelexport.pytorch.model_run import as_array  # noqa: E402
 from modelexport.pytorch.recorder import CallRecorder  # noqa: E402
 from modelexport.pytorch.static import module_tree  # noqa: E402
 from modelexport.pytorch.traced import untouched  # noqa: E402
 from modelexport.runtime.sessions import open_session, run_session, with_outputs  # noqa: E402
-from modelexport.verify.model import as_array, feeds  # noqa: E402
+from modelexport.verify.feeding import feeds  # noqa: E402
 
 PAGE = REPOSITORY / "docs" / "frontends.md"
 BEGIN, END = "<!-- contamination -->", "<!-- end of contamination -->"

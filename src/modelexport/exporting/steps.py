@@ -17,6 +17,7 @@ from modelexport.core.modules import ModuleTree
 from modelexport.core.tags import Tags
 from modelexport.exporting.optimizer import finish, optimize_graph
 from modelexport.exporting.options import TagOptions, WeightOptions
+from modelexport.exporting.report import report_path
 from modelexport.format import documents
 from modelexport.graph.coverage import check_coverage
 from modelexport.graph.initializers import bind_tensors
@@ -163,19 +164,25 @@ def write_files(
     tagged: Tagged,
     documents: Mapping[str, bytes],
     path: Path,
-    staging: Path,
+    staged: Path,
     options: WeightOptions,
 ) -> WeightsSummary:
-    """Write a model and its documents to ``staging``, from where they will be moved beside ``path``."""
+    """Write a model to ``staged`` and its documents beside it, from where they will be moved beside ``path``."""
     weights = save_with_weights(
         graph,
         path,
-        staging,
+        staged.parent,
         mode=options.weights,
         parameters=tagged.origins,
         weights=options.source,
         documents=documents,
     )
     for suffix, document in documents.items():
-        (staging / path.name).with_suffix(suffix).write_bytes(document)
+        staged.with_suffix(suffix).write_bytes(document)
     return weights
+
+
+def list_files(staged: Path, path: Path, dag_dir: Path | None) -> list[Path]:
+    """What there will be once the files beside ``staged`` are beside ``path``, and the report is written."""
+    files = [path.parent / file.name for file in sorted({*staged.parent.iterdir(), report_path(staged)})]
+    return files if dag_dir is None else [*files, dag_dir]

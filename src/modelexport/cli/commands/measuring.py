@@ -107,7 +107,7 @@ def profile(
                 against_torch, inputs, model_class, trust_remote_code, seed, stages, dtype=None
             )
             from modelexport.measure.runs import open_file, session_options
-            from modelexport.verify.model import feeds
+            from modelexport.verify.feeding import feeds
 
             given = feeds(example, open_file(file, session_options("none", provider), provider))
         with stages(f"run {file.name}"):
