@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from modelexport.core.calls import ModuleCall
+from modelexport.core.tags import class_in_tag
 from modelexport.core.text import align, plural, shortened
 
 if TYPE_CHECKING:
@@ -151,7 +152,7 @@ def _address(one: OnlyInOne) -> str:
 
 
 def _class(one: OnlyInOne) -> str:
-    return one.tag.rpartition("/")[2].partition("@")[0].partition(".")[0]
+    return class_in_tag(one.tag)
 
 
 def _grouped(items: Iterable[T], name: Callable[[T], str], what: Callable[[T], str]) -> list[list[T]]:

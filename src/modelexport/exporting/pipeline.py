@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from modelexport.capture import FrontEnd
-from modelexport.capture.choice import Attempt, capture, check_opset, first_that_passes
+from modelexport.capture import FrontEnd, check_opset
+from modelexport.capture.choice import Attempt, capture, first_that_passes
 from modelexport.capture.exported import Exported
 from modelexport.core.locking import exclusive
 from modelexport.core.stages import Stages

@@ -203,8 +203,8 @@ def read_linked(model: ir.Model, folder: Path, *, ours: bool = True) -> None:
     Raises:
         FileFormatError: What the model says of its files is damaged.
     """
-    linked = _recorded(model.metadata_props, keys.WEIGHTS, documents.WeightsFile)
-    written = _recorded(model.metadata_props, keys.DATA, documents.DataFile) if ours else {}
+    linked = recorded_files(model.metadata_props, keys.WEIGHTS, documents.WeightsFile)
+    written = recorded_files(model.metadata_props, keys.DATA, documents.DataFile) if ours else {}
     files: dict[str, WeightsBeside] = {}
 
     def checked(tensor: ir.ExternalTensor) -> LinkedTensor:
@@ -234,9 +234,19 @@ def read_linked(model: ir.Model, folder: Path, *, ours: bool = True) -> None:
                     )
 
 
-def _recorded(properties: Mapping[str, str], key: str, kind: type[T]) -> dict[str, T]:
+def recorded_files(properties: Mapping[str, str], key: str, kind: type[T]) -> dict[str, T]:
+    """What the properties of a model say of the files that hold its weights, by location.
+
+    Args:
+        key: The property, :data:`keys.WEIGHTS` or :data:`keys.DATA`.
+        kind: What it holds of each file.
+
+    Raises:
+        FileFormatError: It is damaged.
+    """
     try:
-        return msgspec.json.decode(properties.get(key, "{}"), type=dict[str, kind])  # type: ignore[valid-type]
+        text = properties.get(key, "{}")
+        return msgspec.json.decode(text, type=dict[str, kind])  # type: ignore[valid-type]  # a variable, for msgspec
     except (msgspec.DecodeError, UnicodeError) as error:
         raise FileFormatError(f"the property {key} is damaged ({error}): export it again") from error
 

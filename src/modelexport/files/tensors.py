@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from math import prod
 
 import onnx
@@ -10,16 +10,19 @@ import onnx
 from modelexport.errors import FileFormatError
 
 
+def with_nested(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """Nodes, each followed by those of the graphs that it holds."""
+    for node in nodes:
+        yield node
+        for attribute in node.attribute:
+            for graph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+                yield from with_nested(graph.node)
+
+
 def serialized_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
     """Every node, those of nested graphs and functions included."""
-    pending = [model.graph.node, *(function.node for function in model.functions)]
-    while pending:
-        for node in pending.pop():
-            yield node
-            for attribute in node.attribute:
-                pending.extend(graph.node for graph in attribute.graphs)
-                if attribute.HasField("g"):
-                    pending.append(attribute.g.node)
+    for graph in (model.graph, *model.functions):
+        yield from with_nested(graph.node)
 
 
 def serialized_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:

@@ -21,7 +21,7 @@ from modelexport.files.linked import check_files
 from modelexport.files.onnx_models import load_onnx, save_model
 from modelexport.format import documents, keys
 from modelexport.format.call_tree import call_tree_entries, encode_call_tree
-from modelexport.format.node_tags import read_source_tags, write_tags
+from modelexport.format.node_tags import write_tags
 from modelexport.graph.names import name_nodes_apart
 from modelexport.graph.nodes import all_nodes, initializers
 from modelexport.graph.owners import owned_operators, owner_of
@@ -142,10 +142,7 @@ def _adopt_tagged(path: Path, output: Path, keep_torch_metadata: bool) -> Adopte
     sources = Counter(earlier)
     if not earlier:
         sources[CallSource.TAGS] = sum(owner_of(node) is not None for node in tagged.nodes)
-    source_tags: dict[ModuleCall, str] = {}
-    for node in tagged.nodes:
-        if (owner := owner_of(node)) is not None:
-            source_tags.update(zip(owner.calls, read_source_tags(node.metadata_props), strict=True))
+    source_tags = tagged.source_tags  # read before nodes get owners that they have no tags for
     sources[CallSource.NEIGHBOURS] += infer(tagged.model)
     if not keep_torch_metadata:
         drop_torch_metadata(tagged.model)

@@ -24,8 +24,7 @@ from modelexport.format.dtypes import dtype_name
 from modelexport.weights.sources import Weights
 
 
-# torch is not followed by mypy.
-class _Recorded(torch.Tensor):  # type: ignore[misc]
+class _Recorded(torch.Tensor):
     """A tensor without bytes that knows how to make them: ``origin`` is a place in a file, or a call and its arguments.
 
     Moving it to a device, as ``from_pretrained`` does, is ignored: that would need bytes.

@@ -23,6 +23,7 @@ from typing import Any, Literal
 import torch
 
 from modelexport.core.limits import SETTINGS_BYTES
+from modelexport.core.text import error_line, first_few
 from modelexport.errors import FileFormatError, ModelLoadError
 from modelexport.files.regular import read_regular
 from modelexport.files.safetensors_files import INDEX, SINGLE, SafetensorsFile, checkpoint
@@ -120,12 +121,6 @@ def _bert_tiny() -> torch.nn.Module:
     return model
 
 
-def _line(error: BaseException, limit: int = 240) -> str:
-    """The exception's type and message, on one line that fits a screen."""
-    text = " ".join(f"{type(error).__name__}: {error}".split())
-    return text if len(text) <= limit else f"{text[:limit]}..."
-
-
 # Hugging Face
 
 
@@ -190,7 +185,7 @@ def _checkpoint(spec: str, directory: Path | None, local_only: bool) -> list[Saf
         try:
             directory = Path(snapshot_download(spec, allow_patterns=wanted, local_files_only=local_only))
         except Exception as error:
-            raise ModelLoadError(f"the weights of {spec} cannot be fetched: {_line(error)}") from error
+            raise ModelLoadError(f"the weights of {spec} cannot be fetched: {error_line(error)}") from error
     return checkpoint(directory)
 
 
@@ -255,7 +250,7 @@ def _fetch_config(name: str, local_only: bool) -> dict[str, Any]:
     try:
         config: dict[str, Any] = PreTrainedConfig.get_config_dict(name, local_files_only=local_only)[0]
     except Exception as error:
-        why = "not a directory, and the hub cannot be reached" if local_only else _line(error)
+        why = "not a directory, and the hub cannot be reached" if local_only else error_line(error)
         raise ModelLoadError(f"no model {name}: {why}; give {_LOCAL}") from error
     if not config:
         raise ModelLoadError(f"no model {name}: it has no config.json; give {_LOCAL}")
@@ -341,7 +336,8 @@ def _why_no_weights(spec: str, directory: Path | None, cls: Any, error: Exceptio
             return f"{path} is damaged or cut off ({damage}): copy or download it again"
     if "weights_only" in str(error) or "Weights only" in str(error):
         return f"the weights of {spec} hold more than tensors, which could run code: convert them to model.safetensors"
-    return f"{spec} cannot be loaded as {cls.__name__}: {_line(error)}; check its files or give another --model-class"
+    reason = error_line(error)
+    return f"{spec} cannot be loaded as {cls.__name__}: {reason}; check its files or give another --model-class"
 
 
 def _compare_keys(spec: str, model: torch.nn.Module, info: dict[str, Any]) -> list[str]:
@@ -356,18 +352,15 @@ def _compare_keys(spec: str, model: torch.nn.Module, info: dict[str, Any]) -> li
     if parameters and not set(parameters) - set(missing):
         raise ModelLoadError(
             f"none of the {len(parameters)} parameters of {kind} is in the weights of {spec} "
-            f"(they have {_some(unused)}): name the class that saved them with --model-class"
+            f"(they have {first_few(unused, 3) or 'none'}): name the class that saved them with --model-class"
         )
     notes = []
     if missing:
-        notes.append(f"{len(missing)} of {kind}'s tensors are not in the checkpoint and are random: {_some(missing)}")
+        few = first_few(missing, 3)
+        notes.append(f"{len(missing)} of {kind}'s tensors are not in the checkpoint and are random: {few}")
     if unused:
-        notes.append(f"{len(unused)} tensors of the checkpoint have no place in {kind}: {_some(unused)}")
+        notes.append(f"{len(unused)} tensors of the checkpoint have no place in {kind}: {first_few(unused, 3)}")
     return notes
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "") if names else "none"
 
 
 # Factories
@@ -424,7 +417,7 @@ def _run(call: Callable[[], Any], failed: str, file: Path | None) -> Any:
             where = f" ({Path(error.filename).name}, line {error.lineno})"
         elif own:
             where = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})"
-        reason = _line(SyntaxError(error.msg)) if isinstance(error, SyntaxError) else _line(error)
+        reason = error_line(SyntaxError(error.msg)) if isinstance(error, SyntaxError) else error_line(error)
         raise ModelLoadError(f"{failed}: {reason}{where}") from error
 
 

@@ -194,8 +194,7 @@ def _reset(model: nn.Module, right: ModelRun) -> Iterator[None]:
             handle.remove()
 
 
-# torch is not followed by mypy.
-class _Operations(TorchDispatchMode):  # type: ignore[misc]
+class _Operations(TorchDispatchMode):
     """Takes the fingerprint of what each operation of a run gives."""
 
     supports_higher_order_operators = True

@@ -62,8 +62,7 @@ def open_session(
     return runs
 
 
-# onnxruntime has no annotations.
-class _Session(onnxruntime.InferenceSession):  # type: ignore[misc]
+class _Session(onnxruntime.InferenceSession):
     """Keeps the weights that it was handed: the runtime reads them where they are."""
 
     weights: Sequence[object] = ()

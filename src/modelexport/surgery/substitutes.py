@@ -23,7 +23,7 @@ from modelexport.graph.initializers import detach_tensors
 from modelexport.graph.nodes import all_nodes, may_be
 from modelexport.graph.owners import OWNER, owner_of
 from modelexport.surgery.cutter import Cut
-from modelexport.surgery.edited_tags import EditedTags, source_tags
+from modelexport.surgery.edited_tags import EditedTags
 from modelexport.surgery.interfaces import Interface, match_names, offered_names
 from modelexport.surgery.repeating import values_taken
 from modelexport.tagged.file import TaggedFile, read_tagged
@@ -298,7 +298,7 @@ class FromModel:
         """The calls of the file, under the call that it replaces."""
         assert self._tagged is not None
         sub, base = self._tagged, tags.source_tag(call)
-        sources = source_tags(sub.nodes)
+        sources = sub.source_tags
         renamed: dict[ModuleCall, ModuleCall] = {}
         root = ""
         for traced in sub.calls:

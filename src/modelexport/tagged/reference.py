@@ -222,8 +222,7 @@ def open_reference(tagged: TaggedFile) -> Iterator[ReferenceValues]:
         )
     try:
         opened = safe_open(path, framework="numpy")
-        # safetensors has no annotations here.
-        metadata = opened.metadata() or {}  # type: ignore[no-untyped-call]
+        metadata = opened.metadata() or {}  # type: ignore[no-untyped-call]  # safetensors has no annotation here
         version = metadata.get(keys.FORMAT_VERSION_KEY)
         if version not in keys.READ_VERSIONS or _RUN not in metadata:
             raise FileFormatError(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from modelexport.capture import OPSETS, FrontEnd
+from modelexport.capture import FrontEnd, check_opset
 from modelexport.cli.json_documents import export_document, package_document
 from modelexport.cli.options import (
     DtypeOption,
@@ -121,8 +121,7 @@ def export(
     from modelexport.exporting.pipeline import export as run
     from modelexport.files.atomic import check_writable
 
-    if opset is not None and opset not in OPSETS:
-        raise UsageError(f"no front end writes opset {opset}: choose one from {OPSETS[0]} to {OPSETS[-1]}")
+    check_opset(opset)
     options = Options(
         tags=TagOptions(
             granularity=granularity,
