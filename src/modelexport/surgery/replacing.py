@@ -24,7 +24,8 @@ from modelexport.surgery.edited_tags import EditedTags
 from modelexport.surgery.interfaces import Interface, interface_of
 from modelexport.surgery.repeating import values_taken
 from modelexport.surgery.saving import SharedFiles
-from modelexport.surgery.substitutes import FromModel, Parts, Site, Substitute, check_opsets
+from modelexport.surgery.substitutes import FromModel, Parts, Site, Substitute
+from modelexport.surgery.substitutes.from_model import check_opsets
 from modelexport.tagged.encodings.attributes import write_attributes
 from modelexport.tagged.encodings.functions import write_functions
 from modelexport.tagged.encodings.metadata import write_owner
