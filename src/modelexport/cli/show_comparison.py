@@ -45,11 +45,6 @@ def format_comparison(comparison: FileComparison) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def print_comparison(comparison: FileComparison) -> None:
-    """Write :func:`format_comparison` to standard output."""
-    print(format_comparison(comparison))
-
-
 def _files(one: FileFacts, other: FileFacts) -> str:
     """The facts of both, one a line; a line with settings or packages only where they differ."""
     rows = [("", one.path, other.path)]

@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 
 from modelexport.core.limits import ELEMENTS, SETTINGS_BYTES
 from modelexport.core.messages import collected
 from modelexport.errors import FileFormatError, InputsError
 from modelexport.files.regular import read_regular
+from modelexport.pytorch.private_torch import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from modelexport.pytorch.traced import untouched
 from modelexport.pytorch.trust import no_questions
 

@@ -41,11 +41,6 @@ class Package:
         raise UsageError(f"{self.folder} has no part {name}{nearest(name, names)}; it has {', '.join(names)}")
 
 
-def is_package(path: Path) -> bool:
-    """Whether a path is a folder with a manifest."""
-    return (path / MANIFEST).is_file()
-
-
 def read_package(folder: str | Path) -> Package:
     """Read the manifest of a package and see whether its files are there and belong together.
 

@@ -284,7 +284,7 @@ def hierarchy(
     if as_json:
         print_json(overview.document())
     else:
-        show_export.print_hierarchy(
+        text = show_export.format_hierarchy(
             "trace" if trace else mode,
             overview.tree,
             overview.calls,
@@ -292,6 +292,7 @@ def hierarchy(
             static_tags=overview.static_tags,
             comparison=overview.comparison,
         )
+        print(text)
 
 
 def inputs(
