@@ -127,9 +127,9 @@ def _parts_of(
             raise InputsError(f"{type(model).__name__} is no pipeline: give a folder with {SENTENCE_TRANSFORMER}")
         return "pipeline", pipeline_parts(model)
     if inputs is None:
-        from modelexport.pytorch.inputs import example_inputs
+        from modelexport.pytorch.inputs import generate_inputs
 
-        inputs = example_inputs(model)
+        inputs = generate_inputs(model)
     return "whole", [ModelPart("model", model, inputs)]
 
 
