@@ -24,7 +24,7 @@ import modelexport
 from modelexport.runtime.sessions import open_session, run_session
 from modelexport.tagged.reference import reference_path, verify_reference
 from modelexport.verify.feeding import feeds
-from modelexport.verify.whole import run_module
+from modelexport.verify.outputs import run_module
 
 LAYERS = (2, 6, 12)
 RUNS = 3

@@ -83,7 +83,7 @@ def _check_outputs(
 ) -> FileCheck:
     from modelexport.runtime.sessions import open_session, run_session
     from modelexport.verify.feeding import feeds
-    from modelexport.verify.whole import run_module
+    from modelexport.verify.outputs import run_module
 
     expected = run_module(model, copy.deepcopy(inputs))
     step: CheckStep = "loading"
@@ -125,7 +125,7 @@ a file that leaves a step out is beyond it."""
 
 def _is_random(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any]) -> bool:
     """Whether the model gives something else for the same inputs when random numbers begin elsewhere."""
-    from modelexport.verify.whole import run_module
+    from modelexport.verify.outputs import run_module
 
     one, other = (run_module(model, copy.deepcopy(inputs), seed=seed) for seed in (1, 2))
     return any(

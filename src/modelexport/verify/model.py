@@ -22,6 +22,7 @@ from modelexport.verify.calls import prove_calls, sampled_calls, verdicts_of
 from modelexport.verify.claims import false_claims
 from modelexport.verify.differences import UNITS
 from modelexport.verify.feeding import under_names
+from modelexport.verify.outputs import Inputs, Tell, compare_whole, run_observed
 from modelexport.verify.parameters import (
     check_same_entries,
     compare_parameters,
@@ -31,7 +32,6 @@ from modelexport.verify.parameters import (
 )
 from modelexport.verify.sampling import verify_alone
 from modelexport.verify.verdicts import CallVerdict, ParameterReport, VerifyReport
-from modelexport.verify.whole import Inputs, Tell, compare_whole, run_observed
 from modelexport.weights.sources import Weights
 
 
