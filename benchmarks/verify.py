@@ -22,9 +22,10 @@ from transformers import BertConfig, BertModel
 
 import modelexport
 from modelexport.runtime.sessions import open_session, run_session
-from modelexport.tagged.reference import reference_path, verify_reference
+from modelexport.tagged.reference import reference_path
 from modelexport.verify.feeding import feeds
 from modelexport.verify.outputs import run_module
+from modelexport.verify.reference import verify_reference
 
 LAYERS = (2, 6, 12)
 RUNS = 3

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import importlib.util
 import re
 from pathlib import Path
@@ -57,6 +59,18 @@ def test_no_table_of_figures_is_without_a_script(page: Path) -> None:
 
 def test_a_table_of_figures_is_seen() -> None:
     assert unmarked("| model | seconds | MB |\n|---|---|---|\n| bert | 1.2 | 3,400 |\n") == ["| model | seconds | MB |"]
+
+
+@pytest.mark.parametrize("script", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda script: script.name)
+def test_a_script_imports_what_there_is(script: Path) -> None:
+    for node in ast.walk(ast.parse(script.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("modelexport"):
+            module = importlib.import_module(str(node.module))
+            assert [one.name for one in node.names if not has(module, one.name)] == []
+
+
+def has(module: Any, name: str) -> bool:
+    return hasattr(module, name) or importlib.util.find_spec(f"{module.__name__}.{name}") is not None
 
 
 def test_a_table_takes_the_place_of_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
