@@ -22,7 +22,7 @@ from modelexport.files.atomic import Replacement, check_writable
 from modelexport.graph.owners import owned_operators
 from modelexport.pytorch.repeatability import Unrepeatable, find_unrepeatable
 from modelexport.pytorch.static import module_tree
-from modelexport.tagged.documents.dag import check_dag_directory, dag_document, write_dag_files
+from modelexport.tagged.documents.dag import check_dag_directory, write_dag_files
 from modelexport.tagged.tree import tree_rows
 
 if TYPE_CHECKING:
@@ -111,16 +111,15 @@ class _Job:
             tagged = steps.tag(exported, before, tree, options.tags)
         with stages("documents"):
             settings = options.settings(exported.frontend, attempts, dynamic=self.dynamic, optimized=self.optimized)
-            hierarchy = steps.describe(model, exported, before, tagged, name=self.name, settings=settings)
-            dags = dag_document(exported.model, tagged.tags)
-            documents = steps.encode_documents(hierarchy, dags, exported.model, tagged.tags)
+            described = steps.describe(model, exported, before, tagged, name=self.name, settings=settings)
+            hierarchy = described.hierarchy
         with stages("encoding"):
             functions = steps.encode(exported.model, tagged.tags, options.tags.tags_as)
         with Replacement() as replacement:
             staged = replacement.folder(self.path.parent) / self.path.name
             with stages("write"):
                 graph = functions.model if functions else exported.model
-                weights = steps.write_files(graph, tagged, documents, self.path, staged, options.weights)
+                weights = steps.write_files(graph, tagged, described.files, self.path, staged, options.weights)
             check, verified = run_checks(
                 model, self.inputs, staged, self.path, hierarchy, weights, options, stages, must_pass=not keep_anyway
             )
@@ -140,5 +139,5 @@ class _Job:
             )
             write_report(report_path(staged), result)
             if self.dag_dir is not None:
-                write_dag_files(replacement, self.dag_dir, dags)
+                write_dag_files(replacement, self.dag_dir, described.dags)
         return result

@@ -26,6 +26,7 @@ from modelexport.graph.path_names import name_nodes_by_path
 from modelexport.graph.snapshot import SourceGraph, take_snapshot
 from modelexport.lineage.derivation import derive_owners
 from modelexport.pytorch.static import containers
+from modelexport.tagged.documents.dag import dag_document
 from modelexport.tagged.documents.operations import operations_document
 from modelexport.tagged.documents.sidecar import hierarchy_document
 from modelexport.tagged.documents.tables import encode_table
@@ -113,6 +114,16 @@ def tag(exported: Exported, before: Unoptimized, tree: ModuleTree, options: TagO
     return Tagged(tags, coverage, origins, present)
 
 
+@dataclass(frozen=True)
+class Described:
+    """The documents of an export."""
+
+    hierarchy: documents.Hierarchy
+    dags: Mapping[str, documents.Dag]
+    files: Mapping[str, bytes]
+    """Suffix to content, as they are written."""
+
+
 def describe(
     model: nn.Module,
     exported: Exported,
@@ -121,10 +132,10 @@ def describe(
     *,
     name: str | None,
     settings: documents.Settings,
-) -> documents.Hierarchy:
-    """The sidecar of an export."""
+) -> Described:
+    """The documents of an export."""
     tree = tagged.tags.tree
-    return hierarchy_document(
+    hierarchy = hierarchy_document(
         name=name or tree.root.class_name,
         model=exported.model,
         source=before.source,
@@ -137,6 +148,13 @@ def describe(
         coverage=tagged.coverage,
         settings=settings,
     )
+    dags = dag_document(exported.model, tagged.tags)
+    files = {
+        ".hierarchy.json": msgspec.json.format(msgspec.json.encode(hierarchy), indent=1),
+        ".dag.json": encode_table(dags),
+        ".operations.json": encode_table(operations_document(exported.model, tagged.tags)),
+    }
+    return Described(hierarchy, dags, files)
 
 
 def encode(graph: ir.Model, tags: Tags, tags_as: str) -> FunctionsModel | None:
@@ -146,17 +164,6 @@ def encode(graph: ir.Model, tags: Tags, tags_as: str) -> FunctionsModel | None:
     if tags_as == "attributes":
         write_attributes(graph)
     return None
-
-
-def encode_documents(
-    hierarchy: documents.Hierarchy, dags: Mapping[str, documents.Dag], graph: ir.Model, tags: Tags
-) -> dict[str, bytes]:
-    """The JSON documents of an export: suffix to content."""
-    return {
-        ".hierarchy.json": msgspec.json.format(msgspec.json.encode(hierarchy), indent=1),
-        ".dag.json": encode_table(dags),
-        ".operations.json": encode_table(operations_document(graph, tags)),
-    }
 
 
 def write_files(
