@@ -13,9 +13,8 @@ class DecisionError(RuntimeError):
     """The model reads a number that depends on the values of its inputs or parameters."""
 
 
-# torch is not followed by mypy.
-class NoDecisions(TorchFunctionMode):  # type: ignore[misc]
-    """Raises an error when Python code reads a number that depends on inputs or parameters.
+class NoDecisions(TorchFunctionMode):
+    """Refuses what a trace cannot follow: Python that reads a number which depends on inputs or parameters.
 
     The trace would apply the decision made for the example inputs to all others. Numbers that depend only on sizes may
     be read, unless the sizes themselves depend on values (the number of nonzero elements). A tensor that was written

@@ -24,9 +24,8 @@ from modelexport.format.dtypes import dtype_name
 from modelexport.weights.sources import Weights
 
 
-# torch is not followed by mypy.
-class _Recorded(torch.Tensor):  # type: ignore[misc]
-    """A tensor without bytes that can compute them: ``origin`` is a place in a file, or a call and its arguments.
+class _Recorded(torch.Tensor):
+    """A tensor without bytes that knows how to make them: ``origin`` is a place in a file, or a call and its arguments.
 
     Moving it to a device, as ``from_pretrained`` does, is ignored: it would need bytes.
     """
@@ -174,8 +173,8 @@ def _without_memory(like: torch.Tensor) -> torch.Tensor:
 
 
 @contextlib.contextmanager
-def with_weights(model: nn.Module, weights: Weights, never_called: Collection[str] = ()) -> Iterator[None]:
-    """Give each module of a model without weights its own weights while it runs, inside the block.
+def lend_weights(model: nn.Module, weights: Weights, never_called: Collection[str] = ()) -> Iterator[None]:
+    """Inside, each module of a model without weights has its own while it runs, and only then.
 
     Args:
         never_called: Paths of modules whose ``forward`` is not called. Their parameters may be used nevertheless: they

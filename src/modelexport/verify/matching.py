@@ -42,10 +42,6 @@ class FileRun:
     """The distance of each recognized value from its content, in norms."""
     differences: dict[str, Difference] = field(default_factory=dict)
 
-    def values_of(self, content: str) -> list[str]:
-        """The values with a content, in the order of the graph."""
-        return [name for name, its in self.contents.items() if its == content]
-
 
 def run_file(
     model: ir.Model,

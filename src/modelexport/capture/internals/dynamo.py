@@ -58,16 +58,15 @@ def _from_transformers(model: nn.Module, kwargs: dict[str, Any], stages: list[St
     from transformers.exporters.exporter_dynamo import DynamoExporter
     from transformers.exporters.exporter_onnx import OnnxConfig, OnnxExporter
 
-    # transformers is not followed by mypy.
-    class Recording(DynamoExporter):  # type: ignore[misc]
-        """Records the exported program when it is passed to the other exporter, before it is changed in place."""
+    class Recording(DynamoExporter):
+        """Sees the exported program on its way from the one exporter to the other, before it is changed in place."""
 
         def export_program(self, *args: Any, **options: Any) -> Any:
             made = super().export_program(*args, **options)
             stages.append(_fx_stage("captured", made[0].graph_module))
             return made
 
-    class Exporter(OnnxExporter, Recording):  # type: ignore[misc]
+    class Exporter(OnnxExporter, Recording):
         pass
 
     program: ir.Model = Exporter().export(model, kwargs, OnnxConfig(optimize=False)).program
