@@ -3,12 +3,12 @@
     OMP_NUM_THREADS=1 python benchmarks/adopt.py [MODEL ...]     the table of exporters by models
     OMP_NUM_THREADS=1 python benchmarks/adopt.py --cost          time by nodes
 
-Two exports of a model have no names in common. So what is compared is how many nodes of each operator each call has,
-for the operators of which both files have equally many: `compared` is their share of the nodes. Of these, `call` is the
-share that the same call has in both, and `module` that the same module has, whatever the number of the call. Constants
-and Identity are left out. A node of several owners counts for the first. A cell is `call of compared`, or
-`call, module of compared` where these two differ. `--cost` is what adopting costs: a chain of many modules, against
-reading and writing the same file.
+Two exports of a model have no names in common. So the numbers of nodes of each operator in each call are compared, for
+the operators that occur equally often in both files: `compared` is their share of the nodes. Of these, `call` is the
+share that belongs to the same call in both files, and `module` the share that belongs to the same module, whatever its
+number. Constants and Identity are left out. A node with several owners counts for the first. A cell is `call of
+compared`, or `call, module of compared` if these two differ. `--cost` is the time of adopting a chain of many modules,
+compared with reading and writing the same file.
 
 Needs what `make test` installs; about three minutes.
 """
@@ -193,7 +193,7 @@ def agreement(name: str) -> Iterator[tuple[str, str]]:
         for what, optimized, make in programs(model, inputs, folder):
             try:
                 program = quiet(make)
-            except Exception as error:  # what an exporter cannot export is a result
+            except Exception as error:  # a failure of an exporter is a result
                 print(f"{name}, {what}: {type(error).__name__}: {error}"[:300], file=sys.stderr, flush=True)
                 yield what, "not exported"
                 continue

@@ -2,11 +2,11 @@
 
     OMP_NUM_THREADS=1 python benchmarks/faults.py [MODEL,...] [--folder DIR] [--kinds KIND,...] [--each N]
 
-For each model of the table the kinds below are planted where they can be, at up to N places each. A fault is found
-if the report says `differ` and names the call that owns the changed node, or the name that the fault is about; of those
-found, `first` counts the ones that the report points at before any other. What is not found is run again, both files in
-ONNX Runtime with the same inputs: where the values are what they were, within rounding, the fault computes the same and
-is listed apart, with the largest difference measured. Everything else is an error, and ends with status 1.
+For each model of the table the kinds below are planted wherever possible, at up to N places each. A fault is found if
+the report says `differ` and names the call that owns the changed node, or the name that was changed; of the faults
+found, `first` counts those that the report names before any other. If a fault is not found, both files are run again in
+ONNX Runtime with the same inputs: if the values are unchanged, within rounding, the fault computes the same and is
+listed separately, with the largest difference measured. Everything else is an error, and ends with status 1.
 
 Needs what `make test` installs; about a minute for each model of the list.
 """

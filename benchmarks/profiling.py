@@ -2,9 +2,9 @@
 
     python benchmarks/profiling.py [--runs N] [NODES ...]
 
-Each file is a chain of blocks of eight nodes, tagged. `plain` is a session with profiling on, opened, run as often, and
-its profile read as JSON; `profile` is the command's function; `beyond` is the second without the time that its own
-sessions need to open and to run.
+Each file is a tagged chain of blocks of eight nodes. `plain` is a session with profiling, opened and run as often, with
+its profile read as JSON; `profile` is the command's function; `beyond` is `profile` without the time that its own
+sessions take to open and to run.
 
 Needs the project alone; about one minute.
 """

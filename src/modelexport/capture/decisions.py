@@ -14,7 +14,7 @@ class DecisionError(RuntimeError):
 
 
 class NoDecisions(TorchFunctionMode):
-    """Refuses what a trace cannot follow: Python that reads a number which depends on inputs or parameters.
+    """Raises an error when Python code reads a number that depends on inputs or parameters.
 
     The trace would apply the decision made for the example inputs to all others. Numbers that depend only on sizes may
     be read, unless the sizes themselves depend on values (the number of nonzero elements). A tensor that was written

@@ -63,7 +63,7 @@ def capture_by_tracing(
 
     Args:
         inputs: Keyword or positional arguments of ``model.forward``; not changed.
-        dynamic: Leave every axis of every input open. A trace cannot tell which of them the model fixes.
+        dynamic: Make every axis of every input dynamic. A trace cannot tell which of them the model fixes.
         opset: The opset of the ONNX standard domain, from :data:`TRACED_OPSETS`; ``None`` for the exporter's default.
 
     Raises:
@@ -192,7 +192,7 @@ class _Recorder(CallRecorder):
 
 
 class _Traced(nn.Module):
-    """What is traced: takes the tensors in the arguments of a model one by one and hands them to it by keyword.
+    """The traced module: takes the tensors in the arguments of a model by position and passes them on by keyword.
 
     It returns the tensors in the model's result, then those that calls get and return.
 

@@ -124,7 +124,7 @@ omits a step is above it."""
 
 
 def _is_random(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any]) -> bool:
-    """Whether the model gives something else for the same inputs when random numbers begin elsewhere."""
+    """Whether the model's outputs for the same inputs change with the seed of the random numbers."""
     from modelexport.verify.outputs import run_module
 
     one, other = (run_module(model, copy.deepcopy(inputs), seed=seed) for seed in (1, 2))
@@ -169,7 +169,7 @@ def run_checks(
             if check.status == "failed" and must_pass:
                 raise CheckError(
                     f"the file is wrong and was not written ({check.step}): {check.reason}; "
-                    f"--keep-anyway (keep_anyway=True) writes it all the same",
+                    f"--keep-anyway (keep_anyway=True) writes it nevertheless",
                     reason=check.reason,
                 )
         kept, source = options.checks.reference, options.weights.source

@@ -318,7 +318,7 @@ def _is_large(tensor: ir.TensorProtocol) -> bool:
 
 
 def check_weight_files(path: Path) -> None:
-    """Look at the files with weights of a model that somebody else will read.
+    """Check the weights files of a model that other software will read.
 
     Raises:
         FileFormatError: It is not an ONNX file, or a weights file is missing, has changed, or may not be read.

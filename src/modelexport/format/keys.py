@@ -66,7 +66,7 @@ CALL_TREE = "modelexport.call_tree"
 DATA = "modelexport.data"
 """A JSON object: the location of each data file that was written with the model, to its :class:`DataFile`."""
 DOCUMENTS = "modelexport.documents"
-"""A JSON object: the end of the name of each document that was written with the model, to its SHA-256."""
+"""A JSON object: the suffix of each document that was written with the model, to its SHA-256."""
 
 DATA_SUFFIX = ".data"
 """Appended to the whole name of a model: the file with its weights."""

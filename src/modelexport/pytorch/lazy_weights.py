@@ -25,7 +25,7 @@ from modelexport.weights.sources import Weights
 
 
 class _Recorded(torch.Tensor):
-    """A tensor without bytes that knows how to make them: ``origin`` is a place in a file, or a call and its arguments.
+    """A tensor without bytes that can compute them: ``origin`` is a place in a file, or a call and its arguments.
 
     Moving it to a device, as ``from_pretrained`` does, is ignored: it would need bytes.
     """
@@ -174,7 +174,7 @@ def _without_memory(like: torch.Tensor) -> torch.Tensor:
 
 @contextlib.contextmanager
 def lend_weights(model: nn.Module, weights: Weights, never_called: Collection[str] = ()) -> Iterator[None]:
-    """Inside, each module of a model without weights has its own while it runs, and only then.
+    """Give each module of a model without weights its own weights while it runs, inside the block.
 
     Args:
         never_called: Paths of modules whose ``forward`` is not called. Their parameters may be used nevertheless: they

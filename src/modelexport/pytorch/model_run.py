@@ -194,7 +194,7 @@ def _reset(model: nn.Module, right: ModelRun) -> Iterator[None]:
 
 
 class _Operations(TorchDispatchMode):
-    """Takes the fingerprint of what each operation of a run gives."""
+    """Records the fingerprint of each operation's result."""
 
     supports_higher_order_operators = True
 

@@ -20,7 +20,7 @@ SENTENCE_TRANSFORMER = "modules.json"
 
 
 class SentencePipeline(nn.Module):
-    """A model of sentence-transformers: its modules one after the other, from tokens to an embedding."""
+    """A sentence-transformers model: its modules one after the other, from tokens to an embedding."""
 
     def __init__(self, modules: Mapping[str, nn.Module]) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class SentencePipeline(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Tokens to their embeddings."""
+    """Computes the embeddings of tokens."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ _MODES = ("cls", "max", "mean", "mean_sqrt_len", "weightedmean", "lasttoken")
 
 
 class Pooling(nn.Module):
-    """The embeddings of tokens to one of the sentence: those of several modes side by side."""
+    """Computes the embedding of the sentence from those of its tokens; several modes are concatenated."""
 
     def __init__(self, modes: list[str]) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class Dense(nn.Module):
 
 
 class Normalize(nn.Module):
-    """The embedding at a length of one."""
+    """Scales the embedding to a length of one."""
 
     def forward(self, features: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         return {"sentence_embedding": nn.functional.normalize(features["sentence_embedding"], p=2, dim=1)}

@@ -63,7 +63,7 @@ def open_session(
 
 
 class _Session(onnxruntime.InferenceSession):
-    """Keeps the weights that it was handed: the runtime reads them where they are."""
+    """Keeps references to the weights that it was given: the runtime reads them without a copy."""
 
     weights: Sequence[object] = ()
 

@@ -44,7 +44,7 @@ class _Kept(NamedTuple):
 
 
 def reference_path(path: Path) -> Path:
-    """Where the reference values of a file lie."""
+    """The path of the reference values of a file."""
     return path.with_suffix(keys.REFERENCE_SUFFIX)
 
 

@@ -227,7 +227,7 @@ def _value(where: str, tensor: documents.CallTensor, content: str, contents: Map
 
 @dataclass(frozen=True)
 class _ClaimedTags(FileTags):
-    """The tags of the calls of a file; which modules are levels the tags themselves tell."""
+    """The tags of the calls of a file; the levels are found from the tags themselves."""
 
     def source_tag(self, call: ModuleCall) -> str:
         return self._sources.get(call) or self.level_above(call)

@@ -123,7 +123,7 @@ def verify_against(
     given, source = _inputs(one, provider, seed)
     comparison = _Comparison(one, two, _pairs(one, two), given, _fit(given, two), provider, batch_bytes)
     if not comparison.pairs:
-        raise UsageError(f"{other} has no value of a module in common with {path}: it is no descendant of it")
+        raise UsageError(f"{other} has no value of a module in common with {path}: it is not a descendant of it")
     outputs = comparison.outputs()
     end_to_end, types = comparison.end_to_end()
     per_module = comparison.per_module(types)

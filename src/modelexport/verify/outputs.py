@@ -80,7 +80,7 @@ def compare_whole(
         compared = whole.compare(outputs)
         optimizer = ""
         if any(one.status == "differ" for one in compared):
-            tell("verify: the runtime's optimiser")
+            tell("verify: the runtime's optimizer")
             optimizer = blamed_optimizer(file, given, whole.agrees, provider)
         more = []
         if others and weights is None:
@@ -110,7 +110,7 @@ def _run_with_others(
     others = _other_weights(model, tagged, weights, perturb)
     run = run_observed(model, inputs, tagged, weights, others)
     if others and not _finite(run):
-        notes.append("weights were not perturbed: with others the model gives no finite numbers")
+        notes.append("weights were not perturbed: with changed weights the outputs of the model are not finite")
         return run_observed(model, inputs, tagged, weights, {}), {}
     return run, others
 
@@ -125,19 +125,19 @@ def run_observed(
     """
     called = {traced.call.path for traced in tagged.calls}
     never = {path for path, _ in model.named_modules()} - called
-    # PyTorch compiles the branches of a condition, and cannot where its operations are looked at.
+    # PyTorch compiles the branches of a condition, which is not possible while operations are recorded.
     operations = not any(nested_graphs(node) for node in tagged.model.graph)
     return ModelRun(model, inputs, weights, parameters=others, never_called=never, operations=operations)
 
 
 @dataclass(frozen=True)
 class _Outputs:
-    """Outputs of a whole run, where rounding adds up on the way: its size is measured if a few units are not enough."""
+    """Outputs of a whole run, in which rounding adds up: it is measured if a few units are not enough."""
 
     right: Sequence[Any]
     run: ModelRun | None
     make: Callable[[], ModelRun]
-    """Gives the run where there is none."""
+    """Returns the float64 run, or ``None`` if there is none."""
 
     @cached_property
     def exact(self) -> Sequence[Any] | None:
@@ -178,10 +178,10 @@ def run_module(
     """The tensors in what a model returns, in order.
 
     Args:
-        seed: Where the model's random numbers begin.
+        seed: The seed of the model's random numbers.
     """
     if weights is not None:
-        raise UsageError("a model without weights of its own does not run here")
+        raise UsageError("the model was built without weights and cannot run: give its weights")
     args, kwargs = run_arguments(inputs)
     with untouched(model), collected():
         if seed is not None:

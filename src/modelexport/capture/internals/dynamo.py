@@ -59,7 +59,7 @@ def _from_transformers(model: nn.Module, kwargs: dict[str, Any], stages: list[St
     from transformers.exporters.exporter_onnx import OnnxConfig, OnnxExporter
 
     class Recording(DynamoExporter):
-        """Sees the exported program on its way from the one exporter to the other, before it is changed in place."""
+        """Records the exported program when it is passed to the other exporter, before it is changed in place."""
 
         def export_program(self, *args: Any, **options: Any) -> Any:
             made = super().export_program(*args, **options)

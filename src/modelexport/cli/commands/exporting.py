@@ -223,7 +223,7 @@ def _export_folder(
     if options.tags.tags_as != "metadata":
         raise UsageError("the parts of a package carry their tags as metadata: leave out --tags-as")
     if options.weights.weights == "none":
-        raise UsageError("a package has its weights: give --weights link or copy")
+        raise UsageError("a package always has its weights: give --weights link or copy")
     check_package_folder(folder, Path(choice.model))
     with progress_shown() as progress:
         stages = Stages(progress)

@@ -14,7 +14,7 @@ from modelexport.format.packages import MANIFEST
 
 
 def check_package_folder(folder: Path, directory: Path | None = None) -> None:
-    """Fail before the work, not after it, when a package cannot be written.
+    """Fail before the work when a package cannot be written.
 
     Raises:
         OutputError: Its parent does not exist, or it is a file, holds something other than a package, or is the model's

@@ -38,7 +38,7 @@ class _Decoder:
 
 
 def make_genai_config(config: Any, folder: Path, manifest: Manifest) -> dict[str, Any]:
-    """The configuration for a decoder whose one graph takes a prompt and single tokens alike.
+    """The configuration for a decoder whose graph takes both prompts and single tokens.
 
     Args:
         config: The model's configuration, from which tokens and lengths are read.
@@ -70,7 +70,7 @@ def make_genai_config(config: Any, folder: Path, manifest: Manifest) -> dict[str
 def _read_decoder(folder: Path, manifest: Manifest) -> _Decoder:
     """The one graph of a package; fails where it is not what onnxruntime-genai runs."""
     if len(manifest.parts) != 1:
-        raise GenaiError("onnxruntime-genai runs decoders of one graph")
+        raise GenaiError("onnxruntime-genai only runs decoders that are one graph")
     part = manifest.parts[0]
     inputs = {value.name or "": value for value in load_onnx(folder / part.file).graph.inputs}
     layers = sorted(int(found[1]) for name in inputs if (found := _KEY.fullmatch(name)))
@@ -78,9 +78,9 @@ def _read_decoder(folder: Path, manifest: Manifest) -> _Decoder:
         raise GenaiError("its cache is not one key and one value for each layer")
     cache = {f"past_key_values.{layer}.{kind}" for layer in layers for kind in ("key", "value")}
     if other := sorted(inputs.keys() - cache - _PLAIN):
-        raise GenaiError(f"onnxruntime-genai does not give a decoder the input {other[0]}")
+        raise GenaiError(f"onnxruntime-genai does not pass the input {other[0]} to a decoder")
     if "input_ids" not in inputs or "logits" not in part.outputs:
-        raise GenaiError("it does not take input_ids and give logits")
+        raise GenaiError("it does not take input_ids and return logits")
     if any(isinstance(size, int) for size in inputs["input_ids"].shape or ()):
         raise GenaiError("it takes a fixed batch or a fixed number of tokens")
     shapes = {_heads_and_width(inputs[name]) for name in cache}

@@ -29,7 +29,7 @@ class Placing:
 
 
 def place_by_stacks(model: ir.Model, found: Mapping[ir.Node, Found]) -> Placing:
-    """Give nodes with a stack their owner, in ``node.meta``, and find the calls that there are."""
+    """Assign nodes with a stack their owner, in ``node.meta``, and find all calls."""
     numbers = _Numbers(found.values())
     calls: dict[ModuleCall, TracedCall] = {ROOT: TracedCall(ROOT, None, 0, None, None)}
     scopes: dict[str, Scope] = {"": Scope("")}

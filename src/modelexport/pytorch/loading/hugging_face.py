@@ -25,7 +25,7 @@ _LOCAL = "a directory with config.json and model.safetensors, bert-tiny, or file
 
 
 def refuse_paths(spec: str) -> None:
-    """Raise for what is neither a directory nor can be a hub name (``name`` or ``owner/name``)."""
+    """Raise if ``spec`` is neither a directory nor a possible hub name (``name`` or ``owner/name``)."""
     path = Path(spec).expanduser()
     if path.is_file():
         hint = f"name its factory: {spec}:FACTORY" if path.suffix == ".py" else f"give {_LOCAL}"
@@ -235,7 +235,7 @@ def _why_no_weights(spec: str, directory: Path | None, cls: Any, error: Exceptio
         except (SafetensorError, OSError) as damage:
             return f"{path} is damaged or truncated ({damage}): copy or download it again"
     if "weights_only" in str(error) or "Weights only" in str(error):
-        return f"the weights of {spec} hold more than tensors, which could run code: convert them to model.safetensors"
+        return f"the weights of {spec} contain objects that could run code: convert them to model.safetensors"
     reason = error_line(error)
     return f"{spec} cannot be loaded as {cls.__name__}: {reason}; check its files or give another --model-class"
 
