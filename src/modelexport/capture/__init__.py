@@ -10,7 +10,7 @@ TRACED_OPSETS = range(9, 21)
 """The opsets that the TorchScript exporter writes."""
 
 OPSETS = range(TRACED_OPSETS[0], 25)
-"""What one front end or the other writes."""
+"""The opsets that at least one front end writes."""
 
 
 def check_opset(opset: int | None) -> None:

@@ -23,7 +23,7 @@ class Stages:
         self._progress(detail)
 
     def within(self, name: str) -> Stages:
-        """Stages of their own, for a part of the work: they are announced with its name before them."""
+        """Separate stages for a part of the work, reported with the part's name as a prefix."""
         return Stages(lambda stage: self.tell(f"{name}: {stage}"))
 
     @contextmanager

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def report_path(path: Path) -> Path:
-    """Where the report of a file lies."""
+    """The path of a file's report."""
     return path.with_suffix(keys.REPORT_SUFFIX)
 
 

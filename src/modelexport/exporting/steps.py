@@ -174,7 +174,7 @@ def write_files(
     staged: Path,
     options: WeightOptions,
 ) -> WeightsSummary:
-    """Write a model to ``staged`` and its documents beside it, from where they will be moved beside ``path``."""
+    """Write a model to ``staged`` and its documents beside it; they will be moved beside ``path`` later."""
     weights = save_with_weights(
         graph,
         path,
@@ -190,6 +190,6 @@ def write_files(
 
 
 def list_files(staged: Path, path: Path, dag_dir: Path | None) -> list[Path]:
-    """What there will be once the files beside ``staged`` are beside ``path``, and the report is written."""
+    """The files that exist after those beside ``staged`` are moved beside ``path`` and the report is written."""
     files = [path.parent / file.name for file in sorted({*staged.parent.iterdir(), report_path(staged)})]
     return files if dag_dir is None else [*files, dag_dir]

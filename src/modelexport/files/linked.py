@@ -235,7 +235,7 @@ def read_linked(model: ir.Model, folder: Path, *, ours: bool = True) -> None:
 
 
 def recorded_files(properties: Mapping[str, str], key: str, kind: type[T]) -> dict[str, T]:
-    """What the properties of a model say of the files that hold its weights, by location.
+    """The records of a model's weights files in its properties, by location.
 
     Args:
         key: The property, :data:`keys.WEIGHTS` or :data:`keys.DATA`.

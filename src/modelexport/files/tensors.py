@@ -11,7 +11,7 @@ from modelexport.errors import FileFormatError
 
 
 def with_nested(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """Nodes, each followed by those of the graphs that it holds."""
+    """Nodes, each followed by the nodes of its nested graphs."""
     for node in nodes:
         yield node
         for attribute in node.attribute:

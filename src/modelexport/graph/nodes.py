@@ -76,6 +76,6 @@ def consumers(node: ir.Node, enclosing: Mapping[ir.Graph, ir.Node]) -> Iterator[
 
 
 def is_random(schema: onnx.defs.OpSchema) -> bool:
-    """Whether an operator may give something else for the same inputs."""
+    """Whether an operator may return different results for the same inputs."""
     determinism = schema.node_determinism  # type: ignore[attr-defined]  # onnx has it, its type stubs do not
     return bool(determinism == onnx.defs.OpSchema.NodeDeterminism.NonDeterministic)

@@ -142,7 +142,7 @@ def _adopt_tagged(path: Path, output: Path, keep_torch_metadata: bool) -> Adopte
     sources = Counter(earlier)
     if not earlier:
         sources[CallSource.TAGS] = sum(owner_of(node) is not None for node in tagged.nodes)
-    source_tags = tagged.source_tags  # read before nodes get owners that they have no tags for
+    source_tags = tagged.source_tags  # read before nodes get owners without tags
     sources[CallSource.NEIGHBOURS] += infer(tagged.model)
     if not keep_torch_metadata:
         drop_torch_metadata(tagged.model)

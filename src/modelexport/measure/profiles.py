@@ -143,13 +143,13 @@ def _total(nodes: Iterable[NodeFigures]) -> int:
 
 
 def _whole_runs(measured: Profile) -> float:
-    """Nanoseconds of a whole run: all its nodes and what the runtime does between them."""
+    """Nanoseconds of a whole run: all its nodes and the runtime's work between them."""
     runs = zip(measured.overhead, *measured.kernels.values(), strict=True)
     return float(statistics.median(sum(taken) for taken in runs))
 
 
 def _table(tagged: TaggedFile, nodes: Sequence[NodeFigures], measured: Profile, facts: RunFacts) -> Table:
-    """The table of a profile, with a row for what the runtime does between the nodes."""
+    """The table of a profile, with a row for the runtime's work between the nodes."""
     between = NodeFigures(RUNTIME, "", (), _seconds(measured.overhead), tuple(measured.overhead))
     return Table(
         calls=tagged.calls,

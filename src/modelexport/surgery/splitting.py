@@ -126,7 +126,7 @@ def split(
 def _write_stages(
     tagged: TaggedFile, folder: Path, parts: Sequence[_Part], sizes: Sequence[int], weights: Sharing
 ) -> tuple[list[Stage], list[str]]:
-    """Write stages, their weights and the manifest into a folder; returns what was written and the files of weights."""
+    """Write stages, their weights and the manifest into a folder; returns the stages and the weights files."""
     with written_together(folder.parent) as staging:
         (inside := staging / folder.name).mkdir()
         shared = SharedFiles(tagged.path, tagged.model, folder, inside, weights)

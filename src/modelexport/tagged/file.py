@@ -170,7 +170,7 @@ class NodeRow(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class FileTags:
-    """The tags of the calls of a tagged file, as documents and encodings want them (:class:`CallTags`)."""
+    """The tags of the calls of a tagged file, in the form that documents and encodings need (:class:`CallTags`)."""
 
     tagged: TaggedFile
 
@@ -188,7 +188,7 @@ class FileTags:
         return self.tagged.tags[call].removeprefix("/")
 
     def source_tag(self, call: ModuleCall) -> str:
-        """What a node that the call owns carries."""
+        """The source tag of a node that the call owns."""
         return self.tagged.source_tags[call]
 
 

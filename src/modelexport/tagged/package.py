@@ -55,7 +55,7 @@ def read_package(folder: str | Path) -> Package:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read the manifest of a package of any kind and see whether its files are there.
+    """Read the manifest of a package of any kind and check that its files exist.
 
     Raises:
         FileFormatError: There is none, it is damaged or of an unknown version, or a file is missing.

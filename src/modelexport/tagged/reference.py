@@ -32,7 +32,7 @@ _MODULES, _OUTPUTS, _WEIGHTS, _KEYS, _RUN = "modules", "outputs", "weights", "ke
 
 
 class _Kept(NamedTuple):
-    """A tensor to write; it is read when its turn comes."""
+    """A tensor to write; it is read when it is written."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -145,7 +145,7 @@ def write_reference(
 
 
 def _output_names(tagged: TaggedFile, count: int) -> list[str]:
-    """Names for what the model returned: those of the file's outputs, as far as it has as many."""
+    """Names for the model's outputs: those of the file's outputs, as far as there are any."""
     names = [value.name or "" for value in tagged.model.graph.outputs]
     names += [f"output {i}" for i in range(len(names), count)]
     return names[:count]
@@ -154,7 +154,7 @@ def _output_names(tagged: TaggedFile, count: int) -> list[str]:
 def _add_boundaries(
     arrays: dict[str, _Kept], seen: Sequence[SeenTensor], run: Evidence, values: Mapping[tuple[str, str, str], str]
 ) -> dict[str, str]:
-    """Add the tensors at boundaries, each content once but under each name that it has in the file.
+    """Add the tensors at boundaries, each content once, by each name that it has in the file.
 
     Returns:
         Content of a tensor to where it lies.

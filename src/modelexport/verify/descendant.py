@@ -137,12 +137,12 @@ def verify_against(
 
 @dataclass(frozen=True)
 class _Comparison:
-    """Runs of two files, and what the second loses in them."""
+    """Runs of two files, and the losses of the second."""
 
     one: TaggedFile
     two: TaggedFile
     pairs: Mapping[str, str]
-    """Boundary values of the first file to what they are in the second."""
+    """Boundary values of the first file to their values in the second."""
     given: Mapping[str, Any]
     """Inputs of the first file."""
     fed: Mapping[str, Any]
@@ -151,11 +151,11 @@ class _Comparison:
     batch_bytes: int
 
     def _batches(self) -> Iterator[list[str]]:
-        """The values to compare, as many at a time as may be in memory together."""
+        """The values to compare, in batches that fit in memory."""
         return split_batches(_sizes(self.one, self.pairs), self.batch_bytes)
 
     def outputs(self) -> list[Loss]:
-        """What the outputs lose."""
+        """The losses of the outputs."""
         first, second = self.one.model.graph.outputs, self.two.model.graph.outputs
         if len(first) != len(second):
             raise UsageError(
@@ -167,7 +167,7 @@ class _Comparison:
         return [_loss(name, right[name], found[names[name]], WHOLE_UNITS) for name in names]
 
     def end_to_end(self) -> tuple[dict[str, Loss], dict[str, Any]]:
-        """What each value loses in one run of each file, and the element types that the second file's values have."""
+        """The loss of each value in one run of each file, and the element types of the second file's values."""
         losses: dict[str, Loss] = {}
         types: dict[str, Any] = {}
         for batch in self._batches():
@@ -178,7 +178,7 @@ class _Comparison:
         return losses, types
 
     def per_module(self, types: Mapping[str, Any]) -> dict[str, Loss]:
-        """What each value loses where the stretch of the second file before it gets the first file's values."""
+        """The loss of each value if the segment of the second file before it gets the first file's values."""
         _set_types(self.two.model, types)
         losses: dict[str, Loss] = {}
         back = {b: a for a, b in self.pairs.items()}

@@ -1,4 +1,4 @@
-"""The model and its file as wholes: both run on the same inputs, and their outputs are compared."""
+"""Compares the outputs of the whole model and its file on the same inputs."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class WholeComparison:
-    """What the file as a whole computes, compared with what the model does."""
+    """The comparison of the file's outputs with the model's."""
 
     given: Mapping[str, Any]
     """The inputs of the file."""
     run: ModelRun
     """The PyTorch run that calls are compared with."""
     perturbed: Mapping[str, Any]
-    """The weights of that run, where they are not the model's own."""
+    """The weights of that run, if they are not the model's own."""
     outputs: list[Difference]
     others: list[OtherInputs]
     optimizer: str
-    """The runtime's optimiser to which differences are due."""
+    """The runtime's optimizer that causes the differences."""
     notes: list[str]
 
 
@@ -86,7 +86,7 @@ def compare_whole(
         if others and weights is None:
             tell("verify: other inputs")
             more = run_others(inputs, tagged, session, lambda other: run_module(model, other))
-        del session  # before its file goes
+        del session  # before its file is removed
     return WholeComparison(
         given=given,
         run=run,
@@ -106,7 +106,7 @@ def _run_with_others(
     perturb: bool | None,
     notes: list[str],
 ) -> tuple[ModelRun, Mapping[str, Any]]:
-    """A run with other weights, and these; with the model's own where they are not wanted or give no finite numbers."""
+    """A run with changed weights, and these; with the model's own if not requested or if outputs are not finite."""
     others = _other_weights(model, tagged, weights, perturb)
     run = run_observed(model, inputs, tagged, weights, others)
     if others and not _finite(run):
@@ -118,10 +118,10 @@ def _run_with_others(
 def run_observed(
     model: nn.Module, inputs: Inputs, tagged: TaggedFile, weights: Weights | None, others: Mapping[str, Any]
 ) -> ModelRun:
-    """A PyTorch run of which every call is seen and, where that can be, every operation.
+    """A PyTorch run in which every call is recorded and, if possible, every operation.
 
     Args:
-        others: The weights to run with instead of the model's own.
+        others: The weights to use instead of the model's own.
     """
     called = {traced.call.path for traced in tagged.calls}
     never = {path for path, _ in model.named_modules()} - called

@@ -16,7 +16,7 @@ GENAI_CONFIG = "genai_config.json"
 
 _KEY = re.compile(r"past_key_values\.(\d+)\.key")
 _PLAIN = {"input_ids", "attention_mask", "position_ids"}
-"""The inputs that onnxruntime-genai gives a decoder besides its cache."""
+"""The inputs that onnxruntime-genai passes to a decoder besides its cache."""
 
 
 class GenaiError(Exception):
@@ -29,7 +29,7 @@ class _Decoder:
 
     file: str
     inputs: list[str]
-    """Those that are not its cache."""
+    """The inputs that are not its cache."""
     layers: int
     heads: int
     """Of keys and values."""
@@ -68,7 +68,7 @@ def make_genai_config(config: Any, folder: Path, manifest: Manifest) -> dict[str
 
 
 def _read_decoder(folder: Path, manifest: Manifest) -> _Decoder:
-    """The one graph of a package; fails where it is not what onnxruntime-genai runs."""
+    """The one graph of a package; fails if onnxruntime-genai cannot run it."""
     if len(manifest.parts) != 1:
         raise GenaiError("onnxruntime-genai only runs decoders that are one graph")
     part = manifest.parts[0]
@@ -91,7 +91,7 @@ def _read_decoder(folder: Path, manifest: Manifest) -> _Decoder:
 
 
 def _special_tokens(text: Any) -> dict[str, Any]:
-    """What begins, ends and pads a sequence; where the model says nothing of the one, it is the end's."""
+    """The tokens that begin, end and pad a sequence; a token that the model does not define is the end token."""
     beginning, end, padding = (_token(getattr(text, f"{name}_token_id", None)) for name in ("bos", "eos", "pad"))
     first_end = end[0] if isinstance(end, list) else end
     return {

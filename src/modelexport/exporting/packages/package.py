@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 _INTERFACES: Mapping[Kind, Callable[[Exported], Exported]] = {"generate": name_generation, "pipeline": name_pipeline}
-"""The kinds of packages whose parts get names that runtimes know."""
+"""The kinds of packages whose parts get the names that runtimes expect."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,7 +189,7 @@ def _result(
     seconds: Mapping[str, float],
     notes: Sequence[str],
 ) -> PackageResult:
-    """What was written to ``staging``, as it will lie in ``folder``."""
+    """The result for the files in ``staging``, with their later paths in ``folder``."""
     written = sorted(file.relative_to(staging) for file in staging.rglob("*") if file.is_file())
     return PackageResult(
         folder=folder,

@@ -1,4 +1,4 @@
-"""Arguments that a person gives: a JSON object of types and shapes, or of values."""
+"""Arguments from the user: a JSON object of types and shapes, or of values."""
 
 from __future__ import annotations
 

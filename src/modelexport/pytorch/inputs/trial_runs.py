@@ -1,4 +1,4 @@
-"""Runs of a model that leave no trace, to see which inputs it takes."""
+"""Runs of a model without side effects, to find inputs that it accepts."""
 
 from __future__ import annotations
 

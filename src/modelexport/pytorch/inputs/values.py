@@ -1,4 +1,4 @@
-"""Tensors for arguments, by their names and by what the configs of a model say."""
+"""Tensors for arguments, by their names and by the configs of a model."""
 
 from __future__ import annotations
 

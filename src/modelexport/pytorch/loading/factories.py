@@ -1,4 +1,4 @@
-"""``package.module:factory`` or ``file.py:factory`` to the module that it returns."""
+"""Loading ``package.module:factory`` or ``file.py:factory``: the module that the factory returns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Hugging Face directory or hub name to a module; whatever fails gets one line that says what to do."""
+"""Loading a Hugging Face directory or hub name as a module; each error is one line that says what to do."""
 
 from __future__ import annotations
 

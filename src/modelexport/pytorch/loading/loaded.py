@@ -1,4 +1,4 @@
-"""A model that was loaded, whatever named it."""
+"""A loaded model, the same for all ways to name one."""
 
 from __future__ import annotations
 

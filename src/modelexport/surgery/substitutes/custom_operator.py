@@ -1,4 +1,4 @@
-"""One operator in the place of a module, with the module as its body where there is no kernel."""
+"""Replaces a module by one operator, with the module as its body for runtimes without a kernel."""
 
 from __future__ import annotations
 

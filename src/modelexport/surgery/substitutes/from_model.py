@@ -1,4 +1,4 @@
-"""The graph of another file in the place of a module."""
+"""Replaces a module by the graph of another file."""
 
 from __future__ import annotations
 

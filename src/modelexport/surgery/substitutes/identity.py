@@ -1,4 +1,4 @@
-"""Nothing in the place of a module: its values go on as they are."""
+"""Replaces a module by nothing: its inputs are passed on unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a substitute is asked for, and what it gives."""
+"""The interface of a substitute: what it gets, and the parts that it returns."""
 
 from __future__ import annotations
 
