@@ -1,6 +1,6 @@
 """Export PyTorch models to ONNX with the exact module call on every node.
 
-Importing this package imports neither torch nor anything else that is slow: each public name does when it is used.
+Importing this package is fast: torch and other slow packages are imported when a public name is first used.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from modelexport.surgery.replacing import Replaced as Replaced
     from modelexport.surgery.replacing import replace as replace
     from modelexport.surgery.splitting import Split as Split
-    from modelexport.surgery.substitutes import CustomOperator as CustomOperator
-    from modelexport.surgery.substitutes import FromModel as FromModel
-    from modelexport.surgery.substitutes import Identity as Identity
+    from modelexport.surgery.substitutes.custom_operator import CustomOperator as CustomOperator
+    from modelexport.surgery.substitutes.from_model import FromModel as FromModel
+    from modelexport.surgery.substitutes.identity import Identity as Identity
     from modelexport.tagged.comparison import FileComparison as FileComparison
     from modelexport.tagged.comparison import compare as compare
     from modelexport.tagged.flattening import inline as inline
@@ -54,9 +54,9 @@ if TYPE_CHECKING:
     from modelexport.weights.updates import update_weights as update_weights
 
 _PUBLIC = {
-    "CustomOperator": "modelexport.surgery.substitutes",
-    "FromModel": "modelexport.surgery.substitutes",
-    "Identity": "modelexport.surgery.substitutes",
+    "CustomOperator": "modelexport.surgery.substitutes.custom_operator",
+    "FromModel": "modelexport.surgery.substitutes.from_model",
+    "Identity": "modelexport.surgery.substitutes.identity",
     "Placement": "modelexport.surgery.placing",
     "Renamed": "modelexport.surgery.naming",
     "Replaced": "modelexport.surgery.replacing",
@@ -104,7 +104,7 @@ def __getattr__(name: str) -> Any:
 
 
 class _Package(ModuleType):
-    """Keeps a public name from being replaced by the submodule of that name when that is imported."""
+    """Keeps a public name when the submodule of the same name is imported."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if not (name in _PUBLIC and isinstance(value, ModuleType)):

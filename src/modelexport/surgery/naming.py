@@ -1,4 +1,4 @@
-"""``rename``: names of nodes after the modules that they belong to, for tools that go by such names."""
+"""``rename``: name nodes after their modules, for tools that use such names."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ class Renamed(msgspec.Struct, frozen=True):
 
     path: str
     renamed: dict[str, str]
-    """Old names to new ones, of the nodes that had others."""
+    """Old names of the renamed nodes to new ones."""
     values: dict[str, str]
-    """The same of values."""
+    """Old names of the renamed values to new ones."""
 
 
 def rename(path: str | Path, output: str | Path, *, values: bool = False) -> Renamed:
     """Write a tagged file whose nodes are named after their modules.
 
-    A file with functions becomes flat: in the body of a function, which many modules share, no such name is true. The
-    documents beside the file are written for the new one.
+    A file with functions is made flat: no such name would be right in the body of a function that many modules share.
+    The documents beside the file are written for the new one.
 
     Args:
-        values: Name what the nodes compute as well: ``retag`` then needs the renamed file as its source.
+        values: Rename values as well. ``retag`` then needs the renamed file as its source.
 
     Raises:
         FileFormatError: The file cannot be read.
-        OutputError: ``output`` cannot be written. What was there before is still there.
+        OutputError: ``output`` cannot be written. An existing file of that name is unchanged.
     """
     path, output = Path(path), Path(output)
     check_writable(output, [path])
