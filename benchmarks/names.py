@@ -1,8 +1,8 @@
 """What tools that go by the names of nodes find in an export, before and after `modelexport rename`.
 
     pip install --no-deps --target APART olive-ai==0.13.0 nvidia-modelopt==0.47.0 onnx-graphsurgeon pydantic \\
-        pydantic-core annotated-types typing-inspection pyyaml torchmetrics lightning-utilities optuna colorlog lief pillow \\
-        nvidia-ml-py opentelemetry-sdk opentelemetry-api opentelemetry-semantic-conventions
+        pydantic-core annotated-types typing-inspection pyyaml torchmetrics lightning-utilities optuna colorlog lief \\
+        pillow nvidia-ml-py opentelemetry-sdk opentelemetry-api opentelemetry-semantic-conventions
     OMP_NUM_THREADS=1 python benchmarks/names.py APART
 
 The packages themselves run, on a Llama of two layers: Olive's `SplitModel` with the two layers assigned to two parts,

@@ -12,9 +12,10 @@ import onnx
 import onnx_ir as ir
 import onnxruntime
 import pytest
+import torch
+import transformers
 
 import modelexport
-import models
 from exports import ExportedCase, Exporter
 from modelexport import compare, load, rename, retag, verify, verify_against
 from modelexport.core.calls import ModuleCall
@@ -94,15 +95,18 @@ def test_an_export_with_such_names_is_the_renamed_export(exported: Exporter, tmp
     assert report.agrees and not report.claims
 
 
+@pytest.mark.slow
 def test_every_part_of_a_package_has_them(tmp_path: Path) -> None:
-    case = models.case("llama")
-    modelexport.export_package(case.build(), tmp_path / "package", parts="generate", node_names="path")
-    parts = sorted((tmp_path / "package").rglob("*.onnx"))
-    assert parts
-    for part in parts:
-        names = [node.name or "" for node in ir.load(part).graph]
+    sizes = {"vocab_size": 128, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
+    torch.manual_seed(0)
+    model = transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes, decoder_start_token_id=0)).eval()
+    modelexport.export_package(model, tmp_path / "package", node_names="path")
+    parts = {path.stem: ir.load(path) for path in (tmp_path / "package").glob("*.onnx")}
+    assert parts.keys() == {"encoder", "prefill", "decode"}
+    for name, part in parts.items():
+        names = [node.name or "" for node in part.graph]
         assert len(set(names)) == len(names)
-        assert sum(name.startswith("/model/layers.1/self_attn/") for name in names) > 5
+        assert sum(each.startswith(f"/{'encoder' if name == 'encoder' else 'decoder'}/block.1/") for each in names) > 5
 
 
 @pytest.mark.parametrize("values", [False, True])
