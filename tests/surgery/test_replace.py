@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ import torch
 from torch import nn
 
 from exports import ExportedCase, Exporter
-from modelexport import export, load, verify_against
+from modelexport import compare, export, load, retag, verify, verify_against
 from modelexport.core.calls import ModuleCall
 from modelexport.errors import OutputError, UsageError
 from modelexport.format import keys
@@ -47,6 +48,7 @@ def replaced(file: ExportedCase, selector: str, what: Substitute, output: Path, 
         if not holds and not any(calls.intersection(stack) for stack in stacks):
             assert after[node.name] == before[node.name]
     assert load(output).coverage.untagged == 0
+    assert load(output).hierarchy is not None  # it is compared with the calls and nodes of the file
     return result
 
 
@@ -118,59 +120,103 @@ def test_an_operator_without_a_body_gets_the_inputs_and_then_the_weights(exporte
     assert [value.name for value in node.inputs][1] == f"{norm}.bias"
 
 
-def test_an_attention_becomes_the_runtimes_fused_operator(exported: Exporter, tmp_path: Path) -> None:
-    file = exported("bert")
-    module = "encoder.layer.0.attention.self"
+ATTENTIONS = [
+    ("bert", "encoder.layer.0.attention.self", ("query", "key", "value"), None),
+    ("distilbert", "distilbert.transformer.layer.0.attention", ("q_lin", "k_lin", "v_lin"), "out_lin"),
+    ("dinov2", "encoder.layer.0.attention", ("q_proj", "k_proj", "v_proj"), "o_proj"),
+    ("clip", "text_model.encoder.layers.0.self_attn", ("q_proj", "k_proj", "v_proj"), "out_proj"),
+]
+
+
+def fused_attention(
+    state: dict[str, np.ndarray], parts: Sequence[str], last: str | None, heads: int, masked: bool
+) -> ir.Model:
+    """An attention as ONNX Runtime's fused operator, with the weights of one that PyTorch computes in steps."""
+    tape: list[ir.Node] = []
+    weights: list[ir.Value] = []
+
+    def linear(value: ir.Value, part: str) -> ir.Value:
+        for kind, op_type in (("weight", "MatMul"), ("bias", "Add")):
+            array = state[f"{part}.{kind}"]
+            tensor = ir.tensor(array.T.copy() if kind == "weight" else array, name=f"{part}.{kind}")
+            weights.append(ir.Value(name=tensor.name, const_value=tensor, type=ir.TensorType(ir.DataType.FLOAT)))
+            tape.append(ir.node(op_type, [value, weights[-1]]))
+            value = tape[-1].outputs[0]
+        return value
+
+    width = state[f"{parts[0]}.weight"].shape[1]
+    inputs = [ir.val("hidden_states", ir.DataType.FLOAT, ["b", "s", width])]
+    projected = [linear(inputs[0], part) for part in parts]
+    added = None
+    if masked:
+        inputs.append(ir.val("attention_mask", ir.DataType.BOOL, ["b", 1, "s", "s"]))
+        weights.append(ir.val("low", const_value=ir.tensor(np.float32([-1e9, 0]), name="low")))
+        tape.append(ir.node("Cast", [inputs[1]], {"to": ir.DataType.INT64}))
+        tape.append(ir.node("Gather", [weights[-1], tape[-1].outputs[0]]))
+        added = tape[-1].outputs[0]
+    operands = [*projected, None, None, added]
+    tape.append(ir.node("MultiHeadAttention", operands, {"num_heads": heads}, domain="com.microsoft"))
+    result = tape[-1].outputs[0] if last is None else linear(tape[-1].outputs[0], last)
+    result.name, result.type = "context", ir.TensorType(ir.DataType.FLOAT)
+    opsets = {"": 20, "com.microsoft": 1}
+    graph = ir.Graph(inputs, [result], nodes=tape, initializers=weights, opset_imports=opsets, name="fused")
+    return ir.Model(graph, ir_version=10)
+
+
+@pytest.mark.parametrize(("name", "module", "parts", "last"), ATTENTIONS, ids=[each[0] for each in ATTENTIONS])
+def test_an_attention_becomes_the_runtimes_fused_operator(
+    name: str, module: str, parts: Sequence[str], last: str | None, exported: Exporter, tmp_path: Path
+) -> None:
+    file = exported(name)
     model = file.case.build()
     state = {key.rpartition(f"{module}.")[2]: value.numpy() for key, value in model.state_dict().items()}
-    names = [f"{part}.{kind}" for part in ("query", "key", "value") for kind in ("weight", "bias")]
-    weights = [ir.tensor(state[n].T.copy() if n.endswith("weight") else state[n], name=n) for n in names]
-    heads = model.config.num_attention_heads
-    width = model.config.hidden_size
-    hidden = ir.val("hidden_states", ir.DataType.FLOAT, ["b", "s", width])
-    tape: list[ir.Node] = []
-    values = {
-        tensor.name: ir.Value(name=tensor.name, const_value=tensor, type=ir.TensorType(ir.DataType.FLOAT))
-        for tensor in weights
-    }
-    projected = []
-    for part in ("query", "key", "value"):
-        tape.append(ir.node("MatMul", [hidden, values[f"{part}.weight"]]))
-        tape.append(ir.node("Add", [tape[-1].outputs[0], values[f"{part}.bias"]]))
-        projected.append(tape[-1].outputs[0])
-    mask = ir.val("attention_mask", ir.DataType.BOOL, ["b", 1, "s", "s"])
-    low = ir.val("low", const_value=ir.tensor(np.float32([-1e9, 0]), name="low"))
-    tape.append(ir.node("Cast", [mask], {"to": ir.DataType.INT64}))
-    tape.append(ir.node("Gather", [low, tape[-1].outputs[0]]))
-    fused = ir.node(
-        "MultiHeadAttention",
-        [*projected, None, None, tape[-1].outputs[0]],
-        {"num_heads": heads},
-        domain="com.microsoft",
-    )
-    fused.outputs[0].name = "context"
-    fused.outputs[0].type = ir.TensorType(ir.DataType.FLOAT)
-    graph = ir.Graph(
-        [hidden, mask], [fused.outputs[0]], nodes=[*tape, fused], initializers=[*values.values(), low],
-        opset_imports={"": 20, "com.microsoft": 1}, name="fused",
-    )  # fmt: skip
-    ir.save(ir.Model(graph, ir_version=10), tmp_path / "fused.onnx")
+    masked = any(value.dtype is ir.DataType.BOOL for value in load(file.path)[module].inputs)
+    heads = getattr(model.config, "text_config", model.config).num_attention_heads
+    ir.save(fused_attention(state, parts, last, heads, masked), tmp_path / "fused.onnx")
     result = replaced(file, module, FromModel(tmp_path / "fused.onnx"), tmp_path / "out.onnx")
-    assert result.calls[0].added == 9
+    assert result.calls[0].added == 7 + 2 * masked + 2 * (last is not None)
     same(outputs(file.path, file), outputs(tmp_path / "out.onnx", file), 1e-4)
 
 
-def test_a_layer_that_is_an_identity_is_a_model_without_it(exported: Exporter, tmp_path: Path) -> None:
-    file = exported("llama")
-    result = replaced(file, "model.layers.1", Identity(), tmp_path / "out.onnx")
+LAYERS = [("llama", "model.layers.1"), ("bert", "encoder.layer.1"), ("gpt2", "transformer.h.0"), ("vit", "layers.1")]
+
+
+@pytest.mark.parametrize(("name", "layer"), LAYERS)
+def test_a_layer_that_is_an_identity_is_a_model_without_it(
+    name: str, layer: str, exported: Exporter, tmp_path: Path
+) -> None:
+    file = exported(name)
+    result = replaced(file, layer, Identity(), tmp_path / "out.onnx")
     assert result.calls[0].added == 1
+    assert without(file, layer, tmp_path / "out.onnx") < 1e-4
+    assert not verify_against(file.path, tmp_path / "out.onnx").agrees
+
+
+def without(file: ExportedCase, layer: str, path: Path) -> float:
+    """How far a file's first output is from that of the PyTorch model in which a layer returns its input."""
     model = file.case.build()
-    del model.model.layers[1]
+    module = model.get_submodule(layer)
+    module.register_forward_hook(
+        lambda _, inputs, output: inputs[0] if torch.is_tensor(output) else (inputs[0], *output[1:])
+    )
     with torch.no_grad():
-        expected = model(**file.case.inputs()).logits.numpy()
-    np.testing.assert_allclose(outputs(tmp_path / "out.onnx", file)["logits"], expected, rtol=1e-4, atol=1e-4)
-    report = verify_against(file.path, tmp_path / "out.onnx")
-    assert not report.agrees
+        expected = model(**file.case.inputs())[0].numpy()
+    got = next(iter(outputs(path, file).values()))
+    return float(np.abs(got - expected).max())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "layer"), LAYERS)
+def test_a_file_with_functions_stays_one(name: str, layer: str, exported: Exporter, tmp_path: Path) -> None:
+    file = exported(name)
+    export(file.case.build(), file.case.inputs(), tmp_path / "f.onnx", tags_as="functions")
+    for what, output in ((Identity(), "identity.onnx"), (CustomOperator("a", "B", keep_body=True), "operator.onnx")):
+        replace(tmp_path / "f.onnx", [layer], what, tmp_path / output)
+        onnx.checker.check_model(tmp_path / output, full_check=True)
+        tagged = load(tmp_path / output)
+        assert tagged.encoding == "functions" and tagged.coverage.untagged == 0 and tagged.hierarchy is not None
+    assert without(file, layer, tmp_path / "identity.onnx") < 1e-4
+    same(outputs(file.path, file), outputs(tmp_path / "operator.onnx", file))
 
 
 class Wider(nn.Module):
@@ -251,6 +297,24 @@ def test_every_call_of_a_module_or_one(exported: Exporter, tmp_path: Path) -> No
     assert [c.call for c in replaced(file, "shared", Identity(), tmp_path / "all.onnx").calls] == ["shared", "shared@1"]
     one = replaced(file, "shared@1", Identity(), tmp_path / "one.onnx", every_call=False)
     assert [c.call for c in one.calls] == ["shared@1"]
+
+
+def test_the_other_commands_work_on_what_was_replaced(exported: Exporter, tmp_path: Path) -> None:
+    file = exported("llama")
+    path = tmp_path / "out.onnx"
+    replaced(file, "class:LlamaRMSNorm", CustomOperator("com.acme", "Norm", keep_body=True), path)
+    report = verify(file.case.build(), file.case.inputs(), path)
+    assert report.agrees and not report.claims
+    assert "LlamaRMSNorm" in str(load(path))
+    assert compare(file.path, path).differs
+    ir.save(ir.load(path), tmp_path / "changed.onnx")
+    again = retag(tmp_path / "changed.onnx", source=path, output=tmp_path / "again.onnx")
+    assert again.coverage.untagged == 0
+    listed = {module.path: module for module in load(path).hierarchy.modules}
+    assert listed["model.norm"].calls == 1
+    replace(file.path, ["model.layers.1.mlp"], Identity(), tmp_path / "without.onnx")
+    listed = {module.path: module for module in load(tmp_path / "without.onnx").hierarchy.modules}
+    assert listed["model.layers.1.mlp.up_proj"].calls == 0 and listed["model.layers.1.mlp.up_proj"].reason
 
 
 def test_a_module_inside_a_branch_is_replaced_there(exported: Exporter, tmp_path: Path) -> None:
