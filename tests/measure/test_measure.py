@@ -114,10 +114,10 @@ def test_the_document_is_as_it_was_agreed() -> None:
 
 def test_csv_has_own_and_total_of_each_column() -> None:
     table = small_table()
-    lines = list(csv.DictReader(format_csv(table, table.rows()).splitlines()))
+    lines = list(csv.DictReader(format_csv({"": (table, table.rows())}).splitlines()))
     assert lines[2]["address"] == "b"
     assert (lines[2]["own.work"], lines[2]["total.work"]) == ("1", "34")
-    assert lines[-1]["address"] == "(outside)"
+    assert lines[-1]["address"] == "(outside of modules)"
 
 
 def test_a_tree_has_bars_and_colour_only_where_asked() -> None:

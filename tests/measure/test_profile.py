@@ -20,7 +20,8 @@ from exports import Exporter
 from modelexport import export
 from modelexport.errors import FileFormatError, InputsError, UsageError
 from modelexport.lineage.tools import optimize_file
-from modelexport.measure.profiles import ModuleProfile, profile, profile_against, profile_beside
+from modelexport.measure.beside import profile_against, profile_beside
+from modelexport.measure.profiles import ModuleProfile, profile
 from modelexport.measure.runs import Level, _Event, _nested
 from modelexport.pytorch.timing import time_calls
 

@@ -16,8 +16,9 @@ from modelexport.graph.nodes import all_nodes, initializers, nested_graphs
 from modelexport.graph.owners import owner_of
 from modelexport.measure import columns
 from modelexport.measure.liveness import live_bytes
+from modelexport.measure.node_data import explorer_places
 from modelexport.measure.operators import work_of
-from modelexport.measure.page import embedded_page
+from modelexport.measure.page import Page, embedded_page
 from modelexport.measure.shapes import Shapes, Size, find_shapes
 from modelexport.measure.table import NodeFigures, Table
 from modelexport.tagged.file import TaggedFile, read_tagged
@@ -28,7 +29,7 @@ class CostTable(Table):
     """What :func:`cost` returns. In a notebook it is a page to look around in."""
 
     def _repr_html_(self) -> str:
-        return embedded_page(self, main=columns.FLOPS.name)
+        return embedded_page(Page(self, columns.FLOPS.name))
 
 
 def cost(file: str | Path | TaggedFile, sizes: Mapping[str, int] | None = None) -> CostTable:
@@ -73,7 +74,6 @@ def cost(file: str | Path | TaggedFile, sizes: Mapping[str, int] | None = None) 
         nodes=(*nodes, *unused),
         direct=direct,
         name=tagged.path.name,
-        graph=tagged.model.graph.name or "main_graph",
         notes=tuple(_notes(tagged.model, shapes, unknown)),
     )
 
@@ -96,6 +96,7 @@ def _node_figures(
     """What each node computes and moves, and the operators of those of which that is not known."""
     found = []
     unknown: Counter[str] = Counter()
+    places = explorer_places(tagged)
     for node in tagged.nodes:
         owner = owner_of(node)
         figures: dict[str, Any] = {}
@@ -112,13 +113,11 @@ def _node_figures(
             figures[columns.ACTIVATION_BYTES.name] = written
             figures[columns.MOVED_BYTES.name] = written + read
         found.append(
-            NodeFigures(node.name or "", node.op_type, owner.calls if owner else (), figures, value=_first_value(node))
+            NodeFigures(
+                node.name or "", node.op_type, owner.calls if owner else (), figures, place=places.get(node, ("", ""))
+            )
         )
     return found, unknown
-
-
-def _first_value(node: ir.Node) -> str:
-    return next((value.name for value in node.outputs if value.name), "")
 
 
 def _total(sizes: Iterable[Size | None]) -> Size:

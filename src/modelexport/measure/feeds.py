@@ -48,15 +48,32 @@ def make_feeds(
     """
     names = [value.name or "" for value in tagged.model.graph.inputs]
     if inputs is not None:
-        given = _read(inputs, seed) if isinstance(inputs, Path) else dict(inputs)
+        given = read_feeds(inputs, seed) if isinstance(inputs, Path) else dict(inputs)
         if missing := [name for name in names if name not in given]:
             raise InputsError(f"{', '.join(missing)} missing from the inputs: the file takes {', '.join(names)}")
         return {name: np.asarray(given[name]) for name in names}, str(inputs) if isinstance(inputs, Path) else "given"
     if reference_path(tagged.path).exists() and not sizes:
         with open_reference(tagged) as reference:
             return {name: np.array(reference.inputs[name]) for name in names}, "of the reference values"
+    return random_feeds(tagged, path, sizes, given={}, provider=provider, seed=seed), "random"
+
+
+def random_feeds(
+    tagged: TaggedFile, path: Path, sizes: Mapping[str, int], *, given: Mapping[str, Any], provider: str, seed: int
+) -> dict[str, Any]:
+    """Random arrays for the inputs of a file that are not among ``given``, with the sizes that those have.
+
+    Raises:
+        InputsError: No random ones fit, or no dynamic axis has a name in ``sizes``.
+    """
+    fixed = {value.name or "": np.asarray(given[value.name]) for value in tagged.model.graph.inputs if value.name in given}
+    bound = dict(sizes)
+    for value in tagged.model.graph.inputs:
+        for size, actual in zip(value.shape or (), getattr(fixed.get(value.name or ""), "shape", ()), strict=False):
+            if isinstance(size, ir.SymbolicDim) and size.value is not None and size.value.isidentifier():
+                bound[size.value] = actual
     session = open_file(path, session_options("none", provider), provider)
-    return make_random_inputs(_sized(tagged.model, sizes), session, seed=seed), "random"
+    return make_random_inputs(_sized(tagged.model, bound), session, seed=seed, given=fixed)
 
 
 def _sized(model: ir.Model, sizes: Mapping[str, int]) -> ir.Model:
@@ -82,7 +99,12 @@ def _size(size: int | ir.SymbolicDim, sizes: Mapping[str, int]) -> int | ir.Symb
     return int(text) if text.isdecimal() else sizes.get(text, size)
 
 
-def _read(path: Path, seed: int) -> dict[str, Any]:
+def read_feeds(path: Path, seed: int) -> dict[str, Any]:
+    """Arrays by name from a file.
+
+    Raises:
+        FileFormatError: It cannot be read.
+    """
     try:
         if path.suffix == ".npz":
             with np.load(path, allow_pickle=False) as arrays:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -20,6 +20,8 @@ from modelexport.errors import UsageError
 from modelexport.measure.columns import Column, Figure, Kind
 
 By = Literal["call", "module", "class"]
+OUTSIDE = "(outside of modules)"
+"""What nodes that belong to no call are called."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +36,8 @@ class NodeFigures:
     """Column to figure."""
     runs: tuple[int, ...] = ()
     """What it took in each of several runs, in the unit of the spread's column."""
-    value: str = ""
-    """The first value of the file's graph that it gives, if it gives one."""
+    place: tuple[str, str] = ("", "")
+    """The graph and the node of the file, as Model Explorer calls them; empty for a node that only the runtime has."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +65,6 @@ class Table:
     direct: Mapping[str, Mapping[ModuleCall, Figure]] = field(default_factory=dict)
     """Column to figures that calls have themselves, not through nodes."""
     name: str = "model"
-    graph: str = "main_graph"
-    """The name of the file's graph."""
     notes: tuple[str, ...] = ()
     """What the figures leave out, and other facts for the reader."""
 
@@ -93,14 +93,16 @@ class Table:
     @cached_property
     def outside(self) -> Mapping[str, Figure]:
         """Column to the figures of what belongs to no call."""
-        nodes = [node for node in self.nodes if not node.calls]
-        sums = {
-            column.name: _joined(column, [node.figures[column.name] for node in nodes if column.name in node.figures])
-            for column in self.columns
-            if column.kind in (Kind.SUM, Kind.LARGEST)
-        }
-        found = {name: figure for name, figure in sums.items() if figure is not None}
-        return self._with_derived(found, self._runs_of(nodes))
+        return self._figures_outside([node for node in self.nodes if not node.calls])
+
+    @cached_property
+    def outside_rows(self) -> Sequence[tuple[str, Mapping[str, Figure]]]:
+        """What belongs to no call, by what it is: nodes together, and each thing that is not a node by its name."""
+        groups: dict[str, list[NodeFigures]] = {}
+        for node in self.nodes:
+            if not node.calls:
+                groups.setdefault(node.name if not node.op_type else OUTSIDE, []).append(node)
+        return [(name, self._figures_outside(nodes)) for name, nodes in groups.items()]
 
     @cached_property
     def whole(self) -> Mapping[str, Figure]:
@@ -187,6 +189,10 @@ class Table:
         """Figures in the units of their columns, those of hidden columns left out."""
         return {c.name: c.number(figures[c.name]) for c in self.shown if c.name in figures}
 
+    def with_column(self, column: Column, figures: Mapping[ModuleCall, Figure]) -> Table:
+        """The same table with one more column, of figures that calls have themselves: errors, sensitivity, precision."""
+        return replace(self, columns=(*self.columns, column), direct={**self.direct, column.name: figures})
+
     def _key(self, call: ModuleCall, by: By) -> str:
         if by == "class":
             return f"class:{class_in_tag(self.tags[call])}"
@@ -243,6 +249,15 @@ class Table:
                 elif column.kind is Kind.SUM:
                     found[column.name] = 0
         return self._with_derived(found, lambda: self._runs_in(calls))
+
+    def _figures_outside(self, nodes: Sequence[NodeFigures]) -> Mapping[str, Figure]:
+        sums = {
+            column.name: _joined(column, [node.figures[column.name] for node in nodes if column.name in node.figures])
+            for column in self.columns
+            if column.kind in (Kind.SUM, Kind.LARGEST)
+        }
+        found = {name: figure for name, figure in sums.items() if figure is not None}
+        return self._with_derived(found, self._runs_of(nodes))
 
     def _with_derived(
         self, found: dict[str, Figure], runs: Callable[[], Sequence[int]] | Sequence[int]

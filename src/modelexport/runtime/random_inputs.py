@@ -18,13 +18,16 @@ _SIZES = ((2, 8), (2, 32), (1, 64), (1, 224), (1, 1))
 """For a dynamic first axis and for every other dynamic axis."""
 
 
-def make_random_inputs(model: ir.Model, runs: onnxruntime.InferenceSession, *, seed: int = 0) -> dict[str, Any]:
+def make_random_inputs(
+    model: ir.Model, runs: onnxruntime.InferenceSession, *, seed: int = 0, given: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """Arrays that a file has run with and given no NaN: numbers drawn from a normal distribution, whole numbers, true.
 
     Args:
         model: The file, for its inputs' types and shapes.
         runs: A session for the same file.
         seed: For the values.
+        given: Arrays of inputs that are not to be drawn.
 
     Raises:
         InputsError: The file does not run with any.
@@ -33,7 +36,7 @@ def make_random_inputs(model: ir.Model, runs: onnxruntime.InferenceSession, *, s
         shapes = {value.name or "": _shape(value, first, other) for value in model.graph.inputs}
         for lowest in (1, 0):
             whole: dict[str, int] = {}
-            draw = _Draw(model, shapes, seed, lowest)
+            draw = _Draw(model, shapes, seed, lowest, given or {})
             if _fits(runs, draw(whole)):
                 for name in draw.whole_numbers:
                     for bound in _BOUNDS:
@@ -46,10 +49,17 @@ def make_random_inputs(model: ir.Model, runs: onnxruntime.InferenceSession, *, s
 
 
 class _Draw:
-    def __init__(self, model: ir.Model, shapes: Mapping[str, tuple[int, ...]], seed: int, lowest: int) -> None:
+    def __init__(
+        self,
+        model: ir.Model,
+        shapes: Mapping[str, tuple[int, ...]],
+        seed: int,
+        lowest: int,
+        given: Mapping[str, Any],
+    ) -> None:
         self._types = {value.name or "": value.dtype or ir.DataType.FLOAT for value in model.graph.inputs}
-        self._shapes, self._seed, self._lowest = shapes, seed, lowest
-        self.whole_numbers = [name for name, dtype in self._types.items() if dtype.is_integer()]
+        self._shapes, self._seed, self._lowest, self._given = shapes, seed, lowest, given
+        self.whole_numbers = [n for n, dtype in self._types.items() if dtype.is_integer() and n not in given]
 
     def __call__(self, bounds: Mapping[str, int]) -> dict[str, Any]:
         """Inputs whose whole numbers are below ``bounds``, or all the lowest."""
@@ -59,7 +69,9 @@ class _Draw:
         for index, (name, dtype) in enumerate(self._types.items()):
             random = np.random.default_rng((self._seed, index))
             shape = self._shapes[name]
-            if dtype is ir.DataType.BOOL:
+            if name in self._given:
+                yield name, self._given[name]
+            elif dtype is ir.DataType.BOOL:
                 yield name, np.ones(shape, dtype=bool)
             elif name in self.whole_numbers:
                 high = bounds.get(name, self._lowest + 1)

@@ -26,11 +26,7 @@ def with_errors(table: Table, report: VerifyReport) -> Table:
         for call in report.calls
         if (made := call.per_module or call.end_to_end) is not None and made.absolute is not None
     }
-    return replace(
-        table,
-        columns=(*table.columns, columns.ERROR),
-        direct={**table.direct, columns.ERROR.name: errors},
-    )
+    return table.with_column(columns.ERROR, errors)
 
 
 def write_report(
@@ -59,7 +55,7 @@ def write_report(
         measured = profile(tagged, sizes=sizes).table
         table = replace(
             table,
-            columns=(columns.SECONDS, columns.SHARE, *table.columns),
+            columns=(columns.SECONDS, columns.NODE_SECONDS, columns.SHARE, *table.columns),
             nodes=(*table.nodes, *(_timed_only(measured))),
             notes=(*table.notes, *measured.notes),
         )
@@ -68,9 +64,10 @@ def write_report(
 
 
 def _timed_only(table: Table) -> list[NodeFigures]:
-    """The nodes of a profile, with their seconds alone."""
+    """The nodes of a profile, with their seconds alone: cost has its own peak memory."""
+    kept = (columns.SECONDS.name, columns.NODE_SECONDS.name)
     return [
-        replace(node, figures={columns.SECONDS.name: node.figures[columns.SECONDS.name]}, runs=())
+        replace(node, figures={name: node.figures[name] for name in kept if name in node.figures}, runs=())
         for node in table.nodes
     ]
 
