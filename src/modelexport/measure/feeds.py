@@ -66,7 +66,8 @@ def random_feeds(
     Raises:
         InputsError: No random ones fit, or no dynamic axis has a name in ``sizes``.
     """
-    fixed = {value.name or "": np.asarray(given[value.name]) for value in tagged.model.graph.inputs if value.name in given}
+    names = [value.name or "" for value in tagged.model.graph.inputs]
+    fixed = {name: np.asarray(given[name]) for name in names if name in given}
     bound = dict(sizes)
     for value in tagged.model.graph.inputs:
         for size, actual in zip(value.shape or (), getattr(fixed.get(value.name or ""), "shape", ()), strict=False):

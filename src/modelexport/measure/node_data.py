@@ -24,7 +24,7 @@ _GRADIENT = [{"stop": 0, "bgColor": "#ffffff"}, {"stop": 0.5, "bgColor": "#ffe08
 
 
 def explorer_places(tagged: TaggedFile) -> Mapping[ir.Node, Place]:
-    """Where Model Explorer shows the nodes of a file; nodes that it does not show, or whose name it makes up, are left out.
+    """Where Model Explorer shows the nodes of a file; without those that it does not show or whose name it makes up.
 
     A file with functions has other nodes than its flat model, so there none is known.
     """

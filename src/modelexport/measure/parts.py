@@ -1,7 +1,7 @@
 """The figures of a package, each of its parts apart: with the sizes and inputs that a part has when the package runs.
 
-A graph that takes a prompt as well as single tokens is measured as both, ``prefill`` and ``decode``. A file is a package
-of one part without a name.
+A graph that takes a prompt as well as single tokens is measured as both, ``prefill`` and ``decode``. A file is a
+package of one part without a name.
 """
 
 from __future__ import annotations
@@ -94,9 +94,7 @@ def profile_parts(
     return found
 
 
-def profile_same(
-    path: str | Path, measured: Mapping[str, ModuleProfile], **how: Any
-) -> dict[str, ModuleProfile]:
+def profile_same(path: str | Path, measured: Mapping[str, ModuleProfile], **how: Any) -> dict[str, ModuleProfile]:
     """Run another file or package of the same model on the inputs that one was measured with.
 
     Raises:
@@ -152,7 +150,7 @@ def _open(value: ir.Value) -> list[str]:
 
 
 def _axes(tagged: TaggedFile) -> tuple[str, list[str]]:
-    """The dynamic axes of a part that generates: of the tokens that go in, empty if fixed, and those of its cache alone."""
+    """The dynamic axes of a part that generates: of the tokens (empty if fixed), and those that only its cache has."""
     others = {value.name or "": _open(value) for value in tagged.model.graph.inputs}
     cached = {symbol for name, symbols in others.items() if name.startswith(PAST) for symbol in symbols}
     cached -= {symbol for name, symbols in others.items() if not name.startswith(PAST) for symbol in symbols}
@@ -232,11 +230,10 @@ def _chained_feeds(
     """What each part gets where they run one after the other."""
     values, found = dict(given), {}
     for name, use in uses.items():
-        feeds = random_feeds(
-            use.tagged, use.tagged.path, use.sizes, given=values, provider=provider, seed=seed
-        )
+        feeds = random_feeds(use.tagged, use.tagged.path, use.sizes, given=values, provider=provider, seed=seed)
         before = [name for name in feeds if name in values and name not in given]
-        found[name] = feeds, _source(given, f"random, and {', '.join(before)} of parts before it" if before else "random")
+        text = f"random, and {', '.join(before)} of parts before it" if before else "random"
+        found[name] = feeds, _source(given, text)
         values |= feeds
         values |= run_session(open_session(use.tagged.path, provider=provider, optimized=True), feeds)
     return found

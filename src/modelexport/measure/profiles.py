@@ -41,6 +41,10 @@ PROFILING = "(profiling)"
 """What to take off where nodes are slower while they are profiled, so that all adds up to a run without it."""
 
 
+_LISTED = 5
+"""Inputs that a note lists."""
+
+
 class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     """How a file was run, and how long that took as a whole. Seconds; medians of the runs."""
 
@@ -231,10 +235,13 @@ def _seconds(taken: Sequence[int]) -> dict[str, int]:
 
 
 def _notes(facts: RunFacts) -> list[str]:
-    sizes = ", ".join(f"{name} {kind}" for name, kind in facts.inputs.items())
+    given = [f"{name} {kind}" for name, kind in facts.inputs.items()]
+    more = [f"and {len(given) - _LISTED} more"] if len(given) > _LISTED else []
+    sizes = ", ".join(given[:_LISTED] + more)
     return [
-        f"a run takes {facts.wall_seconds * 1e3:,.3g} ms, its nodes {facts.kernel_seconds * 1e3:,.3g} ms; with profiling "
-        f"{facts.profiled_seconds * 1e3:,.3g} ms, of which {facts.profiler_seconds * 1e6:,.3g} us a node are taken off; "
+        f"a run takes {facts.wall_seconds * 1e3:,.3g} ms, its nodes {facts.kernel_seconds * 1e3:,.3g} ms; with "
+        f"profiling {facts.profiled_seconds * 1e3:,.3g} ms, of which {facts.profiler_seconds * 1e6:,.3g} us a node are "
+        "taken off; "
         f"{facts.attributed:.1%} of the time of nodes belongs to modules",
         f"{facts.runs} runs after {facts.warmup}, {facts.provider}, optimisation {facts.level}; "
         f"inputs: {facts.inputs_from} ({sizes})",

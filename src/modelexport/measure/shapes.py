@@ -73,10 +73,11 @@ def find_shapes(model: ir.Model, sizes: Mapping[str, int] | None = None) -> Shap
     """
     given = dict(sizes or {})
     symbols = {
-        str(size.value): None
+        name: None
         for value in model.graph.inputs
         for size in value.shape or ()
-        if isinstance(size, ir.SymbolicDim) and size.value is not None and not size.value.isdecimal()
+        if isinstance(size, ir.SymbolicDim) and size.value is not None
+        for name in _names(size.value)
     }
     values = [*model.graph.inputs, *(value for node in all_nodes(model) for value in node.outputs)]
     initial = [value for graph in model.graphs() for value in graph.initializers.values()]
@@ -190,16 +191,26 @@ def _inferred(model: ir.Model) -> list[tuple[str, ir.DataType, tuple[int | str, 
 
 
 def _small(model: ir.Model) -> onnx.ModelProto:
-    """The model without the elements of its large weights, which no shape depends on."""
+    """The model with its large weights, which no shape depends on, as inputs, and all others in memory.
+
+    The tool reads the elements of every initializer that it comes across, and only from regular files.
+    """
     copy = model.clone()
-    hollow: dict[ir.Value, ir.TensorProtocol] = {}
-    for value in copy.graph.initializers.values():
-        tensor = value.const_value
-        if tensor is not None and tensor.size > _LARGE:
-            hollow[value] = ir.ExternalTensor(
-                "weights", 0, tensor.nbytes, tensor.dtype, shape=ir.Shape(tensor.shape.numpy()), name=value.name or ""
-            )
-    bind_tensors(hollow)
+    held: dict[ir.Value, ir.TensorProtocol] = {}
+    for graph in copy.graphs():
+        for value in list(graph.initializers.values()):
+            tensor = value.const_value
+            if tensor is None:
+                continue
+            if tensor.size <= _LARGE:
+                held[value] = ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=value.name)
+            elif graph is copy.graph:
+                del graph.initializers[value.name or ""]
+                value.const_value = None
+                value.type, value.shape = ir.TensorType(tensor.dtype), ir.Shape(tensor.shape.numpy())
+                if value not in graph.inputs:
+                    graph.inputs.append(value)
+    bind_tensors(held)
     proto: onnx.ModelProto = ir.to_proto(copy)
     del proto.graph.value_info[:]
     return proto

@@ -190,7 +190,7 @@ class Table:
         return {c.name: c.number(figures[c.name]) for c in self.shown if c.name in figures}
 
     def with_column(self, column: Column, figures: Mapping[ModuleCall, Figure]) -> Table:
-        """The same table with one more column, of figures that calls have themselves: errors, sensitivity, precision."""
+        """The same table with one more column, of figures that calls have themselves: errors, sensitivity."""
         return replace(self, columns=(*self.columns, column), direct={**self.direct, column.name: figures})
 
     def _key(self, call: ModuleCall, by: By) -> str:
@@ -263,13 +263,13 @@ class Table:
         self, found: dict[str, Figure], runs: Callable[[], Sequence[int]] | Sequence[int]
     ) -> dict[str, Figure]:
         for column in self.columns:
-            if column.kind is Kind.RATIO:
-                above = found.get(column.of[0], 0)
+            if column.kind is Kind.RATIO and column.of[0] in found:
+                above = found[column.of[0]]
                 below = self.whole.get(column.of[1], 0) if column.share else found.get(column.of[1], 0)
                 if below and not hasattr(above, "free_symbols") and not hasattr(below, "free_symbols"):
                     found[column.name] = above / below
-            elif column.kind is Kind.SPREAD:
-                found[column.name] = _quartile_range(runs() if callable(runs) else runs)
+            elif column.kind is Kind.SPREAD and (taken := runs() if callable(runs) else runs):
+                found[column.name] = _quartile_range(taken)
         return found
 
     @cached_property

@@ -199,7 +199,8 @@ def show(
         from modelexport.measure.node_data import write_node_data
 
         for name, table in tables.items():
-            write_node_data(table, node_data.with_suffix(f".{name}{node_data.suffix}") if name else node_data, column=main)
+            path = node_data.with_suffix(f".{name}{node_data.suffix}") if name else node_data
+            write_node_data(table, path, column=main)
     if html is not None:
         from modelexport.measure.page import Page, write_page
 
