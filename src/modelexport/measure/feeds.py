@@ -11,6 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from modelexport.errors import FileFormatError, InputsError
+from modelexport.graph.sizes import SYMBOL, put_size
 from modelexport.measure.runs import open_file, session_options
 from modelexport.runtime.random_inputs import make_random_inputs
 from modelexport.tagged.file import TaggedFile
@@ -79,7 +80,8 @@ def random_feeds(
 
 def _sized(model: ir.Model, sizes: Mapping[str, int]) -> ir.Model:
     """A model with nothing but the inputs of another, with sizes for their dynamic axes."""
-    symbols = {str(size.value) for v in model.graph.inputs for size in v.shape or () if not isinstance(size, int)}
+    texts = [str(size.value) for v in model.graph.inputs for size in v.shape or () if not isinstance(size, int)]
+    symbols = {symbol for text in texts for symbol in SYMBOL.findall(text)} | set(texts)
     if unknown := sorted(set(sizes) - symbols):
         raise InputsError(f"no dynamic axis is called {', '.join(unknown)}: there are {', '.join(sorted(symbols))}")
     inputs = [
@@ -97,7 +99,10 @@ def _size(size: int | ir.SymbolicDim, sizes: Mapping[str, int]) -> int | ir.Symb
     if isinstance(size, int):
         return size
     text = str(size.value)
-    return int(text) if text.isdecimal() else sizes.get(text, size)
+    if text in sizes:
+        return sizes[text]
+    left = put_size(text, {name: str(number) for name, number in sizes.items()})
+    return left if isinstance(left, int) else ir.SymbolicDim(left)
 
 
 def read_feeds(path: Path, seed: int) -> dict[str, Any]:

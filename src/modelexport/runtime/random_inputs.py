@@ -10,6 +10,7 @@ import onnx_ir as ir
 import onnxruntime
 
 from modelexport.errors import InputsError
+from modelexport.graph.sizes import SYMBOL, put_size
 from modelexport.runtime.sessions import run_session
 
 _BOUNDS = (1000, 100, 10)
@@ -33,7 +34,7 @@ def make_random_inputs(
         InputsError: The file does not run with any.
     """
     for first, other in _SIZES:
-        shapes = {value.name or "": _shape(value, first, other) for value in model.graph.inputs}
+        shapes = _shapes(model, first, other)
         for lowest in (1, 0):
             whole: dict[str, int] = {}
             draw = _Draw(model, shapes, seed, lowest, given or {})
@@ -80,9 +81,24 @@ class _Draw:
                 yield name, random.standard_normal(shape).astype(dtype.numpy())
 
 
-def _shape(value: ir.Value, first: int, other: int) -> tuple[int, ...]:
-    sizes = value.shape or ()
-    return tuple(size if isinstance(size, int) else other if axis else first for axis, size in enumerate(sizes))
+def _shapes(model: ir.Model, first: int, other: int) -> dict[str, tuple[int, ...]]:
+    """The shapes of the inputs: a symbol has one size wherever it is, and a sum of symbols is theirs."""
+    symbols: dict[str, str] = {}
+    for value in model.graph.inputs:
+        for axis, size in enumerate(value.shape or ()):
+            if isinstance(size, ir.SymbolicDim) and size.value is not None and SYMBOL.fullmatch(size.value):
+                symbols.setdefault(size.value, str(other if axis else first))
+
+    def sized(size: int | ir.SymbolicDim, axis: int) -> int:
+        if isinstance(size, int):
+            return size
+        terms = [str(put_size(term.strip(), symbols)) for term in (size.value or "").split("+")]
+        return sum(map(int, terms)) if all(term.isdecimal() for term in terms) else other if axis else first
+
+    return {
+        value.name or "": tuple(sized(size, axis) for axis, size in enumerate(value.shape or ()))
+        for value in model.graph.inputs
+    }
 
 
 def _fits(runs: onnxruntime.InferenceSession, inputs: Mapping[str, Any]) -> bool:
