@@ -23,10 +23,13 @@ from modelexport.verify.verdicts import VerifyReport
 
 
 def with_errors(table: Table, report: VerifyReport | AgainstReport) -> Table:
-    """A table with a column ``error``: the largest absolute difference of what each call computes itself."""
+    """A table with a column ``error``: the largest absolute difference of what each call computes itself.
+
+    It is measured from the right values before the call, or where that was not possible in a run of the whole.
+    """
     errors = {}
     for call in report.calls:
-        made = call.per_module or call.end_to_end
+        made = call.per_module or (call.end_to_end if call.nodes else None)
         difference = made.difference if isinstance(made, Loss) else made
         if difference is not None and difference.absolute is not None:
             errors[ModuleCall.parse(call.address)] = difference.absolute
