@@ -78,6 +78,7 @@ def test_a_step_runs_with_the_cache_that_a_prompt_leaves(llama: tuple[Path, Path
     assert {name: one.facts.inputs for name, one in again.items()} == shapes
 
 
+@pytest.mark.slow
 def test_encoder_prefill_and_decode_are_apart(pair: Path) -> None:
     tables = cost_parts(pair, {"batch": 1, "encoder_sequence": 20, "sequence": 1})
     assert list(tables) == ["encoder", "prefill", "decode"]
@@ -99,19 +100,16 @@ def test_a_stage_gets_what_the_stage_before_it_gives(stages: Path) -> None:
 
 
 def test_the_commands_take_a_folder(llama: tuple[Path, Path], stages: Path, tmp_path: Path) -> None:  # noqa: F811
-    done = run(
-        "cost", llama[1], "--size", "sequence=8", "--size", "batch=1", "--node-data", tmp_path / "n.json", "--json"
-    )
-    document = json.loads(done.stdout)
-    assert list(document["parts"]) == ["prefill", "decode"]
-    assert (tmp_path / "n.prefill.json").exists()
-    assert (tmp_path / "n.decode.json").exists()
-    listed = run("profile", stages, "--runs", "1", "--csv", "--html", tmp_path / "p.html").stdout
+    package = llama[1]
+    sizes = ["--size", "sequence=8", "--size", "batch=1"]
+    done = run("cost", package, *sizes, "--node-data", "n.json", "--json", cwd=tmp_path)
+    assert list(json.loads(done.stdout)["parts"]) == ["prefill", "decode"]
+    assert {path.name for path in tmp_path.iterdir()} == {"n.prefill.json", "n.decode.json"}
+    listed = run("profile", stages, "--runs", "1", "--csv", "--html", "p.html", cwd=tmp_path).stdout
     assert {row["part"] for row in csv.DictReader(listed.splitlines())} == {"stage_0", "stage_1"}
-    assert run("cost", llama[1], "model.layers.0.mlp", "--by", "class").stdout.startswith("prefill:\n")
-    assert "no dynamic axis 'sequences'; did you mean sequence" in run("cost", llama[1], "--size", "sequences=1").stderr
-    assert "model.layers.0" in run("cost", llama[1], "model.layer.0").stderr
-    assert run("report", llama[1], "-o", tmp_path / "r.html").returncode == 0
+    wrong = run("cost", package, "--size", "sequences=1", cwd=tmp_path).stderr
+    assert "have no dynamic axis 'sequences'; did you mean sequence" in wrong
+    assert "did you mean model.layers.0" in run("cost", package, "model.layer.0", cwd=tmp_path).stderr
 
 
 def test_other_parts_are_refused(llama: tuple[Path, Path], stages: Path) -> None:  # noqa: F811
