@@ -112,6 +112,21 @@ def test_the_document_is_as_it_was_agreed() -> None:
     assert document["rows"][1]["own"]["work"] == 34
 
 
+def test_a_source_adds_a_column_of_figures_of_calls_without_a_change_to_the_table(tmp_path: Path) -> None:
+    from modelexport.measure.columns import SENSITIVITY
+    from modelexport.measure.page import Page, write_page
+
+    table = small_table().with_column(SENSITIVITY, {ModuleCall("a"): 0.25, ModuleCall("b.inner"): 0.5})
+    rows = {row["address"]: row for row in table.document()["rows"]}
+    assert rows["a"]["own"]["sensitivity"] == 0.25
+    assert "sensitivity" not in rows["b"]["own"]
+    assert (rows["b"]["total"]["sensitivity"], rows[""]["total"]["sensitivity"]) == (0.5, 0.5)
+    assert table.sorted(table.rows(), "sensitivity")[0].address == "b.inner"
+    assert "SENSITIVITY TOTAL" in format_table(table, "sensitivity")
+    write_page(tmp_path / "page.html", Page(table, "sensitivity"))
+    assert "sensitivity" in format_csv({"": (table, table.rows())})
+
+
 def test_csv_has_own_and_total_of_each_column() -> None:
     table = small_table()
     lines = list(csv.DictReader(format_csv({"": (table, table.rows())}).splitlines()))

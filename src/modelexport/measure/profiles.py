@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,14 +134,8 @@ def profile(
                 path, feeds, folder, runs=runs, warmup=warmup, level=level, provider=provider
             )
             kernels = _joined(tagged, load_onnx(optimized), measured)
-    taken = sum(node.figures[columns.SECONDS.name] for node in kernels)
-    owned = sum(node.figures[columns.SECONDS.name] for node in kernels if node.calls)
-    whole = round(statistics.median(wall))
+    taken = _total(kernels)
     together = round(statistics.median(map(sum, zip(*measured.kernels.values(), strict=True))))
-    beside = [
-        NodeFigures(INTERRUPTED, "", (), {columns.SECONDS.name: together - taken}),
-        NodeFigures(SESSION if whole >= together else PROFILING, "", (), {columns.SECONDS.name: whole - together}),
-    ]
     facts = RunFacts(
         file=str(tagged.path),
         provider=provider,
@@ -150,24 +144,45 @@ def profile(
         warmup=warmup,
         inputs={name: f"{array.dtype}{list(array.shape)}" for name, array in feeds.items()},
         inputs_from=inputs_from or source,
-        wall_seconds=whole / 1e9,
+        wall_seconds=round(statistics.median(wall)) / 1e9,
         profiled_seconds=statistics.median(measured.whole) / 1e9,
         kernel_seconds=taken / 1e9,
         interrupted_seconds=(together - taken) / 1e9,
         profiler_seconds=measured.profiler / 1e9,
-        attributed=owned / taken if taken else 1.0,
+        attributed=_total(node for node in kernels if node.calls) / taken if taken else 1.0,
     )
+    kernels += _beside_nodes(taken, together, round(statistics.median(wall)))
+    return ModuleProfile(_table(tagged, kernels, facts, memory=bool(measured.memory)), facts, feeds)
+
+
+def _total(nodes: Iterable[NodeFigures]) -> int:
+    """Nanoseconds."""
+    return sum(node.figures[columns.SECONDS.name] for node in nodes)
+
+
+def _beside_nodes(taken: int, together: int, whole: int) -> list[NodeFigures]:
+    """What is not the time of nodes, so that all adds up to the time of a run without profiling, to the nanosecond.
+
+    Args:
+        taken: The medians of all nodes.
+        together: The median of what all nodes take in one run.
+        whole: A run without profiling.
+    """
+    rest = SESSION if whole >= together else PROFILING
+    seconds = {INTERRUPTED: together - taken, rest: whole - together}
+    return [NodeFigures(name, "", (), {columns.SECONDS.name: figure}) for name, figure in seconds.items()]
+
+
+def _table(tagged: TaggedFile, nodes: Sequence[NodeFigures], facts: RunFacts, *, memory: bool) -> Table:
     shown: tuple[Column, ...] = (columns.SECONDS, columns.NODE_SECONDS, columns.SHARE, columns.SPREAD)
-    shown += (columns.PEAK_BYTES,) if measured.memory else ()
-    table = Table(
+    return Table(
         calls=tagged.calls,
         tags=tagged.tags,
-        columns=shown,
-        nodes=(*kernels, *beside),
+        columns=(*shown, columns.PEAK_BYTES) if memory else shown,
+        nodes=tuple(nodes),
         name=tagged.path.name,
         notes=tuple(_notes(facts)),
     )
-    return ModuleProfile(table, facts, feeds)
 
 
 @contextmanager
