@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
 from modelexport.core.text import plural
-from modelexport.errors import FileFormatError
+from modelexport.errors import FileFormatError, UsageError
 from modelexport.graph.nodes import all_nodes, initializers, nested_graphs
 from modelexport.graph.owners import owner_of
 from modelexport.measure import columns
@@ -46,9 +46,9 @@ def cost(file: str | Path | TaggedFile, sizes: Mapping[str, int] | None = None) 
 
     Raises:
         FileFormatError: It is missing, or has no tags.
-        UsageError: It has no dynamic axis of a name in ``sizes``.
+        UsageError: It has no dynamic axis of a name in ``sizes``, or is a folder.
     """
-    tagged = file if isinstance(file, TaggedFile) else read_tagged(file)
+    tagged = file if isinstance(file, TaggedFile) else read_one(file)
     shapes = find_shapes(tagged.model, sizes)
     constant = constant_values(tagged.model)
     nodes, unknown = _node_figures(tagged, shapes, constant)
@@ -76,6 +76,13 @@ def cost(file: str | Path | TaggedFile, sizes: Mapping[str, int] | None = None) 
         name=tagged.path.name,
         notes=tuple(_notes(tagged.model, shapes, unknown)),
     )
+
+
+def read_one(file: str | Path) -> TaggedFile:
+    """A tagged file that is not a package, which has a table for each part."""
+    if Path(file).is_dir():
+        raise UsageError(f"{file} is a folder: use cost_parts and profile_parts, which measure each part")
+    return read_tagged(file)
 
 
 def constant_values(model: ir.Model) -> frozenset[str]:

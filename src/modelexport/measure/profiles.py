@@ -25,13 +25,14 @@ from modelexport.graph.snapshot import take_snapshot
 from modelexport.lineage.descent import trace_owners
 from modelexport.measure import columns
 from modelexport.measure.columns import Column
+from modelexport.measure.costs import read_one
 from modelexport.measure.feeds import make_feeds
 from modelexport.measure.node_data import Place, explorer_places
 from modelexport.measure.page import Page, embedded_page
 from modelexport.measure.runs import Kernel, Level, Profile, profile_runs, time_runs
 from modelexport.measure.table import NodeFigures, Table
 from modelexport.runtime.sessions import CPU
-from modelexport.tagged.file import TaggedFile, read_tagged
+from modelexport.tagged.file import TaggedFile
 
 INTERRUPTED = "(interruptions)"
 """What nodes take in a run beyond the median of each: on a busy machine another node is interrupted in each run."""
@@ -122,9 +123,9 @@ def profile(
     Raises:
         FileFormatError: The file is missing or has no tags.
         InputsError: The inputs do not fit.
-        UsageError: ONNX Runtime does not load or run the file, or does not have the provider.
+        UsageError: ONNX Runtime does not load or run the file, or does not have the provider; or it is a folder.
     """
-    tagged = file if isinstance(file, TaggedFile) else read_tagged(file)
+    tagged = file if isinstance(file, TaggedFile) else read_one(file)
     with tempfile.TemporaryDirectory(prefix="modelexport-profile-") as temporary:
         folder = Path(temporary)
         with _runnable(tagged, folder) as path:
