@@ -292,3 +292,46 @@ def test_cost_does_not_import_torch(exported: Exporter) -> None:
         f"cost({str(exported('blocks').path)!r}); assert not {{'torch', 'transformers'}} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_shapes_are_known_up_to_a_node_that_the_tool_gives_up_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from onnx import TensorProto, helper
+
+    monkeypatch.chdir(tmp_path)
+    nodes = [
+        helper.make_node("MatMul", ["x", "weight"], ["made"]),
+        helper.make_node("ReduceL2", ["made", "axes"], ["norm"], keepdims=1),  # its axes are an input
+        helper.make_node("Shape", ["made"], ["sizes"]),
+        helper.make_node("Expand", ["norm", "sizes"], ["wide"]),
+        helper.make_node("Div", ["made", "wide"], ["y"]),
+    ]
+    weight = helper.make_tensor("weight", TensorProto.FLOAT, [4, 1500], [0.0] * 6000)
+    axes = helper.make_tensor("axes", TensorProto.INT64, [1], [-1])
+    graph = helper.make_graph(
+        nodes,
+        "main_graph",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", "length", 4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [weight, axes],
+    )
+    shapes = find_shapes(ir.from_proto(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)])))
+    assert [str(size) for size in shapes.sizes["made"]] == ["batch", "length", "1500"]
+    assert not list(tmp_path.iterdir())
+
+
+def test_small_weights_in_a_linked_file_do_not_hide_shapes(tmp_path: Path) -> None:
+    path = tmp_path / "weights.bin"
+    (tmp_path / "real.bin").write_bytes(bytes(16))
+    path.symlink_to("real.bin")  # the tool does not read such files
+    tensor = ir.ExternalTensor(
+        "weights.bin", 0, 16, ir.DataType.FLOAT, shape=ir.Shape([4]), name="w", base_dir=tmp_path
+    )
+    x = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(["batch", 4]))
+    weight = ir.Value(name="w", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([4]), const_value=tensor)
+    node = ir.node("Mul", [x, weight])
+    node.outputs[0].name, node.outputs[0].type = "y", ir.TensorType(ir.DataType.FLOAT)
+    graph = ir.Graph([x], node.outputs, nodes=[node], initializers=[weight], opset_imports={"": 20}, name="g")
+    shapes = find_shapes(ir.Model(graph, ir_version=10))
+    assert [str(size) for size in shapes.sizes["y"]] == ["batch", "4"]

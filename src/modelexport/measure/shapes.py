@@ -11,6 +11,7 @@ import contextlib
 import io
 import logging
 import operator
+import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -163,31 +164,59 @@ _FUNCTIONS = {
 
 
 def _inferred(model: ir.Model) -> list[tuple[str, ir.DataType, tuple[int | str, ...]]]:
-    """What ONNX Runtime's shape inference finds: name, element type and shape of values.
-
-    It is a tool of Python that prints, and that gives up on a graph by raising whatever happened: then nothing.
-    """
-    from onnxruntime.tools.symbolic_shape_infer import SymbolicShapeInference
-
-    proto = _small(model)
-    logger = logging.getLogger("onnxruntime.tools.symbolic_shape_infer")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            found = SymbolicShapeInference.infer_shapes(proto, auto_merge=True)
-    except Exception:
-        return []
-    finally:
-        logger.setLevel(level)
+    """What ONNX Runtime's shape inference finds: name, element type and shape of values."""
+    found = _largest_inferred(_small(model))
     shapes: list[tuple[str, ir.DataType, tuple[int | str, ...]]] = []
-    for info in [*found.graph.value_info, *found.graph.output]:
+    for info in [*found.graph.value_info, *found.graph.output] if found is not None else ():
         tensor = info.type.tensor_type
         if tensor.HasField("shape"):
             dims = [dim.dim_value if dim.HasField("dim_value") else dim.dim_param for dim in tensor.shape.dim]
             if all(dim != "" for dim in dims):
                 shapes.append((info.name, ir.DataType(tensor.elem_type), tuple(dims)))
     return shapes
+
+
+def _largest_inferred(proto: onnx.ModelProto) -> onnx.ModelProto | None:
+    """What the tool makes of a graph; if there is a node that it gives up on, of as many nodes as it can take."""
+    if (found := _infer(proto)) is not None:
+        return found
+    nodes = list(proto.graph.node)
+    most, too_many = 0, len(nodes)
+    while too_many - most > 1:
+        count = (most + too_many) // 2
+        del proto.graph.node[:], proto.graph.output[:]
+        proto.graph.node.extend(nodes[:count])
+        for name in (name for node in nodes[:count] for name in node.output if name):
+            proto.graph.output.add().name = name  # it leaves out what no output needs
+        if (part := _infer(proto)) is None:
+            too_many = count
+        else:
+            most, found = count, part
+    return found
+
+
+def _infer(proto: onnx.ModelProto) -> onnx.ModelProto | None:
+    """One run of the tool, which prints, and gives up on a graph by raising whatever happened: then nothing.
+
+    It may leave a file in the working folder before it does.
+    """
+    from onnxruntime.tools.symbolic_shape_infer import SymbolicShapeInference
+
+    logger = logging.getLogger("onnxruntime.tools.symbolic_shape_infer")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        with (
+            contextlib.redirect_stdout(io.StringIO()),
+            tempfile.TemporaryDirectory() as folder,
+            contextlib.chdir(folder),
+        ):
+            found: onnx.ModelProto = SymbolicShapeInference.infer_shapes(proto, auto_merge=True)
+    except Exception:
+        return None
+    finally:
+        logger.setLevel(level)
+    return found
 
 
 def _small(model: ir.Model) -> onnx.ModelProto:
