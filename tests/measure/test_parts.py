@@ -119,9 +119,9 @@ def test_other_parts_are_refused(llama: tuple[Path, Path], stages: Path) -> None
 
 @pytest.mark.skipif(bool(MISSING), reason=MISSING)
 def test_the_page_of_a_package_lets_its_reader_choose_a_part(llama: tuple[Path, Path], tmp_path: Path) -> None:  # noqa: F811
-    from modelexport.verify.page import write_report
+    from modelexport.verify.page import write_report_page
 
-    write_report(llama[1], tmp_path / "r.html")
+    write_report_page(llama[1], tmp_path / "r.html")
     with browser() as window:
         window.open(tmp_path / "r.html")
         assert window.texts("#part option") == ["prefill", "decode"]

@@ -1,7 +1,7 @@
 """Tables as one HTML file that works offline: a foldable tree with bars, an icicle that zooms, search, nodes.
 
-The page is written by hand: what it draws is a list of lines and a list of rectangles, for which a library would be ten
-times its size. Its policy forbids requests.
+The page uses no library: it draws only a list of lines and a list of rectangles, and a library would be ten times its
+size. Its content security policy forbids requests.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from modelexport.measure.columns import Column, Figure, Kind
 from modelexport.measure.table import Table, share_out
 
 Section = tuple[str, Sequence[Sequence[str]]]
-"""A heading, and rows of cells below it; the first cell of each is a heading too."""
+"""A heading and rows of cells; the first cell of each row is a heading too."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def write_page(path: Path, *pages: Page) -> None:
     """Write tables as one HTML file, which refers to nothing outside of itself; of several, the reader chooses one.
 
     Raises:
-        OutputError: The file cannot be written. What was there before is still there.
+        OutputError: The file cannot be written. An existing file of that name is unchanged.
     """
     check_writable(path)
     with written_together(path.parent) as staging:
@@ -133,7 +133,7 @@ def _symbolic(table: Table) -> bool:
 
 
 def _first(column: Column, figures: Mapping[str, Figure], count: int) -> Figure | None:
-    """What each owner of a node has of its figure."""
+    """Each owner's share of a node's figure."""
     figure = figures.get(column.name)
     return figure if figure is None or column.kind is not Kind.SUM else share_out(figure, count)[0]
 
@@ -146,7 +146,7 @@ def _plain(column: Column, figure: Figure | None) -> int | float | str | None:
 
 
 def _tail(call: ModuleCall, parent: ModuleCall | None) -> str:
-    """The end of an address, where it goes on from that of the caller's module."""
+    """The rest of an address after that of the caller's module."""
     address = call.address
     if parent is not None and parent.path and address.startswith(f"{parent.path}."):
         return address.removeprefix(parent.path)

@@ -1,7 +1,7 @@
-"""``profile``: where the time and the memory of a run go, by module, though ONNX Runtime runs a graph of its own.
+"""``profile``: the time and memory of a run by module, although ONNX Runtime runs its own optimized graph.
 
-The optimised graph that ONNX Runtime saves is a descendant of the tagged file like any other: lineage gives its nodes
-their owners, in memory, and the names in the profile are those of its nodes.
+The optimized graph that ONNX Runtime saves is a descendant of the tagged file like any other: ``lineage`` finds the
+owners of its nodes, in memory, and the names in the profile are those of its nodes.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _LISTED = 5
 
 
 class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """How a file was run, and how long that took as a whole. Seconds; medians of the runs."""
+    """How a file was run, and how long the whole run took. Seconds; medians of the runs."""
 
     file: str
     provider: str
@@ -55,12 +55,12 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     runs: int
     warmup: int
     inputs: dict[str, str]
-    """Name to element type and shape."""
+    """Name of an input to element type and shape."""
     inputs_from: str
     wall_seconds: float
-    """``session.run`` without profiling."""
+    """The time of ``session.run`` without profiling."""
     profiled_seconds: float
-    """A run with profiling, as ONNX Runtime times it."""
+    """The time of a run with profiling, as measured by ONNX Runtime."""
     kernel_seconds: float
     """The medians of all nodes together, without the profiler."""
     interrupted_seconds: float
@@ -73,20 +73,20 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class ModuleProfile:
-    """What a profile found."""
+    """The result of a profile."""
 
     table: Table
     facts: RunFacts
     feeds: Mapping[str, Any]
     """The inputs."""
     against: RunFacts | None = None
-    """Of the other file, where two were run."""
+    """The run of the other file, if two were run."""
 
     def _repr_html_(self) -> str:
         return embedded_page(Page(self.table, columns.SECONDS.name))
 
     def document(self, **options: Any) -> dict[str, Any]:
-        """The table's document, with ``run`` and, where there is another file, ``against``."""
+        """The table's document, with ``run`` and, if there is another file, ``against``."""
         document = self.table.document(**options) | {"run": msgspec.to_builtins(self.facts)}
         return document | ({"against": msgspec.to_builtins(self.against)} if self.against is not None else {})
 
@@ -103,15 +103,15 @@ def profile(
     seed: int = 0,
     inputs_from: str = "",
 ) -> ModuleProfile:
-    """Run a tagged file in ONNX Runtime as users do, and say which module call took how long and how much memory.
+    """Run a tagged file in ONNX Runtime as users do, and measure the time and memory of each module call.
 
     Args:
-        inputs: Name of an input to its array, or a file of them (``.npz``, ``.safetensors``, or a JSON description);
-            if left out, those of the reference values beside the file, or else random ones.
+        inputs: Name of an input to its array, or a file of them (``.npz``, ``.safetensors``, or a JSON description); by
+            default those of the reference values beside the file, or else random ones.
         sizes: Sizes of dynamic axes for random inputs.
-        runs: How many runs are measured; the figures are medians.
-        warmup: Runs before these.
-        level: ONNX Runtime's optimisation level.
+        runs: The number of measured runs; the figures are medians.
+        warmup: The number of runs before these.
+        level: ONNX Runtime's optimization level.
         provider: Its execution provider.
         seed: For random inputs.
         inputs_from: Where ``inputs`` come from, for the reader.
@@ -188,7 +188,7 @@ def _table(tagged: TaggedFile, nodes: Sequence[NodeFigures], facts: RunFacts, *,
 
 @contextmanager
 def _runnable(tagged: TaggedFile, folder: Path) -> Iterator[Path]:
-    """The file itself where its tags are metadata, or a flat copy: ONNX Runtime names what it inlines as it likes."""
+    """The file itself if its tags are metadata, or a flat copy: ONNX Runtime renames the nodes that it inlines."""
     if tagged.encoding == "metadata":
         yield tagged.path
         return
@@ -198,7 +198,7 @@ def _runnable(tagged: TaggedFile, folder: Path) -> Iterator[Path]:
 
 
 def _joined(tagged: TaggedFile, optimized: ir.Model, measured: Profile) -> list[NodeFigures]:
-    """What each node of the optimised graph took, with the calls that own it."""
+    """The time and memory of each node of the optimized graph, with the calls that own it."""
     source = take_snapshot(tagged.model)
     trace_owners(source, optimized)
     by_name: dict[tuple[str, str], list[ir.Node]] = defaultdict(list)
@@ -259,6 +259,6 @@ def _notes(facts: RunFacts) -> list[str]:
         f"profiling {facts.profiled_seconds * 1e3:,.3g} ms, of which {facts.profiler_seconds * 1e6:,.3g} us a node are "
         "taken off; "
         f"{facts.attributed:.1%} of the time of nodes belongs to modules",
-        f"{facts.runs} runs after {facts.warmup}, {facts.provider}, optimisation {facts.level}; "
+        f"{facts.runs} runs after {facts.warmup} warm-up runs, {facts.provider}, optimization level {facts.level}; "
         f"inputs: {facts.inputs_from} ({sizes})",
     ]

@@ -1,4 +1,4 @@
-"""``report``: what a file is, whether it is right and what it costs, on one page."""
+"""``report``: the facts, the verification and the cost of a file on one page."""
 
 from __future__ import annotations
 
@@ -41,21 +41,21 @@ def error_table(file: str | Path, report: VerifyReport | AgainstReport) -> Table
     return with_errors(cost(file), report)
 
 
-def write_report(
+def write_report_page(
     path: str | Path, output: Path, *, sizes: Mapping[str, int] | None = None, profiled: bool = False
 ) -> None:
-    """Write one page with the tree, coverage, cost and, where reference values lie beside the file, verification.
+    """Write one page with the tree, coverage, cost and, if reference values are beside the file, verification.
 
     Of a package, each part is on the page.
 
     Args:
-        sizes: Of dynamic axes.
-        profiled: Also run it, and show what time its modules take.
+        sizes: Names of dynamic axes to sizes.
+        profiled: Also run it, and show the time of its modules.
 
     Raises:
         FileFormatError: A file is missing or has no tags.
         OutputError: The page cannot be written.
-        UsageError: It has no dynamic axis of a name in ``sizes``, or does not run.
+        UsageError: It does not have a dynamic axis named in ``sizes``, or cannot run.
     """
     check_writable(output)
     files = read_package(path).files if Path(path).is_dir() else {"": Path(path)}
