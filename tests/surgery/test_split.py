@@ -12,10 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import modelexport
 from exports import Exporter
 from modelexport import load
 from modelexport.errors import FileFormatError, OutputError, UsageError
 from modelexport.files.onnx_models import load_onnx, save_model
+from modelexport.measure.shapes import find_shapes
 from modelexport.runtime.sessions import open_session, run_session
 from modelexport.surgery.balance import SLACK, Units, balanced_cuts, best_limit, fewest_stages
 from modelexport.surgery.chain import read_stages, run_chain
@@ -228,3 +230,21 @@ def test_what_cannot_be_split_is_said(exported: Exporter, tmp_path: Path) -> Non
         split(tagged, tmp_path / "other", stages=2)
     with pytest.raises(FileFormatError, match=r"no modelexport.json"):
         run_chain(tmp_path / "other", {})
+
+
+def test_operations_are_counted_for_the_sizes_that_are_given(exported: Exporter, tmp_path: Path) -> None:
+    file = exported("llama", dynamic=True)
+    symbol = find_shapes(load(file.path).model).symbols[0]
+    result = modelexport.split(file.path, tmp_path / "stages", stages=2, by="flops", sizes={symbol: 7})
+    assert result.by == "flops" and result.largest <= (1 + SLACK) * result.best
+    check_chain(tmp_path / "stages", *whole(file.path, file.case))
+    with pytest.raises(UsageError, match="no dynamic axis 'nothing'"):
+        modelexport.split(file.path, tmp_path / "other", stages=2, by="flops", sizes={"nothing": 7})
+
+
+def test_what_the_commands_do_has_public_names() -> None:
+    commands = {"split", "replace", "place", "rename", "extract", "update_weights"}
+    others = {"run_chain", "CustomOperator", "FromModel", "Identity"}
+    others |= {"merge_adapters", "adapters_as_inputs", "write_adapter"}
+    assert commands | others <= set(modelexport.__all__)
+    assert all(callable(getattr(modelexport, name)) for name in commands | others)
