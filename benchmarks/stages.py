@@ -49,6 +49,8 @@ print(next(line.split()[1] for line in open("/proc/self/status") if line.startsw
 
 
 MODES = ("as they lie", "default")
+GRAPH = 5_000_000
+"""Bytes that a session takes for the graph itself and a run: beside large weights they are nothing."""
 
 
 def peak(model: Path, feeds: dict[str, np.ndarray], folder: Path, weights: str = "as they lie") -> int:
@@ -122,7 +124,7 @@ def random_decoder(folder: Path) -> Path:
 
 
 def main() -> None:
-    """Print the table; fails where a token differs or a stage takes more than its weights and a tenth."""
+    """Print the table; fails where a token differs or a stage takes more than its graph, its weights and a tenth."""
     parser = argparse.ArgumentParser()
     parser.add_argument("file", type=Path, nargs="?")
     parser.add_argument("--stages", type=int, default=4)
@@ -154,7 +156,7 @@ def main() -> None:
             took = [peak(path, taken, folder, mode) - base for mode, base in zip(MODES, baselines, strict=True)]
             shown = "".join(f"{size / 1e6:8.1f} MB {size / stage.bytes:6.1%}" for size in took)
             print(f"{stage.file}{stage.bytes / 1e6:8.1f} MB{shown}")
-            worst = max(worst, took[0] / stage.bytes)
+            worst = max(worst, (took[0] - GRAPH) / stage.bytes)
             values |= run_session(open_session(path), taken)
     if made != expected or worst > 1.1:
         sys.exit(1)
