@@ -1,14 +1,15 @@
-"""What an export can be asked for, in groups: how it is tagged, where its weights go, how it is checked."""
+"""What an export can be asked for, in groups: how it is tagged, where its weights go, how it is fused and checked."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
 from modelexport.capture.choice import Attempt
 from modelexport.core.tags import Granularity
+from modelexport.exporting.fusion import FuseFor
 from modelexport.format import documents
 from modelexport.tagged.encodings import Encoding
 from modelexport.weights import WeightsMode
@@ -50,6 +51,17 @@ class WeightOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FuseOptions:
+    """Whether nodes are fused for a runtime."""
+
+    fuse: FuseFor | None = None
+    """``ort-cpu`` or ``ort-cuda``: ONNX Runtime's own operators, such as GroupQueryAttention. The file runs nowhere
+    else."""
+    row: str | None = None
+    """The symbol of the batch, in a graph that takes several tokens after others for one row only."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class CheckOptions:
     """How a file is checked."""
 
@@ -63,6 +75,9 @@ class CheckOptions:
     reference: bool | Sequence[str] = False
     """Keep the inputs and boundary values of every call, or of these calls (addresses or tags) and those inside them,
     in ``NAME.reference.safetensors``: they prove the file without PyTorch."""
+
+    checked: Mapping[str, Any] | Sequence[Any] | None = None
+    """Inputs to check and verify with, where a file does not take the example inputs."""
 
     @property
     def any(self) -> bool:
@@ -85,15 +100,19 @@ class Keywords(TypedDict, total=False):
     keep_anyway: bool
     verify: bool
     reference: bool | Sequence[str]
+    checked: Mapping[str, Any] | Sequence[Any] | None
+    fuse: FuseFor | None
+    row: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The three groups together."""
+    """The groups together."""
 
     tags: TagOptions = TagOptions()
     weights: WeightOptions = WeightOptions()
     checks: CheckOptions = CheckOptions()
+    fusing: FuseOptions = FuseOptions()
 
     def replaced_by(self, keywords: Keywords) -> Options:
         """The same options, where a keyword does not say otherwise.
@@ -123,4 +142,5 @@ class Options:
             exclude=sorted(self.tags.exclude),
             dynamic=dynamic,
             optimize=optimized,
+            fuse=self.fusing.fuse or "",
         )

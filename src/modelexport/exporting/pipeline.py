@@ -109,8 +109,9 @@ class _Job:
         with stages("optimize"):
             before = steps.remember(model, exported, options.weights.source)
             messages = [*exported.messages, *(steps.optimize_exported(exported, before) if self.optimized else ())]
+            fused = steps.fuse(exported, before, tree, options.fusing)
         with stages("tag"):
-            tagged = steps.tag(exported, before, tree, options.tags)
+            tagged = steps.tag(exported, before, tree, options.tags, fused)
         with stages("documents"):
             settings = options.settings(exported.frontend, attempts, dynamic=self.dynamic, optimized=self.optimized)
             hierarchy = steps.describe(model, exported, before, tagged, name=self.name, settings=settings)
@@ -141,6 +142,7 @@ class _Job:
                 functions=functions,
                 weights=weights,
                 messages=messages,
+                fusion=fused.found if fused is not None else None,
                 unrepeatable=self.unrepeatable,
             )
             write_report(report, result)

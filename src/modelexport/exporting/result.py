@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from modelexport.capture.choice import Attempt
 from modelexport.exporting.checks import FileCheck
+from modelexport.exporting.fusion import Fusion
 from modelexport.format import documents
 from modelexport.tagged.encodings.functions import FunctionsModel
 from modelexport.tagged.tree import TreeRow
@@ -46,6 +47,9 @@ class ExportResult:
 
     weights: WeightsSummary = field(default_factory=WeightsSummary)
     """Where the weights are."""
+
+    fusion: Fusion | None = None
+    """Which operators of ONNX Runtime are where; ``None`` if nothing was fused."""
 
     messages: Sequence[str] = ()
     """What PyTorch's exporter and the optimiser warned of."""

@@ -16,10 +16,12 @@ from modelexport.core.messages import collected
 from modelexport.core.modules import ModuleTree
 from modelexport.core.tags import Tags
 from modelexport.exporting.optimizer import finish, optimize_graph
-from modelexport.exporting.options import TagOptions, WeightOptions
+from modelexport.exporting.fusion import Fusion, describe_fusion, fuse_graph
+from modelexport.exporting.options import FuseOptions, TagOptions, WeightOptions
 from modelexport.format import documents
 from modelexport.graph.coverage import check_coverage
 from modelexport.graph.initializers import bind_tensors
+from modelexport.graph.nodes import all_nodes
 from modelexport.graph.names import name_nodes_apart, with_unique_names
 from modelexport.graph.path_names import name_nodes_by_path
 from modelexport.graph.snapshot import SourceGraph, take_snapshot
@@ -62,6 +64,15 @@ class Tagged:
     """Names of values of the unoptimised graph to what they are in the optimised one, where they are there."""
 
 
+@dataclass(frozen=True)
+class Fused:
+    """A graph after its nodes were fused."""
+
+    values: Mapping[str, ir.Value]
+    """Names of values of the unoptimised graph to what they are now, where they are there."""
+    found: Fusion
+
+
 def remember(model: nn.Module, exported: Exported, weights: Weights | None) -> Unoptimized:
     """Record the graph before it is optimised, and take the tensors of its parameters off it."""
     graph = exported.model
@@ -92,15 +103,37 @@ def optimize_exported(exported: Exported, before: Unoptimized) -> list[str]:
     return messages
 
 
-def tag(exported: Exported, before: Unoptimized, tree: ModuleTree, options: TagOptions) -> Tagged:
+def fuse(exported: Exported, before: Unoptimized, tree: ModuleTree, wanted: FuseOptions) -> Fused | None:
+    """Fuse an optimised graph in place, and give every node its owner."""
+    if wanted.fuse is None:
+        return None
+    graph = exported.model
+    nodes = sum(1 for _ in all_nodes(graph))
+    present = derive_owners(before.source, graph)
+    now = fuse_graph(graph, wanted.fuse, row=wanted.row)
+    values = {name: now[value.name] for name, value in present.items() if value.name in now}
+    return Fused(
+        values,
+        describe_fusion(
+            graph, wanted.fuse, nodes, tree, exported.calls, exported.values, (present.keys(), values.keys())
+        ),
+    )
+
+
+def tag(
+    exported: Exported, before: Unoptimized, tree: ModuleTree, options: TagOptions, fused: Fused | None = None
+) -> Tagged:
     """Give every node its owner and write the tags into the graph, in place.
+
+    Args:
+        fused: The graph was fused, and its nodes have their owners.
 
     Raises:
         UntaggedNodeError: A node has no owner.
     """
     graph = exported.model
     bind_tensors(before.tensors)
-    present = derive_owners(before.source, graph)
+    present = fused.values if fused is not None else derive_owners(before.source, graph)
     finish(graph, exported.output_names, before.entries)
     coverage = check_coverage(graph)
     tags = Tags(tree, exported.calls, granularity=options.granularity, include=options.include, exclude=options.exclude)

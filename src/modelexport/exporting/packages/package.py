@@ -18,7 +18,7 @@ from modelexport.exporting.options import Keywords, Options
 from modelexport.exporting.packages.folders import check_folder, replaced_whole
 from modelexport.exporting.packages.layouts import write_layouts
 from modelexport.exporting.packages.modes import PartsMode
-from modelexport.exporting.packages.naming import name_generation, name_pipeline
+from modelexport.exporting.packages.naming import BATCH, name_generation, name_pipeline
 from modelexport.exporting.packages.weights import share_weights
 from modelexport.exporting.pipeline import export
 from modelexport.exporting.result import ExportResult
@@ -111,7 +111,7 @@ def export_package(
                 opset=opset,
                 optimized=optimized,
                 interface=_interface_of(kind),
-                options=linked,
+                options=_fused_for_rows(linked, part),
                 stages=own,
             )
             for stage, took in own.seconds.items():
@@ -151,6 +151,13 @@ def _parts_of(
 
         inputs = example_inputs(model)
     return "whole", [ModelPart("model", model, inputs)]
+
+
+def _fused_for_rows(options: Options, part: ModelPart) -> Options:
+    """The options for a part: fused, one with a cache takes several tokens after others for one row only."""
+    if options.fusing.fuse is None or part.row is None:
+        return options
+    return options.replaced_by({"row": BATCH, "checked": part.row})
 
 
 def _fixed_axes(part: str, result: ExportResult) -> list[str]:
