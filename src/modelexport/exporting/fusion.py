@@ -13,10 +13,9 @@ import msgspec
 import onnx
 import onnx_ir as ir
 
+from modelexport.capture.fusions import apply_fusions
 from modelexport.core.calls import CallTree, ModuleCall, Port
-from modelexport.core.messages import collected
 from modelexport.core.modules import ModuleTree
-from modelexport.errors import UsageError
 from modelexport.graph.nodes import all_nodes
 from modelexport.graph.owners import owner_of
 from modelexport.graph.sizes import replace_symbol
@@ -73,33 +72,33 @@ def fuse_graph(model: ir.Model, target: FuseFor, *, row: str | None = None) -> M
         The name of each value of the graph to the value that it is now, where there is one.
 
     Raises:
-        UsageError: transformers' fusions fail.
+        UsageError: The fusions do not take the graph.
     """
-    from transformers.exporters.onnxruntime_fusions import fuse_for_onnxruntime
-
     before = take_snapshot(model)
-    failure: Exception | None = None
-    with collected():
-        if row is not None:
-            # The fusion asks for a batch of one. It reads this symbol as a number; what computes with sizes does not.
-            replace_symbol(model, row, "1")
-        try:
-            fuse_for_onnxruntime(model, target.removeprefix("ort-"))
-        except Exception as error:  # other people's rewrites of any graph
-            failure = error
-        if row is not None:
-            replace_symbol(model, "1", row)
-    if failure is not None:
-        reason = " ".join(f"{type(failure).__name__}: {failure}".split())[:240]
-        raise UsageError(f"the graph cannot be fused for {target}: {reason}; leave out --fuse") from failure
+    if row is not None:
+        # The fusion asks for a batch of one. It reads this symbol as a number; what computes with sizes does not.
+        replace_symbol(model, row, "1")
+    apply_fusions(model, target.removeprefix("ort-"))
+    if row is not None:
+        replace_symbol(model, "1", row)
     rotated = [found for node in list(all_nodes(model)) if (found := _rotate_before_attention(node, before))]
     model.opset_imports.update({node.domain: 1 for node in all_nodes(model) if node.domain == CONTRIBUTED})
     fill_types(model)
+    _order_uses(model)
     values = dict(derive_owners(before, model))
     for value in rotated:
         values.pop(value.name or "", None)
         value.name = None
     return values
+
+
+def _order_uses(model: ir.Model) -> None:
+    """Let the uses of each initializer be in the order of the nodes, as in a file that was read."""
+    for node in all_nodes(model):
+        for index, value in enumerate(node.inputs):
+            if value is not None and value.is_initializer():
+                node.replace_input_with(index, None)
+                node.replace_input_with(index, value)
 
 
 def _rotate_before_attention(node: ir.Node, before: SourceGraph) -> ir.Value | None:

@@ -15,14 +15,14 @@ from modelexport.core.hierarchies import compare_hierarchies
 from modelexport.core.messages import collected
 from modelexport.core.modules import ModuleTree
 from modelexport.core.tags import Tags
-from modelexport.exporting.optimizer import finish, optimize_graph
 from modelexport.exporting.fusion import Fusion, describe_fusion, fuse_graph
+from modelexport.exporting.optimizer import finish, optimize_graph
 from modelexport.exporting.options import FuseOptions, TagOptions, WeightOptions
 from modelexport.format import documents
 from modelexport.graph.coverage import check_coverage
 from modelexport.graph.initializers import bind_tensors
-from modelexport.graph.nodes import all_nodes
 from modelexport.graph.names import name_nodes_apart, with_unique_names
+from modelexport.graph.nodes import all_nodes
 from modelexport.graph.path_names import name_nodes_by_path
 from modelexport.graph.snapshot import SourceGraph, take_snapshot
 from modelexport.lineage.derivation import derive_owners

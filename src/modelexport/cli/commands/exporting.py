@@ -25,6 +25,7 @@ from modelexport.cli.options import (
 )
 from modelexport.cli.running import ModelChoice, load_with_inputs, print_json, progress_shown
 from modelexport.errors import UsageError
+from modelexport.exporting.fusion import FuseFor
 from modelexport.exporting.packages.modes import PartsMode
 from modelexport.tagged.encodings import Encoding
 from modelexport.weights import WeightsMode
@@ -74,6 +75,10 @@ def export(
     include: IncludeOption = None,
     exclude: ExcludeOption = None,
     no_optimize: Annotated[bool, typer.Option("--no-optimize", help="Keep the graph as it was translated.")] = False,
+    fuse: Annotated[
+        FuseFor | None,
+        typer.Option(help="Fuse nodes into operators of ONNX Runtime's own, for its CPU or CUDA provider."),
+    ] = None,
     keep_torch_metadata: Annotated[
         bool, typer.Option("--keep-torch-metadata", help="Keep pkg.torch.* keys, with paths of this machine.")
     ] = False,
@@ -117,7 +122,7 @@ def export(
     from modelexport.cli.interfaces import read_interface
     from modelexport.core.stages import Stages
     from modelexport.exporting.interface import widened
-    from modelexport.exporting.options import CheckOptions, Options, TagOptions, WeightOptions
+    from modelexport.exporting.options import CheckOptions, FuseOptions, Options, TagOptions, WeightOptions
     from modelexport.exporting.pipeline import export as run
     from modelexport.files.atomic import check_writable
 
@@ -134,6 +139,7 @@ def export(
         ),
         weights=WeightOptions(weights=weights),
         checks=CheckOptions(check=not no_check, keep_anyway=keep_anyway, verify=verify, reference=reference),
+        fusing=FuseOptions(fuse=fuse),
     )
     if parts is not None or output.endswith("/") or Path(output).is_dir():
         if dag_dir is not None or axes or input_names or output_names or outputs:
