@@ -9,6 +9,7 @@ from typing import Any, Literal, TypedDict
 
 from modelexport.capture.choice import Attempt
 from modelexport.core.tags import Granularity
+from modelexport.errors import UsageError
 from modelexport.exporting.fusion import FuseFor
 from modelexport.format import documents
 from modelexport.tagged.encodings import Encoding
@@ -76,6 +77,8 @@ class CheckOptions:
     """Keep the inputs and boundary values of every call, or of these calls (addresses or tags) and those inside them,
     in ``NAME.reference.safetensors``: they prove the file without PyTorch."""
 
+    sizes: bool = False
+    """Also check it with other sizes where its axes are dynamic."""
     checked: Mapping[str, Any] | Sequence[Any] | None = None
     """Inputs to check and verify with, where a file does not take the example inputs."""
 
@@ -100,6 +103,7 @@ class Keywords(TypedDict, total=False):
     keep_anyway: bool
     verify: bool
     reference: bool | Sequence[str]
+    sizes: bool
     checked: Mapping[str, Any] | Sequence[Any] | None
     fuse: FuseFor | None
     row: str | None
@@ -129,6 +133,17 @@ class Options:
         if left:
             raise TypeError(f"export() got an unexpected keyword argument '{next(iter(left))}'")
         return Options(**groups)
+
+    def check_together(self, *, optimized: bool) -> None:
+        """Refuse options that do not go together.
+
+        Raises:
+            UsageError: They do not.
+        """
+        if self.fusing.fuse is not None and not optimized:
+            raise UsageError("an optimised graph is fused: leave out --no-optimize, or --fuse")
+        if self.fusing.fuse is not None and self.tags.tags_as == "functions":
+            raise UsageError("fused nodes are of several modules, and functions of one: leave out --tags-as, or --fuse")
 
     def settings(
         self, frontend: str, attempts: Sequence[Attempt], *, dynamic: bool, optimized: bool

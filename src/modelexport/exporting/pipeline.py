@@ -74,6 +74,7 @@ def export(
     path, stages = Path(path), stages or Stages()
     options = (options or Options()).replaced_by(keywords)
     check_opset(opset)
+    options.check_together(optimized=optimized)
     check_writable(path)
     if (folder := None if dag_dir is None else Path(dag_dir)) is not None:
         check_dag_directory(folder)

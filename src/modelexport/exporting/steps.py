@@ -111,7 +111,7 @@ def fuse(exported: Exported, before: Unoptimized, tree: ModuleTree, wanted: Fuse
     nodes = sum(1 for _ in all_nodes(graph))
     present = derive_owners(before.source, graph)
     now = fuse_graph(graph, wanted.fuse, row=wanted.row)
-    values = {name: now[value.name] for name, value in present.items() if value.name in now}
+    values = {name: now[value.name] for name, value in present.items() if value.name and value.name in now}
     return Fused(
         values,
         describe_fusion(

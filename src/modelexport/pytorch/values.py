@@ -83,7 +83,7 @@ def tensor_specs(tensors: NamedTensors) -> tuple[TensorSpec, ...]:
 
 
 def run_arguments(inputs: Mapping[str, Any] | Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Example inputs as positional and keyword arguments; an object that a run may change, such as a cache, is copied."""
+    """Example inputs as positional and keyword arguments; what a run may change, such as a cache, is copied."""
     if isinstance(inputs, Mapping):
         return (), {name: _own(value) for name, value in inputs.items()}
     return tuple(map(_own, inputs)), {}

@@ -138,7 +138,9 @@ def export(
             node_names=node_names,
         ),
         weights=WeightOptions(weights=weights),
-        checks=CheckOptions(check=not no_check, keep_anyway=keep_anyway, verify=verify, reference=reference),
+        checks=CheckOptions(
+            check=not no_check, keep_anyway=keep_anyway, verify=verify, reference=reference, sizes=bool(axes)
+        ),
         fusing=FuseOptions(fuse=fuse),
     )
     if parts is not None or output.endswith("/") or Path(output).is_dir():
