@@ -84,21 +84,12 @@ def fuse_graph(model: ir.Model, target: FuseFor, *, row: str | None = None) -> M
     rotated = [found for node in list(all_nodes(model)) if (found := _rotate_before_attention(node, before))]
     model.opset_imports.update({node.domain: 1 for node in all_nodes(model) if node.domain == CONTRIBUTED})
     fill_types(model)
-    _order_uses(model)
+    model.graph.sort()
     values = dict(derive_owners(before, model))
     for value in rotated:
         values.pop(value.name or "", None)
         value.name = None
     return values
-
-
-def _order_uses(model: ir.Model) -> None:
-    """Let the uses of each initializer be in the order of the nodes, as in a file that was read."""
-    for node in all_nodes(model):
-        for index, value in enumerate(node.inputs):
-            if value is not None and value.is_initializer():
-                node.replace_input_with(index, None)
-                node.replace_input_with(index, value)
 
 
 def _rotate_before_attention(node: ir.Node, before: SourceGraph) -> ir.Value | None:

@@ -21,7 +21,7 @@ from modelexport.exporting.options import FuseOptions, TagOptions, WeightOptions
 from modelexport.exporting.report import report_path
 from modelexport.format import documents
 from modelexport.graph.coverage import check_coverage
-from modelexport.graph.initializers import bind_tensors
+from modelexport.graph.initializers import bind_tensors, order_uses
 from modelexport.graph.names import name_nodes_apart, with_unique_names
 from modelexport.graph.nodes import all_nodes
 from modelexport.graph.path_names import name_nodes_by_path
@@ -143,6 +143,8 @@ def tag(
     name_nodes_apart(graph)
     if options.node_names == "path":
         name_nodes_by_path(graph)
+    if fused is not None:
+        order_uses(graph)
     write_metadata(graph, tags, origins, before.entries, keep_torch_metadata=options.keep_torch_metadata)
     return Tagged(tags, coverage, origins, present)
 
