@@ -336,7 +336,7 @@ def test_a_package_that_lacks_a_part_or_has_one_of_another_export_is_refused(
         read_package(folder)
     folder = shutil.copytree(llama[1], tmp_path / "mixed")
     modelexport.export(torch.nn.Linear(2, 2), (torch.ones(1, 2),), folder / "decode.onnx")
-    with pytest.raises(FileFormatError, match="of another export"):
+    with pytest.raises(FileFormatError, match="belongs to another export"):
         read_package(folder)
 
 
@@ -355,7 +355,7 @@ def test_bad_input_is_one_line(llama: tuple[Path, Path], tmp_path: Path) -> None
     for arguments, told in (
         (("export", model, "-o", f"{model}/"), "is the folder of the model"),
         (("tree", tmp_path), "is not a package"),
-        (("verify", folder), "give --model"),
+        (("verify", folder), "with --model"),
     ):
         done = run(*arguments, cwd=tmp_path)
         assert done.returncode == 2

@@ -30,6 +30,8 @@ ATTENTION = "GroupQueryAttention"
 _COS, _POSITIONS = 7, 9
 """Inputs of GroupQueryAttention: the tables of its rotation (the second is behind the first), and positions in them."""
 _HEAD = 8
+_CACHE = 4
+"""Axes of keys and values: rows, heads, tokens, values of a head."""
 _OTHER_ATTENTIONS = ("MultiHeadAttention", "Attention")
 
 
@@ -190,27 +192,30 @@ def _is_fused(node: ir.Node) -> bool:
 
 
 def _unfused(model: ir.Model) -> Iterator[tuple[str, str]]:
-    """The calls whose attention is not GroupQueryAttention, and why as far as the graph shows it."""
+    """The calls whose attention is not GroupQueryAttention, and the reason as far as the graph shows it."""
     for node in all_nodes(model):
         owner = owner_of(node)
-        if owner is None:
-            continue
-        if node.domain == CONTRIBUTED and node.op_type in _OTHER_ATTENTIONS:
-            yield owner.call.address, _reason(model, None)
-        elif node.op_type == "Softmax":
-            for user, index in node.outputs[0].uses():
-                if user.op_type in ("MatMul", "FusedMatMul") and index == 0:
-                    yield owner.call.address, _reason(model, user.inputs[1])
+        if owner is not None and (_is_other_attention(node) or _weighs_values(node)):
+            yield owner.call.address, _reason(model)
 
 
-def _reason(model: ir.Model, values: ir.Value | None) -> str:
-    width = values.shape[-1] if values is not None and values.shape is not None and len(values.shape) else None
-    if isinstance(width, int) and width % _HEAD:
-        return f"its heads have {width} values, and {ATTENTION} takes multiples of {_HEAD}"
-    ids = next((value for value in model.graph.inputs if value.shape is not None and len(value.shape) == 2), None)
-    if ids is not None and ids.shape is not None and not any(isinstance(size, int) for size in ids.shape):
-        return f"{ATTENTION} takes several tokens after others for one row only, or its form is not known"
-    return "its form is not known to the fusions"
+def _is_other_attention(node: ir.Node) -> bool:
+    return node.domain == CONTRIBUTED and node.op_type in _OTHER_ATTENTIONS
+
+
+def _weighs_values(node: ir.Node) -> bool:
+    uses = node.outputs[0].uses() if node.op_type == "Softmax" else ()
+    return any(user.op_type in ("MatMul", "FusedMatMul") and index == 0 for user, index in uses)
+
+
+def _reason(model: ir.Model) -> str:
+    caches = [value.shape for value in model.graph.outputs if value.shape is not None and len(value.shape) == _CACHE]
+    widths = {width for shape in caches if isinstance(width := shape[-1], int) and width % _HEAD}
+    if widths:
+        return f"its heads have {min(widths)} values, and {ATTENTION} takes multiples of {_HEAD}"
+    if not caches:
+        return f"the graph returns no keys and values, which {ATTENTION} makes"
+    return "the fusions do not recognize its form, or take several tokens after a cache for one row only"
 
 
 def _lost(boundaries: Mapping[Port, str], before: Collection[str], now: Collection[str]) -> list[str]:

@@ -5,12 +5,18 @@ from __future__ import annotations
 import onnx
 import onnx_ir as ir
 
+from modelexport.graph.nodes import initializers
+
 
 def fill_types(model: ir.Model) -> None:
-    """Give the values of the main graph that have no element type the one that their operator gives them, in place.
+    """Assign values of the main graph without an element type the type that their operator defines, in place.
 
-    Of an operator that is not in the standard, the outputs have the type of the first input.
+    The outputs of an operator that is not in the standard have the type of its first input. Initializers get the type
+    and the shape of their tensors.
     """
+    for value in initializers(model):
+        if value.const_value is not None:
+            value.shape, value.dtype = ir.Shape(value.const_value.shape), value.const_value.dtype
     for node in model.graph:
         untyped = [value for value in node.outputs if value.dtype is None and value.name != ""]
         if untyped:
