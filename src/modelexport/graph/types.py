@@ -16,7 +16,7 @@ def fill_types(model: ir.Model) -> None:
     """
     for value in initializers(model):
         if value.const_value is not None:
-            value.shape, value.dtype = ir.Shape(value.const_value.shape), value.const_value.dtype
+            value.shape, value.dtype = ir.Shape(value.const_value.shape.numpy()), value.const_value.dtype
     for node in model.graph:
         untyped = [value for value in node.outputs if value.dtype is None and value.name != ""]
         if untyped:
