@@ -12,7 +12,7 @@ from torch import nn
 from modelexport import export, verify
 from modelexport.cli.arguments import spelled_out
 from modelexport.cli.interfaces import read_interface
-from modelexport.errors import UsageError
+from modelexport.errors import CheckError, UsageError
 from modelexport.exporting.interface import widened
 
 
@@ -82,9 +82,48 @@ def test_what_is_not_there_is_said(asked: tuple[str, str, str, list[str]], told:
         export(Net(), INPUTS, tmp_path / "x.onnx", dynamic=True, interface=read_interface(*asked))
 
 
+class Fixed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Flat()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x) + 1
+
+
+class Flat(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.view(int(x.shape[0]), int(x.shape[1]) * int(x.shape[2]))
+
+
+def test_an_axis_that_only_a_reshape_fixes_is_refused(tmp_path: Path) -> None:
+    """Tracing turns the size into a constant of the Reshape; the axis of the input stays dynamic."""
+    interface = read_interface(None, None, None, ["batch"])
+    with pytest.raises(CheckError, match=r"inner fixes a size that was to be dynamic, in its Reshape"):
+        export(
+            Fixed(),
+            {"x": torch.ones(2, 5, 4)},
+            tmp_path / "x.onnx",
+            frontend="torchscript",
+            dynamic=True,
+            interface=interface,
+            sizes=True,
+        )
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_axis_that_is_dynamic_throughout_passes(tmp_path: Path) -> None:
+    interface = read_interface(None, None, None, ["batch,sequence"])
+    inputs = widened(INPUTS, interface)
+    result = export(Net(), inputs, tmp_path / "x.onnx", dynamic=True, interface=interface, sizes=True)
+    assert result.check is not None
+    assert result.check.status == "passed"
+
+
 def test_dynamic_takes_names_and_stays_a_flag() -> None:
     assert spelled_out(["--dynamic", "batch,sequence", "m"]) == ["--axes", "batch,sequence", "m"]
     assert spelled_out(["m", "--dynamic", "x:0=batch"]) == ["m", "--axes", "x:0=batch"]
+    assert spelled_out(["--dynamic", "x:-1=width"]) == ["--axes", "x:-1=width"]
     assert spelled_out(["--dynamic=batch"]) == ["--axes", "batch"]
     for words in (["--dynamic", "bert-tiny"], ["--dynamic", "nets.py:make"], ["m", "--dynamic"]):
         assert spelled_out(words) == words

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime
+import onnxruntime_genai as genai
 import pytest
 import torch
 import transformers
@@ -225,7 +226,6 @@ def test_a_folder_of_sentence_transformers_is_one_graph_to_the_embedding(tmp_pat
 
 
 def test_onnxruntime_genai_generates_the_same_tokens(llama: tuple[Path, Path]) -> None:
-    genai = pytest.importorskip("onnxruntime_genai")
     model = load_model(str(llama[0])).model
     ids = [5, 77, 23, 9]
     expected = model.generate(torch.tensor([ids]), max_new_tokens=20, do_sample=False)[0].tolist()
@@ -295,6 +295,38 @@ def test_other_weights_go_into_the_one_file(llama: tuple[Path, Path], tmp_path: 
     assert modelexport.verify_generation(unchanged, llama[1], example_prompts(model, None)[:1], new_tokens=4).agrees
 
 
+def test_a_folder_that_a_tool_changed_gets_its_tags_back(llama: tuple[Path, Path], tmp_path: Path) -> None:
+    _, folder = llama
+    shutil.copytree(folder, tmp_path / "changed")
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    options.optimized_model_filepath = str(tmp_path / "changed" / "decode.onnx")
+    onnxruntime.InferenceSession(folder / "decode.onnx", options)
+    done = run("retag", "changed", "--from", folder, "-o", "tagged/", "--json", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    found = json.loads(done.stdout)["parts"]["decode"]["coverage"]
+    assert found["exact"] > 0
+    assert found["inferred"] == found["untagged"] == 0
+    # The whole folder goes along, but for the report of the export, and runs.
+    missing = {file.name for file in folder.iterdir()} - {file.name for file in (tmp_path / "tagged").iterdir()}
+    assert missing == {"decode.report.md"}
+    inputs = {"input_ids": np.array([[5, 6, 9]]), "attention_mask": np.ones((1, 3), dtype=np.int64)}
+    tokens = [
+        [step.tokens[0] for step in Generator(read_package(one).files).steps(inputs, 4)]
+        for one in (folder, tmp_path / "tagged")
+    ]
+    assert tokens[0] == tokens[1]
+
+
+def test_a_folder_without_a_part_is_not_retagged(llama: tuple[Path, Path], tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    done = run("retag", "empty", "--from", llama[1], "-o", "tagged/", cwd=tmp_path)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert "empty/decode.onnx" in done.stderr
+    assert not (tmp_path / "tagged").exists()
+
+
 def test_a_package_that_lacks_a_part_or_has_one_of_another_export_is_refused(
     llama: tuple[Path, Path], tmp_path: Path
 ) -> None:
@@ -304,7 +336,7 @@ def test_a_package_that_lacks_a_part_or_has_one_of_another_export_is_refused(
         read_package(folder)
     folder = shutil.copytree(llama[1], tmp_path / "mixed")
     modelexport.export(torch.nn.Linear(2, 2), (torch.ones(1, 2),), folder / "decode.onnx")
-    with pytest.raises(FileFormatError, match="of another export"):
+    with pytest.raises(FileFormatError, match="belongs to another export"):
         read_package(folder)
 
 
@@ -323,7 +355,7 @@ def test_bad_input_is_one_line(llama: tuple[Path, Path], tmp_path: Path) -> None
     for arguments, told in (
         (("export", model, "-o", f"{model}/"), "is the folder of the model"),
         (("tree", tmp_path), "is not a package"),
-        (("verify", folder), "give --model"),
+        (("verify", folder), "with --model"),
     ):
         done = run(*arguments, cwd=tmp_path)
         assert done.returncode == 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-_SPEC = re.compile(r"[A-Za-z_]\w*(,[A-Za-z_]\w*)+|.+:\d+=[A-Za-z_]\w*")
+_SPEC = re.compile(r"[A-Za-z_]\w*(,[A-Za-z_]\w*)+|.+:-?\d+=[A-Za-z_]\w*")
 
 
 def spelled_out(arguments: Sequence[str]) -> list[str]:

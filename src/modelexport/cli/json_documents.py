@@ -24,6 +24,8 @@ def export_document(result: ExportResult) -> dict[str, Any]:
     }
     if result.unrepeatable:
         document["unrepeatable"] = result.unrepeatable
+    if result.fusion is not None:
+        document["fusion"] = result.fusion
     if result.weights.is_apart:
         document["weights"] = result.weights
     if result.check is not None:

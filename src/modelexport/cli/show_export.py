@@ -16,6 +16,7 @@ from modelexport.tagged.tree import format_tree
 if TYPE_CHECKING:
     from modelexport.core.hierarchies import Comparison
     from modelexport.exporting.checks import FileCheck
+    from modelexport.exporting.fusion import Fusion
     from modelexport.exporting.result import ExportResult
     from modelexport.surgery.extraction import Extracted
     from modelexport.tagged.file import NodeRow
@@ -200,6 +201,8 @@ def print_extracted(extracted: Sequence[Extracted]) -> None:
 def format_export(result: ExportResult) -> str:
     """The result of an export: tree, coverage, files, verification, time by stage."""
     lines = [format_tree(result.tree, result.coverage)]
+    if result.fusion is not None:
+        lines += format_fusion(result.fusion)
     if result.check is not None:
         lines.append(_format_check(result.check))
     if result.verified is not None:
@@ -208,6 +211,26 @@ def format_export(result: ExportResult) -> str:
     lines += format_weights(result.weights)
     lines.append(", ".join(f"{stage} {spent:.1f} s" for stage, spent in result.seconds.items()))
     return "\n".join(lines)
+
+
+def format_fusion(fusion: Fusion) -> list[str]:
+    """What was fused where: a line for all, one for each reason why an attention was not, one for lost boundaries."""
+    where = ", ".join(f"{one.op_type} in {one.calls:,} of {one.of:,} {one.module_class}" for one in fusion.operators)
+    lines = [f"fused for {fusion.target}: {fusion.before:,} nodes became {fusion.after:,}; {where or 'nothing found'}"]
+    reasons: dict[str, list[str]] = {}
+    for address, reason in fusion.unfused.items():
+        reasons.setdefault(reason, []).append(address)
+    lines += [f"no GroupQueryAttention in {_some(addresses)}: {reason}" for reason, addresses in reasons.items()]
+    if fusion.lost:
+        lines.append(
+            f"not in the graph any more: what {_some(fusion.lost)} {'returns' if len(fusion.lost) == 1 else 'return'}"
+        )
+    return lines
+
+
+def _some(addresses: Sequence[str]) -> str:
+    shown = [address or "." for address in addresses[:3]]
+    return ", ".join(shown) + (f" and {len(addresses) - 3:,} more" if len(addresses) > 3 else "")
 
 
 def _format_check(check: FileCheck) -> str:

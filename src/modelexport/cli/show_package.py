@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from modelexport.cli.show_export import format_fusion
 from modelexport.core.text import align, plural
 
 if TYPE_CHECKING:
@@ -26,8 +27,16 @@ def format_package(result: PackageResult) -> str:
             (part.name, part.file, f"{nodes:,}", str(found.exact), str(found.derived), str(found.inferred), checked)
         )
     weights = f"weights: {', '.join(result.manifest.weights)}, {result.weight_bytes / 1e6:,.1f} MB, once for all parts"
+    fused = [
+        f"{name}: {line}"
+        for name, part in result.parts.items()
+        if part.fusion is not None
+        for line in format_fusion(part.fusion)
+    ]
     took = sum(seconds for stage, seconds in result.seconds.items())
-    return "\n".join([align(rows, right={2, 3, 4, 5}), weights, *result.notes, f"{result.folder}: {took:,.1f} s"])
+    return "\n".join(
+        [align(rows, right={2, 3, 4, 5}), weights, *fused, *result.notes, f"{result.folder}: {took:,.1f} s"]
+    )
 
 
 def format_headings(texts: Mapping[str, str]) -> str:

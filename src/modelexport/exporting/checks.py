@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,6 +15,7 @@ import onnx
 from modelexport.core.stages import Stages
 from modelexport.errors import CheckError, UsageError
 from modelexport.exporting.options import Options
+from modelexport.files.onnx_models import load_onnx
 from modelexport.format import documents
 from modelexport.tagged.flattening import runnable
 from modelexport.verify.differences import UNITS, Difference, compare_arrays
@@ -23,7 +25,7 @@ from modelexport.weights.placement import WeightsSummary, reachable
 if TYPE_CHECKING:
     from torch import nn
 
-CheckStep = Literal["onnx.checker", "loading", "running", "outputs"]
+CheckStep = Literal["onnx.checker", "loading", "running", "outputs", "other sizes"]
 
 
 class FileCheck(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -56,9 +58,13 @@ def _check_written(
     if options.weights.source is not None or weights.absent_bytes:
         return FileCheck(status="skipped", reason="the weights of the model are not in memory")
     with runnable(path, options.tags.tags_as) as file:
-        if not weights.linked and (fault := _invalid(file)):
+        # onnx.checker does not know ONNX Runtime's operators in the standard domain.
+        if not weights.linked and not options.fusing.fuse and (fault := _invalid(file)):
             return FileCheck(status="failed", step="onnx.checker", reason=fault)
-        return _check_outputs(model, inputs, file, [tensor.value for tensor in hierarchy.calls[0].outputs])
+        found = _check_outputs(model, inputs, file, [tensor.value for tensor in hierarchy.calls[0].outputs])
+        if found.status == "passed" and options.checks.sizes:
+            return _check_sizes(model, inputs, file, hierarchy) or found
+        return found
 
 
 def _invalid(path: Path) -> str:
@@ -112,6 +118,39 @@ def _check_outputs(
     return FileCheck(status="failed", step="outputs", reason=reason, largest=largest)
 
 
+def _check_sizes(
+    model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any], path: Path, hierarchy: documents.Hierarchy
+) -> FileCheck | None:
+    """Check the file with other sizes of its dynamic axes, if the model accepts them; ``None`` if nothing is wrong.
+
+    An axis can be dynamic although a constant in the graph fixes its size.
+    """
+    from modelexport.pytorch.variations import telling_inputs
+    from modelexport.runtime.sessions import open_session
+    from modelexport.verify.others import run_one
+    from modelexport.verify.outputs import run_module
+
+    session = open_session(path, optimized=False)
+    for what, other in telling_inputs(inputs, load_onnx(path)):
+        if what == "other sizes":
+            found = run_one(what, other, session, lambda other: run_module(model, copy.deepcopy(other)))
+            if found.status == "differ":
+                return FileCheck(status="failed", step="other sizes", reason=_fixed_by(found.reason, hierarchy))
+    return None
+
+
+def _fixed_by(reason: str, hierarchy: documents.Hierarchy) -> str:
+    """The module whose node failed with other sizes, if ONNX Runtime names the node."""
+    found = re.search(r"Name:'([^']*)'", reason)
+    node = next((node for node in hierarchy.nodes if found is not None and node.name == found[1]), None)
+    if node is None:
+        return reason[:_REASON]
+    return (
+        f"{node.call or 'the model itself'} fixes a size that was to be dynamic, in its {node.op_type} {node.name}; "
+        f"leave the axis out, or make the module compute the size"
+    )
+
+
 def _compare(name: str, expected: Any, actual: Any) -> Difference:
     """Compare an output with the expected one, coarsely: `verify` measures rounding errors."""
     dtype = str(expected.dtype)
@@ -162,6 +201,8 @@ def run_checks(
     check = verified = None
     if not options.checks.any:
         return check, verified
+    if options.checks.checked is not None:
+        inputs = options.checks.checked
     with reachable(staged.parent, path, weights):
         if options.checks.check:
             with stages("check"):

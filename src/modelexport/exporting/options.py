@@ -1,14 +1,16 @@
-"""The options of an export, in groups: how it is tagged, where its weights go, how it is checked."""
+"""The options of an export, in groups: how it is tagged, where its weights go, how it is fused and checked."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
 from modelexport.capture.choice import Attempt
 from modelexport.core.tags import Granularity
+from modelexport.errors import UsageError
+from modelexport.exporting.fusion import FuseFor
 from modelexport.format import documents
 from modelexport.tagged.encodings import Encoding
 from modelexport.weights import WeightsMode
@@ -50,6 +52,17 @@ class WeightOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FuseOptions:
+    """How nodes are fused for a runtime."""
+
+    fuse: FuseFor | None = None
+    """``ort-cpu`` or ``ort-cuda``: operators of ONNX Runtime, such as GroupQueryAttention. The file runs in no other
+    runtime."""
+    row: str | None = None
+    """The symbol of the batch, if the graph may refuse several new tokens after a cache for more than one row."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class CheckOptions:
     """How a file is checked."""
 
@@ -63,6 +76,11 @@ class CheckOptions:
     reference: bool | Sequence[str] = False
     """Store the inputs and the boundary values of every call, or of these calls (addresses or tags) and those inside
     them, in ``NAME.reference.safetensors``: with them the file can be verified without PyTorch."""
+
+    sizes: bool = False
+    """Also check the file with other sizes of its dynamic axes."""
+    checked: Mapping[str, Any] | Sequence[Any] | None = None
+    """Inputs to check and verify with, if the file does not accept the example inputs."""
 
     @property
     def any(self) -> bool:
@@ -85,15 +103,20 @@ class Keywords(TypedDict, total=False):
     keep_anyway: bool
     verify: bool
     reference: bool | Sequence[str]
+    sizes: bool
+    checked: Mapping[str, Any] | Sequence[Any] | None
+    fuse: FuseFor | None
+    row: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The three groups together."""
+    """The groups together."""
 
     tags: TagOptions = TagOptions()
     weights: WeightOptions = WeightOptions()
     checks: CheckOptions = CheckOptions()
+    fusing: FuseOptions = FuseOptions()
 
     def replaced_by(self, keywords: Keywords) -> Options:
         """The options, with those that a keyword gives replaced.
@@ -111,6 +134,17 @@ class Options:
             raise TypeError(f"export() got an unexpected keyword argument '{next(iter(left))}'")
         return Options(**groups)
 
+    def check_together(self, *, optimized: bool) -> None:
+        """Refuse options that do not go together.
+
+        Raises:
+            UsageError: They do not.
+        """
+        if self.fusing.fuse is not None and not optimized:
+            raise UsageError("an optimised graph is fused: leave out --no-optimize, or --fuse")
+        if self.fusing.fuse is not None and self.tags.tags_as == "functions":
+            raise UsageError("fused nodes are of several modules, and functions of one: leave out --tags-as, or --fuse")
+
     def settings(
         self, frontend: str, attempts: Sequence[Attempt], *, dynamic: bool, optimized: bool
     ) -> documents.Settings:
@@ -123,4 +157,5 @@ class Options:
             exclude=sorted(self.tags.exclude),
             dynamic=dynamic,
             optimize=optimized,
+            fuse=self.fusing.fuse or "",
         )

@@ -72,6 +72,7 @@ def export(
     path, stages = Path(path), stages or Stages()
     options = (options or Options()).replaced_by(keywords)
     check_opset(opset)
+    options.check_together(optimized=optimized)
     check_writable(path)
     if (folder := Path(dag_dir) if dag_dir is not None else None) is not None:
         check_dag_directory(folder)
@@ -107,8 +108,9 @@ class _Job:
         with stages("optimize"):
             before = steps.remember(model, exported, options.weights.source)
             messages = [*exported.messages, *(steps.optimize_exported(exported, before) if self.optimized else ())]
+            fused = steps.fuse(exported, before, tree, options.fusing)
         with stages("tag"):
-            tagged = steps.tag(exported, before, tree, options.tags)
+            tagged = steps.tag(exported, before, tree, options.tags, fused)
         with stages("documents"):
             settings = options.settings(exported.frontend, attempts, dynamic=self.dynamic, optimized=self.optimized)
             described = steps.describe(model, exported, before, tagged, name=self.name, settings=settings)
@@ -135,6 +137,7 @@ class _Job:
                 functions=functions,
                 weights=weights,
                 messages=messages,
+                fusion=fused.found if fused is not None else None,
                 unrepeatable=self.unrepeatable,
             )
             write_report(report_path(staged), result)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from modelexport.capture.choice import Attempt
 from modelexport.exporting.checks import FileCheck
+from modelexport.exporting.fusion import Fusion
 from modelexport.format import keys
 from modelexport.graph.nodes import all_nodes
 from modelexport.tagged.encodings.functions import FunctionsModel
@@ -50,6 +51,7 @@ def format_report(result: ExportResult) -> str:
                 ("untagged", coverage.untagged),
             ],
         ),
+        *_fusion(result.fusion),
         *_check(result.check),
         *_unrepeatable(result.unrepeatable),
         *_verification(result.verified),
@@ -109,6 +111,32 @@ def _check(check: FileCheck | None) -> list[str]:
         "## Check",
         "`onnx.checker`, loading in ONNX Runtime, and the outputs for the example inputs compared with PyTorch's: "
         f"{told}{where}{': ' + check.reason if check.reason else ''}{largest}.",
+    ]
+
+
+def _fusion(fusion: Fusion | None) -> list[str]:
+    if fusion is None:
+        return []
+    return [
+        f"## Fused for {fusion.target}",
+        f"{fusion.before:,} nodes became {fusion.after:,}.",
+        _table(
+            ("operator", "nodes", "calls of", "with it", "without it"),
+            [
+                (
+                    f"`{one.op_type}`",
+                    one.nodes,
+                    f"`{one.module_class}`",
+                    f"{one.calls} of {one.of}",
+                    _values(one.without),
+                )
+                for one in fusion.operators
+            ],
+        ),
+        "### Attention that is not GroupQueryAttention",
+        _table(("call", "why"), [(f"`{address or '.'}`", reason) for address, reason in fusion.unfused.items()]),
+        "### Calls whose results are not in the graph any more",
+        _values([address or "." for address in fusion.lost]) or "None.",
     ]
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from modelexport.capture.choice import Attempt
 from modelexport.exporting.checks import FileCheck
+from modelexport.exporting.fusion import Fusion
 from modelexport.format import documents
 from modelexport.tagged.encodings.functions import FunctionsModel
 from modelexport.tagged.tree import TreeRow
@@ -46,6 +47,9 @@ class ExportResult:
 
     weights: WeightsSummary = field(default_factory=WeightsSummary)
     """The places of the weights."""
+
+    fusion: Fusion | None = None
+    """Which operators of ONNX Runtime are where; ``None`` if nothing was fused."""
 
     messages: Sequence[str] = ()
     """The warnings of PyTorch's exporter and of the optimizer."""

@@ -15,13 +15,15 @@ from modelexport.core.hierarchies import compare_hierarchies
 from modelexport.core.messages import collected
 from modelexport.core.modules import ModuleTree
 from modelexport.core.tags import Tags
+from modelexport.exporting.fusion import Fusion, describe_fusion, fuse_graph
 from modelexport.exporting.optimizer import finish, optimize_graph
-from modelexport.exporting.options import TagOptions, WeightOptions
+from modelexport.exporting.options import FuseOptions, TagOptions, WeightOptions
 from modelexport.exporting.report import report_path
 from modelexport.format import documents
 from modelexport.graph.coverage import check_coverage
-from modelexport.graph.initializers import bind_tensors
+from modelexport.graph.initializers import bind_tensors, order_uses
 from modelexport.graph.names import name_nodes_apart, with_unique_names
+from modelexport.graph.nodes import all_nodes
 from modelexport.graph.path_names import name_nodes_by_path, name_values_by_path
 from modelexport.graph.snapshot import SourceGraph, take_snapshot
 from modelexport.lineage.derivation import derive_owners
@@ -64,6 +66,15 @@ class Tagged:
     """Names of values of the unoptimized graph to the values of the optimized one, for those that still exist."""
 
 
+@dataclass(frozen=True)
+class Fused:
+    """A graph after its nodes were fused."""
+
+    values: Mapping[str, ir.Value]
+    """Names of values of the unoptimized graph to the values of the fused one, for those that still exist."""
+    found: Fusion
+
+
 def remember(model: nn.Module, exported: Exported, weights: Weights | None) -> Unoptimized:
     """Record the graph before it is optimized, and detach the tensors of its parameters."""
     graph = exported.model
@@ -94,15 +105,37 @@ def optimize_exported(exported: Exported, before: Unoptimized) -> list[str]:
     return messages
 
 
-def tag(exported: Exported, before: Unoptimized, tree: ModuleTree, options: TagOptions) -> Tagged:
+def fuse(exported: Exported, before: Unoptimized, tree: ModuleTree, wanted: FuseOptions) -> Fused | None:
+    """Fuse an optimized graph in place, and assign every node its owner."""
+    if wanted.fuse is None:
+        return None
+    graph = exported.model
+    nodes = sum(1 for _ in all_nodes(graph))
+    present = derive_owners(before.source, graph)
+    now = fuse_graph(graph, wanted.fuse, row=wanted.row)
+    values = {name: now[value.name] for name, value in present.items() if value.name and value.name in now}
+    return Fused(
+        values,
+        describe_fusion(
+            graph, wanted.fuse, nodes, tree, exported.calls, exported.values, (present.keys(), values.keys())
+        ),
+    )
+
+
+def tag(
+    exported: Exported, before: Unoptimized, tree: ModuleTree, options: TagOptions, fused: Fused | None = None
+) -> Tagged:
     """Assign every node its owner and write the tags into the graph, in place.
+
+    Args:
+        fused: The graph was fused, and its nodes have their owners.
 
     Raises:
         UntaggedNodeError: A node has no owner.
     """
     graph = exported.model
     bind_tensors(before.tensors)
-    present = derive_owners(before.source, graph)
+    present = fused.values if fused is not None else derive_owners(before.source, graph)
     finish(graph, exported.output_names, before.entries)
     coverage = check_coverage(graph)
     tags = Tags(tree, exported.calls, granularity=options.granularity, include=options.include, exclude=options.exclude)
@@ -111,6 +144,8 @@ def tag(exported: Exported, before: Unoptimized, tree: ModuleTree, options: TagO
     if options.node_names == "path":
         name_nodes_by_path(graph)
         name_values_by_path(graph)
+    if fused is not None:
+        order_uses(graph)
     write_metadata(graph, tags, origins, before.entries, keep_torch_metadata=options.keep_torch_metadata)
     return Tagged(tags, coverage, origins, present)
 

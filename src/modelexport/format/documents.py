@@ -220,6 +220,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     optimize: bool
     dynamo_failure: str = ""
     """Why the front end `dynamo`, which ``auto`` tries first, failed; absent if it did not."""
+    fuse: str = ""
+    """What its nodes were fused for (``ort-cpu``); absent if they were not."""
 
 
 class Hierarchy(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 
 import onnx_ir as ir
 
+from modelexport.graph.nodes import all_nodes
+
 
 def bind_tensors(tensors: Mapping[ir.Value, ir.TensorProtocol]) -> None:
     """Assign each of these values its tensor, in place."""
@@ -23,3 +25,12 @@ def detach_tensors(values: Iterable[ir.Value]) -> dict[ir.Value, ir.TensorProtoc
     for value in tensors:
         value.const_value = None
     return tensors
+
+
+def order_uses(model: ir.Model) -> None:
+    """Put the uses of each initializer into the order of the nodes, as in a file that was read."""
+    for node in all_nodes(model):
+        for index, value in enumerate(node.inputs):
+            if value is not None and value.is_initializer():
+                node.replace_input_with(index, None)
+                node.replace_input_with(index, value)

@@ -32,3 +32,14 @@ def _values(model: ir.Model) -> Iterator[ir.Value]:
         yield from graph.inputs
     for node in all_nodes(model):
         yield from node.outputs
+
+
+def replace_symbol(model: ir.Model, symbol: str, other: str) -> None:
+    """Give a size of the shapes of all values another symbol, in place; sums stay as they are."""
+    for value in _values(model):
+        if value.shape is not None and any(_is(size, symbol) for size in value.shape):
+            value.shape = ir.Shape([ir.SymbolicDim(other) if _is(size, symbol) else size for size in value.shape])
+
+
+def _is(size: int | ir.SymbolicDim, symbol: str) -> bool:
+    return isinstance(size, ir.SymbolicDim) and size.value == symbol

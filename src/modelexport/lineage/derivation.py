@@ -66,12 +66,15 @@ class _State:
     def match_outputs(self, node: ir.Node) -> None:
         """Match a node that is still the same object, or that produces a value with a name of the source."""
         index = take_mark(node)
-        if index is None:
-            labels = map(self._label, node.outputs)
-            index = next((self.source.producer[label] for label in labels if label in self.source.producer), None)
-        if index is not None:
-            self.matches[node] = [index]
-            self._record_outputs(self.source.nodes[index], node)
+        found = [index] if index is not None else self._makers(node)
+        if found:
+            self.matches[node] = found
+            self._record_outputs(self.source.nodes[found[0]], node)
+
+    def _makers(self, node: ir.Node) -> list[int]:
+        """The source nodes that make the values of a node, in their order: several for one that was fused."""
+        labels = [label for value in node.outputs if (label := self._label(value)) in self.source.producer]
+        return list(dict.fromkeys(self.source.producer[label] for label in labels))
 
     def match_inputs(self, node: ir.Node, before: SourceNode) -> None:
         """Match the inputs of a node with those of its source node, position by position."""
@@ -120,6 +123,8 @@ def _owner(node: ir.Node, replaced: list[SourceNode], lost: LostCalls) -> Owner 
     calls: dict[ModuleCall, None] = {}
     for before in replaced:
         calls.update(dict.fromkeys(before.owner.calls if before.owner is not None else ()))
-        if not same:
-            calls.update(lost.behind(before.inputs))
+    if not same:
+        own = tuple(calls)
+        for before in replaced:
+            calls.update(lost.behind(before.inputs, own))
     return Owner(tuple(calls), Evidence.DERIVED) if calls else None

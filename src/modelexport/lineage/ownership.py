@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import onnx_ir as ir
 
@@ -28,16 +28,23 @@ class LostCalls:
         """
         self._source = source
         self._is_present = is_present
-        self._found: dict[str, tuple[ModuleCall, ...]] = {}
+        self._found: dict[str, tuple[tuple[ModuleCall, ...], ...]] = {}
+        """Value to the owners of each node behind it, equal ones once."""
 
-    def behind(self, names: Iterable[str | None]) -> dict[ModuleCall, None]:
-        """The owners of the source nodes between values that are present and these, in linear time."""
+    def behind(self, names: Iterable[str | None], own: Collection[ModuleCall] = ()) -> dict[ModuleCall, None]:
+        """The owners of the source nodes between values that are present and these, in linear time.
+
+        Args:
+            own: The calls of the asking node: of merged equal nodes, it replaces the one of its own call.
+        """
         calls: dict[ModuleCall, None] = {}
         for name in names:
             if name is not None and not self._ends_at(name):
                 if name not in self._found:
                     self._search(name)
-                calls.update(dict.fromkeys(self._found[name]))
+                for owners in self._found[name]:
+                    if len(owners) == 1 or not any(call in own for call in owners):
+                        calls.update(dict.fromkeys(owners))
         return calls
 
     def _ends_at(self, name: str) -> bool:
@@ -56,11 +63,11 @@ class LostCalls:
             pending.extend(used for used in source.nodes[source.producer[current]].inputs if used is not None)
         for current in reversed(order):
             node = source.nodes[source.producer[current]]
-            calls = dict.fromkeys(node.owner.calls if node.owner is not None and node.op != _IDENTITY else ())
+            found = dict.fromkeys([node.owner.calls] if node.owner is not None and node.op != _IDENTITY else ())
             for used in node.inputs:
                 if used is not None:
-                    calls.update(dict.fromkeys(self._found.get(used, ())))
-            self._found[current] = tuple(calls)
+                    found.update(dict.fromkeys(self._found.get(used, ())))
+            self._found[current] = tuple(found)
 
 
 def enclosing_nodes(nodes: Iterable[ir.Node]) -> dict[ir.Graph, ir.Node]:

@@ -31,6 +31,8 @@ class ModelPart:
     """The address of the module that runs; empty for the whole model."""
     notes: tuple[str, ...] = ()
     """Notes for the user, one line each."""
+    row: Mapping[str, Any] | None = None
+    """The same inputs for one row, for a part that takes tokens and a cache."""
 
 
 def can_generate(model: nn.Module) -> bool:
@@ -60,7 +62,24 @@ def generation_parts(model: nn.Module) -> list[ModelPart]:
             f"the cache of {len(windows)} layers with a window of {min(windows)} grows with the text: "
             f"the mask applies the window",
         )
-    return [ModelPart("decode", copy.copy(model), _with_growing_cache(inputs), notes=notes)]
+    grown = _with_growing_cache(inputs)
+    return [ModelPart("decode", copy.copy(model), grown, notes=notes, row=_first_row(grown))]
+
+
+def _first_row(inputs: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The inputs of the last row, which is not padded, alone; ``None`` if a cache is not keys and values alone."""
+    from transformers import DynamicCache
+
+    row = {name: value[-1:] if isinstance(value, torch.Tensor) else value for name, value in inputs.items()}
+    past = inputs.get("past_key_values")
+    if past is None:
+        return row
+    cache = DynamicCache()
+    for index, layer in enumerate(getattr(past, "layers", ())):
+        if getattr(layer, "keys", None) is None or _states(layer):
+            return None
+        cache.update(layer.keys[-1:], layer.values[-1:], index)
+    return row | {"past_key_values": cache}
 
 
 PROMPT = 5

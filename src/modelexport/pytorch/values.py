@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import enum
 import inspect
@@ -82,7 +83,12 @@ def tensor_specs(tensors: NamedTensors) -> tuple[TensorSpec, ...]:
 
 
 def run_arguments(inputs: Mapping[str, Any] | Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Example inputs as positional and keyword arguments."""
+    """Example inputs as positional and keyword arguments; what a run may change, such as a cache, is copied."""
     if isinstance(inputs, Mapping):
-        return (), dict(inputs)
-    return tuple(inputs), {}
+        return (), {name: _own(value) for name, value in inputs.items()}
+    return tuple(map(_own, inputs)), {}
+
+
+def _own(value: object) -> object:
+    plain = isinstance(value, (torch.Tensor, Mapping, list, tuple, str, int, float, nn.Module)) or value is None
+    return value if plain else copy.deepcopy(value)

@@ -26,21 +26,23 @@ def run_others(
     run_module: Callable[[Inputs], list[Any]],
 ) -> list[OtherInputs]:
     """Compare the outputs on each variation of the inputs that the model accepts."""
-    found = []
-    for what, other in telling_inputs(inputs, tagged.model):
-        try:
-            right = run_module(other)
-        except Exception as error:  # a model may raise anything for inputs that it does not accept
-            reason = f"the model does not accept them ({type(error).__name__})"
-            found.append(OtherInputs(what=what, status="not compared", reason=reason))
-            continue
-        try:
-            outputs = run_session(session, feeds(other, session))
-        except UsageError as error:
-            found.append(OtherInputs(what=what, status="differ", reason=str(error)))
-            continue
-        compared = compare_outputs(list(outputs), right, list(outputs.values()), units=WHOLE_UNITS)
-        wrong = [one for one in compared if one.status != "agree"]
-        reason = f"{wrong[0].name}: {wrong[0].reason}" if wrong else ""
-        found.append(OtherInputs(what=what, status="differ" if wrong else "agree", reason=reason, outputs=compared))
-    return found
+    return [run_one(what, other, session, run_module) for what, other in telling_inputs(inputs, tagged.model)]
+
+
+def run_one(
+    what: str, other: Inputs, session: onnxruntime.InferenceSession, run_module: Callable[[Inputs], list[Any]]
+) -> OtherInputs:
+    """Compare the outputs on one variation of the inputs; not if the model does not accept it."""
+    try:
+        right = run_module(other)
+    except Exception as error:  # a model may raise anything for inputs that it does not accept
+        reason = f"the model does not accept them ({type(error).__name__})"
+        return OtherInputs(what=what, status="not compared", reason=reason)
+    try:
+        outputs = run_session(session, feeds(other, session))
+    except UsageError as error:
+        return OtherInputs(what=what, status="differ", reason=str(error))
+    compared = compare_outputs(list(outputs), right, list(outputs.values()), units=WHOLE_UNITS)
+    wrong = [one for one in compared if one.status != "agree"]
+    reason = f"{wrong[0].name}: {wrong[0].reason}" if wrong else ""
+    return OtherInputs(what=what, status="differ" if wrong else "agree", reason=reason, outputs=compared)

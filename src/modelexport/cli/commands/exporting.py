@@ -25,6 +25,7 @@ from modelexport.cli.options import (
 )
 from modelexport.cli.running import ModelChoice, load_with_inputs, print_json, progress_shown
 from modelexport.errors import UsageError
+from modelexport.exporting.fusion import FuseFor
 from modelexport.exporting.packages.modes import PartsMode
 from modelexport.tagged.encodings import Encoding
 from modelexport.weights import WeightsMode
@@ -76,6 +77,9 @@ def export(
     include: IncludeOption = None,
     exclude: ExcludeOption = None,
     no_optimize: Annotated[bool, typer.Option("--no-optimize", help="Do not optimize the graph.")] = False,
+    fuse: Annotated[
+        FuseFor | None, typer.Option(help="Fuse nodes into operators of ONNX Runtime, for its CPU or CUDA provider.")
+    ] = None,
     keep_torch_metadata: Annotated[
         bool, typer.Option("--keep-torch-metadata", help="Keep pkg.torch.* keys, which contain paths of this machine.")
     ] = False,
@@ -120,7 +124,7 @@ def export(
     from modelexport.cli.interfaces import read_interface
     from modelexport.core.stages import Stages
     from modelexport.exporting.interface import widened
-    from modelexport.exporting.options import CheckOptions, Options, TagOptions, WeightOptions
+    from modelexport.exporting.options import CheckOptions, FuseOptions, Options, TagOptions, WeightOptions
     from modelexport.exporting.pipeline import export as run
     from modelexport.files.atomic import check_writable
 
@@ -135,7 +139,10 @@ def export(
             node_names=node_names,
         ),
         weights=WeightOptions(weights=weights),
-        checks=CheckOptions(check=not no_check, keep_anyway=keep_anyway, verify=verify, reference=reference),
+        checks=CheckOptions(
+            check=not no_check, keep_anyway=keep_anyway, verify=verify, reference=reference, sizes=bool(axes)
+        ),
+        fusing=FuseOptions(fuse=fuse),
     )
     if parts is not None or output.endswith("/") or Path(output).is_dir():
         if dag_dir is not None or axes or input_names or output_names or outputs:

@@ -17,7 +17,7 @@ from modelexport.exporting.options import Keywords, Options
 from modelexport.exporting.packages.folders import check_package_folder, replaced_whole
 from modelexport.exporting.packages.layouts import write_layouts
 from modelexport.exporting.packages.modes import PartsMode
-from modelexport.exporting.packages.naming import name_generation, name_pipeline
+from modelexport.exporting.packages.naming import BATCH, name_generation, name_pipeline
 from modelexport.exporting.packages.weights import share_weights
 from modelexport.exporting.pipeline import export
 from modelexport.exporting.result import ExportResult
@@ -110,7 +110,8 @@ def export_package(
             interface=_INTERFACES.get(kind, AS_CAPTURED),
             options=linked,
         )
-        results, seconds = _export_each(found, export_part, staging, stages)
+        fused = options.fusing.fuse is not None
+        results, seconds = _export_each(found, export_part, staging, stages, fused=fused)
         manifest = _manifest(kind, found, results, [file.path.name for file in shared.files])
         (staging / MANIFEST).write_bytes(encode_manifest(manifest))
         notes = [*_notes(kind, found, results), *write_layouts(model, lies_in, staging, manifest, found)]
@@ -134,14 +135,17 @@ def _parts_of(
 
 
 def _export_each(
-    parts: Sequence[ModelPart], export_part: Callable[..., ExportResult], folder: Path, stages: Stages
+    parts: Sequence[ModelPart], export_part: Callable[..., ExportResult], folder: Path, stages: Stages, *, fused: bool
 ) -> tuple[dict[str, ExportResult], dict[str, float]]:
     """Name of a part to its export; stage to wall time, of all parts together and of what came before them."""
     seconds: dict[str, float] = dict(stages.seconds)
     results: dict[str, ExportResult] = {}
     for part in parts:
         own = stages.within(part.name)
-        results[part.name] = export_part(part.model, part.inputs, folder / f"{part.name}.onnx", stages=own)
+        target = folder / f"{part.name}.onnx"
+        results[part.name] = export_part(
+            part.model, part.inputs, target, stages=own, **(_of_one_row(part) if fused else {})
+        )
         for stage, took in own.seconds.items():
             seconds[stage] = seconds.get(stage, 0.0) + took
     return results, seconds
@@ -152,6 +156,11 @@ def _notes(kind: Kind, parts: Sequence[ModelPart], results: Mapping[str, ExportR
     if kind == "generate":
         notes += [note for name, result in results.items() for note in _fixed_axes(name, result)]
     return notes
+
+
+def _of_one_row(part: ModelPart) -> Keywords:
+    """The options of a part that, fused, refuses several new tokens after a cache for more than one row."""
+    return {} if part.row is None else {"row": BATCH, "checked": part.row}
 
 
 def _fixed_axes(part: str, result: ExportResult) -> list[str]:

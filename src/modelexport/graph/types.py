@@ -1,0 +1,48 @@
+"""Element types of values that a rewrite left without one, by the schemas of their operators."""
+
+from __future__ import annotations
+
+import onnx
+import onnx_ir as ir
+
+from modelexport.graph.nodes import initializers
+
+
+def fill_types(model: ir.Model) -> None:
+    """Assign values of the main graph without an element type the type that their operator defines, in place.
+
+    The outputs of an operator that is not in the standard have the type of its first input. Initializers get the type
+    and the shape of their tensors.
+    """
+    for value in initializers(model):
+        if value.const_value is not None:
+            value.shape, value.dtype = ir.Shape(value.const_value.shape.numpy()), value.const_value.dtype
+    for node in model.graph:
+        untyped = [value for value in node.outputs if value.dtype is None and value.name != ""]
+        if untyped:
+            schema = _schema(node, model.opset_imports.get(node.domain, 0))
+            for value in untyped:
+                if (dtype := _type_of(node, value, schema)) is not None:
+                    value.dtype = dtype
+
+
+def _schema(node: ir.Node, version: int) -> onnx.defs.OpSchema | None:
+    if not onnx.defs.has(node.op_type, node.domain):
+        return None
+    return onnx.defs.get_schema(node.op_type, version, node.domain)
+
+
+def _type_of(node: ir.Node, value: ir.Value, schema: onnx.defs.OpSchema | None) -> ir.DataType | None:
+    if "to" in node.attributes:
+        return ir.DataType(node.attributes.get_int("to"))
+    if schema is None:
+        return next((given.dtype for given in node.inputs if given is not None), None)
+    outputs = schema.outputs
+    name = outputs[min(value.index() or 0, len(outputs) - 1)].type_str
+    allowed = next((one.allowed_type_strs for one in schema.type_constraints if one.type_param_str == name), [name])
+    if len(allowed) == 1:
+        return ir.DataType[allowed[0].removeprefix("tensor(").removesuffix(")").upper()]
+    for index, given in enumerate(node.inputs):
+        if given is not None and schema.inputs[min(index, len(schema.inputs) - 1)].type_str == name:
+            return given.dtype
+    return None
