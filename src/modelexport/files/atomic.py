@@ -9,23 +9,63 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from modelexport.core.limits import ABANDONED_SECONDS
-from modelexport.errors import FileFormatError, OutputError
+from modelexport.errors import OutputError
+from modelexport.files.manifests import files_of_package, unfinished_manifest
+from modelexport.files.protected import being_read, check_kept, parts_of, reading
 from modelexport.files.regular import what_it_is
 from modelexport.format.keys import DATA_SUFFIX, DESCRIBING_SUFFIXES, DOCUMENT_SUFFIXES, REPORT_SUFFIX
+from modelexport.format.packages import MANIFEST
 
 try:
     import fcntl
 except ImportError:  # not on Windows: what a killed run left stays there
     fcntl = None  # type: ignore[assignment]
 
-_PREFIX = ".modelexport-"
+STAGING_PREFIX = ".modelexport-"
 _LOCK = ".lock"
 _NEW, _BEFORE = "new", "before"
 """Where in a staging folder the new files are, and those that they replace."""
+
+
+@dataclass(frozen=True)
+class _Staged:
+    """A staging folder, where its files go, and whether they are a package, which its manifest holds together."""
+
+    staging: Path
+    directory: Path
+    package: bool
+
+    @property
+    def before(self) -> Path:
+        return self.staging.parent / _BEFORE
+
+    @property
+    def manifest(self) -> Path:
+        return self.directory / MANIFEST
+
+    def files(self) -> list[Path]:
+        """The new files in the order in which they are moved: a manifest is the last."""
+        manifest = self.staging / MANIFEST
+        return sorted(_files(self.staging), key=lambda file: (self.package and file == manifest, file))
+
+    def stale(self) -> list[Path]:
+        """What is there, describes what is replaced, and is not replaced itself."""
+        former = files_of_package(self.directory) if self.package else []
+        new = {self.directory / file.relative_to(self.staging) for file in _files(self.staging)}
+        return list(dict.fromkeys(file for file in (*former, *_stale(self.staging, self.directory)) if file not in new))
+
+
+@dataclass(frozen=True)
+class _Move:
+    file: Path
+    target: Path
+    before: Path
+    """The second name that what was there gets."""
 
 
 class Replacement:
@@ -33,10 +73,14 @@ class Replacement:
 
     They are written to staging folders beside their places. When the block ends without an exception they are moved;
     if one of them cannot be, those that were moved are taken back.
+
+    Args:
+        reads: Files and folders of which nothing may be replaced, besides those that :func:`reading` was told.
     """
 
-    def __init__(self) -> None:
-        self._folders: list[tuple[Path, Path]] = []
+    def __init__(self, reads: Iterable[Path] = ()) -> None:
+        self._reads = list(reads)
+        self._folders: list[_Staged] = []
         self._made: list[Path] = []
         self._stack = contextlib.ExitStack()
 
@@ -60,8 +104,12 @@ class Replacement:
                 with contextlib.suppress(OSError):
                     folder.rmdir()
 
-    def folder(self, directory: Path, *, make: bool = False) -> Path:
+    def folder(self, directory: Path, *, make: bool = False, package: bool = False) -> Path:
         """A staging folder for files that will be moved to ``directory``, which is made first if asked for.
+
+        Args:
+            package: The files have a manifest. While they are moved, one that readers refuse is in its place, so that
+                a run that is killed leaves no package made of two; and the files of the package before are removed.
 
         Raises:
             OutputError: It is not there or cannot be written to.
@@ -73,54 +121,73 @@ class Replacement:
                 raise OutputError(f"cannot make the folder {directory}: {error.strerror or error}") from error
             self._made.append(directory)
         staging = self._stack.enter_context(scratch(directory))
-        self._folders.append((staging, directory))
+        self._folders.append(_Staged(staging, directory, package))
         return staging
 
     def _commit(self) -> None:
         moves = [
-            (file, directory / file.relative_to(staging), staging.parent / _BEFORE / str(number))
-            for staging, directory in self._folders
-            for number, file in enumerate(sorted(_files(staging)))
+            _Move(file, staged.directory / file.relative_to(staged.staging), staged.before / str(number))
+            for staged in self._folders
+            for number, file in enumerate(staged.files())
         ]
-        for _, target, _ in moves:
-            if (kind := what_it_is(target)) is not None:
-                raise OutputError(f"{target} is not a regular file but {kind}: it is not replaced; give another name")
+        for move in moves:
+            if (kind := what_it_is(move.target)) is not None:
+                raise OutputError(
+                    f"{move.target} is not a regular file but {kind}: it is not replaced; give another name"
+                )
         stale = [
-            (old, staging.parent / _BEFORE / f"stale{number}")
-            for staging, directory in self._folders
-            for number, old in enumerate(_stale(staging, directory))
+            _Move(old, old, staged.before / f"stale{number}")
+            for staged in self._folders
+            for number, old in enumerate(staged.stale())
         ]
-        for staging, _ in self._folders:
-            (staging.parent / _BEFORE).mkdir()
+        with reading(self._reads):
+            check_kept(move.target for move in (*moves, *stale))
+        for staged in self._folders:
+            staged.before.mkdir()
+        moves = [*(self._unfinished(staged) for staged in self._folders if staged.package), *moves]
         made: list[Path] = []
-        undo: list[tuple[Path, Path | None]] = []
+        undo: list[_Move] = []
         try:
-            for target, before in [(target, before) for _, target, before in moves if target.exists()]:
-                _keep(target, before)
-            for file, target, before in moves:
-                for folder in [above for above in reversed(target.parents) if not above.exists()]:
+            for move in moves:
+                if move.target.exists():
+                    _keep(move.target, move.before)
+            for move in moves:
+                for folder in [above for above in reversed(move.target.parents) if not above.exists()]:
                     folder.mkdir()
                     made.append(folder)
-                undo.append((target, before if before.exists() else None))
-                os.replace(file, target)  # noqa: PTH105 - says what matters: it replaces
-            for old, before in stale:
-                undo.append((old, before))
-                os.replace(old, before)  # noqa: PTH105
+                undo.append(move)
+                os.replace(move.file, move.target)  # noqa: PTH105 - says what matters: it replaces
+            for move in stale:
+                undo.append(move)
+                os.replace(move.file, move.before)  # noqa: PTH105
         except BaseException:
-            _take_back(undo, {target: file for file, target, _ in moves})
+            _take_back(undo)
             for folder in reversed(made):
                 with contextlib.suppress(OSError):
                     folder.rmdir()
             raise
 
+    def _unfinished(self, staged: _Staged) -> _Move:
+        """The manifest that is there while the files of a package are moved."""
+        file = staged.staging.parent / "unfinished"
+        names = [
+            [path.relative_to(base).as_posix() for path in paths]
+            for base, paths in (
+                (staged.directory, files_of_package(staged.directory)),
+                (staged.staging, staged.files()),
+            )
+        ]
+        file.write_bytes(unfinished_manifest(*names))
+        return _Move(file, staged.manifest, staged.before / "manifest")
+
     def _explained(self, error: OSError) -> OutputError:
         """One line for what went wrong: the file, and the space that it needs if there is too little."""
         written = [
-            (file.stat().st_mtime_ns, file, directory / file.relative_to(staging))
-            for staging, directory in self._folders
-            for file in _files(staging)
+            (file.stat().st_mtime_ns, file, staged.directory / file.relative_to(staged.staging))
+            for staged in self._folders
+            for file in _files(staged.staging)
         ]
-        _, file, target = max(written, default=(0, None, self._folders[0][1] if self._folders else Path()))
+        _, file, target = max(written, default=(0, None, self._folders[0].directory if self._folders else Path()))
         reason = error.strerror or str(error)
         size = file.stat().st_size if file is not None else 0
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -139,14 +206,13 @@ def _keep(target: Path, before: Path) -> None:
         shutil.copy2(target, before)
 
 
-def _take_back(undo: Iterable[tuple[Path, Path | None]], staged: dict[Path, Path]) -> None:
-    for target, before in reversed(list(undo)):
+def _take_back(undo: Iterable[_Move]) -> None:
+    for move in reversed(list(undo)):
         with contextlib.suppress(OSError):
-            if before is not None:
-                if before.exists():
-                    os.replace(before, target)  # noqa: PTH105
-            elif target in staged and not staged[target].exists():
-                target.unlink()
+            if move.before.exists():
+                os.replace(move.before, move.target)  # noqa: PTH105
+            elif not move.file.exists():
+                move.target.unlink()
 
 
 def _files(staging: Path) -> Iterator[Path]:
@@ -168,14 +234,19 @@ def _stale(staging: Path, directory: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def written_together(directory: Path) -> Iterator[Path]:
+def written_together(
+    directory: Path, reads: Iterable[Path] = (), *, make: bool = False, package: bool = False
+) -> Iterator[Path]:
     """A folder to write files into; they are moved into ``directory`` when the block ends without an exception.
+
+    Args:
+        reads, make, package: As :class:`Replacement` has them.
 
     Raises:
         OutputError: The directory is not there or cannot be written to, or the disk is full.
     """
-    with Replacement() as replacement:
-        yield replacement.folder(directory)
+    with Replacement(reads) as replacement:
+        yield replacement.folder(directory, make=make, package=package)
 
 
 @contextlib.contextmanager
@@ -189,7 +260,7 @@ def scratch(directory: Path) -> Iterator[Path]:
     """
     try:
         remove_abandoned(directory)
-        folder = Path(tempfile.mkdtemp(dir=directory, prefix=_PREFIX))
+        folder = Path(tempfile.mkdtemp(dir=directory, prefix=STAGING_PREFIX))
     except OSError as error:
         raise OutputError(f"cannot write to {directory}: {error.strerror or error}") from error
     lock = None
@@ -222,7 +293,7 @@ def _locked(folder: Path) -> IO[bytes] | None:
 
 def remove_abandoned(directory: Path) -> None:
     """Remove the staging folders of runs that were killed."""
-    for folder in directory.glob(f"{_PREFIX}*"):
+    for folder in directory.glob(f"{STAGING_PREFIX}*"):
         if folder.is_symlink() or not folder.is_dir():
             continue
         with contextlib.suppress(OSError):
@@ -245,7 +316,7 @@ def check_space(path: Path, size: int) -> None:
         free = shutil.disk_usage(path.parent).free
     except OSError:
         return
-    place = next((above.parent for above in path.parents if above.name.startswith(_PREFIX)), path.parent)
+    place = next((above.parent for above in path.parents if above.name.startswith(STAGING_PREFIX)), path.parent)
     if size > free:
         raise OutputError(
             f"cannot write {place / path.name}: it needs {size:,} bytes and {free:,} are free: make room, or write "
@@ -277,7 +348,9 @@ def check_writable(path: Path, reads: Iterable[Path] = ()) -> None:
     if path.is_dir():
         raise OutputError(f"{path} is a folder: give the name of a file in it")
     if path.is_symlink():
-        raise OutputError(f"{path} is a symbolic link: give the file that it leads to, {os.path.realpath(path)}")
+        raise OutputError(
+            f"{path} is a symbolic link: give the file that it leads to, {os.path.realpath(path)}, or --follow-symlinks"
+        )
     if (kind := what_it_is(path)) is not None:
         raise OutputError(f"{path} is not a regular file but {kind}: give the name of a file")
     if not path.parent.is_dir():
@@ -300,32 +373,17 @@ def check_apart(path: Path, reads: Iterable[Path]) -> None:
         OutputError: It would.
     """
     there = [file for file in (path, *_beside(path)) if file.exists()]
-    for read in reads if there else ():
-        _check_apart(path, there, read)
+    for read in dict.fromkeys((*reads, *being_read())) if there else ():
+        for part, what in parts_of(read):
+            if (file := next((file for file in there if file.samefile(part)), None)) is None:
+                continue
+            if file == path and what != "document":
+                told = "the file to read" if part == read else f"a file of {read}"
+                told = f"a file with weights of {read}" if what == "weights" else told
+                raise OutputError(f"{path} is {told}: give another name")
+            holds = "holds weights of" if what == "weights" else "belongs to"
+            raise OutputError(f"{path} would replace {file}, which {holds} {read}: give another name")
 
 
 def _beside(path: Path) -> list[Path]:
     return [path.with_name(path.name + DATA_SUFFIX), *map(path.with_suffix, DOCUMENT_SUFFIXES)]
-
-
-def _check_apart(path: Path, there: Iterable[Path], read: Path) -> None:
-    """Refuse to write ``path``, with the files that are there already, where that would replace a part of an input."""
-    from modelexport.files.linked import data_files  # what it imports is slow, and rarely needed
-
-    if not read.is_file():
-        return
-    try:
-        data = data_files(read) if read.suffix not in (".safetensors", ".json", ".py") else ()
-    except FileFormatError:  # its reader says what is wrong with it
-        data = ()
-    parts = [read, *(part for part in data if part.is_file())]
-    for file in there:
-        for part in parts:
-            if file.samefile(part):
-                if file == path:
-                    what = "the file to read" if part == read else f"a file with weights of {read}"
-                    raise OutputError(f"{path} is {what}: give another name")
-                raise OutputError(f"{path} would replace {file}, which holds weights of {read}: give another name")
-    documents = [document for document in map(read.with_suffix, DOCUMENT_SUFFIXES) if document.is_file()]
-    if taken := next((file for file in there for document in documents if file.samefile(document)), None):
-        raise OutputError(f"{path} would replace {taken}, which belongs to {read}: give another name")

@@ -77,6 +77,11 @@ def _kind(mode: int) -> str:
     return kinds.get(stat.S_IFMT(mode), "something else")
 
 
+def is_file(path: Path) -> bool:
+    """Whether a path leads to a regular file; a name that no file can have does not."""
+    return os.path.isfile(path)  # noqa: PTH113 - Path.is_file raises where a name is too long
+
+
 def what_it_is(path: Path) -> str | None:
     """What stands at a path, in words, if it is not a regular file; ``None`` if it is one, or nothing is there."""
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -15,8 +15,10 @@ import onnx_ir as ir
 from modelexport.core.calls import ModuleCall
 from modelexport.core.selectors import Selection
 from modelexport.core.text import plural
-from modelexport.errors import OutputError, UsageError
-from modelexport.files.atomic import check_writable, written_together
+from modelexport.errors import UsageError
+from modelexport.files.atomic import written_together
+from modelexport.files.manifests import encode_manifest
+from modelexport.files.package_folders import check_package_folder
 from modelexport.format.packages import MANIFEST, PACKAGE_VERSION, Manifest, PartEntry
 from modelexport.surgery import Sharing
 from modelexport.surgery.balance import SLACK, Units, balanced_cuts, best_limit, fewest_stages
@@ -85,7 +87,7 @@ def split(
     has in ``tagged``; the inputs of the whole go to the stages that use them.
 
     Args:
-        folder: A folder that does not exist, is empty, or has an earlier split, which is replaced.
+        folder: A folder that does not exist, is empty, or has an earlier split, whose files are replaced.
         stages: How many.
         max_bytes: As many as it takes for none to have more bytes of weights.
         at: Selectors: a stage begins with each call that they name. With ``stages``, only these are considered.
@@ -99,7 +101,7 @@ def split(
         OutputError: The folder cannot be written.
     """
     folder = Path(folder)
-    check_folder(folder)
+    check_package_folder(folder, [tagged.path], ["stages"])
     timeline = Timeline(tagged)
     allowed = _allowed(timeline, tagged.select(*at)) if at else timeline.points
     if at and stages is None and max_bytes is None:
@@ -113,9 +115,8 @@ def split(
         cuts = [points[end - 1] for end in ends]
     parts = _Stages(tagged, timeline, cuts).cut()
     sizes = units.sizes(ends)
-    with written_together(folder.parent) as staging:
-        (staging / folder.name).mkdir()
-        shared = SharedFiles(tagged.path, tagged.model, folder, staging / folder.name, weights)
+    with written_together(folder, [tagged.path], make=True, package=True) as staging:
+        shared = SharedFiles(tagged.path, tagged.model, folder, staging, weights)
         files: dict[str, None] = {}
         written: list[Stage] = []
         for part in parts:
@@ -130,12 +131,9 @@ def split(
                 for s, part in zip(written, parts, strict=True)
             ],
             weights=list(files),
+            files=sorted(file.name for file in staging.iterdir()),
         )
-        (staging / folder.name / MANIFEST).write_bytes(
-            msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
-        )
-        keep = {file.name for file in (staging / folder.name).iterdir()}
-        _remove_stages(folder, keep)
+        (staging / MANIFEST).write_bytes(encode_manifest(manifest))
     return Split(
         path=str(folder),
         by=by,
@@ -145,39 +143,6 @@ def split(
         stages=written,
         weights=list(files),
     )
-
-
-def check_folder(folder: Path) -> None:
-    """Fail when a package cannot be written to a folder.
-
-    Raises:
-        OutputError: It is a file, holds something else than a package of stages, or cannot be written.
-    """
-    if not folder.is_dir():
-        if folder.exists():
-            raise OutputError(f"{folder} is a file: stages go to a folder")
-        check_writable(folder)
-        return
-    check_writable(folder / MANIFEST)
-    if any(folder.iterdir()) and _stages_in(folder) is None:
-        raise OutputError(f"{folder} has other files in it: give a folder that is empty or not there yet")
-
-
-def _stages_in(folder: Path) -> Manifest | None:
-    """The manifest of an earlier split."""
-    try:
-        manifest = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=Manifest)
-    except (OSError, msgspec.DecodeError):
-        return None
-    return manifest if manifest.kind == "stages" else None
-
-
-def _remove_stages(folder: Path, kept: Collection[str]) -> None:
-    """Remove what an earlier split left and this one does not replace."""
-    earlier = _stages_in(folder)
-    for name in [*(part.file for part in earlier.parts), *earlier.weights] if earlier else []:
-        if name not in kept and Path(name).name == name:
-            (folder / name).unlink(missing_ok=True)
 
 
 def _allowed(timeline: Timeline, selection: Selection) -> dict[int, None]:

@@ -9,9 +9,10 @@ import msgspec
 
 from modelexport.core.text import nearest
 from modelexport.errors import FileFormatError, UsageError
+from modelexport.files.manifests import read_manifest
 from modelexport.files.onnx_models import load_onnx
 from modelexport.format import documents, keys
-from modelexport.format.packages import MANIFEST, PACKAGE_VERSION, Manifest, PartEntry
+from modelexport.format.packages import MANIFEST, Manifest, PartEntry
 from modelexport.graph.owners import owner_of
 from modelexport.tagged.file import read_tagged
 
@@ -53,22 +54,7 @@ def read_package(folder: str | Path) -> Package:
         FileFormatError: It has no manifest, one of an unknown version, lacks a file, or has files of other exports.
     """
     folder = Path(folder)
-    try:
-        manifest = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=Manifest)
-    except OSError as error:
-        raise FileFormatError(
-            f"{folder} is no package: it has no {MANIFEST}; export it with `modelexport export MODEL -o {folder}/`"
-        ) from error
-    except msgspec.MsgspecError as error:
-        raise FileFormatError(f"{folder / MANIFEST} cannot be read ({error}): export the package again") from error
-    if manifest.format_version != PACKAGE_VERSION:
-        raise FileFormatError(
-            f"{folder / MANIFEST} has format version {manifest.format_version}, which this version of modelexport does "
-            f"not read ({PACKAGE_VERSION}): export the package again"
-        )
-    needed = [*(part.file for part in manifest.parts), *manifest.weights]
-    if missing := [name for name in needed if not (folder / name).is_file()]:
-        raise FileFormatError(f"{folder} lacks {', '.join(missing)}: copy it there, or export the package again")
+    manifest = read_manifest(folder)
     package = Package(folder, manifest)
     _check_together(package)
     return package

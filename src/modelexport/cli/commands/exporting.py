@@ -215,14 +215,14 @@ def _export_folder(
     from modelexport.cli.garbage import only_new_garbage
     from modelexport.cli.running import load_for_package
     from modelexport.core.stages import Stages
-    from modelexport.exporting.packages.folders import check_folder
     from modelexport.exporting.packages.package import export_package
+    from modelexport.files.package_folders import check_package_folder
 
     if options.tags.tags_as != "metadata":
         raise UsageError("the parts of a package carry their tags as metadata: leave out --tags-as")
     if options.weights.weights == "none":
         raise UsageError("a package has its weights: give --weights link or copy")
-    check_folder(folder, Path(choice.model))
+    check_package_folder(folder, [Path(choice.model)])
     with progress_shown() as progress:
         stages = Stages(progress)
         loaded, example = load_for_package(choice, parts, stages)

@@ -7,21 +7,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-import msgspec
-
 from modelexport.capture import FrontEnd
 from modelexport.capture.exported import Exported
 from modelexport.core.stages import Stages
 from modelexport.errors import InputsError
 from modelexport.exporting.interface import AS_CAPTURED
 from modelexport.exporting.options import Keywords, Options
-from modelexport.exporting.packages.folders import check_folder, replaced_whole
+from modelexport.exporting.packages.folders import write_manifest
 from modelexport.exporting.packages.layouts import write_layouts
 from modelexport.exporting.packages.modes import PartsMode
 from modelexport.exporting.packages.naming import name_generation, name_pipeline
 from modelexport.exporting.packages.weights import share_weights
 from modelexport.exporting.pipeline import export
 from modelexport.exporting.result import ExportResult
+from modelexport.files.atomic import written_together
+from modelexport.files.package_folders import check_package_folder
 from modelexport.format.packages import MANIFEST, PACKAGE_VERSION, Kind, Manifest, PartEntry
 from modelexport.pytorch.generation import ModelPart, can_generate, generation_parts
 from modelexport.pytorch.pipelines import SENTENCE_TRANSFORMER, SentencePipeline, pipeline_parts
@@ -73,7 +73,7 @@ def export_package(
 
     Args:
         model: Any ``nn.Module``. One of transformers that can ``generate`` gives what generation runs.
-        folder: Made; a package that is there is replaced whole.
+        folder: Made if need be; the files of a package that is there are replaced, or removed.
         inputs: Example inputs for a model that is exported whole. Parts make their own.
         parts: What the package consists of.
         name: What the documents call the model; its class if left out.
@@ -89,12 +89,13 @@ def export_package(
     """
     folder, stages = Path(folder), stages or Stages()
     options = (options or Options()).replaced_by(keywords)
-    check_folder(folder, None if directory is None else Path(directory))
+    reads = [] if directory is None else [Path(directory)]
+    check_package_folder(folder, reads)
     with stages("parts"):
         kind, found = _parts_of(model, parts, inputs)
     seconds: dict[str, float] = dict(stages.seconds)
     results: dict[str, ExportResult] = {}
-    with replaced_whole(folder) as staging:
+    with written_together(folder, reads, make=True, package=True) as staging:
         with stages("weights"):
             shared = share_weights(model, options.weights.source, staging, options.weights.weights)
         linked = replace(options, weights=replace(options.weights, weights="link", source=shared))
@@ -117,21 +118,20 @@ def export_package(
             for stage, took in own.seconds.items():
                 seconds[stage] = seconds.get(stage, 0.0) + took
         manifest = _manifest(kind, found, results, [file.path.name for file in shared.files])
-        (staging / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n")
         notes = [f"{part.name}: {note}" for part in found for note in part.notes]
         if kind == "generate":
             notes += [note for name, result in results.items() for note in _fixed_axes(name, result)]
         notes += write_layouts(model, None if directory is None else Path(directory), staging, manifest, found)
         graph_bytes = sum((staging / part.file).stat().st_size for part in manifest.parts)
         weight_bytes = sum((staging / file).stat().st_size for file in manifest.weights)
-        written = sorted(file.relative_to(staging) for file in staging.rglob("*") if file.is_file())
+        names = write_manifest(manifest, staging)
     return PackageResult(
         folder=folder,
         manifest=manifest,
         parts=results,
         seconds=seconds,
         notes=notes,
-        files=[folder / file for file in written],
+        files=sorted(folder / name for name in (*names, MANIFEST)),
         graph_bytes=graph_bytes,
         weight_bytes=weight_bytes,
     )
