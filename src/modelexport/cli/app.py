@@ -87,6 +87,9 @@ def _run() -> int:
         status = 0
     except MemoryError:
         status = _fail("there is not enough memory for this file; if it is not that large, it is damaged", 2)
+    except OSError as error:  # nobody knew what for; still, it is not our fault
+        where = f"{error.filename}: " if error.filename else ""
+        status = _fail(f"{where}{error.strerror or error}: make room or give permission, and run it again", 2)
     except Exception as error:
         status = _fail(f"internal error: {type(error).__name__}: {error}; run with --debug and report it", 2)
     return int(status or 0)

@@ -7,27 +7,18 @@ import errno
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
-from modelexport.core.limits import ABANDONED_SECONDS
 from modelexport.errors import OutputError
+from modelexport.files.abandoned import STAGING_PREFIX, locked, remove_abandoned
 from modelexport.files.manifests import files_of_package, unfinished_manifest
 from modelexport.files.protected import being_read, check_kept, parts_of, reading
 from modelexport.files.regular import what_it_is
 from modelexport.format.keys import DATA_SUFFIX, DESCRIBING_SUFFIXES, DOCUMENT_SUFFIXES, REPORT_SUFFIX
 from modelexport.format.packages import MANIFEST
 
-try:
-    import fcntl
-except ImportError:  # not on Windows: what a killed run left stays there
-    fcntl = None  # type: ignore[assignment]
-
-STAGING_PREFIX = ".modelexport-"
-_LOCK = ".lock"
 _NEW, _BEFORE = "new", "before"
 """Where in a staging folder the new files are, and those that they replace."""
 
@@ -183,19 +174,30 @@ class Replacement:
     def _explained(self, error: OSError) -> OutputError:
         """One line for what went wrong: the file, and the space that it needs if there is too little."""
         written = [
-            (file.stat().st_mtime_ns, file, staged.directory / file.relative_to(staged.staging))
+            (file, staged.directory / file.relative_to(staged.staging))
             for staged in self._folders
             for file in _files(staged.staging)
         ]
-        _, file, target = max(written, default=(0, None, self._folders[0].directory if self._folders else Path()))
-        reason = error.strerror or str(error)
-        size = file.stat().st_size if file is not None else 0
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            free = shutil.disk_usage(target.parent).free
-            reason += f"; it needs more than {size:,} bytes, and {free:,} are free: make room, or write elsewhere"
-        elif error.errno == errno.EFBIG:
-            reason += f"; it needs more than {size:,} bytes: raise the limit (ulimit -f)"
-        return OutputError(f"cannot write {target}: {reason}")
+        return _explained(error, written, self._folders[0].directory if self._folders else Path())
+
+
+def _explained(error: OSError, written: Iterable[tuple[Path, Path]], directory: Path) -> OutputError:
+    """One line for what went wrong.
+
+    Args:
+        written: Files in staging folders, each with its place.
+        directory: The place, if there are none.
+    """
+    times = [(file.stat().st_mtime_ns, file, place) for file, place in written]
+    _, file, target = max(times, default=(0, None, directory))
+    reason = error.strerror or str(error)
+    size = file.stat().st_size if file is not None else 0
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        free = shutil.disk_usage(target.parent).free
+        reason += f"; it needs more than {size:,} bytes, and {free:,} are free: make room, or write elsewhere"
+    elif error.errno == errno.EFBIG:
+        reason += f"; it needs more than {size:,} bytes: raise the limit (ulimit -f)"
+    return OutputError(f"cannot write {target}: {reason}")
 
 
 def _keep(target: Path, before: Path) -> None:
@@ -265,45 +267,18 @@ def scratch(directory: Path) -> Iterator[Path]:
         raise OutputError(f"cannot write to {directory}: {error.strerror or error}") from error
     lock = None
     try:
-        lock = _locked(folder)
+        lock = locked(folder)
         new = folder / _NEW
         new.mkdir()
         yield new
+    except OSError as error:
+        if isinstance(error, BrokenPipeError):
+            raise
+        raise _explained(error, ((file, directory / file.name) for file in _files(folder)), directory) from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         if lock is not None:
             lock.close()
-
-
-def _locked(folder: Path) -> IO[bytes] | None:
-    """The lock of a folder, taken; ``None`` if another process has it or there are no locks."""
-    if fcntl is None:
-        return None
-    try:
-        file = (folder / _LOCK).open("ab")
-    except OSError:
-        return None
-    try:
-        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        file.close()
-        return None
-    return file
-
-
-def remove_abandoned(directory: Path) -> None:
-    """Remove the staging folders of runs that were killed."""
-    for folder in directory.glob(f"{STAGING_PREFIX}*"):
-        if folder.is_symlink() or not folder.is_dir():
-            continue
-        with contextlib.suppress(OSError):
-            # A folder without a lock was made a moment ago, or by a run that was killed before it could lock it.
-            if not (folder / _LOCK).exists() and time.time() - folder.stat().st_mtime < ABANDONED_SECONDS:
-                continue
-            lock = _locked(folder)
-            if lock is not None:
-                with lock:
-                    shutil.rmtree(folder, ignore_errors=True)
 
 
 def check_space(path: Path, size: int) -> None:

@@ -13,7 +13,7 @@ _Key = tuple[str, str, str]
 
 
 def check_functions(model: onnx.ModelProto) -> None:
-    """Refuse functions that call themselves, and a few that call one another so often that nobody could inline them.
+    """Refuse functions that call themselves, are no graphs, or call one another so often that nobody could inline them.
 
     Raises:
         FileFormatError: They do.
@@ -21,6 +21,8 @@ def check_functions(model: onnx.ModelProto) -> None:
     bodies = {(function.domain, function.name, function.overload): function for function in model.functions}
     if not bodies:
         return
+    for function in model.functions:
+        _check_body(function.name, function.node, {*function.input}, function.output)
     sizes: dict[_Key, int] = {}
     depth: dict[_Key, int] = {}
     for key in bodies:
@@ -30,6 +32,35 @@ def check_functions(model: onnx.ModelProto) -> None:
         raise FileFormatError(
             f"the functions of the model would make {total:,} nodes of it, and at most {INLINED_NODES:,} are read"
         )
+
+
+def _check_body(name: str, nodes: Iterable[onnx.NodeProto], known: set[str], outputs: Iterable[str]) -> None:
+    """Refuse a function that uses a value before it is made, makes one twice, or gives one that nobody made."""
+    made: set[str] = set()
+    for node in nodes:
+        _check_known(name, node.input, known)
+        for graph in _graphs(node):
+            inner = {*known, *(value.name for value in (*graph.input, *graph.initializer))}
+            _check_body(name, graph.node, inner, [value.name for value in graph.output])
+        if again := next((value for value in node.output if value and value in made), None):
+            raise FileFormatError(f"the function {name!r} of the model makes the value {again!r} twice")
+        made.update(node.output)
+        known.update(node.output)
+    _check_known(name, outputs, known)
+
+
+def _check_known(name: str, values: Iterable[str], known: set[str]) -> None:
+    if missing := next((value for value in values if value and value not in known), None):
+        raise FileFormatError(
+            f"the function {name!r} of the model uses the value {missing!r}, which nothing made before"
+        )
+
+
+def _graphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
 
 
 def _measure(
@@ -67,6 +98,5 @@ def _identifier(node: onnx.NodeProto) -> _Key:
 def _nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
     for node in nodes:
         yield node
-        for attribute in node.attribute:
-            for graph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-                yield from _nodes(graph.node)
+        for graph in _graphs(node):
+            yield from _nodes(graph.node)

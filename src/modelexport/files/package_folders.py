@@ -7,7 +7,8 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from modelexport.errors import OutputError
-from modelexport.files.atomic import STAGING_PREFIX, check_apart, check_writable
+from modelexport.files.abandoned import STAGING_PREFIX
+from modelexport.files.atomic import check_apart, check_writable
 from modelexport.files.manifests import files_of_package, has_manifest, read_kind
 from modelexport.files.protected import being_read
 from modelexport.files.regular import what_it_is

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from modelexport.files.atomic import STAGING_PREFIX
+from modelexport.files.abandoned import STAGING_PREFIX
 from modelexport.files.manifests import encode_manifest
 from modelexport.format.packages import MANIFEST, Manifest
 
