@@ -12,6 +12,7 @@ from typer.exceptions import Abort, TyperException
 
 from modelexport.cli.arguments import spelled_out
 from modelexport.cli.commands import changing, exporting, measuring, operating, proving, reading
+from modelexport.cli.guards import guarded
 from modelexport.cli.shield import Interrupted, raw, shielded
 from modelexport.core.version import __version__
 from modelexport.errors import ModelExportError, UsageError
@@ -49,7 +50,7 @@ COMMANDS = (
 )
 """In the order in which ``--help`` lists them."""
 for command in COMMANDS:
-    app.command()(command)
+    app.command()(guarded(command))
 
 
 @app.callback()

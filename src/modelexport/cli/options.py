@@ -7,16 +7,17 @@ from typing import Annotated
 
 import typer
 
+from modelexport.cli.guards import READ, READ_MODEL, WRITTEN
 from modelexport.core.tags import Granularity
 
 MODEL_HELP = (
     "A Hugging Face directory or hub name, package.module:factory, file.py:factory (a callable that returns the "
     "module, or the module and its inputs), or bert-tiny, the built-in example."
 )
-ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)]
-FileArgument = Annotated[Path, typer.Argument(metavar="FILE.onnx", help="A tagged ONNX file.")]
+ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP), READ_MODEL]
+FileArgument = Annotated[Path, typer.Argument(metavar="FILE.onnx", help="A tagged ONNX file."), READ]
 FileOrFolderArgument = Annotated[
-    Path, typer.Argument(metavar="FILE.onnx|FOLDER/", help="A tagged ONNX file, or a package of several.")
+    Path, typer.Argument(metavar="FILE.onnx|FOLDER/", help="A tagged ONNX file, or a package of several."), READ
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 SelectorsArgument = Annotated[
@@ -32,6 +33,7 @@ InputsOption = Annotated[
     typer.Option(
         "--inputs", metavar="SPEC.json", help='Example inputs: {"name": {"dtype", "shape", "range"|"value"}}.'
     ),
+    READ,
 ]
 ModelClassOption = Annotated[str | None, typer.Option(help="The transformers class to load a directory with.")]
 RemoteCodeOption = Annotated[bool, typer.Option("--trust-remote-code", help="Run code from the model's repository.")]
@@ -48,4 +50,4 @@ ExcludeOption = Annotated[
 GranularityOption = Annotated[
     Granularity, typer.Option(help="Which modules get a segment: model classes, all, or whichever fits.")
 ]
-OutputOption = Annotated[Path, typer.Option("-o", "--output", metavar="OUT.onnx", help="The file to write.")]
+OutputOption = Annotated[Path, typer.Option("-o", "--output", metavar="OUT.onnx", help="The file to write."), WRITTEN]

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from modelexport.cli.guards import READ, WRITTEN
 from modelexport.cli.json_documents import adopted_document
 from modelexport.cli.options import FileArgument, FileOrFolderArgument, JsonOption, OutputOption
 from modelexport.cli.running import print_json, progress_shown
@@ -36,7 +37,7 @@ def inline(
 
 
 def adopt(
-    file: Annotated[Path, typer.Argument(metavar="FILE.onnx", help="An ONNX file of another exporter.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE.onnx", help="An ONNX file of another exporter."), READ],
     output: OutputOption,
     keep_torch_metadata: Annotated[
         bool, typer.Option("--keep-torch-metadata", help="Keep pkg.torch.* keys, with paths of the exporting machine.")
@@ -55,8 +56,8 @@ def adopt(
 
 
 def retag(
-    changed: Annotated[Path, typer.Argument(metavar="CHANGED.onnx|CHANGED/", help="What a tool made of TAGGED.")],
-    source: Annotated[Path, typer.Option("--from", metavar="TAGGED.onnx|TAGGED/", help="What the tool read.")],
+    changed: Annotated[Path, typer.Argument(metavar="CHANGED.onnx|CHANGED/", help="What a tool made of TAGGED."), READ],
+    source: Annotated[Path, typer.Option("--from", metavar="TAGGED.onnx|TAGGED/", help="What the tool read."), READ],
     output: OutputOption,
     as_json: JsonOption = False,
 ) -> None:
@@ -99,7 +100,9 @@ def optimize(
 
 def update_weights(
     file: FileOrFolderArgument,
-    weights: Annotated[Path, typer.Argument(metavar="WEIGHTS.safetensors", help="A state_dict of the same module.")],
+    weights: Annotated[
+        Path, typer.Argument(metavar="WEIGHTS.safetensors", help="A state_dict of the same module."), READ
+    ],
     output: OutputOption,
     strict: Annotated[bool, typer.Option("--strict", help="Refuse entries that the module does not have.")] = False,
     as_json: JsonOption = False,
@@ -121,7 +124,9 @@ def update_weights(
 def extract(
     file: FileOrFolderArgument,
     output: Annotated[
-        Path, typer.Option("-o", "--output", metavar="SUB.onnx", help="The file to write; a folder for several calls.")
+        Path,
+        typer.Option("-o", "--output", metavar="SUB.onnx", help="The file to write; a folder for several calls."),
+        WRITTEN,
     ],
     modules: Annotated[
         list[str] | None,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from modelexport.capture import OPSETS, FrontEnd
+from modelexport.cli.guards import WRITTEN, WRITTEN_FOLDER
 from modelexport.cli.json_documents import export_document, package_document
 from modelexport.cli.options import (
     DtypeOption,
@@ -38,7 +39,9 @@ HierarchyView = Literal["static", "traced", "compare"]
 
 def export(
     output: Annotated[
-        str, typer.Option("-o", "--output", metavar="FILE.onnx|FOLDER/", help="The file to write, or a package.")
+        str,
+        typer.Option("-o", "--output", metavar="FILE.onnx|FOLDER/", help="The file to write, or a package."),
+        WRITTEN,
     ],
     model: ModelArgument = "bert-tiny",
     parts: Annotated[
@@ -81,7 +84,9 @@ def export(
         NodeNames, typer.Option(help="path: nodes are called /encoder/layer.0/attention/self/MatMul_1 and the like.")
     ] = "exporter",
     dag_dir: Annotated[
-        Path | None, typer.Option("--dag-dir", metavar="DIR", help="Also write each module call's DAG as a file here.")
+        Path | None,
+        typer.Option("--dag-dir", metavar="DIR", help="Also write each module call's DAG as a file here."),
+        WRITTEN_FOLDER,
     ] = None,
     no_check: Annotated[
         bool, typer.Option("--no-check", help="Do not run the file to see whether it computes what MODEL does.")
@@ -119,7 +124,6 @@ def export(
     from modelexport.exporting.interface import widened
     from modelexport.exporting.options import CheckOptions, Options, TagOptions, WeightOptions
     from modelexport.exporting.pipeline import export as run
-    from modelexport.files.atomic import check_writable
 
     if opset is not None and opset not in OPSETS:
         raise UsageError(f"no front end writes opset {opset}: choose one from {OPSETS[0]} to {OPSETS[-1]}")
@@ -146,8 +150,6 @@ def export(
             choice, Path(output), parts or "auto", frontend, opset, options, optimized=not no_optimize, as_json=as_json
         )
         return
-    code = Path(model.partition(":")[0])
-    check_writable(Path(output), [*([inputs] if inputs else []), *([code] if code.is_file() else [])])
     interface = read_interface(input_names, output_names, outputs, axes or ())
     with progress_shown() as progress:
         stages = Stages(progress)
@@ -299,7 +301,7 @@ def inputs(
     model: ModelArgument = "bert-tiny",
     spec: InputsOption = None,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="OUT", help="Save them: .npz or .safetensors.")
+        Path | None, typer.Option("-o", "--output", metavar="OUT", help="Save them: .npz or .safetensors."), WRITTEN
     ] = None,
     model_class: ModelClassOption = None,
     trust_remote_code: RemoteCodeOption = False,

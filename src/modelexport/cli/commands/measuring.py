@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from modelexport.cli.guards import READ, READ_MODEL, WRITTEN
 from modelexport.cli.options import FileArgument, JsonOption, ModelClassOption, RemoteCodeOption, SeedOption
 from modelexport.cli.running import load_with_inputs, print_json, progress_shown
 from modelexport.errors import UsageError
@@ -25,10 +26,14 @@ DepthOption = Annotated[int | None, typer.Option("--depth", metavar="N", help="S
 SortOption = Annotated[str | None, typer.Option("--sort", metavar="COLUMN", help="Largest own figure first.")]
 CsvOption = Annotated[bool, typer.Option("--csv", help="Print CSV and nothing else.")]
 HtmlOption = Annotated[
-    Path | None, typer.Option("--html", metavar="OUT.html", help="Also write a page to look around in, offline.")
+    Path | None,
+    typer.Option("--html", metavar="OUT.html", help="Also write a page to look around in, offline."),
+    WRITTEN,
 ]
 NodeDataOption = Annotated[
-    Path | None, typer.Option("--node-data", metavar="OUT.json", help="Also write node data for Model Explorer.")
+    Path | None,
+    typer.Option("--node-data", metavar="OUT.json", help="Also write node data for Model Explorer."),
+    WRITTEN,
 ]
 
 
@@ -63,6 +68,7 @@ def profile(
     inputs: Annotated[
         Path | None,
         typer.Option("--inputs", metavar="FILE", help="Arrays by name: .npz, .safetensors, or a JSON description."),
+        READ,
     ] = None,
     size: Annotated[
         list[str] | None, typer.Option("--size", metavar="NAME=N", help="The size of a dynamic axis of random inputs.")
@@ -74,10 +80,12 @@ def profile(
         str, typer.Option(metavar="NAME", help="The execution provider of ONNX Runtime.")
     ] = "CPUExecutionProvider",
     against: Annotated[
-        Path | None, typer.Option("--against", metavar="OTHER.onnx", help="Another tagged file of the same model.")
+        Path | None,
+        typer.Option("--against", metavar="OTHER.onnx", help="Another tagged file of the same model."),
+        READ,
     ] = None,
     against_torch: Annotated[
-        str | None, typer.Option("--against-torch", metavar="MODEL", help="The same model run by PyTorch.")
+        str | None, typer.Option("--against-torch", metavar="MODEL", help="The same model run by PyTorch."), READ_MODEL
     ] = None,
     by: ByOption = "call",
     depth: DepthOption = None,
@@ -141,7 +149,7 @@ def profile(
 
 def report(
     file: FileArgument,
-    output: Annotated[Path, typer.Option("-o", "--output", metavar="OUT.html", help="The page to write.")],
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="OUT.html", help="The page to write."), WRITTEN],
     size: Annotated[
         list[str] | None, typer.Option("--size", metavar="NAME=N", help="The size of a dynamic axis.")
     ] = None,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from modelexport.cli.guards import READ, READ_LIBRARIES, WRITTEN, WRITTEN_FOLDER
 from modelexport.cli.options import FileArgument, JsonOption, OutputOption
 from modelexport.cli.running import print_json
 from modelexport.errors import UsageError
@@ -30,7 +31,9 @@ Body = Literal["keep", "drop"]
 
 def split(
     file: FileArgument,
-    output: Annotated[Path, typer.Option("-o", "--output", metavar="FOLDER", help="The folder to write.")],
+    output: Annotated[
+        Path, typer.Option("-o", "--output", metavar="FOLDER", help="The folder to write."), WRITTEN_FOLDER
+    ],
     stages: Annotated[int | None, typer.Option(metavar="N", min=1, help="How many stages.")] = None,
     max_mb: Annotated[
         float | None, typer.Option("--max-mb", metavar="M", help="Largest weights of a stage, in millions of bytes.")
@@ -88,7 +91,7 @@ def replace(
     ],
     output: OutputOption,
     model: Annotated[
-        Path | None, typer.Option("--with", metavar="SUB.onnx", help="Put this model there, tagged or not.")
+        Path | None, typer.Option("--with", metavar="SUB.onnx", help="Put this model there, tagged or not."), READ
     ] = None,
     mapping: Annotated[
         list[str] | None,
@@ -161,13 +164,17 @@ def place(
         typer.Option("--rule", metavar="'DEVICE: SELECTOR ...'", help="Where modules go: 'gpu: model.layers.*'."),
     ],
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="SESSION.json", help="Write the session options here.")
+        Path | None,
+        typer.Option("-o", "--output", metavar="SESSION.json", help="Write the session options here."),
+        WRITTEN,
     ] = None,
     provider: Annotated[
         list[str] | None, typer.Option("--provider", metavar="NAME", help="Of the session that is opened, in order.")
     ] = None,
     library: Annotated[
-        list[str] | None, typer.Option("--library", metavar="NAME=PATH", help="The library of a plug-in provider.")
+        list[str] | None,
+        typer.Option("--library", metavar="NAME=PATH", help="The library of a plug-in provider."),
+        READ_LIBRARIES,
     ] = None,
     no_check: Annotated[bool, typer.Option("--no-check", help="Do not open a session.")] = False,
     as_json: JsonOption = False,
