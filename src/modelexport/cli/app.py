@@ -73,6 +73,7 @@ def main() -> None:
 
 
 def _run() -> int:
+    before = _written()
     try:
         status = typer.main.get_command(app)(spelled_out(sys.argv[1:]), standalone_mode=False)
     except ModelExportError as error:
@@ -80,9 +81,9 @@ def _run() -> int:
     except TyperException as error:
         status = _fail(f"{' '.join(error.format_message().split())}; see `modelexport --help`", 2)
     except Interrupted as signal:
-        status = _fail(signal.line, signal.status)
+        status = _fail(_interrupted(before), signal.status)
     except (Abort, KeyboardInterrupt):
-        status = _fail(Interrupted.line, 130)
+        status = _fail(_interrupted(before), 130)
     except BrokenPipeError:  # `modelexport tree x.onnx | head`
         raw(sys.stderr).close()
         status = 0
@@ -94,6 +95,16 @@ def _run() -> int:
     except Exception as error:
         status = _fail(f"internal error: {type(error).__name__}: {error}; run with --debug and report it", 2)
     return int(status or 0)
+
+
+def _written() -> int:
+    """How many files this process has written; without the import, which costs a command that writes none."""
+    atomic = sys.modules.get("modelexport.files.atomic")
+    return len(atomic.written_files()) if atomic is not None else 0
+
+
+def _interrupted(before: int) -> str:
+    return "interrupted after its files had been written" if _written() > before else Interrupted.line
 
 
 def _fail(message: str, status: int) -> int:

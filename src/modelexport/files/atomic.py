@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from modelexport.core.interrupts import undisturbed
 from modelexport.errors import OutputError
 from modelexport.files.abandoned import STAGING_PREFIX, locked, remove_abandoned
 from modelexport.files.manifests import files_of_package, unfinished_manifest
@@ -19,8 +20,14 @@ from modelexport.files.regular import what_it_is
 from modelexport.format.keys import DATA_SUFFIX, DESCRIBING_SUFFIXES, DOCUMENT_SUFFIXES, REPORT_SUFFIX
 from modelexport.format.packages import MANIFEST
 
+_written: list[Path] = []
 _NEW, _BEFORE = "new", "before"
 """Where in a staging folder the new files are, and those that they replace."""
+
+
+def written_files() -> list[Path]:
+    """What this process has moved into place so far."""
+    return list(_written)
 
 
 @dataclass(frozen=True)
@@ -152,11 +159,16 @@ class Replacement:
                 undo.append(move)
                 os.replace(move.file, move.before)  # noqa: PTH105
         except BaseException:
-            _take_back(undo)
-            for folder in reversed(made):
-                with contextlib.suppress(OSError):
-                    folder.rmdir()
+            with undisturbed():
+                _take_back(undo)
+                for folder in reversed(made):
+                    with contextlib.suppress(OSError):
+                        folder.rmdir()
             raise
+        # A part of a package is written to the package's staging folder, which may still be removed.
+        _written.extend(
+            move.target for move in moves if not any(part.startswith(STAGING_PREFIX) for part in move.target.parts)
+        )
 
     def _unfinished(self, staged: _Staged) -> _Move:
         """The manifest that is there while the files of a package are moved."""
@@ -276,9 +288,10 @@ def scratch(directory: Path) -> Iterator[Path]:
             raise
         raise _explained(error, ((file, directory / file.name) for file in _files(folder)), directory) from error
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        if lock is not None:
-            lock.close()
+        with undisturbed():
+            shutil.rmtree(folder, ignore_errors=True)
+            if lock is not None:
+                lock.close()
 
 
 def check_space(path: Path, size: int) -> None:
@@ -330,8 +343,7 @@ def check_writable(path: Path, reads: Iterable[Path] = ()) -> None:
         raise OutputError(f"{path} is not a regular file but {kind}: give the name of a file")
     if not path.parent.is_dir():
         raise OutputError(f"cannot write {path}: there is no folder {path.parent}")
-    if not os.access(path.parent, os.W_OK):
-        raise OutputError(f"cannot write {path}: no permission to write in {path.parent}")
+    check_folder_writable(path.parent, path)
     belongs = next((end for end in (f".onnx{DATA_SUFFIX}", *DOCUMENT_SUFFIXES) if path.name.endswith(end)), None)
     if belongs is not None:
         raise OutputError(f"{path} has the name of what lies beside a model (*{belongs}): give another name")
@@ -339,6 +351,19 @@ def check_writable(path: Path, reads: Iterable[Path] = ()) -> None:
         if (kind := what_it_is(file)) is not None:
             raise OutputError(f"{file} is not a regular file but {kind}, and may have to be replaced: remove it")
     check_apart(path, reads)
+
+
+def check_folder_writable(folder: Path, path: Path) -> None:
+    """Fail where nothing can be written into a folder that is there.
+
+    Raises:
+        OutputError: ``path`` cannot be written, since the folder may not, or is on a read-only file system.
+    """
+    if not os.access(folder, os.W_OK):
+        with contextlib.suppress(OSError, AttributeError):
+            if os.statvfs(folder).f_flag & os.ST_RDONLY:
+                raise OutputError(f"cannot write {path}: {folder} is on a read-only file system: write elsewhere")
+        raise OutputError(f"cannot write {path}: no permission to write in {folder}")
 
 
 def check_apart(path: Path, reads: Iterable[Path]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from modelexport.errors import OutputError
 from modelexport.files.abandoned import STAGING_PREFIX
-from modelexport.files.atomic import check_apart, check_writable
+from modelexport.files.atomic import check_apart, check_folder_writable, check_writable
 from modelexport.files.manifests import files_of_package, has_manifest, read_kind
 from modelexport.files.protected import being_read
 from modelexport.files.regular import what_it_is
@@ -31,8 +31,7 @@ def check_output_folder(folder: Path) -> None:
     if not folder.absolute().parent.is_dir():
         raise OutputError(f"cannot write {folder}: there is no folder {folder.absolute().parent}")
     place = folder if folder.is_dir() else folder.absolute().parent
-    if not os.access(place, os.W_OK):
-        raise OutputError(f"cannot write {folder}: no permission to write in {place}")
+    check_folder_writable(place, folder)
 
 
 def check_package_folder(folder: Path, reads: Iterable[Path] = (), kinds: Collection[str] = ()) -> None:
