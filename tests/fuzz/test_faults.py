@@ -345,6 +345,7 @@ def small_disk(folder: Path, size: int) -> Iterator[None]:
         yield
     finally:
         subprocess.run(["umount", folder], check=True)
+        folder.rmdir()
 
 
 DISK_WRITERS = [name for name in WRITERS if name not in ("place", "inputs")]
@@ -377,7 +378,6 @@ def test_a_disk_that_is_full_is_one_line_and_what_was_there_stays(writer: str, p
             assert "disk/" in line, line
             assert ("needs" in line and "free" in line) or "No space left" in line, line
             assert {file.name: file.read_bytes() for file in (place / "disk").iterdir()} == {OUTPUT: b"old"}
-        (place / "disk").rmdir()
 
 
 @pytest.mark.parametrize(
