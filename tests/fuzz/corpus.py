@@ -63,6 +63,7 @@ def make_corpus(folder: Path) -> None:
     strip(folder / "attributes.onnx", folder / "flat.onnx")
     (folder / "factory.py").write_text(FACTORY)
     update_weights(folder / "plain.onnx", folder / "new.safetensors", folder / "other.onnx")
+    load(folder / "plain.onnx").extract("head", folder / "sub.onnx")
     split(load(folder / "other.onnx"), folder / "old-stages", stages=3)
     export_package(model, folder / "package", inputs=inputs, parts="whole", frontend="torchscript", granularity="all")
 

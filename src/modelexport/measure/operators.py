@@ -86,6 +86,13 @@ COMPOSITES = {
 
 def work_of(node: ir.Node, shapes: Shapes) -> Work | None:
     """What a node computes; ``None`` for an operator without a rule, or where a shape that it needs is not known."""
+    try:
+        return _work_of(node, shapes)
+    except (LookupError, TypeError, ValueError, ArithmeticError):  # its inputs or attributes are not the operator's
+        return None
+
+
+def _work_of(node: ir.Node, shapes: Shapes) -> Work | None:
     rule = _RULES.get(node.op_type)
     out = shapes.of(node.outputs[0]) if node.outputs else ()
     if rule is not None:
