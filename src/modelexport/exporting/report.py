@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from modelexport.capture.choice import Attempt
+from modelexport.core.text import printable
 from modelexport.exporting.checks import FileCheck
 from modelexport.format import keys
 from modelexport.graph.nodes import all_nodes
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 def write_report(path: Path, result: ExportResult) -> None:
     """Write the report of an export as Markdown."""
-    path.write_text(format_report(result), encoding="utf-8")
+    path.write_text(printable(format_report(result)), encoding="utf-8")
 
 
 def format_report(result: ExportResult) -> str:
@@ -90,7 +91,10 @@ def _attempts(attempts: Sequence[Attempt]) -> list[str]:
         return []
     return [
         "## Front ends that were tried first",
-        *(f"`{one.frontend}` gave no file that could be taken:\n\n```\n{one.reason}\n```" for one in attempts),
+        *(
+            f"`{one.frontend}` gave no file that could be taken:\n\n````\n{one.reason.replace('````', '')}\n````"
+            for one in attempts
+        ),
     ]
 
 
@@ -191,4 +195,5 @@ def _table(header: tuple[str, ...], rows: Sequence[tuple[object, ...]]) -> str:
     if not rows:
         return "None."
     lines = [header, tuple("---" for _ in header), *rows]
-    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
+    cells = (" | ".join(" ".join(str(cell).split()).replace("|", "\\|") for cell in line) for line in lines)
+    return "\n".join(f"| {line} |" for line in cells)
