@@ -148,7 +148,7 @@ def in_child(work: Callable[[], int]) -> int:
         try:
             os._exit(work())
         finally:
-            os._exit(99)
+            os._exit(OUTSIDE)
     return os.waitpid(child, 0)[1]
 
 
@@ -304,6 +304,8 @@ def at_a_random_moment(writer: str, seed: int, place: Path, after: Files, second
     with os.fdopen(reading, "rb") as told:
         err = told.read().decode()
     check_after(place, before, after)
+    if number == signal.SIGINT and status == OUTSIDE << 8:
+        return  # before the command began, or after it ended: Python's own handler took it
     if os.WIFEXITED(status) and (code := os.WEXITSTATUS(status)):
         assert code == (130 if number == signal.SIGINT else 2), err
         assert err.splitlines()[-1] in (LINE, "modelexport: interrupted after its files had been written")
@@ -315,6 +317,7 @@ def at_a_random_moment(writer: str, seed: int, place: Path, after: Files, second
     assert files(place) == after
 
 
+OUTSIDE = 99
 LINE = "modelexport: interrupted; nothing was written"
 
 
@@ -365,11 +368,11 @@ def to_disk(writer: str) -> list[str]:
     ],
 )
 def test_a_disk_that_is_full_is_one_line_and_what_was_there_stays(writer: str, place: Path) -> None:
-    for size in (8192, 16384, 24576):  # of two, four and six pages: some files fit, and not all
+    for size in (4096, 8192, 16384):  # of one, two and four pages: some files fit, and not all
         with small_disk(place / "disk", size):
             (place / "disk" / OUTPUT).write_bytes(b"old")
             ended = run(*to_disk(writer))
-            if ended.status == 0 and size > 8192:
+            if ended.status == 0 and size > 4096:
                 assert not staging(place)
                 continue
             line = ended.err

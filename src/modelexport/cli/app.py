@@ -67,13 +67,16 @@ def main() -> None:
     """The ``modelexport`` command: 0 done, 1 a check said no, 2 the input was wrong or missing, 130 Ctrl-C."""
     # Most of a short command is imports, whose objects stay: looking for garbage among them took a seventh of its time.
     gc.set_threshold(50_000, 20, 100)
-    with shielded():
-        status = _run()
+    before = _written()
+    try:
+        with shielded():
+            status = _run(before)
+    except Interrupted as signal:  # before the command began, or after it ended
+        status = _fail(_interrupted(before), signal.status)
     sys.exit(status)
 
 
-def _run() -> int:
-    before = _written()
+def _run(before: int) -> int:
     try:
         status = typer.main.get_command(app)(spelled_out(sys.argv[1:]), standalone_mode=False)
     except ModelExportError as error:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from modelexport.capture.choice import Attempt
-from modelexport.core.text import printable
+from modelexport.core.text import printable, without_paths
 from modelexport.exporting.checks import FileCheck
 from modelexport.format import keys
 from modelexport.graph.nodes import all_nodes
@@ -107,7 +107,7 @@ def _check(check: FileCheck | None) -> list[str]:
     return [
         "## Check",
         "`onnx.checker`, loading in ONNX Runtime, and the outputs of the example inputs against PyTorch's: "
-        f"{told}{where}{': ' + check.reason if check.reason else ''}{largest}.",
+        f"{told}{where}{': ' + without_paths(check.reason) if check.reason else ''}{largest}.",
     ]
 
 

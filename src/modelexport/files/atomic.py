@@ -20,6 +20,9 @@ from modelexport.files.regular import what_it_is
 from modelexport.format.keys import DATA_SUFFIX, DESCRIBING_SUFFIXES, DOCUMENT_SUFFIXES, REPORT_SUFFIX
 from modelexport.format.packages import MANIFEST
 
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+NO_ROOM = (*NO_SPACE, errno.EFBIG, errno.EROFS)
+"""Why a file cannot be written that another could be."""
 _written: list[Path] = []
 _NEW, _BEFORE = "new", "before"
 """Where in a staging folder the new files are, and those that they replace."""
@@ -142,11 +145,15 @@ class Replacement:
             check_kept(move.target for move in (*moves, *stale))
         for staged in self._folders:
             staged.before.mkdir()
-        moves = [*(self._unfinished(staged) for staged in self._folders if staged.package), *moves]
+        seals = {staged.manifest for staged in self._folders if staged.package}
+        # What is read first is written last: a package has no manifest before all of it is as that says.
+        last = [move for move in moves if move.target in seals]
+        unfinished = [self._unfinished(staged) for staged in self._folders if staged.package]
+        moves = [*unfinished, *(move for move in moves if move.target not in seals)]
         made: list[Path] = []
         undo: list[_Move] = []
         try:
-            for move in moves:
+            for move in (*moves, *last):
                 if move.target.exists():
                     _keep(move.target, move.before)
             for move in moves:
@@ -158,6 +165,9 @@ class Replacement:
             for move in stale:
                 undo.append(move)
                 os.replace(move.file, move.before)  # noqa: PTH105
+            for move in last:
+                undo.append(move)
+                os.replace(move.file, move.target)  # noqa: PTH105
         except BaseException:
             with undisturbed():
                 _take_back(undo)
@@ -167,7 +177,9 @@ class Replacement:
             raise
         # A part of a package is written to the package's staging folder, which may still be removed.
         _written.extend(
-            move.target for move in moves if not any(part.startswith(STAGING_PREFIX) for part in move.target.parts)
+            move.target
+            for move in (*moves, *last)
+            if not any(part.startswith(STAGING_PREFIX) for part in move.target.parts)
         )
 
     def _unfinished(self, staged: _Staged) -> _Move:
@@ -204,7 +216,7 @@ def _explained(error: OSError, written: Iterable[tuple[Path, Path]], directory: 
     _, file, target = max(times, default=(0, None, directory))
     reason = error.strerror or str(error)
     size = file.stat().st_size if file is not None else 0
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if error.errno in NO_SPACE:
         free = shutil.disk_usage(target.parent).free
         reason += f"; it needs more than {size:,} bytes, and {free:,} are free: make room, or write elsewhere"
     elif error.errno == errno.EFBIG:
