@@ -27,7 +27,7 @@ from modelexport.errors import ModelExportError
 from modelexport.format import keys
 from modelexport.tagged.file import read_tagged
 from modelexport.tagged.package import read_package
-from modelexport.tagged.skim import skim
+from modelexport.tagged.skimming import skim
 
 OUTPUT, PACKAGE = "out.onnx", "out"
 TORCHSCRIPT = ["--frontend", "torchscript"]

@@ -11,7 +11,7 @@ from modelexport.core.limits import SETTINGS_BYTES
 from modelexport.errors import FileFormatError
 from modelexport.files.regular import is_file, read_regular, what_it_is
 from modelexport.format.keys import DATA_SUFFIX, DESCRIBING_SUFFIXES, REPORT_SUFFIX
-from modelexport.format.packages import MANIFEST, PACKAGE_VERSION, UNFINISHED, Manifest
+from modelexport.format.packages import MANIFEST, PACKAGE_VERSION, UNFINISHED, Manifest, encode_manifest
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -24,24 +24,25 @@ def read_manifest(folder: Path) -> Manifest:
     path = folder / MANIFEST
     if not path.exists():
         raise FileFormatError(
-            f"{folder} is no package: it has no {MANIFEST}; export it with `modelexport export MODEL -o {folder}/`"
+            f"{folder} is not a package: it has no {MANIFEST}; make one with "
+            f"`modelexport export MODEL -o {folder}/` or `modelexport split`"
         )
     manifest = _decoded(path)
     if manifest.format_version != PACKAGE_VERSION:
         raise FileFormatError(
             f"{path} has format version {manifest.format_version}, which this version of modelexport does not read "
-            f"({PACKAGE_VERSION}): write the package again"
+            f"({PACKAGE_VERSION}): make the package again"
         )
     if manifest.kind == UNFINISHED:
-        raise FileFormatError(f"{folder} has files of two runs: the second one was killed; write the package again")
+        raise FileFormatError(f"{folder} has files of two runs: the second one was killed; make the package again")
     names = [part.name for part in manifest.parts]
     if not names or len(set(names)) != len(names):
-        raise FileFormatError(f"{path} is damaged: it has no parts, or two of one name; write the package again")
+        raise FileFormatError(f"{path} is damaged: it has no parts, or two of one name; make the package again")
     needed = [*(part.file for part in manifest.parts), *manifest.weights]
     if strays := [name for name in needed if not _is_name(name)]:
         raise FileFormatError(f"{path} names {strays[0] or 'nothing'}, which is not a file in {folder}: it is damaged")
     if missing := [name for name in needed if not is_file(folder / name)]:
-        raise FileFormatError(f"{folder} lacks {', '.join(missing)}: copy it there, or write the package again")
+        raise FileFormatError(f"{folder} lacks {', '.join(missing)}: copy it there, or make the package again")
     return manifest
 
 
@@ -50,7 +51,7 @@ def _decoded(path: Path) -> Manifest:
     try:
         return msgspec.json.decode(content, type=Manifest)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise FileFormatError(f"{path} cannot be read ({error}): write the package again") from error
+        raise FileFormatError(f"{path} cannot be read ({error}): make the package again") from error
 
 
 def _is_name(name: str) -> bool:
@@ -101,7 +102,3 @@ def unfinished_manifest(former: list[str], new: list[str]) -> bytes:
         format_version=PACKAGE_VERSION, kind=UNFINISHED, parts=[], weights=[], files=sorted({*former, *new})
     )
     return encode_manifest(manifest)
-
-
-def encode_manifest(manifest: Manifest) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"

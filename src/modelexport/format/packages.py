@@ -38,3 +38,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Relative to the folder."""
     files: list[str] = []
     """All files that were written with it, relative to the folder: those that the next run may replace or remove."""
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """The manifest as the folder holds it."""
+    return msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"

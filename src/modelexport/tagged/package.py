@@ -42,11 +42,6 @@ class Package:
         raise UsageError(f"{self.folder} has no part {name}{nearest(name, names)}; it has {', '.join(names)}")
 
 
-def is_package(path: Path) -> bool:
-    """Whether a path is a folder with a manifest."""
-    return (path / MANIFEST).is_file()
-
-
 def read_package(folder: str | Path) -> Package:
     """Read the manifest of a package and see whether its files are there and belong together.
 
@@ -72,7 +67,7 @@ def _check_together(package: Package) -> None:
                 f"{package.folder / part.file} is of another export: its inputs and outputs are not those that "
                 f"{MANIFEST} lists; put the file back, or export the package again"
             )
-        own = _entries(model.metadata_props.get(keys.STATE_DICT, "{}"))
+        own = _entries(package.folder / part.file, model.metadata_props.get(keys.STATE_DICT, "{}"))
         if entries is not None and own != entries:
             raise FileFormatError(
                 f"{part.file} and {first} in {package.folder} are of different models: export the package again"
@@ -80,9 +75,12 @@ def _check_together(package: Package) -> None:
         first, entries = first or part.file, own
 
 
-def _entries(text: str) -> dict[str, tuple[str, list[int]]]:
+def _entries(path: Path, text: str) -> dict[str, tuple[str, list[int]]]:
     """The entries of a model as a file lists them, without which of them this part uses."""
-    entries = msgspec.json.decode(text, type=dict[str, documents.StateDictEntry])
+    try:
+        entries = msgspec.json.decode(text, type=dict[str, documents.StateDictEntry])
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        raise FileFormatError(f"{path} has damaged tags ({error}): export the package again") from error
     return {key: (entry.dtype, entry.shape) for key, entry in entries.items()}
 
 

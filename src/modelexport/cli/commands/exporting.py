@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from modelexport.capture import OPSETS, FrontEnd
+from modelexport.capture import FrontEnd, check_opset
 from modelexport.cli.guards import WRITTEN, WRITTEN_FOLDER
 from modelexport.cli.json_documents import export_document, package_document
 from modelexport.cli.options import (
@@ -125,8 +125,7 @@ def export(
     from modelexport.exporting.options import CheckOptions, Options, TagOptions, WeightOptions
     from modelexport.exporting.pipeline import export as run
 
-    if opset is not None and opset not in OPSETS:
-        raise UsageError(f"no front end writes opset {opset}: choose one from {OPSETS[0]} to {OPSETS[-1]}")
+    check_opset(opset)
     options = Options(
         tags=TagOptions(
             granularity=granularity,
@@ -287,7 +286,7 @@ def hierarchy(
     if as_json:
         print_json(overview.document())
     else:
-        show_export.print_hierarchy(
+        text = show_export.format_hierarchy(
             "trace" if trace else mode,
             overview.tree,
             overview.calls,
@@ -295,6 +294,7 @@ def hierarchy(
             static_tags=overview.static_tags,
             comparison=overview.comparison,
         )
+        print(text)
 
 
 def inputs(
@@ -341,7 +341,7 @@ def internals(
     with progress_shown() as progress:
         stages = Stages(progress)
         loaded, example = load_with_inputs(model, inputs, model_class, trust_remote_code, seed, stages)
-        from modelexport.capture.internals.study import study
+        from modelexport.capture.internals.exporters import study
 
         with stages("export"):
             found = study(loaded.model, example, loaded.name)

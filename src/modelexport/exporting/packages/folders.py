@@ -8,8 +8,7 @@ from pathlib import Path
 import msgspec
 
 from modelexport.files.abandoned import STAGING_PREFIX
-from modelexport.files.manifests import encode_manifest
-from modelexport.format.packages import MANIFEST, Manifest
+from modelexport.format.packages import MANIFEST, Manifest, encode_manifest
 
 
 def copy_folder(folder: Path, target: Path) -> None:
@@ -21,9 +20,8 @@ def copy_folder(folder: Path, target: Path) -> None:
             shutil.copy2(file, target / inside)
 
 
-def write_manifest(manifest: Manifest, staging: Path) -> list[str]:
-    """Write the manifest of the files in a staging folder; returns their names, the manifest's not among them."""
+def write_manifest(manifest: Manifest, staging: Path) -> None:
+    """Write the manifest of the files in a staging folder."""
     files = (file.relative_to(staging).as_posix() for file in staging.rglob("*") if file.is_file())
     names = sorted(name for name in files if name != MANIFEST)
     (staging / MANIFEST).write_bytes(encode_manifest(msgspec.structs.replace(manifest, files=names)))
-    return names
