@@ -16,7 +16,7 @@ from modelexport.errors import OutputError
 from modelexport.files.abandoned import STAGING_PREFIX, locked, remove_abandoned
 from modelexport.files.manifests import files_of_package, unfinished_manifest
 from modelexport.files.protected import being_read, check_kept, parts_of, reading
-from modelexport.files.regular import what_it_is
+from modelexport.files.regular import check_folder_writable, what_it_is
 from modelexport.format.keys import DATA_SUFFIX, DESCRIBING_SUFFIXES, DOCUMENT_SUFFIXES, REPORT_SUFFIX
 from modelexport.format.packages import MANIFEST
 
@@ -110,7 +110,8 @@ class Replacement:
 
         Args:
             package: The files have a manifest. While they are moved, one that readers refuse is in its place, so that
-                a run that is killed leaves no package made of two; and the files of the package before are removed.
+            package: The files have a manifest. One that readers refuse is in its place while they are moved, so that a
+                run that is killed leaves no package made of two; the files of the package before are removed.
 
         Raises:
             OutputError: It is not there or cannot be written to.
@@ -146,7 +147,7 @@ class Replacement:
         for staged in self._folders:
             staged.before.mkdir()
         seals = {staged.manifest for staged in self._folders if staged.package}
-        # What is read first is written last: a package has no manifest before all of it is as that says.
+        # What is read first is written last.
         last = [move for move in moves if move.target in seals]
         unfinished = [self._unfinished(staged) for staged in self._folders if staged.package]
         moves = [*unfinished, *(move for move in moves if move.target not in seals)]
@@ -363,19 +364,6 @@ def check_writable(path: Path, reads: Iterable[Path] = ()) -> None:
         if (kind := what_it_is(file)) is not None:
             raise OutputError(f"{file} is not a regular file but {kind}, and may have to be replaced: remove it")
     check_apart(path, reads)
-
-
-def check_folder_writable(folder: Path, path: Path) -> None:
-    """Fail where nothing can be written into a folder that is there.
-
-    Raises:
-        OutputError: ``path`` cannot be written, since the folder may not, or is on a read-only file system.
-    """
-    if not os.access(folder, os.W_OK):
-        with contextlib.suppress(OSError, AttributeError):
-            if os.statvfs(folder).f_flag & os.ST_RDONLY:
-                raise OutputError(f"cannot write {path}: {folder} is on a read-only file system: write elsewhere")
-        raise OutputError(f"cannot write {path}: no permission to write in {folder}")
 
 
 def check_apart(path: Path, reads: Iterable[Path]) -> None:

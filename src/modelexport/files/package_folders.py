@@ -8,10 +8,10 @@ from pathlib import Path
 
 from modelexport.errors import OutputError
 from modelexport.files.abandoned import STAGING_PREFIX
-from modelexport.files.atomic import check_apart, check_folder_writable, check_writable
+from modelexport.files.atomic import check_apart, check_writable
 from modelexport.files.manifests import files_of_package, has_manifest, read_kind
 from modelexport.files.protected import being_read
-from modelexport.files.regular import what_it_is
+from modelexport.files.regular import check_folder_writable, what_it_is
 from modelexport.format.packages import MANIFEST, UNFINISHED
 
 

@@ -106,7 +106,7 @@ class _Plan:
         """Where an output goes: over an input that ends here, into a free buffer, or into a new one."""
         size = self._shapes.bytes(value)
         dtype = self._shapes.types.get(value.name or "")
-        kind = (self._shapes.of(value) or (), dtype.bitwidth if dtype is not None else 0)
+        kind = (self._shapes.of(value) or (), 0 if dtype is None or dtype is ir.DataType.STRING else dtype.bitwidth)
         for given in node.inputs[:2] if node.op_type in _IN_PLACE else ():
             if given is not None:
                 root = views.get(given, given)
