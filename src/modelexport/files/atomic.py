@@ -109,7 +109,6 @@ class Replacement:
         """A staging folder for files that will be moved to ``directory``, which is made first if asked for.
 
         Args:
-            package: The files have a manifest. While they are moved, one that readers refuse is in its place, so that
             package: The files have a manifest. One that readers refuse is in its place while they are moved, so that a
                 run that is killed leaves no package made of two; the files of the package before are removed.
 
