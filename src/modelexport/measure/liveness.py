@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from modelexport.format.dtypes import bit_width
 from modelexport.graph.nodes import nested_graphs
 from modelexport.measure.operators import ELEMENTWISE, words
 from modelexport.measure.shapes import Shapes, Size
@@ -106,7 +107,7 @@ class _Plan:
         """Where an output goes: over an input that ends here, into a free buffer, or into a new one."""
         size = self._shapes.bytes(value)
         dtype = self._shapes.types.get(value.name or "")
-        kind = (self._shapes.of(value) or (), 0 if dtype is None or dtype is ir.DataType.STRING else dtype.bitwidth)
+        kind = (self._shapes.of(value) or (), bit_width(dtype))
         for given in node.inputs[:2] if node.op_type in _IN_PLACE else ():
             if given is not None:
                 root = views.get(given, given)

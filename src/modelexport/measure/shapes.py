@@ -21,6 +21,8 @@ import onnx_ir as ir
 from modelexport.core.limits import FORMULA_CHARACTERS, SIZE_DIGITS
 from modelexport.core.text import nearest
 from modelexport.errors import UsageError
+from modelexport.format.dtypes import bit_width
+from modelexport.graph.copies import copy_of
 from modelexport.graph.initializers import bind_tensors
 from modelexport.graph.nodes import all_nodes
 
@@ -52,9 +54,9 @@ class Shapes:
         """The size of a value in bytes; ``None`` where its shape or its element type is not known."""
         shape = self.of(value)
         dtype = self.types.get(value.name or "") if value is not None else None
-        if shape is None or dtype is None or dtype is ir.DataType.STRING:
+        if shape is None or not (width := bit_width(dtype)):
             return None
-        bits = elements(shape) * dtype.bitwidth
+        bits = elements(shape) * width
         return -(-bits // 8) if isinstance(bits, int) else bits / 8
 
 
@@ -197,17 +199,18 @@ def _inferred(model: ir.Model) -> list[tuple[str, ir.DataType, tuple[int | str, 
     """
     from onnxruntime.tools.symbolic_shape_infer import SymbolicShapeInference
 
-    proto = _small(model)
     logger = logging.getLogger("onnxruntime.tools.symbolic_shape_infer")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
     try:
         with contextlib.redirect_stdout(io.StringIO()):
-            found = SymbolicShapeInference.infer_shapes(proto, auto_merge=True)
+            found = SymbolicShapeInference.infer_shapes(_small(model), auto_merge=True)
     except Exception:
         return []
     finally:
         logger.setLevel(level)
+    if found is None:  # so it says that it could not
+        return []
     shapes: list[tuple[str, ir.DataType, tuple[int | str, ...]]] = []
     for info in [*found.graph.value_info, *found.graph.output]:
         tensor = info.type.tensor_type
@@ -220,7 +223,7 @@ def _inferred(model: ir.Model) -> list[tuple[str, ir.DataType, tuple[int | str, 
 
 def _small(model: ir.Model) -> onnx.ModelProto:
     """The model without the elements of its large weights, which no shape depends on."""
-    copy = model.clone()
+    copy = copy_of(model)
     hollow: dict[ir.Value, ir.TensorProtocol] = {}
     for value in copy.graph.initializers.values():
         tensor = value.const_value

@@ -25,6 +25,7 @@ SharingOption = Annotated[
 if TYPE_CHECKING:
     from modelexport.tagged.file import TaggedFile
 
+MOST_MEGABYTES = 1e12
 By = Literal["bytes", "flops", "time"]
 Body = Literal["keep", "drop"]
 
@@ -52,6 +53,8 @@ def split(
     from modelexport.surgery.splitting import split as run
     from modelexport.tagged.file import read_tagged
 
+    if max_mb is not None and not 0 < max_mb < MOST_MEGABYTES:
+        raise UsageError(f"--max-mb {max_mb:g}: give the largest weights of a stage in millions of bytes, such as 500")
     tagged = read_tagged(file)
     result = run(
         tagged,
@@ -79,9 +82,12 @@ def _figures(tagged: TaggedFile, by: By) -> dict[str, float]:
         from modelexport.measure.costs import cost
         from modelexport.measure.shapes import find_shapes
 
-        sizes = dict.fromkeys(find_shapes(tagged.model).symbols, 32)
+        shapes = find_shapes(tagged.model)
+        sizes = dict.fromkeys((*shapes.symbols, *shapes.computed), 32)
         nodes, column = cost(tagged, sizes).nodes, "flops"
-    return {node.name: float(node.figures.get(column) or 0) for node in nodes}
+    figures = {node.name: node.figures.get(column) or 0 for node in nodes}
+    # What is still a formula is of a size that nobody can give.
+    return {name: 0.0 if getattr(figure, "free_symbols", None) else float(figure) for name, figure in figures.items()}
 
 
 def replace(
