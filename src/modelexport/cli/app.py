@@ -1,4 +1,4 @@
-"""The ``modelexport`` command: its commands put together, and how it ends."""
+"""The ``modelexport`` command: the list of its commands, and its exit status."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ COMMANDS = (
     changing.inline,
     exporting.internals,
 )
-"""In the order in which ``--help`` lists them."""
+"""The commands, in the order in which ``--help`` lists them."""
 for command in COMMANDS:
     app.command()(guarded(command))
 
@@ -64,8 +64,8 @@ def options(
 
 
 def main() -> None:
-    """The ``modelexport`` command: 0 done, 1 a check said no, 2 the input was wrong or missing, 130 Ctrl-C."""
-    # Most of a short command is imports, whose objects stay: looking for garbage among them took a seventh of its time.
+    """The ``modelexport`` command. Exit status: 0 done, 1 a check failed, 2 wrong or missing input, 130 Ctrl-C."""
+    # A short command spends most of its time on imports, whose objects stay: garbage collection took a seventh of it.
     gc.set_threshold(50_000, 20, 100)
     before = _written()
     try:
@@ -91,7 +91,7 @@ def _run(before: int) -> int:
         raw(sys.stderr).close()
         status = 0
     except MemoryError:
-        status = _fail("there is not enough memory for this file; if it is not that large, it is damaged", 2)
+        status = _fail("there is not enough memory for this file; if it is not large, it is damaged", 2)
     except OSError as error:  # nobody knew what for; still, it is not our fault
         where = f"{error.filename}: " if error.filename else ""
         status = _fail(f"{where}{error.strerror or error}: make room or give permission, and run it again", 2)

@@ -1,4 +1,4 @@
-"""Writing files so that a run that fails leaves what was there."""
+"""Writing files so that a failed run leaves existing files unchanged."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NO_ROOM = (*NO_SPACE, errno.EFBIG, errno.EROFS)
 """Why a file cannot be written that another could be."""
 _written: list[Path] = []
 _NEW, _BEFORE = "new", "before"
-"""Where in a staging folder the new files are, and those that they replace."""
+"""The subfolders of a staging folder for the new files and for the files that they replace."""
 
 
 def written_files() -> list[Path]:
@@ -70,7 +70,7 @@ class _Move:
 
 
 class Replacement:
-    """Files that take the place of others together: all of them, or none.
+    """Replaces a set of files together: all of them, or none.
 
     They are written to staging folders beside their places. When the block ends without an exception they are moved;
     if one of them cannot be, those that were moved are taken back.
@@ -113,7 +113,7 @@ class Replacement:
                 run that is killed leaves no package made of two; the files of the package before are removed.
 
         Raises:
-            OutputError: It is not there or cannot be written to.
+            OutputError: The directory does not exist or cannot be written to.
         """
         if make and not directory.exists():
             try:
@@ -196,7 +196,7 @@ class Replacement:
         return _Move(file, staged.manifest, staged.before / "manifest")
 
     def _explained(self, error: OSError) -> OutputError:
-        """One line for what went wrong: the file, and the space that it needs if there is too little."""
+        """The error as one line: the file, the reason, and the space that it needs if the disk is full."""
         written = [
             (file, staged.directory / file.relative_to(staged.staging))
             for staged in self._folders
@@ -225,7 +225,7 @@ def _explained(error: OSError, written: Iterable[tuple[Path, Path]], directory: 
 
 
 def _keep(target: Path, before: Path) -> None:
-    """Give a file that will be replaced a second name, or where there are no hard links, a copy."""
+    """Keep a file that will be replaced under a second name: a hard link, or a copy if links are not possible."""
     try:
         os.link(target, before)
     except OSError:
@@ -246,7 +246,7 @@ def _files(staging: Path) -> Iterator[Path]:
 
 
 def _stale(staging: Path, directory: Path) -> Iterator[Path]:
-    """What lies beside a model that is replaced, describes that, and is not replaced itself."""
+    """Files that describe a model that is replaced but are not replaced themselves."""
     for model in _files(staging):
         if model.suffix != ".onnx":
             continue
@@ -269,7 +269,7 @@ def written_together(
         reads, make, package: As :class:`Replacement` has them.
 
     Raises:
-        OutputError: The directory is not there or cannot be written to, or the disk is full.
+        OutputError: The directory does not exist or cannot be written to, or the disk is full.
     """
     with Replacement(reads) as replacement:
         yield replacement.folder(directory, make=make, package=package)
@@ -277,9 +277,9 @@ def written_together(
 
 @contextlib.contextmanager
 def scratch(directory: Path) -> Iterator[Path]:
-    """A folder in ``directory`` for the time of the block. What killed runs left there is removed.
+    """Yield a folder in ``directory`` that is removed after the block. Folders left by killed runs are removed too.
 
-    A lock that the system releases when a process ends tells folders in use from abandoned ones.
+    A lock that the system releases when a process ends distinguishes folders in use from abandoned ones.
 
     Raises:
         OutputError: The folder cannot be made.
@@ -307,10 +307,10 @@ def scratch(directory: Path) -> Iterator[Path]:
 
 
 def check_space(path: Path, size: int) -> None:
-    """Fail before the work when a file has no room.
+    """Fail before the work when there is no space for a file.
 
     Raises:
-        OutputError: The disk has less than ``size`` bytes left, or the process may not write a file as large.
+        OutputError: The disk has less than ``size`` bytes left, or the process may not write a file of that size.
     """
     try:
         free = shutil.disk_usage(path.parent).free
@@ -335,21 +335,22 @@ def check_space(path: Path, size: int) -> None:
 
 
 def check_writable(path: Path, reads: Iterable[Path] = ()) -> None:
-    """Fail before the work, not after it, when ``path`` cannot be written, or writing it would destroy an input.
+    """Fail before the work when ``path`` cannot be written or writing it would destroy an input.
 
     Args:
         path: The file to write. Documents and a data file may be written beside it.
-        reads: The files that the command reads. Of an ONNX file, the files that hold its weights count as well.
+        reads: The files that the command reads, including the weights files of an ONNX file.
 
     Raises:
-        OutputError: The folder is not there or cannot be written to, ``path`` is not a regular file, has the name of
-            what belongs to another file, or is an input, or what would be written beside it belongs to one.
+        OutputError: The folder does not exist or cannot be written to; ``path`` is not a regular file, has the name of
+            another model's file, or is an input; or a file that would be written beside it belongs to an input.
     """
     if path.is_dir():
         raise OutputError(f"{path} is a folder: give the name of a file in it")
     if path.is_symlink():
         raise OutputError(
-            f"{path} is a symbolic link: give the file that it leads to, {os.path.realpath(path)}, or --follow-symlinks"
+            f"{path} is a symbolic link: give the file that it points to, {os.path.realpath(path)}, or "
+            "--follow-symlinks"
         )
     if (kind := what_it_is(path)) is not None:
         raise OutputError(f"{path} is not a regular file but {kind}: give the name of a file")
@@ -358,18 +359,18 @@ def check_writable(path: Path, reads: Iterable[Path] = ()) -> None:
     check_folder_writable(path.parent, path)
     belongs = next((end for end in (f".onnx{DATA_SUFFIX}", *DOCUMENT_SUFFIXES) if path.name.endswith(end)), None)
     if belongs is not None:
-        raise OutputError(f"{path} has the name of what lies beside a model (*{belongs}): give another name")
+        raise OutputError(f"{path} has a name reserved for files beside a model (*{belongs}): give another name")
     for file in _beside(path):
         if (kind := what_it_is(file)) is not None:
-            raise OutputError(f"{file} is not a regular file but {kind}, and may have to be replaced: remove it")
+            raise OutputError(f"{file} is not a regular file but {kind}, and would have to be replaced: remove it")
     check_apart(path, reads)
 
 
 def check_apart(path: Path, reads: Iterable[Path]) -> None:
-    """Fail where writing ``path``, and what belongs beside it, would destroy an input.
+    """Fail if writing ``path`` and the files beside it would destroy an input.
 
     Raises:
-        OutputError: It would.
+        OutputError: An input would be destroyed.
     """
     there = [file for file in (path, *_beside(path)) if file.exists()]
     for read in dict.fromkeys((*reads, *being_read())) if there else ():
