@@ -41,7 +41,7 @@ CASES = {
     "optimize": Case(["copied.onnx", "--with", "onnxscript"], ["-o"], DATA),
     "update-weights": Case(["copied.onnx", "new.safetensors"], ["-o"], [*DATA, "new.safetensors"]),
     "extract": Case(["copied.onnx", "blocks.0"], ["-o"], DATA),
-    "replace": Case(["copied.onnx", "blocks.1", "--with", "sub.onnx"], ["-o"], [*DATA, "sub.onnx"]),
+    "replace": Case(["copied.onnx", "head", "--with", "sub.onnx"], ["-o"], [*DATA, "sub.onnx"]),
     "rename": Case(["copied.onnx"], ["-o"], DATA),
     "split": Case(["copied.onnx", "--stages", "2"], ["-o"], DATA),
     "place": Case(

@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from modelexport.core.interrupts import undisturbed
 from modelexport.errors import OutputError
@@ -284,26 +285,36 @@ def scratch(directory: Path) -> Iterator[Path]:
     Raises:
         OutputError: The folder cannot be made.
     """
+    folder, lock = None, None
     try:
-        remove_abandoned(directory)
-        folder = Path(tempfile.mkdtemp(dir=directory, prefix=STAGING_PREFIX))
-    except OSError as error:
-        raise OutputError(f"cannot write to {directory}: {error.strerror or error}") from error
-    lock = None
-    try:
+        try:
+            remove_abandoned(directory)
+            with undisturbed():
+                folder = Path(tempfile.mkdtemp(dir=directory, prefix=STAGING_PREFIX))
+        except OSError as error:
+            raise OutputError(f"cannot write to {directory}: {error.strerror or error}") from error
         lock = locked(folder)
         new = folder / _NEW
         new.mkdir()
         yield new
     except OSError as error:
-        if isinstance(error, BrokenPipeError):
+        if isinstance(error, BrokenPipeError) or folder is None:
             raise
         raise _explained(error, ((file, directory / file.name) for file in _files(folder)), directory) from error
     finally:
-        with undisturbed():
+        try:
+            _remove(folder, lock)
+        except BaseException:  # a signal that came just before: the next one is ignored
+            _remove(folder, lock)
+            raise
+
+
+def _remove(folder: Path | None, lock: IO[bytes] | None) -> None:
+    with undisturbed():
+        if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
-            if lock is not None:
-                lock.close()
+        if lock is not None:
+            lock.close()
 
 
 def check_space(path: Path, size: int) -> None:
