@@ -15,9 +15,10 @@ from onnx import numpy_helper
 from safetensors.numpy import save_file
 from torch import nn
 
-from modelexport import export, strip
+from modelexport import export, export_package, load, strip, update_weights
 from modelexport.files.safetensors_files import read_header
 from modelexport.format import documents, keys
+from modelexport.surgery.splitting import split
 
 
 class Block(nn.Module):
@@ -61,6 +62,10 @@ def make_corpus(folder: Path) -> None:
     save_file(arrays, folder / "new.safetensors")
     strip(folder / "attributes.onnx", folder / "flat.onnx")
     (folder / "factory.py").write_text(FACTORY)
+    update_weights(folder / "plain.onnx", folder / "new.safetensors", folder / "other.onnx")
+    load(folder / "plain.onnx").extract("head", folder / "sub.onnx")
+    split(load(folder / "other.onnx"), folder / "old-stages", stages=3)
+    export_package(model, folder / "package", inputs=inputs, parts="whole", frontend="torchscript", granularity="all")
 
 
 FACTORY = """

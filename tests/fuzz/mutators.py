@@ -255,9 +255,30 @@ def graph(random: Random, model: onnx.ModelProto, folder: Path) -> None:
             model.opset_import[0].version = int(choose(random, [0, -1, 999, 1]))
 
 
+FORMULAS = [
+    "9**9**9**9",
+    "a**9**9**9",
+    "(" * 900 + "a" + ")" * 900,
+    "1/0",
+    "a//0",
+    "Max(" + ", ".join("abcdefghijklmnop") + ")",
+    "a" * 4000,
+    "__import__('os').system('touch ran')",
+    "a.b",
+    "1e400",
+    "0.1**0.1",
+    "-a",
+    "a" + "+1" * 400,
+    "Mod(5, 0)",
+    "floor(a/3)*b**2",
+]
+
+
 def shapes(random: Random, model: onnx.ModelProto, folder: Path) -> None:
     value = choose(random, [*model.graph.input, *model.graph.output, *model.graph.value_info])
-    match int(random.integers(4)):
+    match int(random.integers(5)):
+        case 4:
+            value.type.tensor_type.shape.dim.add(dim_param=str(choose(random, [*FORMULAS, *JUNK])))
         case 0:
             value.type.tensor_type.elem_type = int(choose(random, [0, 8, 77]))
         case 1:

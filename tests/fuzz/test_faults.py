@@ -12,7 +12,9 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -20,13 +22,15 @@ from unittest import mock
 import pytest
 
 from commands import run
-from corpus import copied
+from corpus import copied, seeded
 from modelexport.errors import ModelExportError
 from modelexport.format import keys
 from modelexport.tagged.file import read_tagged
+from modelexport.tagged.package import read_package
 from modelexport.tagged.skimming import skim
 
-OUTPUT = "out.onnx"
+OUTPUT, PACKAGE = "out.onnx", "out"
+TORCHSCRIPT = ["--frontend", "torchscript"]
 WRITERS: Mapping[str, list[str]] = {
     "extract": ["extract", "plain.onnx", "blocks.0", "-o", OUTPUT],
     "update-weights": ["update-weights", "plain.onnx", "new.safetensors", "-o", OUTPUT],
@@ -47,8 +51,18 @@ WRITERS: Mapping[str, list[str]] = {
         "--dag-dir",
         "dags",
     ],
+    "replace": ["replace", "plain.onnx", "blocks.1", "--with-identity", "-o", OUTPUT],
+    "rename": ["rename", "copied.onnx", "-o", OUTPUT],
+    "extract several": ["extract", "plain.onnx", "--each", "Linear", "-o", "out-cut"],
+    "split": ["split", "plain.onnx", "--stages", "2", "-o", PACKAGE],
+    "update-weights of a package": ["update-weights", "package", "new.safetensors", "-o", PACKAGE],
+    "export a package": ["export", "factory.py:make", "-o", f"{PACKAGE}/", "--parts", "whole", *TORCHSCRIPT],
+    "place": ["place", "plain.onnx", "--rule", "gpu: blocks.0", "--no-check", "-o", "out.json"],
+    "report": ["report", "plain.onnx", "-o", "out.html"],
+    "cost": ["cost", "plain.onnx", "--html", "out.html"],
+    "inputs": ["inputs", "factory.py:make", "-o", "out.npz"],
 }
-QUICK_WRITERS = ["extract", "update-weights", "update-weights beside", "retag", "inline"]
+QUICK_WRITERS = ["extract", "update-weights", "update-weights beside", "retag", "inline", "split", "place"]
 Files = dict[str, bytes]
 
 
@@ -66,8 +80,11 @@ def files(folder: Path) -> Files:
 
 @pytest.fixture
 def place(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the corpus in which the export of another model, with all documents, is in the place of the output."""
+    """A copy of the corpus in which something else, with all that belongs to it, is at the place of each output."""
     folder = copied(corpus, tmp_path / "place")
+    shutil.copytree(folder / "old-stages", folder / PACKAGE)
+    for name in ("out.json", "out.html", "out.npz"):
+        (folder / name).write_text("before")
     for suffix in (".onnx", ".hierarchy.json", ".dag.json", ".operations.json"):
         shutil.copy((folder / "plain.onnx").with_suffix(suffix), (folder / OUTPUT).with_suffix(suffix))
     monkeypatch.chdir(folder)
@@ -93,6 +110,9 @@ def check_after(folder: Path, before: Files, after: Files) -> None:
     for name, content in before.items():
         if not name.startswith("out"):
             assert now[name] == content, f"{name}, an input, was changed"
+    check_package(folder, before, after, now)
+    for name in ("out.json", "out.html", "out.npz"):
+        assert now[name] in (before[name], after[name])
     try:
         skim(folder / OUTPUT)
         tagged = read_tagged(folder / OUTPUT)
@@ -103,11 +123,22 @@ def check_after(folder: Path, before: Files, after: Files) -> None:
     mine = {
         name: content
         for name, content in now.items()
-        if name.startswith("out") and hashlib.sha256(content).hexdigest() not in recorded
+        if name.startswith("out.") and hashlib.sha256(content).hexdigest() not in recorded
     }
     assert any(all(content == whole.get(name) for name, content in mine.items()) for whole in (before, after)), (
         f"a mixture was accepted: {sorted(mine)}"
     )
+
+
+def check_package(folder: Path, before: Files, after: Files, now: Files) -> None:
+    """A reader refuses the package, or all of it is old, or all new."""
+    try:
+        read_package(folder / PACKAGE)
+    except ModelExportError:
+        return
+    mine = {name: content for name, content in now.items() if name.startswith(f"{PACKAGE}/")}
+    wholes = [{name: whole[name] for name in whole if name.startswith(f"{PACKAGE}/")} for whole in (before, after)]
+    assert mine in wholes, f"a mixed package was accepted: {sorted(mine)}"
 
 
 def in_child(work: Callable[[], int]) -> int:
@@ -117,7 +148,7 @@ def in_child(work: Callable[[], int]) -> int:
         try:
             os._exit(work())
         finally:
-            os._exit(99)
+            os._exit(OUTSIDE)
     return os.waitpid(child, 0)[1]
 
 
@@ -201,7 +232,7 @@ def test_a_full_disk_is_one_line_with_the_file_and_the_space(writer: str, place:
     before = files(place)
 
     def work() -> int:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (300, 300))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (60, 60))
         ended = run(*WRITERS[writer])
         known = ended.err.startswith("modelexport: cannot write out") and "needs" in ended.err
         return 7 if ended.status == 2 and known and ended.err.count("\n") == 1 else 1
@@ -255,6 +286,114 @@ def test_a_signal_between_two_moves_leaves_what_was_there(number: signal.Signals
     assert not staging(place)
 
 
+def at_a_random_moment(writer: str, seed: int, place: Path, after: Files, seconds: float) -> None:
+    """Send a signal to a run at a moment within the time that it takes; then run it again, to the end."""
+    before, random = files(place), seeded(writer, seed)
+    number = [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP][int(random.integers(4))]
+    reading, writing = os.pipe()
+
+    def work() -> int:
+        os.close(reading)
+        threading.Timer(random.random() * seconds, lambda: os.kill(os.getpid(), number)).start()
+        ended = run(*WRITERS[writer])
+        os.write(writing, ended.err.encode()[:4000])
+        return ended.status
+
+    status = in_child(work)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as told:
+        err = told.read().decode()
+    check_after(place, before, after)
+    if number == signal.SIGINT and status == OUTSIDE << 8:
+        return  # before the command began, or after it ended: Python's own handler took it
+    if os.WIFEXITED(status) and (code := os.WEXITSTATUS(status)):
+        assert code == (130 if number == signal.SIGINT else 2), err
+        assert err.splitlines()[-1] in (LINE, "modelexport: interrupted after its files had been written")
+        assert not staging(place)
+        now = files(place)
+        assert (now == before) == (err.splitlines()[-1] == LINE) or before == after
+    assert run(*WRITERS[writer]).status == 0
+    assert not staging(place)
+    assert files(place) == after
+
+
+OUTSIDE = 99
+LINE = "modelexport: interrupted; nothing was written"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_signal_at_any_moment_leaves_all_or_nothing(writer: str, place: Path, tmp_path: Path) -> None:
+    began = time.perf_counter()
+    after = new_set(writer, place, tmp_path)
+    seconds = time.perf_counter() - began
+    kept = Path(shutil.copytree(place, tmp_path / "kept"))
+    for seed in range(8):
+        shutil.rmtree(place)
+        shutil.copytree(kept, place)
+        os.chdir(place)
+        at_a_random_moment(writer, seed, place, after, seconds)
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path, size: int) -> Iterator[None]:
+    """A file system of a size in bytes, where one may be made."""
+    folder.mkdir()
+    mounted = shutil.which("mount") and subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "modelexport-test", folder], capture_output=True, check=False
+    )
+    if not mounted or mounted.returncode:
+        pytest.skip("a file system can be made by root only, and where mount is allowed")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", folder], check=True)
+        folder.rmdir()
+
+
+DISK_WRITERS = [name for name in WRITERS if name not in ("place", "inputs")]
+
+
+def to_disk(writer: str) -> list[str]:
+    """A writer's command with its outputs on the small disk."""
+    return [f"disk/{word}" if word.startswith(("out", "dags")) else word for word in WRITERS[writer]]
+
+
+@pytest.mark.parametrize(
+    "writer",
+    [
+        name if name in QUICK_WRITERS else pytest.param(name, marks=pytest.mark.slow)
+        for name in DISK_WRITERS
+        if name != "place"
+    ],
+)
+def test_a_disk_that_is_full_is_one_line_and_what_was_there_stays(writer: str, place: Path) -> None:
+    for size in (4096, 8192, 16384):  # of one, two and four pages: some files fit, and not all
+        with small_disk(place / "disk", size):
+            (place / "disk" / OUTPUT).write_bytes(b"old")
+            ended = run(*to_disk(writer))
+            if ended.status == 0 and size > 4096:
+                assert not staging(place)
+                continue
+            line = ended.err
+            assert ended.status == 2, f"{size}: {ended}"
+            assert line.startswith("modelexport: cannot write ") and line.count("\n") == 1, line
+            assert "disk/" in line, line
+            assert ("needs" in line and "free" in line) or "No space left" in line, line
+            assert {file.name: file.read_bytes() for file in (place / "disk").iterdir()} == {OUTPUT: b"old"}
+
+
+@pytest.mark.parametrize(
+    "writer", [name if name in QUICK_WRITERS else pytest.param(name, marks=pytest.mark.slow) for name in WRITERS]
+)
+def test_a_read_only_disk_is_one_line_before_anything_runs(writer: str, place: Path) -> None:
+    with small_disk(place / "disk", 2**20):
+        subprocess.run(["mount", "-o", "remount,ro", place / "disk"], check=True)
+        ended = run(*to_disk(writer))
+    assert ended.status == 2 and ended.err.count("\n") == 1
+    assert ended.err.startswith("modelexport: cannot write disk/") and "read-only" in ended.err, ended.err
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("writer", WRITERS)
 def test_every_writer_survives_every_fault(writer: str, place: Path, tmp_path: Path) -> None:
@@ -269,7 +408,7 @@ def test_every_writer_survives_every_fault(writer: str, place: Path, tmp_path: P
     count = 0
     for name in ("replace", "mkdir", "link"):
         for number in (errno.ENOSPC, errno.EACCES, errno.EIO):
-            for at in range(12):
+            for at in range(40):
                 fresh()
                 if name == "replace" and number == errno.EIO:
                     reached = killed_at(writer, at, place, after)

@@ -6,13 +6,17 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from commands import fault, run
 from corpus import copied, seeded
 from mutators import (
+    JUNK,
     Random,
     choose,
+    encoded,
     mutate_bytes,
     mutate_document,
     mutate_json,
@@ -20,9 +24,10 @@ from mutators import (
     mutate_model,
     mutate_safetensors,
 )
+from package_mutators import mutate_package
 
-QUICK, SLOW = 330, 10_000
-"""The number of cases, divided among the kinds by their shares."""
+QUICK, SLOW = 360, 10_000
+"""Cases in all, spread over the kinds by their shares."""
 BATCH = 11
 
 
@@ -100,14 +105,199 @@ def hostile_inputs(random: Random, folder: Path) -> tuple[str, list[str]]:
     return json.dumps(changed)[:200], ["hierarchy", "factory.py:make", "--mode", "traced", "--inputs", "inputs.json"]
 
 
+def hostile_model_measured(random: Random, folder: Path) -> tuple[str, list[str]]:
+    """A model for the commands that count, cut and put together; none that runs it in ONNX Runtime."""
+    file = f"{choose(random, ['plain', 'plain', 'functions', 'attributes', 'copied', 'linked'])}.onnx"
+    what = mutate_model(random, folder / file)
+    commands = [
+        ["cost", file],
+        ["cost", file, "--size", "batch=2", "--csv"],
+        ["cost", file, "blocks.0", "--json"],
+        ["cost", file, "--html", "out.html"],
+        ["cost", file, "--node-data", "out.json"],
+        ["split", file, "--stages", "2", "-o", "out"],
+        ["split", file, "--max-mb", "0.001", "-o", "out"],
+        ["split", file, "--stages", "2", "--by", "flops", "-o", "old-stages"],
+        ["split", file, "--at", "head", "-o", "out"],
+        ["replace", file, "blocks.1", "--with-identity", "-o", "out.onnx"],
+        ["rename", file, "-o", "out.onnx"],
+        ["replace", "plain.onnx", "blocks.1", "--with", file, "-o", "out.onnx"],
+        ["replace", file, "blocks.0", "--with", "sub.onnx", "-o", "out.onnx"],
+        ["replace", file, "head", "--with-op", "com.example:Head", "--body", "keep", "-o", "out.onnx"],
+        ["place", file, "--rule", "gpu: blocks.0", "--no-check", "-o", "out.json"],
+        ["compare", file, "plain.onnx", "--markdown"],
+        ["compare", "plain.onnx", file, "--fail-on", "cost,structure"],
+    ]
+    return what, choose(random, commands)
+
+
+def hostile_package(random: Random, folder: Path) -> tuple[str, list[str]]:
+    name = choose(random, ["package", "old-stages"])
+    what = mutate_package(random, folder / name)
+    commands = [
+        ["tree", name],
+        ["tree", name, "--check"],
+        ["nodes", name, "blocks.0"],
+        ["compare", name, "package"],
+        ["compare", "old-stages", name, "--json"],
+        ["extract", name, "head", "-o", "out.onnx"],
+        ["update-weights", name, "new.safetensors", "-o", "out"],
+        ["update-weights", name, "new.safetensors", "-o", "package"],
+        ["retag", name, "--from", "package", "-o", "out"],
+        ["retag", "package", "--from", name, "-o", "out"],
+        ["split", "plain.onnx", "--stages", "2", "-o", name],
+        ["verify", name, "--against", "other.onnx"],
+        ["verify", name],
+        ["verify", name, "--model", "factory.py:make"],
+    ]
+    return f"{name}: {what}", choose(random, commands)
+
+
+def hostile_arrays(random: Random, folder: Path) -> tuple[str, list[str]]:
+    """Inputs to run a file with."""
+    run = ["--runs", "1", "--warmup", "1"]
+    match int(random.integers(3)):
+        case 0:
+            file = folder / "arrays.json"
+            spec = {"x": {"dtype": "float32", "shape": [2, 12], "range": [0, 1]}}
+            file.write_text(encoded(random, mutate_json(random, mutate_json(random, spec))), encoding="utf-8")
+        case 1:
+            file = folder / "arrays.npz"
+            np.savez(file, x=np.zeros((2, 12), np.float32))
+            file.write_bytes(mutate_bytes(random, file.read_bytes()))
+        case _:
+            file = folder / "arrays.safetensors"
+            save_file({"x": np.zeros((2, 12), np.float32)}, file)
+            mutate_safetensors(random, file)
+    commands = [
+        ["profile", "plain.onnx", "--inputs", file.name, *run],
+        ["compare", "plain.onnx", "flat.onnx", "--fail-on", "outputs", "--inputs", file.name],
+    ]
+    return file.name, choose(random, commands)
+
+
+def hostile_words(random: Random, folder: Path) -> tuple[str, list[str]]:
+    """What a person, or a script of somebody else's, writes on the command line."""
+    word = str(choose(random, WORDS))
+    file = choose(random, ["plain.onnx", "functions.onnx"])
+    commands = [
+        ["nodes", file, word],
+        ["extract", file, word, "-o", "out.onnx"],
+        ["extract", file, "--each", word, "-o", "out"],
+        ["replace", file, word, "--with-identity", "-o", "out.onnx"],
+        ["cost", file, word],
+        ["cost", file, "--sort", word],
+        ["cost", file, "--size", f"batch={word}"],
+        ["cost", file, "--depth", word],
+        ["tree", file, "--depth", word],
+        ["split", file, "--at", word, "-o", "out"],
+        ["split", file, "--max-mb", word, "-o", "out"],
+        ["split", file, "--stages", word, "-o", "out"],
+        ["place", file, "--no-check", "--rule", f"gpu: {word}"],
+        ["place", file, "--no-check", "--rule", f"{word}: blocks.0"],
+        ["place", file, "--no-check", "--rule", word],
+        ["replace", file, "head", "--with", "sub.onnx", "--map", word, "-o", "out.onnx"],
+        ["replace", file, "head", "--with", "sub.onnx", "--map", f"x={word}", "-o", "out.onnx"],
+        ["replace", file, "head", "--with-op", word, "-o", "out.onnx"],
+        ["replace", file, "head", "--with-op", "a:B", "--attribute", f"x={word}", "-o", "out.onnx"],
+        ["replace", file, "head", "--with-op", "a:B", "--attribute", f"{word}=1", "--body", "keep", "-o", "out.onnx"],
+        ["replace", file, "head", "--with-op", "a:B", "--input", word, "-o", "out.onnx"],
+        ["compare", file, "flat.onnx", "--fail-on", word],
+        ["optimize", file, "--with", word, "-o", "out.onnx"],
+        ["verify", "old-stages", "--against", word],
+        ["tree", word],
+        ["adopt", word, "-o", "out.onnx"],
+        ["adopt", "flat.onnx", "-o", word],
+        ["export", word, "-o", "out.onnx"],
+        ["report", file, "--size", word, "-o", "out.html"],
+        ["export", "factory.py:make", "--axes", word, "-o", "out.onnx"],
+        ["split", file, "--stages", "2", "-o", word],
+        ["export", "factory.py:make", "--input-names", word, "-o", "out.onnx"],
+        ["hierarchy", f"factory.py:{word}"],
+    ]
+    return repr(word[:60]), choose(random, commands)
+
+
+WORDS = [
+    *(text for text in JUNK if isinstance(text, str) and "\0" not in text and text != "../../../etc/passwd"),
+    "*",
+    "**",
+    "!*",
+    "!",
+    "class:",
+    "class:*",
+    "class:[",
+    "[",
+    "[a-",
+    "[9-0]",
+    "[0-99999999999]",
+    "*" * 200,
+    "**." * 60 + "x",
+    "*a" * 60,
+    "[0-9999]" * 40,
+    "blocks.[0-",
+    "{",
+    "}",
+    "x=",
+    "=",
+    "=x",
+    ":",
+    "a:",
+    ":b",
+    "a:b:c",
+    "nan",
+    "inf",
+    "-inf",
+    "-1",
+    "1e400",
+    "99999999999999999999",
+    "0",
+    "0x10",
+    "1_0",
+    "٣",
+    "[" * 5000,
+    '{"a": 1}',
+    "[1, 'a']",
+    '[[1], [2, "x"]]',
+    "null",
+    "true",
+    '"x"',
+    "1e999",
+    "--",
+    "-x",
+    "\udcff",
+    "x" * 300,
+    "fifo",
+    ".",
+    "plain.hierarchy.json",
+    "new.safetensors",
+    "package",
+    "gpu(a)",
+    "a; cpu(=b",
+    "blocks.0 !blocks.0",
+    "modelexport",
+    "os:getcwd",
+    "0:x",
+    "x:0=y",
+    "json",
+    "a,b",
+    ",,",
+    "a=b,a=c",
+]
+
+
 Kind = Callable[[Random, Path], tuple[str, list[str]]]
 KINDS: dict[Kind, float] = {
-    hostile_model: 0.6,
-    hostile_document: 0.14,
-    hostile_weights: 0.1,
-    hostile_data: 0.04,
-    hostile_checkpoint: 0.06,
-    hostile_inputs: 0.06,
+    hostile_model: 0.4,
+    hostile_model_measured: 0.2,
+    hostile_document: 0.1,
+    hostile_weights: 0.07,
+    hostile_data: 0.03,
+    hostile_checkpoint: 0.03,
+    hostile_inputs: 0.03,
+    hostile_package: 0.07,
+    hostile_arrays: 0.02,
+    hostile_words: 0.05,
 }
 
 
@@ -120,8 +310,8 @@ def check(kind: Kind, seed: int, corpus: Path, folder: Path, monkeypatch: pytest
     ended = run(*command)
     wrong = fault(ended)
     left = [path.name for path in folder.iterdir() if path.name.startswith(".modelexport-")]
-    if ended.status == 2 and Path("out.onnx").exists():
-        left.append("out.onnx")
+    if ended.status == 2:
+        left += [name for name in ("out", "out.onnx", "out.html", "out.json") if Path(name).exists()]
     return [f"seed {seed}, {what}, {' '.join(command)}: {wrong or left}"] if wrong or left else []
 
 

@@ -9,9 +9,12 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
 import torch
 import transformers.dynamic_module_utils
@@ -20,9 +23,13 @@ from safetensors.numpy import load_file, save_file
 from commands import run
 from corpus import Tiny, copied, tiny
 from modelexport import export, load
-from modelexport.core.text import printable, without_paths
+from modelexport.core.calls import CallTree, ModuleCall, TracedCall
+from modelexport.core.selectors import select_calls
+from modelexport.core.text import as_markdown, printable, without_paths
 from modelexport.errors import FileFormatError, UsageError
+from modelexport.measure import feeds
 from modelexport.tagged.documents.reading import load_dag
+from mutators import FORMULAS
 
 READERS = [
     ["tree", "FILE", "--check"],
@@ -127,6 +134,77 @@ def test_printable_text_stays() -> None:
 def test_folders_of_this_machine_are_not_in_an_exporters_message(tmp_path: Path) -> None:
     text = f'File "{tmp_path}/site-packages/torch/x.py", line 3, in /BertModel/BertLayer.0 at {tmp_path}/a b/model.py:4'
     assert without_paths(text) == 'File "x.py", line 3, in /BertModel/BertLayer.0 at model.py:4'
+
+
+def test_what_a_front_end_said_has_no_folders_of_this_machine_in_the_files_of_the_export(place: Path) -> None:
+    (place / "failing.py").write_text(FAILING.replace("HERE", str(place)))
+    assert run("export", "failing.py:make", "-o", "out.onnx").status == 0
+    for file in place.glob("out.*"):
+        assert str(place).encode() not in file.read_bytes(), file
+    assert '"cannot open thing.txt' in (place / "out.hierarchy.json").read_text().replace("RuntimeError in .: ", "")
+
+
+FAILING = """
+import warnings
+import torch
+from torch import nn
+
+class Failing(nn.Module):
+    def forward(self, x):
+        warnings.warn("see HERE/failing.py and file://HERE/x y/z.py")
+        if torch.compiler.is_exporting():
+            raise RuntimeError("cannot open HERE/thing.txt")
+        return x + 1
+
+def make():
+    return Failing(), {"x": torch.rand(2, 4)}
+"""
+
+
+@pytest.mark.parametrize("formula", FORMULAS, ids=lambda formula: formula[:20])
+def test_a_size_that_is_a_formula_is_never_executed_and_takes_no_time(formula: str, place: Path) -> None:
+    model = onnx.load("plain.onnx")
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = formula
+    (place / "formula.onnx").write_bytes(model.SerializeToString())
+    assert run("cost", "formula.onnx").status == 0
+    assert not Path("ran").exists()
+
+
+@pytest.mark.parametrize(
+    "glob", ["*a" * 60 + "b", "**." * 60 + "x", "a.**.a.**.a.**.a.**.z", "*a[ab]*a*a*a*a*a*a", "[0-9999]" * 9]
+)
+def test_no_glob_takes_long(glob: str) -> None:
+    names = {ModuleCall(".".join(["a" * 40] * 4) + f".{n}", 0): f"/{n}" for n in range(50)}
+    calls = CallTree(tuple(TracedCall(call, None, 0, None, None) for call in names))
+    before = time.process_time()
+    with pytest.raises(UsageError):
+        select_calls([glob], calls, names)
+    assert time.process_time() - before < 5
+
+
+def test_a_file_of_inputs_is_not_unpacked_beyond_its_limit(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    np.savez_compressed("zeros.npz", x=np.zeros((1000, 1000)))
+    monkeypatch.setattr(feeds, "INPUT_BYTES", 10**6)
+    ended = run("profile", "plain.onnx", "--inputs", "zeros.npz")
+    assert ended.status == 2 and "holds 8,000,128 bytes, and at most 1,000,000 are read" in ended.err
+
+
+@pytest.mark.parametrize(
+    "name", ["<img src=x onerror=alert(1)>", "a`b", "![x](http://x)", "a|b", "@someone", "a\nb", "\x1b[31m"]
+)
+def test_a_name_in_markdown_is_code(name: str) -> None:
+    shown = as_markdown(name)
+    ticks = shown[: len(shown) - len(shown.lstrip("`"))]
+    assert ticks and shown.endswith(ticks) and ticks not in shown[len(ticks) : -len(ticks)]
+    assert "|" not in shown.replace("\\|", "") and shown.isprintable()
+
+
+def test_a_name_in_a_page_ends_no_script(place: Path) -> None:
+    model = onnx.load("flat.onnx")
+    model.graph.node[0].name = "</script><script>alert(1)</script>"
+    (place / "evil.onnx").write_bytes(model.SerializeToString())
+    assert run("report", "evil.onnx", "-o", "out.html").status == 0
+    assert "alert(1)" in Path("out.html").read_text() and "<script>alert" not in Path("out.html").read_text()
 
 
 # --- nothing is lost --------------------------------------------------------------------------------------------------

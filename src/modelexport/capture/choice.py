@@ -12,6 +12,7 @@ from torch import nn
 from modelexport.capture import FrontEnd, dynamo, torchscript
 from modelexport.capture.exported import Exported
 from modelexport.core.messages import collected
+from modelexport.core.text import without_paths
 from modelexport.errors import CaptureError, CheckError, UntaggedNodeError, UsageError
 
 _T = TypeVar("_T")
@@ -131,4 +132,4 @@ def _capture(
 
 
 def _reason(error: Exception) -> str:
-    return error.problem if isinstance(error, CaptureError) else str(error)
+    return without_paths(error.problem if isinstance(error, CaptureError) else str(error))

@@ -12,6 +12,7 @@ from typer.exceptions import Abort, TyperException
 
 from modelexport.cli.arguments import spelled_out
 from modelexport.cli.commands import changing, exporting, measuring, operating, proving, reading
+from modelexport.cli.guards import guarded
 from modelexport.cli.shield import Interrupted, raw, shielded
 from modelexport.core.version import __version__
 from modelexport.errors import ModelExportError, UsageError
@@ -49,7 +50,7 @@ COMMANDS = (
 )
 """The commands, in the order in which ``--help`` lists them."""
 for command in COMMANDS:
-    app.command()(command)
+    app.command()(guarded(command))
 
 
 @app.callback()
@@ -66,12 +67,16 @@ def main() -> None:
     """The ``modelexport`` command. Exit status: 0 done, 1 a check failed, 2 wrong or missing input, 130 Ctrl-C."""
     # A short command spends most of its time on imports, whose objects stay: garbage collection took a seventh of it.
     gc.set_threshold(50_000, 20, 100)
-    with shielded():
-        status = _run()
+    before = _written()
+    try:
+        with shielded():
+            status = _run(before)
+    except Interrupted as signal:  # before the command began, or after it ended
+        status = _fail(_interrupted(before), signal.status)
     sys.exit(status)
 
 
-def _run() -> int:
+def _run(before: int) -> int:
     try:
         status = typer.main.get_command(app)(spelled_out(sys.argv[1:]), standalone_mode=False)
     except ModelExportError as error:
@@ -79,17 +84,30 @@ def _run() -> int:
     except TyperException as error:
         status = _fail(f"{' '.join(error.format_message().split())}; see `modelexport --help`", 2)
     except Interrupted as signal:
-        status = _fail(signal.line, signal.status)
+        status = _fail(_interrupted(before), signal.status)
     except (Abort, KeyboardInterrupt):
-        status = _fail(Interrupted.line, 130)
+        status = _fail(_interrupted(before), 130)
     except BrokenPipeError:  # `modelexport tree x.onnx | head`
         raw(sys.stderr).close()
         status = 0
     except MemoryError:
         status = _fail("there is not enough memory for this file; if it is not large, it is damaged", 2)
+    except OSError as error:  # nobody knew what for; still, it is not our fault
+        where = f"{error.filename}: " if error.filename else ""
+        status = _fail(f"{where}{error.strerror or error}: make room or give permission, and run it again", 2)
     except Exception as error:
         status = _fail(f"internal error: {type(error).__name__}: {error}; run with --debug and report it", 2)
     return int(status or 0)
+
+
+def _written() -> int:
+    """How many files this process has written; without the import, which costs a command that writes none."""
+    atomic = sys.modules.get("modelexport.files.atomic")
+    return len(atomic.written_files()) if atomic is not None else 0
+
+
+def _interrupted(before: int) -> str:
+    return "interrupted after its files had been written" if _written() > before else Interrupted.line
 
 
 def _fail(message: str, status: int) -> int:

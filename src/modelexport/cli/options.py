@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from modelexport.cli.guards import READ, READ_MODEL, WRITTEN
 from modelexport.core.tags import Granularity
 from modelexport.errors import UsageError
 
@@ -14,10 +15,10 @@ MODEL_HELP = (
     "A Hugging Face directory or hub name, package.module:factory, file.py:factory (a callable that returns the "
     "module, or the module and its inputs), or bert-tiny, the built-in example."
 )
-ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)]
-FileArgument = Annotated[Path, typer.Argument(metavar="FILE.onnx", help="A tagged ONNX file.")]
+ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP), READ_MODEL]
+FileArgument = Annotated[Path, typer.Argument(metavar="FILE.onnx", help="A tagged ONNX file."), READ]
 FileOrFolderArgument = Annotated[
-    Path, typer.Argument(metavar="FILE.onnx|FOLDER/", help="A tagged ONNX file, or a package of several.")
+    Path, typer.Argument(metavar="FILE.onnx|FOLDER/", help="A tagged ONNX file, or a package of several."), READ
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 SelectorsArgument = Annotated[
@@ -33,6 +34,7 @@ InputsOption = Annotated[
     typer.Option(
         "--inputs", metavar="SPEC.json", help='Example inputs: {"name": {"dtype", "shape", "range"|"value"}}.'
     ),
+    READ,
 ]
 ModelClassOption = Annotated[str | None, typer.Option(help="The transformers class to load a directory with.")]
 RemoteCodeOption = Annotated[bool, typer.Option("--trust-remote-code", help="Run code from the model's repository.")]
@@ -49,7 +51,7 @@ ExcludeOption = Annotated[
 GranularityOption = Annotated[
     Granularity, typer.Option(help="The modules that get a segment: model classes, all, or as fits the model.")
 ]
-OutputOption = Annotated[Path, typer.Option("-o", "--output", metavar="OUT.onnx", help="The file to write.")]
+OutputOption = Annotated[Path, typer.Option("-o", "--output", metavar="OUT.onnx", help="The file to write."), WRITTEN]
 
 
 def parsed_sizes(texts: list[str]) -> dict[str, int]:

@@ -12,7 +12,7 @@ import msgspec
 
 from modelexport.core.calls import ModuleCall
 from modelexport.core.tags import class_in_tag
-from modelexport.core.text import align, plural, shortened
+from modelexport.core.text import align, as_code, as_markdown, plural, shortened
 
 if TYPE_CHECKING:
     from modelexport.tagged.comparison import CallChange, FileComparison, FileFacts, Held, OnlyInOne
@@ -228,7 +228,7 @@ def changes_document(report: ChangeReport) -> dict[str, Any]:
 def format_markdown(report: ChangeReport) -> str:
     """A Markdown summary, for instance for a pull request."""
     found = report.comparison
-    name = found.first.path.rpartition("/")[2], found.second.path.rpartition("/")[2]
+    name = tuple(as_markdown(file.path.rpartition("/")[2]) for file in (found.first, found.second))
     verdict = "differs" if report.failed else "nothing fails"
     lines = [f"### {name[0]} and {name[1]}: {verdict}", ""]
     if report.asked:
@@ -237,16 +237,20 @@ def format_markdown(report: ChangeReport) -> str:
         lines.append("")
     lines += [f"| | {name[0]} | {name[1]} |", "|---|---|---|"]
     cells = zip(_LINES, _fact_cells(found.first), _fact_cells(found.second), strict=True)
-    lines += [f"| {what} | {one} | {other} |" for what, one, other in cells]
+    lines += [f"| {what} | {as_markdown(one)} | {as_markdown(other)} |" for what, one, other in cells]
     for change in report.costs or ():
         if change.first != change.second:
             lines.append(f"| {change.column} | {change.first} | {change.second}{' (more)' if change.worse else ''} |")
     changes = [(change.address, text) for change in found.changed if (text := _change(change))]
     groups = _grouped(changes, lambda pair: pair[0], lambda pair: pair[1])
-    rows = [f"- `{_span([address for address, _ in group])}`: {group[0][1]}" for group in groups]
+    rows = [f"- {as_code(_span([address for address, _ in group]))}: {as_markdown(group[0][1])}" for group in groups]
     for path, only in ((name[0], found.only_in_first), (name[1], found.only_in_second)):
-        rows += [f"- only in {path}: `{_names(group)}`" for group in _grouped(only, _address, _class)]
-    rows += [f"- output `{o.name}`: {o.status} ({o.reason})" for o in report.outputs or () if o.status != "agree"]
-    rows += [f"- weights of `{name}` differ" for name in (found.values.different if found.values else [])]
+        rows += [f"- only in {path}: {as_code(_names(group))}" for group in _grouped(only, _address, _class)]
+    rows += [
+        f"- output {as_code(o.name)}: {o.status} ({as_markdown(o.reason)})"
+        for o in report.outputs or ()
+        if o.status != "agree"
+    ]
+    rows += [f"- weights of {as_code(name)} differ" for name in (found.values.different if found.values else [])]
     more = [f"- and {len(rows) - MOST} more"] if len(rows) > MOST else []
     return "\n".join([*lines, "", *rows[:MOST], *more]).rstrip()

@@ -32,4 +32,12 @@ ELEMENTS_PER_BYTE = 4
 SPARE_ELEMENTS = 100_000_000
 """Elements that a checkpoint may lack: new heads, position tables."""
 ELEMENTS = 2**28
-"""Elements of an input that a description asks for."""
+"""Elements of an input that a description, or a file's fixed sizes, ask for."""
+RANDOM_ELEMENTS = 2**26
+"""Elements of the random inputs of a file: they are drawn in double precision."""
+INPUT_BYTES = 2**30
+"""Of all arrays in a file of inputs, after it is unpacked."""
+FORMULA_CHARACTERS = 1000
+"""Of a size that is written as a formula; longer ones are names."""
+SIZE_DIGITS = 40
+"""Of a number in such a formula, and of what it computes."""

@@ -25,8 +25,11 @@ from modelexport.errors import UsageError
 
 _CLASS = "class:"
 _GLOB = re.compile(r"[*?\[]")
-_RANGE = re.compile(r"\[(\d+)-(\d+)\]")
-_LONGEST_RANGE = 100_000
+_RANGE = re.compile(r"\[(\d{1,9})-(\d{1,9})\]")
+_LONGEST_RANGE = 10_000
+"""Numbers in the ranges of one selector."""
+_MOST_WILDCARDS = 5
+"""``**`` in one selector, and ``*`` beside brackets in one part of it: each more multiplies the time of a search."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +135,16 @@ def _matches(
 def _glob(pattern: str, separator: str) -> re.Pattern[str]:
     """A glob as a regular expression: ``*`` stays within the separators, ``**`` does not."""
     between = re.escape(separator)
-    parts = pattern.split(separator)
+    split = pattern.split(separator)
+    # Several `**` in a row mean what one does.
+    parts = [part for part, before in zip(split, [None, *split], strict=False) if part != "**" or before != part]
+    if pattern.count("**") > _MOST_WILDCARDS or any(
+        "[" in part and part.count("*") > _MOST_WILDCARDS for part in parts
+    ):
+        raise UsageError(f"'{pattern}' has too many asterisks: write fewer, or several selectors")
+    ranges = [(int(first), int(last)) for first, last in _RANGE.findall(pattern)]
+    if sum(max(last - first, 0) for first, last in ranges) > _LONGEST_RANGE:
+        raise UsageError(f"'{pattern}' has ranges of more than {_LONGEST_RANGE:,} numbers: use *")
     texts: list[str] = []
     for index, part in enumerate(parts):
         last = index == len(parts) - 1
@@ -148,6 +160,11 @@ def _glob(pattern: str, separator: str) -> re.Pattern[str]:
 
 def _part(part: str, between: str) -> str:
     """One part of a glob, between two separators."""
+    pieces = part.split("*")
+    if len(pieces) > 2 and "**" not in part and "[" not in part:
+        # The first place where a piece fits does as well as any: what follows it takes any characters.
+        begin, *middle, rest = (_part(piece, between) for piece in pieces)
+        return begin + "".join(f"(?>[^{between}]*?{piece})" for piece in middle) + f"[^{between}]*{rest}"
     text, position = "", 0
     while position < len(part):
         if numbers := _RANGE.match(part, position):

@@ -25,9 +25,26 @@ def on_one_line(text: str) -> str:
     return printable(text).replace("\t", "\\t").replace("\n", "\\n")
 
 
+_HARMLESS = re.compile(r"(?:[\w .,:;+()…%/='-]|->)*")
+"""What Markdown shows as it is written, and takes for no link, picture, tag or mention."""
+
+
+def as_code(text: str) -> str:
+    """A name in Markdown as code, also in a table: nothing in it is taken for Markdown."""
+    shown = on_one_line(text).replace("|", "\\|")
+    ticks = "`" * (max((len(run) for run in re.findall("`+", shown)), default=0) + 1)
+    space = " " if len(ticks) > 1 else ""
+    return f"{ticks}{space}{shown}{space}{ticks}"
+
+
+def as_markdown(text: str) -> str:
+    """Text in Markdown: as code where something in it could be taken for Markdown."""
+    return text if _HARMLESS.fullmatch(text) else as_code(text)
+
+
 _PATH = re.compile(
     r"(?<![\w./\\-])"
-    r"(?:(?P<root>/[\w.@+~-]+)(?:/[\w.@+~ -]*[\w.@+~-])*/|[A-Za-z]:\\(?:[^\s\\:*?\"<>|]+\\)*)"
+    r"(?:(?:file://)?(?P<root>/[\w.@+~-]+)(?:/[\w.@+~ -]*[\w.@+~-])*/|[A-Za-z]:\\(?:[^\s\\:*?\"<>|]+\\)*)"
     r"(?P<name>[\w.@+~-]+)"
 )
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from modelexport.capture.choice import Attempt
+from modelexport.core.text import printable, without_paths
 from modelexport.exporting.checks import FileCheck
 from modelexport.exporting.fusion import Fusion
 from modelexport.format import keys
@@ -28,7 +29,7 @@ def report_path(path: Path) -> Path:
 
 def write_report(path: Path, result: ExportResult) -> None:
     """Write the report of an export as Markdown."""
-    path.write_text(format_report(result), encoding="utf-8")
+    path.write_text(printable(format_report(result)), encoding="utf-8")
 
 
 def format_report(result: ExportResult) -> str:
@@ -97,7 +98,10 @@ def _attempts(attempts: Sequence[Attempt]) -> list[str]:
         return []
     return [
         "## Front ends that were tried first",
-        *(f"`{one.frontend}` did not produce a usable file:\n\n```\n{one.reason}\n```" for one in attempts),
+        *(
+            f"`{one.frontend}` did not produce a usable file:\n\n````\n{one.reason.replace('````', '')}\n````"
+            for one in attempts
+        ),
     ]
 
 
@@ -110,7 +114,7 @@ def _check(check: FileCheck | None) -> list[str]:
     return [
         "## Check",
         "`onnx.checker`, loading in ONNX Runtime, and the outputs for the example inputs compared with PyTorch's: "
-        f"{told}{where}{': ' + check.reason if check.reason else ''}{largest}.",
+        f"{told}{where}{': ' + without_paths(check.reason) if check.reason else ''}{largest}.",
     ]
 
 
@@ -224,4 +228,5 @@ def _table(header: tuple[str, ...], rows: Sequence[tuple[object, ...]]) -> str:
     if not rows:
         return "None."
     lines = [header, tuple("---" for _ in header), *rows]
-    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
+    cells = (" | ".join(" ".join(str(cell).split()).replace("|", "\\|") for cell in line) for line in lines)
+    return "\n".join(f"| {line} |" for line in cells)

@@ -7,36 +7,82 @@ import errno
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from modelexport.core.limits import ABANDONED_SECONDS
-from modelexport.errors import FileFormatError, OutputError
-from modelexport.files.regular import what_it_is
+from modelexport.core.interrupts import undisturbed
+from modelexport.errors import OutputError
+from modelexport.files.abandoned import STAGING_PREFIX, locked, remove_abandoned
+from modelexport.files.manifests import files_of_package, unfinished_manifest
+from modelexport.files.protected import being_read, check_kept, parts_of, reading
+from modelexport.files.regular import check_folder_writable, what_it_is
 from modelexport.format.keys import DATA_SUFFIX, DESCRIBING_SUFFIXES, DOCUMENT_SUFFIXES, REPORT_SUFFIX
+from modelexport.format.packages import MANIFEST
 
-try:
-    import fcntl
-except ImportError:  # not on Windows: files left by a killed run stay there
-    fcntl = None  # type: ignore[assignment]  # a module has no optional type
-
-_PREFIX = ".modelexport-"
-_LOCK = ".lock"
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+NO_ROOM = (*NO_SPACE, errno.EFBIG, errno.EROFS)
+"""Why a file cannot be written that another could be."""
+_written: list[Path] = []
 _NEW, _BEFORE = "new", "before"
 """The subfolders of a staging folder for the new files and for the files that they replace."""
+
+
+def written_files() -> list[Path]:
+    """What this process has moved into place so far."""
+    return list(_written)
+
+
+@dataclass(frozen=True)
+class _Staged:
+    """A staging folder, where its files go, and whether they are a package, which its manifest holds together."""
+
+    staging: Path
+    directory: Path
+    package: bool
+
+    @property
+    def before(self) -> Path:
+        return self.staging.parent / _BEFORE
+
+    @property
+    def manifest(self) -> Path:
+        return self.directory / MANIFEST
+
+    def files(self) -> list[Path]:
+        """The new files in the order in which they are moved: a manifest is the last."""
+        manifest = self.staging / MANIFEST
+        return sorted(_files(self.staging), key=lambda file: (self.package and file == manifest, file))
+
+    def stale(self) -> list[Path]:
+        """What is there, describes what is replaced, and is not replaced itself."""
+        former = files_of_package(self.directory) if self.package else []
+        new = {self.directory / file.relative_to(self.staging) for file in _files(self.staging)}
+        return list(dict.fromkeys(file for file in (*former, *_stale(self.staging, self.directory)) if file not in new))
+
+
+@dataclass(frozen=True)
+class _Move:
+    file: Path
+    target: Path
+    before: Path
+    """The second name that what was there gets."""
 
 
 class Replacement:
     """Replaces a set of files together: all of them, or none.
 
-    The files are written to staging folders beside their targets. When the block ends without an exception they are
-    moved into place; if one of them cannot be moved, the earlier moves are undone.
+    They are written to staging folders beside their places. When the block ends without an exception they are moved;
+    if one of them cannot be, those that were moved are taken back.
+
+    Args:
+        reads: Files and folders of which nothing may be replaced, besides those that :func:`reading` was told.
     """
 
-    def __init__(self) -> None:
-        self._folders: list[tuple[Path, Path]] = []
+    def __init__(self, reads: Iterable[Path] = ()) -> None:
+        self._reads = list(reads)
+        self._folders: list[_Staged] = []
         self._made: list[Path] = []
         self._stack = contextlib.ExitStack()
 
@@ -60,8 +106,12 @@ class Replacement:
                 with contextlib.suppress(OSError):
                     folder.rmdir()
 
-    def folder(self, directory: Path, *, make: bool = False) -> Path:
-        """A staging folder for files that will be moved to ``directory``, which ``make`` creates first.
+    def folder(self, directory: Path, *, make: bool = False, package: bool = False) -> Path:
+        """A staging folder for files that will be moved to ``directory``, which is made first if asked for.
+
+        Args:
+            package: The files have a manifest. One that readers refuse is in its place while they are moved, so that a
+                run that is killed leaves no package made of two; the files of the package before are removed.
 
         Raises:
             OutputError: The directory does not exist or cannot be written to.
@@ -73,62 +123,106 @@ class Replacement:
                 raise OutputError(f"cannot make the folder {directory}: {error.strerror or error}") from error
             self._made.append(directory)
         staging = self._stack.enter_context(scratch(directory))
-        self._folders.append((staging, directory))
+        self._folders.append(_Staged(staging, directory, package))
         return staging
 
     def _commit(self) -> None:
         moves = [
-            (file, directory / file.relative_to(staging), staging.parent / _BEFORE / str(number))
-            for staging, directory in self._folders
-            for number, file in enumerate(sorted(_files(staging)))
+            _Move(file, staged.directory / file.relative_to(staged.staging), staged.before / str(number))
+            for staged in self._folders
+            for number, file in enumerate(staged.files())
         ]
-        for _, target, _ in moves:
-            if (kind := what_it_is(target)) is not None:
-                raise OutputError(f"{target} is not a regular file but {kind}: it is not replaced; give another name")
+        for move in moves:
+            if (kind := what_it_is(move.target)) is not None:
+                raise OutputError(
+                    f"{move.target} is not a regular file but {kind}: it is not replaced; give another name"
+                )
         stale = [
-            (old, staging.parent / _BEFORE / f"stale{number}")
-            for staging, directory in self._folders
-            for number, old in enumerate(_stale(staging, directory))
+            _Move(old, old, staged.before / f"stale{number}")
+            for staged in self._folders
+            for number, old in enumerate(staged.stale())
         ]
-        for staging, _ in self._folders:
-            (staging.parent / _BEFORE).mkdir()
+        with reading(self._reads):
+            check_kept(move.target for move in (*moves, *stale))
+        for staged in self._folders:
+            staged.before.mkdir()
+        seals = {staged.manifest for staged in self._folders if staged.package}
+        # What is read first is written last.
+        last = [move for move in moves if move.target in seals]
+        unfinished = [self._unfinished(staged) for staged in self._folders if staged.package]
+        moves = [*unfinished, *(move for move in moves if move.target not in seals)]
         made: list[Path] = []
-        undo: list[tuple[Path, Path | None]] = []
+        undo: list[_Move] = []
         try:
-            for target, before in [(target, before) for _, target, before in moves if target.exists()]:
-                _keep(target, before)
-            for file, target, before in moves:
-                for folder in [above for above in reversed(target.parents) if not above.exists()]:
+            for move in (*moves, *last):
+                if move.target.exists():
+                    _keep(move.target, move.before)
+            for move in moves:
+                for folder in [above for above in reversed(move.target.parents) if not above.exists()]:
                     folder.mkdir()
                     made.append(folder)
-                undo.append((target, before if before.exists() else None))
-                os.replace(file, target)  # noqa: PTH105 - the name says that it replaces
-            for old, before in stale:
-                undo.append((old, before))
-                os.replace(old, before)  # noqa: PTH105
+                undo.append(move)
+                os.replace(move.file, move.target)  # noqa: PTH105 - says what matters: it replaces
+            for move in stale:
+                undo.append(move)
+                os.replace(move.file, move.before)  # noqa: PTH105
+            for move in last:
+                undo.append(move)
+                os.replace(move.file, move.target)  # noqa: PTH105
         except BaseException:
-            _take_back(undo, {target: file for file, target, _ in moves})
-            for folder in reversed(made):
-                with contextlib.suppress(OSError):
-                    folder.rmdir()
+            with undisturbed():
+                _take_back(undo)
+                for folder in reversed(made):
+                    with contextlib.suppress(OSError):
+                        folder.rmdir()
             raise
+        # A part of a package is written to the package's staging folder, which may still be removed.
+        _written.extend(
+            move.target
+            for move in (*moves, *last)
+            if not any(part.startswith(STAGING_PREFIX) for part in move.target.parts)
+        )
+
+    def _unfinished(self, staged: _Staged) -> _Move:
+        """The manifest that is there while the files of a package are moved."""
+        file = staged.staging.parent / "unfinished"
+        names = [
+            [path.relative_to(base).as_posix() for path in paths]
+            for base, paths in (
+                (staged.directory, files_of_package(staged.directory)),
+                (staged.staging, staged.files()),
+            )
+        ]
+        file.write_bytes(unfinished_manifest(*names))
+        return _Move(file, staged.manifest, staged.before / "manifest")
 
     def _explained(self, error: OSError) -> OutputError:
         """The error as one line: the file, the reason, and the space that it needs if the disk is full."""
         written = [
-            (file.stat().st_mtime_ns, file, directory / file.relative_to(staging))
-            for staging, directory in self._folders
-            for file in _files(staging)
+            (file, staged.directory / file.relative_to(staged.staging))
+            for staged in self._folders
+            for file in _files(staged.staging)
         ]
-        _, file, target = max(written, default=(0, None, self._folders[0][1] if self._folders else Path()))
-        reason = error.strerror or str(error)
-        size = file.stat().st_size if file is not None else 0
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            free = shutil.disk_usage(target.parent).free
-            reason += f"; it needs more than {size:,} bytes, and {free:,} are free: make room, or write elsewhere"
-        elif error.errno == errno.EFBIG:
-            reason += f"; it needs more than {size:,} bytes: raise the limit (ulimit -f)"
-        return OutputError(f"cannot write {target}: {reason}")
+        return _explained(error, written, self._folders[0].directory if self._folders else Path())
+
+
+def _explained(error: OSError, written: Iterable[tuple[Path, Path]], directory: Path) -> OutputError:
+    """One line for what went wrong.
+
+    Args:
+        written: Files in staging folders, each with its place.
+        directory: The place, if there are none.
+    """
+    times = [(file.stat().st_mtime_ns, file, place) for file, place in written]
+    _, file, target = max(times, default=(0, None, directory))
+    reason = error.strerror or str(error)
+    size = file.stat().st_size if file is not None else 0
+    if error.errno in NO_SPACE:
+        free = shutil.disk_usage(target.parent).free
+        reason += f"; it needs more than {size:,} bytes, and {free:,} are free: make room, or write elsewhere"
+    elif error.errno == errno.EFBIG:
+        reason += f"; it needs more than {size:,} bytes: raise the limit (ulimit -f)"
+    return OutputError(f"cannot write {target}: {reason}")
 
 
 def _keep(target: Path, before: Path) -> None:
@@ -139,14 +233,13 @@ def _keep(target: Path, before: Path) -> None:
         shutil.copy2(target, before)
 
 
-def _take_back(undo: Iterable[tuple[Path, Path | None]], staged: dict[Path, Path]) -> None:
-    for target, before in reversed(list(undo)):
+def _take_back(undo: Iterable[_Move]) -> None:
+    for move in reversed(list(undo)):
         with contextlib.suppress(OSError):
-            if before is not None:
-                if before.exists():
-                    os.replace(before, target)  # noqa: PTH105
-            elif target in staged and not staged[target].exists():
-                target.unlink()
+            if move.before.exists():
+                os.replace(move.before, move.target)  # noqa: PTH105
+            elif not move.file.exists():
+                move.target.unlink()
 
 
 def _files(staging: Path) -> Iterator[Path]:
@@ -168,14 +261,19 @@ def _stale(staging: Path, directory: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def written_together(directory: Path) -> Iterator[Path]:
-    """Yield a folder to write files into; they are moved to ``directory`` when the block ends without an exception.
+def written_together(
+    directory: Path, reads: Iterable[Path] = (), *, make: bool = False, package: bool = False
+) -> Iterator[Path]:
+    """A folder to write files into; they are moved into ``directory`` when the block ends without an exception.
+
+    Args:
+        reads, make, package: As :class:`Replacement` has them.
 
     Raises:
         OutputError: The directory does not exist or cannot be written to, or the disk is full.
     """
-    with Replacement() as replacement:
-        yield replacement.folder(directory)
+    with Replacement(reads) as replacement:
+        yield replacement.folder(directory, make=make, package=package)
 
 
 @contextlib.contextmanager
@@ -187,52 +285,36 @@ def scratch(directory: Path) -> Iterator[Path]:
     Raises:
         OutputError: The folder cannot be made.
     """
+    folder, lock = None, None
     try:
-        remove_abandoned(directory)
-        folder = Path(tempfile.mkdtemp(dir=directory, prefix=_PREFIX))
-    except OSError as error:
-        raise OutputError(f"cannot write to {directory}: {error.strerror or error}") from error
-    lock = None
-    try:
-        lock = _locked(folder)
+        try:
+            remove_abandoned(directory)
+            with undisturbed():
+                folder = Path(tempfile.mkdtemp(dir=directory, prefix=STAGING_PREFIX))
+        except OSError as error:
+            raise OutputError(f"cannot write to {directory}: {error.strerror or error}") from error
+        lock = locked(folder)
         new = folder / _NEW
         new.mkdir()
         yield new
+    except OSError as error:
+        if isinstance(error, BrokenPipeError) or folder is None:
+            raise
+        raise _explained(error, ((file, directory / file.name) for file in _files(folder)), directory) from error
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            _remove(folder, lock)
+        except BaseException:  # a signal that came just before: the next one is ignored
+            _remove(folder, lock)
+            raise
+
+
+def _remove(folder: Path | None, lock: IO[bytes] | None) -> None:
+    with undisturbed():
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
         if lock is not None:
             lock.close()
-
-
-def _locked(folder: Path) -> IO[bytes] | None:
-    """Take the lock of a folder; ``None`` if another process holds it or the system has no locks."""
-    if fcntl is None:
-        return None
-    try:
-        file = (folder / _LOCK).open("ab")
-    except OSError:
-        return None
-    try:
-        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        file.close()
-        return None
-    return file
-
-
-def remove_abandoned(directory: Path) -> None:
-    """Remove the staging folders of runs that were killed."""
-    for folder in directory.glob(f"{_PREFIX}*"):
-        if folder.is_symlink() or not folder.is_dir():
-            continue
-        with contextlib.suppress(OSError):
-            # A folder without a lock is either just being created, or left by a run that was killed before locking it.
-            if not (folder / _LOCK).exists() and time.time() - folder.stat().st_mtime < ABANDONED_SECONDS:
-                continue
-            lock = _locked(folder)
-            if lock is not None:
-                with lock:
-                    shutil.rmtree(folder, ignore_errors=True)
 
 
 def check_space(path: Path, size: int) -> None:
@@ -245,7 +327,7 @@ def check_space(path: Path, size: int) -> None:
         free = shutil.disk_usage(path.parent).free
     except OSError:
         return
-    place = next((above.parent for above in path.parents if above.name.startswith(_PREFIX)), path.parent)
+    place = next((above.parent for above in path.parents if above.name.startswith(STAGING_PREFIX)), path.parent)
     if size > free:
         raise OutputError(
             f"cannot write {place / path.name}: it needs {size:,} bytes and {free:,} are free: make room, or write "
@@ -277,13 +359,15 @@ def check_writable(path: Path, reads: Iterable[Path] = ()) -> None:
     if path.is_dir():
         raise OutputError(f"{path} is a folder: give the name of a file in it")
     if path.is_symlink():
-        raise OutputError(f"{path} is a symbolic link: give the file that it points to, {os.path.realpath(path)}")
+        raise OutputError(
+            f"{path} is a symbolic link: give the file that it points to, {os.path.realpath(path)}, or "
+            "--follow-symlinks"
+        )
     if (kind := what_it_is(path)) is not None:
         raise OutputError(f"{path} is not a regular file but {kind}: give the name of a file")
     if not path.parent.is_dir():
         raise OutputError(f"cannot write {path}: there is no folder {path.parent}")
-    if not os.access(path.parent, os.W_OK):
-        raise OutputError(f"cannot write {path}: no permission to write in {path.parent}")
+    check_folder_writable(path.parent, path)
     belongs = next((end for end in (f".onnx{DATA_SUFFIX}", *DOCUMENT_SUFFIXES) if path.name.endswith(end)), None)
     if belongs is not None:
         raise OutputError(f"{path} has a name reserved for files beside a model (*{belongs}): give another name")
@@ -300,32 +384,17 @@ def check_apart(path: Path, reads: Iterable[Path]) -> None:
         OutputError: An input would be destroyed.
     """
     there = [file for file in (path, *_beside(path)) if file.exists()]
-    for read in reads if there else ():
-        _check_apart(path, there, read)
+    for read in dict.fromkeys((*reads, *being_read())) if there else ():
+        for part, what in parts_of(read):
+            if (file := next((file for file in there if file.samefile(part)), None)) is None:
+                continue
+            if file == path and what != "document":
+                told = "the file to read" if part == read else f"a file of {read}"
+                told = f"a file with weights of {read}" if what == "weights" else told
+                raise OutputError(f"{path} is {told}: give another name")
+            holds = "holds weights of" if what == "weights" else "belongs to"
+            raise OutputError(f"{path} would replace {file}, which {holds} {read}: give another name")
 
 
 def _beside(path: Path) -> list[Path]:
     return [path.with_name(path.name + DATA_SUFFIX), *map(path.with_suffix, DOCUMENT_SUFFIXES)]
-
-
-def _check_apart(path: Path, there: Iterable[Path], read: Path) -> None:
-    """Refuse to write ``path`` and the existing files beside it if that would replace a part of an input."""
-    from modelexport.files.linked import data_files  # slow to import, and rarely needed
-
-    if not read.is_file():
-        return
-    try:
-        data = data_files(read) if read.suffix not in (".safetensors", ".json", ".py") else ()
-    except FileFormatError:  # whoever reads it reports what is wrong
-        data = ()
-    parts = [read, *(part for part in data if part.is_file())]
-    for file in there:
-        for part in parts:
-            if file.samefile(part):
-                if file == path:
-                    what = "the file to read" if part == read else f"a file with weights of {read}"
-                    raise OutputError(f"{path} is {what}: give another name")
-                raise OutputError(f"{path} would replace {file}, which holds weights of {read}: give another name")
-    documents = [document for document in map(read.with_suffix, DOCUMENT_SUFFIXES) if document.is_file()]
-    if taken := next((file for file in there for document in documents if file.samefile(document)), None):
-        raise OutputError(f"{path} would replace {taken}, which belongs to {read}: give another name")

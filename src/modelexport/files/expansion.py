@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 import onnx
 
 from modelexport.core.limits import CALL_DEPTH, INLINED_NODES
@@ -12,7 +14,7 @@ _Key = tuple[str, str, str]
 
 
 def check_functions(model: onnx.ModelProto) -> None:
-    """Refuse recursive functions, and functions whose calls would expand to too many nodes.
+    """Refuse functions that call themselves, are no graphs, or call one another so often that nobody could inline them.
 
     Raises:
         FileFormatError: A function calls itself, or the calls are too many or nested too deeply.
@@ -20,6 +22,8 @@ def check_functions(model: onnx.ModelProto) -> None:
     bodies = {(function.domain, function.name, function.overload): function for function in model.functions}
     if not bodies:
         return
+    for function in model.functions:
+        _check_body(function.name, function.node, {*function.input}, function.output)
     sizes: dict[_Key, int] = {}
     depth: dict[_Key, int] = {}
     for key in bodies:
@@ -29,6 +33,35 @@ def check_functions(model: onnx.ModelProto) -> None:
         raise FileFormatError(
             f"the model would have {total:,} nodes with its functions inlined, and at most {INLINED_NODES:,} are read"
         )
+
+
+def _check_body(name: str, nodes: Iterable[onnx.NodeProto], known: set[str], outputs: Iterable[str]) -> None:
+    """Refuse a function that uses a value before it is made, makes one twice, or gives one that nobody made."""
+    made: set[str] = set()
+    for node in nodes:
+        _check_known(name, node.input, known)
+        for graph in _graphs(node):
+            inner = {*known, *(value.name for value in (*graph.input, *graph.initializer))}
+            _check_body(name, graph.node, inner, [value.name for value in graph.output])
+        if again := next((value for value in node.output if value and value in made), None):
+            raise FileFormatError(f"the function {name!r} of the model makes the value {again!r} twice")
+        made.update(node.output)
+        known.update(node.output)
+    _check_known(name, outputs, known)
+
+
+def _check_known(name: str, values: Iterable[str], known: set[str]) -> None:
+    if missing := next((value for value in values if value and value not in known), None):
+        raise FileFormatError(
+            f"the function {name!r} of the model uses the value {missing!r}, which nothing made before"
+        )
+
+
+def _graphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
 
 
 def _measure(

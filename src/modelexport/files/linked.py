@@ -16,13 +16,13 @@ from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
-import onnx
 import onnx_ir as ir
 
 from modelexport.errors import FileFormatError, WeightsError
 from modelexport.files.regular import open_regular
 from modelexport.files.safetensors_files import read_header
 from modelexport.files.tensors import serialized_tensors
+from modelexport.files.text_fields import parse_model
 from modelexport.files.wire import without_weights
 from modelexport.format import documents, keys
 from modelexport.graph.initializers import bind_tensors
@@ -327,7 +327,7 @@ def data_files(path: Path) -> list[Path]:
     """
     try:
         with open_regular(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            model = onnx.ModelProto.FromString(without_weights(data)[0])
+            model = parse_model(without_weights(data)[0])
     except FileFormatError:
         raise
     except Exception as error:  # protobuf's exception type is not public

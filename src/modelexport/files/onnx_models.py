@@ -18,6 +18,7 @@ from modelexport.files.embedded import EmbeddedTensor, OpenFile
 from modelexport.files.expansion import check_functions
 from modelexport.files.linked import data_files, read_linked, seal_data, weights_beside
 from modelexport.files.tensors import check_data, check_nodes
+from modelexport.files.text_fields import parse_model
 from modelexport.files.wire import SMALL, with_weights, without_weights
 from modelexport.format import keys
 from modelexport.graph.initializers import bind_tensors
@@ -65,7 +66,7 @@ def _read(path: Path, ours: bool) -> ir.Model:
         rest, places = without_weights(file.data)
         if len(rest) > PROTO_BYTES:
             raise FileFormatError(f"{path} has a graph of {len(rest):,} bytes, and at most {PROTO_BYTES:,} are read")
-        proto = onnx.ModelProto.FromString(rest)
+        proto = parse_model(rest)
         check_functions(proto)
         check_nodes(proto)
         check_data(proto, places)

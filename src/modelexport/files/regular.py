@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from modelexport.errors import FileFormatError
+from modelexport.errors import FileFormatError, OutputError
 
 _BLOCK = 16 * 2**20
 
@@ -63,6 +63,11 @@ def _kind(mode: int) -> str:
     return kinds.get(stat.S_IFMT(mode), "something else")
 
 
+def is_file(path: Path) -> bool:
+    """Whether a path leads to a regular file; a name that no file can have does not."""
+    return os.path.isfile(path)  # noqa: PTH113 - Path.is_file raises where a name is too long
+
+
 def what_it_is(path: Path) -> str | None:
     """The kind of file at a path, in words, if it is not a regular file; ``None`` if it is one or does not exist."""
     try:
@@ -70,3 +75,16 @@ def what_it_is(path: Path) -> str | None:
     except OSError:
         return None
     return None if stat.S_ISREG(mode) else _kind(mode)
+
+
+def check_folder_writable(folder: Path, path: Path) -> None:
+    """Fail where nothing can be written into a folder that is there.
+
+    Raises:
+        OutputError: ``path`` cannot be written, since the folder may not, or is on a read-only file system.
+    """
+    if not os.access(folder, os.W_OK):
+        with contextlib.suppress(OSError, AttributeError):
+            if os.statvfs(folder).f_flag & os.ST_RDONLY:
+                raise OutputError(f"cannot write {path}: {folder} is on a read-only file system: write elsewhere")
+        raise OutputError(f"cannot write {path}: no permission to write in {folder}")

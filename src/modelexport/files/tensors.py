@@ -68,6 +68,10 @@ def check_data(model: onnx.ModelProto, elsewhere: Collection[str]) -> None:
         if tensor.data_type not in _BITS or tensor.data_type == onnx.TensorProto.UNDEFINED:
             raise FileFormatError(f"the tensor {tensor.name!r} has the unknown type {tensor.data_type}")
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            if tensor.data_type == onnx.TensorProto.STRING:
+                raise FileFormatError(
+                    f"the tensor {tensor.name!r} has texts in another file, which ONNX does not allow"
+                )
             continue
         if not tensor.HasField("raw_data") and tensor.name in elsewhere:
             continue

@@ -15,6 +15,7 @@ import onnx
 
 from modelexport.errors import FileFormatError
 from modelexport.files.regular import open_regular
+from modelexport.files.text_fields import parse_model
 
 _GRAPH = onnx.ModelProto.DESCRIPTOR.fields_by_name["graph"].number
 _INITIALIZER = onnx.GraphProto.DESCRIPTOR.fields_by_name["initializer"].number
@@ -66,7 +67,7 @@ def read_properties(path: Path) -> dict[str, str]:
                 for number, start, value in _fields(data, range(len(data)))
                 if number == _PROPERTIES
             )
-        return {entry.key: entry.value for entry in onnx.ModelProto.FromString(properties).metadata_props}
+        return {entry.key: entry.value for entry in parse_model(properties).metadata_props}
     except FileFormatError:
         raise
     except Exception as error:  # protobuf's exception type is not public

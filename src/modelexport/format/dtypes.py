@@ -35,6 +35,11 @@ def dtype_name(dtype: ir.DataType) -> str:
     return dtype.name.lower() if dtype.name in ("UNDEFINED", "STRING") else dtype.numpy().name
 
 
+def bit_width(dtype: ir.DataType | None) -> int:
+    """Bits of an element; 0 where it has no fixed size, as a text, or no type is known."""
+    return 0 if dtype is None or dtype.name in ("UNDEFINED", "STRING") else dtype.bitwidth
+
+
 def parse_dtype(name: str) -> ir.DataType:
     """The element type with this name.
 

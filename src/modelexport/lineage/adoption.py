@@ -22,6 +22,7 @@ from modelexport.files.onnx_models import load_onnx, save_model
 from modelexport.format import documents, keys
 from modelexport.format.call_tree import call_tree_entries, encode_call_tree
 from modelexport.format.node_tags import write_tags
+from modelexport.graph.copies import copy_of
 from modelexport.graph.names import name_nodes_apart
 from modelexport.graph.nodes import all_nodes, initializers
 from modelexport.graph.owners import owned_operators, owner_of
@@ -82,7 +83,7 @@ def adopt(program: Any, output: str | Path, *, keep_torch_metadata: bool = False
             return _adopt_tagged(path, output, keep_torch_metadata)
         name = str(path)
     else:
-        model, name = _model_of(program).clone(), "the program"
+        model, name = copy_of(_model_of(program)), "the program"
         if keys.FORMAT_VERSION_KEY in model.metadata_props:
             raise UsageError("the program has tags of modelexport already: save it, there is nothing to adopt")
     in_functions = inline_functions(model)

@@ -14,7 +14,7 @@ import onnx_ir as ir
 from modelexport.core.messages import collected
 from modelexport.core.text import nearest
 from modelexport.errors import ModelExportError, UsageError
-from modelexport.files.atomic import check_writable, scratch
+from modelexport.files.atomic import NO_ROOM, check_writable, scratch
 from modelexport.files.linked import check_files
 from modelexport.files.onnx_models import OLDER_FILE, save_model
 from modelexport.graph.nodes import initializers
@@ -80,10 +80,18 @@ def optimize_file(path: str | Path, tool: str, output: str | Path) -> RetagRepor
                 chosen.run(source, target, lambda: _inputs(tagged, source))
         except ModelExportError:
             raise
-        except Exception as error:  # another package may raise anything
-            reason = " ".join(str(error).split())[:400] or "it gives no reason"
-            raise UsageError(f"{tool} fails on {path}: {type(error).__name__}: {reason}") from error
+        except OSError as error:
+            if error.errno in NO_ROOM:
+                raise
+            raise _refusal(tool, path, error) from error
+        except Exception as error:  # whatever another package raises
+            raise _refusal(tool, path, error) from error
         return retag(target, source=path, output=output)
+
+
+def _refusal(tool: str, path: Path, error: Exception) -> UsageError:
+    reason = " ".join(str(error).split())[:400] or "it gives no reason"
+    return UsageError(f"{tool} fails on {path}: {type(error).__name__}: {reason}")
 
 
 def _inputs(tagged: TaggedFile, file: Path) -> Mapping[str, Any]:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Mapping
+from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 import numpy as np
 import onnx_ir as ir
 
+from modelexport.core.limits import INPUT_BYTES, RANDOM_ELEMENTS, SETTINGS_BYTES
 from modelexport.errors import FileFormatError, InputsError
+from modelexport.files.regular import open_regular, read_regular
+from modelexport.files.safetensors_files import read_header
 from modelexport.graph.nodes import required_inputs
 from modelexport.graph.sizes import SYMBOL, put_size
 from modelexport.measure.runs import open_file, session_options
@@ -110,31 +115,50 @@ def read_feeds(path: Path, seed: int) -> dict[str, Any]:
     """Arrays by name from a file.
 
     Raises:
-        FileFormatError: It cannot be read.
+        FileFormatError: It is not a regular file, is damaged, or has more than anybody gives a model.
     """
     try:
         if path.suffix == ".npz":
-            with np.load(path, allow_pickle=False) as arrays:
-                return dict(arrays)
+            with open_regular(path) as file:
+                return _unpacked(file)
         if path.suffix == ".safetensors":
+            if (held := sum(place.length for place in read_header(path).tensors.values())) > INPUT_BYTES:
+                raise ValueError(f"it holds {held:,} bytes, and at most {INPUT_BYTES:,} are read")
             from safetensors.numpy import load_file
 
             return dict(load_file(path))
-        described = msgspec.json.decode(path.read_bytes(), type=dict[str, _Described])
-    except (OSError, ValueError, msgspec.DecodeError) as error:
-        raise FileFormatError(f"cannot read inputs from {path} ({error}): give .npz, .safetensors or JSON") from error
-    random = np.random.default_rng(seed)
-    arrays = {}
-    for name, one in described.items():
-        dtype = np.dtype(one.dtype)
-        if one.value is not None:
-            arrays[name] = np.asarray(one.value, dtype=dtype)
-        elif dtype.kind in "iu":
-            low, high = one.range or (0, 2)
-            arrays[name] = random.integers(int(low), int(high), one.shape).astype(dtype)
-        elif dtype.kind == "b":
-            arrays[name] = np.ones(one.shape, dtype=dtype)
-        else:
-            low, high = one.range or (-1.0, 1.0)
-            arrays[name] = random.uniform(low, high, one.shape).astype(dtype)
-    return arrays
+        described = msgspec.json.decode(read_regular(path, SETTINGS_BYTES), type=dict[str, _Described])
+        random = np.random.default_rng(seed)
+        return {name: _made(one, random) for name, one in described.items()}
+    except FileFormatError:
+        raise
+    except Exception as error:  # what a damaged archive or a strange description raises is of many types
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise FileFormatError(f"cannot read inputs from {path} ({reason}): give .npz, .safetensors or JSON") from error
+
+
+def _unpacked(file: BinaryIO) -> dict[str, Any]:
+    with zipfile.ZipFile(file) as archive:
+        held = sum(member.file_size for member in archive.infolist())
+    if held > INPUT_BYTES:
+        raise ValueError(f"it holds {held:,} bytes, and at most {INPUT_BYTES:,} are read")
+    file.seek(0)
+    with np.load(file, allow_pickle=False) as arrays:
+        return dict(arrays)
+
+
+def _made(one: _Described, random: np.random.Generator) -> Any:
+    dtype = np.dtype(one.dtype)
+    if dtype.kind not in "iufb":
+        raise ValueError(f"{one.dtype} is not a type of numbers")
+    if one.value is not None:
+        return np.asarray(one.value, dtype=dtype)
+    if prod(one.shape) > RANDOM_ELEMENTS or any(size < 0 for size in one.shape):
+        raise ValueError(f"the shape {one.shape} is too large, or negative")
+    if dtype.kind in "iu":
+        low, high = one.range or (0, 2)
+        return random.integers(int(low), int(high), one.shape).astype(dtype)
+    if dtype.kind == "b":
+        return np.ones(one.shape, dtype=dtype)
+    low, high = one.range or (-1.0, 1.0)
+    return random.uniform(low, high, one.shape).astype(dtype)

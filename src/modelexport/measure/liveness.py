@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from modelexport.format.dtypes import bit_width
 from modelexport.graph.nodes import nested_graphs
 from modelexport.measure.operators import ELEMENTWISE, words
 from modelexport.measure.shapes import Shapes, Size
@@ -106,7 +107,7 @@ class _Plan:
         """The buffer of an output: that of an input that is no longer needed, a free one, or a new one."""
         size = self._shapes.bytes(value)
         dtype = self._shapes.types.get(value.name or "")
-        kind = (self._shapes.of(value) or (), dtype.bitwidth if dtype is not None else 0)
+        kind = (self._shapes.of(value) or (), bit_width(dtype))
         for given in node.inputs[:2] if node.op_type in _IN_PLACE else ():
             if given is not None:
                 root = views.get(given, given)

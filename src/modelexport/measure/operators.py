@@ -85,7 +85,14 @@ COMPOSITES = {
 
 
 def work_of(node: ir.Node, shapes: Shapes) -> Work | None:
-    """The work of a node; ``None`` for an operator without a rule, or if a required shape is not known."""
+    """What a node computes; ``None`` for an operator without a rule, or where a shape that it needs is not known."""
+    try:
+        return _work_of(node, shapes)
+    except (LookupError, TypeError, ValueError, ArithmeticError):  # its inputs or attributes are not the operator's
+        return None
+
+
+def _work_of(node: ir.Node, shapes: Shapes) -> Work | None:
     rule = _RULES.get(node.op_type)
     out = shapes.of(node.outputs[0]) if node.outputs else ()
     if rule is not None:

@@ -19,13 +19,19 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
+from modelexport.core.limits import FORMULA_CHARACTERS, SIZE_DIGITS
 from modelexport.core.text import nearest
 from modelexport.errors import UsageError
+from modelexport.format.dtypes import bit_width
+from modelexport.graph.copies import copy_of
 from modelexport.graph.initializers import bind_tensors
 from modelexport.graph.nodes import all_nodes
 
 Size = Any
 """A number or a sympy expression."""
+_LARGEST = 10**SIZE_DIGITS
+_MOST_ARGUMENTS = 8
+"""Of a function in a formula: sympy compares each argument of a maximum with every other."""
 _LARGE = 1024
 """The number of elements from which an initializer is not taken for a size."""
 
@@ -49,9 +55,9 @@ class Shapes:
         """The size of a value in bytes; ``None`` if its shape or its element type is not known."""
         shape = self.of(value)
         dtype = self.types.get(value.name or "") if value is not None else None
-        if shape is None or dtype is None or dtype is ir.DataType.STRING:
+        if shape is None or not (width := bit_width(dtype)):
             return None
-        bits = elements(shape) * dtype.bitwidth
+        bits = elements(shape) * width
         return -(-bits // 8) if isinstance(bits, int) else bits / 8
 
 
@@ -110,8 +116,10 @@ def _evaluated(text: str, given: Mapping[str, int], known: dict[str, Size]) -> S
         import sympy
 
         try:
-            formula = _formula(ast.parse(text, mode="eval").body, given)
-        except (SyntaxError, ValueError, ZeroDivisionError):  # a name that is not a formula
+            formula = _formula(_parsed(text), given)
+            if formula.is_number and not 0 <= formula < _LARGEST:
+                raise ValueError("a size that no value has")
+        except (ArithmeticError, SyntaxError, TypeError, ValueError, RecursionError):  # a name that is not a formula
             formula = given.get(text, sympy.Symbol(text, positive=True))
         known[text] = int(formula) if not isinstance(formula, int) and formula.is_number else formula
     return known[text]
@@ -120,9 +128,32 @@ def _evaluated(text: str, given: Mapping[str, int], known: dict[str, Size]) -> S
 def _names(text: str) -> list[str]:
     """The symbols in a formula."""
     try:
-        return [node.id for node in ast.walk(ast.parse(text, mode="eval")) if isinstance(node, ast.Name)]
-    except SyntaxError:
+        return [node.id for node in ast.walk(_parsed(text)) if isinstance(node, ast.Name)]
+    except (SyntaxError, ValueError):
         return [text]
+
+
+def _parsed(text: str) -> ast.expr:
+    """The expression that a text is.
+
+    Raises:
+        SyntaxError, ValueError: It is none, or one that is too long, or too deep for Python's parser.
+    """
+    if len(text) > FORMULA_CHARACTERS:
+        raise ValueError("too long for a formula")
+    try:
+        return ast.parse(text, mode="eval").body
+    except (MemoryError, RecursionError) as error:  # what the parser says of too many brackets
+        raise ValueError("too deep for a formula") from error
+
+
+def _power(base: Any, exponent: Any) -> Any:
+    """A power, unless it would be a number that fills the memory."""
+    if exponent.is_number and not -SIZE_DIGITS <= exponent <= SIZE_DIGITS:
+        raise ValueError("a power that is no size")
+    if base.is_number and abs(base) >= _LARGEST:
+        raise ValueError("a number that is no size")
+    return base**exponent
 
 
 def _formula(tree: ast.expr, given: Mapping[str, int]) -> Any:
@@ -132,13 +163,13 @@ def _formula(tree: ast.expr, given: Mapping[str, int]) -> Any:
     match tree:
         case ast.Name(id=name):
             return sympy.Integer(given[name]) if name in given else sympy.Symbol(name, positive=True)
-        case ast.Constant(value=int() | float() as number):
-            return sympy.nsimplify(number)
+        case ast.Constant(value=int() | float() as number) if abs(number) < _LARGEST:
+            return sympy.Integer(number) if isinstance(number, int) else sympy.Rational(str(number))
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             return -_formula(operand, given)
         case ast.BinOp(left=left, op=operator, right=right) if type(operator) in _OPERATORS:
             return _OPERATORS[type(operator)](_formula(left, given), _formula(right, given))
-        case ast.Call(func=ast.Name(id=name), args=args) if name in _FUNCTIONS:
+        case ast.Call(func=ast.Name(id=name), args=args) if name in _FUNCTIONS and len(args) <= _MOST_ARGUMENTS:
             return getattr(sympy, _FUNCTIONS[name])(*(_formula(arg, given) for arg in args))
     raise ValueError(f"{ast.unparse(tree)} is not arithmetic")
 
@@ -150,7 +181,7 @@ _OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
-    ast.Pow: operator.pow,
+    ast.Pow: _power,
 }
 _FUNCTIONS = {
     "floor": "floor",
@@ -224,7 +255,7 @@ def _small(model: ir.Model) -> onnx.ModelProto:
 
     The tool reads the elements of every initializer that it comes across, and only from regular files.
     """
-    copy = model.clone()
+    copy = copy_of(model)
     held: dict[ir.Value, ir.TensorProtocol] = {}
     for graph in copy.graphs():
         for value in list(graph.initializers.values()):

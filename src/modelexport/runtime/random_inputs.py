@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from math import prod
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 import onnxruntime
 
+from modelexport.core.limits import RANDOM_ELEMENTS
 from modelexport.errors import InputsError
 from modelexport.graph.nodes import required_inputs
 from modelexport.graph.sizes import SYMBOL, put_size
@@ -36,6 +38,10 @@ def make_random_inputs(
     """
     for first, other in _SIZES:
         shapes = _shapes(model, first, other)
+        if sum(prod(shape) for shape in shapes.values()) > RANDOM_ELEMENTS or any(
+            min(s, default=0) < 0 for s in shapes.values()
+        ):
+            continue
         for lowest in (1, 0):
             whole: dict[str, int] = {}
             draw = _Draw(model, shapes, seed, lowest, given or {})

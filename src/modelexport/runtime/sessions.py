@@ -12,6 +12,7 @@ import onnxruntime
 from modelexport.errors import UsageError
 from modelexport.files.linked import check_tensors
 from modelexport.files.onnx_models import check_weight_files, to_proto
+from modelexport.graph.copies import copy_of
 from modelexport.graph.nodes import initializers
 
 CPU = "CPUExecutionProvider"
@@ -89,7 +90,7 @@ def _without_weights(model: ir.Model, weights: dict[str, ir.TensorProtocol]) -> 
 def with_outputs(model: ir.Model, values: Sequence[ir.Value]) -> ir.Model:
     """A copy of a model, sharing its tensors, whose only outputs are these values of its main graph."""
     names = [value.name for value in values]
-    copy = model.clone()
+    copy = copy_of(model)
     by_name = {value.name: value for node in copy.graph for value in node.outputs}
     by_name.update((value.name, value) for value in copy.graph.inputs)
     copy.graph.outputs.clear()

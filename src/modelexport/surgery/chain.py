@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from modelexport.errors import FileFormatError, InputsError
+from modelexport.files.manifests import read_manifest
 from modelexport.format.packages import Manifest
 from modelexport.runtime.sessions import open_session, run_session
-from modelexport.tagged.package import read_manifest
 
 
 def read_stages(folder: str | Path) -> Manifest:

@@ -20,6 +20,7 @@ from modelexport.format import keys
 from modelexport.format.call_tree import call_tree_entries, encode_call_tree
 from modelexport.format.node_tags import read_source_tags, write_tags
 from modelexport.graph.boundaries import CallBoundary, find_boundaries
+from modelexport.graph.copies import copy_of
 from modelexport.graph.nodes import nested_graphs, required_inputs
 from modelexport.graph.owners import OWNER, owner_of
 from modelexport.surgery.repeating import Renewed, Repeating, is_size, read_off, values_taken
@@ -206,16 +207,18 @@ class Cutter:
         weights = {value: None for node in chosen for value in values_taken(node) if value.is_initializer()}
         weights.update((value, None) for value in outputs if value.is_initializer())
         whole = self._model.graph
-        return ir.GraphView(
-            inputs,
-            outputs,
-            nodes=chosen,
-            initializers=tuple(weights),
-            doc_string=whole.doc_string,
-            opset_imports=whole.opset_imports,
-            name=whole.name,
-            metadata_props=whole.metadata_props,
-        ).clone()
+        return copy_of(
+            ir.GraphView(
+                inputs,
+                outputs,
+                nodes=chosen,
+                initializers=tuple(weights),
+                doc_string=whole.doc_string,
+                opset_imports=whole.opset_imports,
+                name=whole.name,
+                metadata_props=whole.metadata_props,
+            )
+        )
 
     def _is_held(self, node: ir.Node, nodes: set[ir.Node]) -> bool:
         enclosing = self._enclosing_node(node)

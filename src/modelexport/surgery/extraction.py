@@ -16,8 +16,9 @@ import onnx_ir as ir
 from modelexport.core.calls import ModuleCall
 from modelexport.core.text import nearest
 from modelexport.errors import OutputError, UsageError
-from modelexport.files.atomic import check_apart, check_writable, written_together
+from modelexport.files.atomic import check_writable, written_together
 from modelexport.files.onnx_models import LARGEST_INSIDE, save_model
+from modelexport.files.package_folders import check_output_folder
 from modelexport.format.dtypes import dtype_name
 from modelexport.graph.nodes import required_inputs
 from modelexport.surgery.cutter import Cut, Cutter
@@ -118,11 +119,13 @@ def _write_all(
 ) -> list[Extracted]:
     if folder.exists() and not folder.is_dir():
         raise OutputError(f"{folder} is a file: give a folder for several calls")
-    check_writable(folder / "@0.onnx" if folder.is_dir() else folder)
+    check_output_folder(folder)
+    targets = {call: folder / f"{file_stem(call)}.onnx" for call in calls}
+    for target in targets.values() if folder.is_dir() else ():
+        check_writable(target, [tagged.path])
     extractor = extractor or _Extractor(tagged)
-    with written_together(folder.parent) as staging:
-        (staging / folder.name).mkdir()
-        return [extractor.write(call, staging / folder.name, folder / f"{file_stem(call)}.onnx") for call in calls]
+    with written_together(folder, [tagged.path], make=True) as staging:
+        return [extractor.write(call, staging, target) for call, target in targets.items()]
 
 
 def file_stem(call: ModuleCall) -> str:
@@ -155,7 +158,6 @@ class _Extractor:
 
     def write(self, call: ModuleCall, staging: Path, output: Path) -> Extracted:
         """Cut a call out and write it into a folder, from which it will be moved to ``output``."""
-        check_apart(output, [self.tagged.path])
         if not self.cutter.has_nodes(call):
             raise UsageError(f"'{call}' has no nodes in {self.tagged.path}: {self.reason(call)}")
         cut = self.cutter.cut(call)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -15,8 +15,9 @@ import onnx_ir as ir
 from modelexport.core.calls import ModuleCall
 from modelexport.core.selectors import Selection
 from modelexport.core.text import plural
-from modelexport.errors import OutputError, UsageError
-from modelexport.files.atomic import check_writable, written_together
+from modelexport.errors import UsageError
+from modelexport.files.atomic import written_together
+from modelexport.files.package_folders import check_package_folder
 from modelexport.format.packages import MANIFEST, PACKAGE_VERSION, Manifest, PartEntry, encode_manifest
 from modelexport.graph.nodes import required_inputs
 from modelexport.surgery import Sharing
@@ -86,9 +87,9 @@ def split(
     ``tagged``; the inputs of the whole model go to the stages that use them.
 
     Args:
-        folder: A folder that does not exist, is empty, or has an earlier split, which is replaced.
-        stages: The number of stages.
-        max_bytes: The largest bytes of weights of a stage; determines the number of stages.
+        folder: A folder that does not exist, is empty, or has an earlier split, whose files are replaced.
+        stages: How many.
+        max_bytes: As many as it takes for none to have more bytes of weights.
         at: Selectors: a stage begins with each call that they name. With ``stages``, only these are considered.
         by: The figure by which stages are balanced; with ``flops`` or ``time``, ``measure`` has to return it.
         measure: The figure of a node.
@@ -100,7 +101,7 @@ def split(
         OutputError: The folder cannot be written.
     """
     folder = Path(folder)
-    check_stages_folder(folder)
+    check_package_folder(folder, [tagged.path], ["stages"])
     timeline = Timeline(tagged)
     allowed = _allowed(timeline, tagged.select(*at)) if at else timeline.points
     points = sorted(allowed)
@@ -127,60 +128,26 @@ def split(
 def _write_stages(
     tagged: TaggedFile, folder: Path, parts: Sequence[_Part], sizes: Sequence[int], weights: Sharing
 ) -> tuple[list[Stage], list[str]]:
-    """Write stages, their weights and the manifest into a folder; returns the stages and the weights files."""
-    with written_together(folder.parent) as staging:
-        (inside := staging / folder.name).mkdir()
-        shared = SharedFiles(tagged.path, tagged.model, folder, inside, weights)
+    """Write stages, their weights and the manifest into a folder; returns what was written and the files of weights."""
+    with written_together(folder, [tagged.path], make=True, package=True) as staging:
+        shared = SharedFiles(tagged.path, tagged.model, folder, staging, weights)
         files: dict[str, None] = {}
         written: list[Stage] = []
         for part in parts:
             size = size_of_weights(part.cut.model, tagged.path)
             files.update(dict.fromkeys(shared.save(part.cut.model, part.file)))
             written.append(_describe(part, size, sizes[part.index] / max(sum(sizes), 1)))
-        (inside / MANIFEST).write_bytes(encode_manifest(_manifest(parts, written, list(files))))
-        _remove_stages(folder, {file.name for file in inside.iterdir()})
+        manifest = _manifest(parts, written, list(files), sorted(file.name for file in staging.iterdir()))
+        (staging / MANIFEST).write_bytes(encode_manifest(manifest))
     return written, list(files)
 
 
-def _manifest(parts: Sequence[_Part], written: Sequence[Stage], weights: list[str]) -> Manifest:
+def _manifest(parts: Sequence[_Part], written: Sequence[Stage], weights: list[str], files: list[str]) -> Manifest:
     entries = [
         PartEntry(name=s.name, file=s.file, module=part.module.address, inputs=s.inputs, outputs=s.outputs)
         for s, part in zip(written, parts, strict=True)
     ]
-    return Manifest(format_version=PACKAGE_VERSION, kind="stages", parts=entries, weights=weights)
-
-
-def check_stages_folder(folder: Path) -> None:
-    """Fail when a package cannot be written to a folder.
-
-    Raises:
-        OutputError: It is a file, holds something other than a package of stages, or cannot be written.
-    """
-    if not folder.is_dir():
-        if folder.exists():
-            raise OutputError(f"{folder} is a file: give a folder for the stages")
-        check_writable(folder)
-        return
-    check_writable(folder / MANIFEST)
-    if any(folder.iterdir()) and _stages_in(folder) is None:
-        raise OutputError(f"{folder} has other files in it: give an empty or a new folder")
-
-
-def _stages_in(folder: Path) -> Manifest | None:
-    """The manifest of an earlier split."""
-    try:
-        manifest = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=Manifest)
-    except (OSError, msgspec.DecodeError):
-        return None
-    return manifest if manifest.kind == "stages" else None
-
-
-def _remove_stages(folder: Path, kept: Collection[str]) -> None:
-    """Remove the files of an earlier split that this one does not replace."""
-    earlier = _stages_in(folder)
-    for name in [*(part.file for part in earlier.parts), *earlier.weights] if earlier else []:
-        if name not in kept and Path(name).name == name:
-            (folder / name).unlink(missing_ok=True)
+    return Manifest(format_version=PACKAGE_VERSION, kind="stages", parts=entries, weights=weights, files=files)
 
 
 def _allowed(timeline: Timeline, selection: Selection) -> dict[int, None]:

@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
 from modelexport.errors import UsageError
+from modelexport.format.dtypes import bit_width
 from modelexport.graph.nodes import nested_graphs
 from modelexport.graph.owners import owner_of
 from modelexport.surgery.cutter import Cutter
@@ -188,7 +189,7 @@ class Timeline:
 
 
 def _nbytes(value: ir.Value) -> int:
-    if value.shape is None or value.dtype is None:
+    if value.shape is None or not (width := bit_width(value.dtype)):
         return 1_000_000
     sizes: Iterable[int] = (size if isinstance(size, int) else _NOMINAL for size in value.shape)
-    return max(1, int(prod(sizes) * value.dtype.itemsize))
+    return max(1, prod(sizes) * width // 8)

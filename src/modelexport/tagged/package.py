@@ -9,9 +9,10 @@ import msgspec
 
 from modelexport.core.text import nearest
 from modelexport.errors import FileFormatError, UsageError
+from modelexport.files.manifests import read_manifest
 from modelexport.files.onnx_models import load_onnx
 from modelexport.format import documents, keys
-from modelexport.format.packages import MANIFEST, PACKAGE_VERSION, Manifest, PartEntry
+from modelexport.format.packages import MANIFEST, Manifest, PartEntry
 from modelexport.graph.owners import owner_of
 from modelexport.tagged.file import read_tagged
 
@@ -54,33 +55,6 @@ def read_package(folder: str | Path) -> Package:
     return package
 
 
-def read_manifest(folder: Path) -> Manifest:
-    """Read the manifest of a package of any kind and check that its files exist.
-
-    Raises:
-        FileFormatError: There is none, it is damaged or of an unknown version, or a file is missing.
-    """
-    path = folder / MANIFEST
-    try:
-        manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
-    except OSError as error:
-        raise FileFormatError(
-            f"{folder} is not a package: it has no {MANIFEST}; make one with "
-            f"`modelexport export MODEL -o {folder}/` or `modelexport split`"
-        ) from error
-    except msgspec.MsgspecError as error:
-        raise FileFormatError(f"{path} cannot be read ({error}): make the package again") from error
-    if manifest.format_version != PACKAGE_VERSION:
-        raise FileFormatError(
-            f"{path} has format version {manifest.format_version}, which this version of modelexport does not read "
-            f"({PACKAGE_VERSION}): make the package again"
-        )
-    needed = [*(part.file for part in manifest.parts), *manifest.weights]
-    if missing := [name for name in needed if not (folder / name).is_file()]:
-        raise FileFormatError(f"{folder} lacks {', '.join(missing)}: copy it there, or make the package again")
-    return manifest
-
-
 def _check_together(package: Package) -> None:
     """Refuse parts that were not written by one export: their inputs, entries or weights differ."""
     first = ""
@@ -93,7 +67,7 @@ def _check_together(package: Package) -> None:
                 f"{package.folder / part.file} belongs to another export: its inputs and outputs are not those that "
                 f"{MANIFEST} lists; put the file back, or export the package again"
             )
-        own = _entries(model.metadata_props.get(keys.STATE_DICT, "{}"))
+        own = _entries(package.folder / part.file, model.metadata_props.get(keys.STATE_DICT, "{}"))
         if entries is not None and own != entries:
             raise FileFormatError(
                 f"{part.file} and {first} in {package.folder} belong to different models: export the package again"
@@ -101,9 +75,12 @@ def _check_together(package: Package) -> None:
         first, entries = first or part.file, own
 
 
-def _entries(text: str) -> dict[str, tuple[str, list[int]]]:
-    """The entries of a model as listed in a file, without the flags that say which of them the part uses."""
-    entries = msgspec.json.decode(text, type=dict[str, documents.StateDictEntry])
+def _entries(path: Path, text: str) -> dict[str, tuple[str, list[int]]]:
+    """The entries of a model as a file lists them, without which of them this part uses."""
+    try:
+        entries = msgspec.json.decode(text, type=dict[str, documents.StateDictEntry])
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        raise FileFormatError(f"{path} has damaged tags ({error}): export the package again") from error
     return {key: (entry.dtype, entry.shape) for key, entry in entries.items()}
 
 

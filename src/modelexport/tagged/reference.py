@@ -16,10 +16,10 @@ import msgspec
 import numpy as np
 
 from modelexport.core.calls import ModuleCall
-from modelexport.errors import FileFormatError, OutputError
-from modelexport.files.safetensors_files import encode_header
+from modelexport.errors import FileFormatError, OutputError, WeightsError
+from modelexport.files.safetensors_files import Place, encode_header, read_header
 from modelexport.format import documents, keys
-from modelexport.format.dtypes import SAFETENSORS_NAMES, parse_dtype
+from modelexport.format.dtypes import SAFETENSORS_NAMES, dtype_name, parse_dtype
 from modelexport.graph.nodes import required_inputs
 from modelexport.runtime.evidence import Computed, Evidence, SeenTensor
 from modelexport.runtime.fingerprints import Fingerprint
@@ -222,6 +222,7 @@ def open_reference(tagged: TaggedFile) -> Iterator[ReferenceValues]:
             f"--against, or export with --reference"
         )
     try:
+        places = read_header(path).tensors
         opened = safe_open(path, framework="numpy")
         metadata = opened.metadata() or {}  # type: ignore[no-untyped-call]  # safetensors has no annotation here
         version = metadata.get(keys.FORMAT_VERSION_KEY)
@@ -229,21 +230,24 @@ def open_reference(tagged: TaggedFile) -> Iterator[ReferenceValues]:
             raise FileFormatError(
                 f"{path} has the format version {version}, which this version cannot read: export again"
             )
-        outputs, modules = json.loads(metadata[_OUTPUTS]), json.loads(metadata[_MODULES])
+        outputs, modules = (msgspec.json.decode(metadata[key], type=list[str]) for key in (_OUTPUTS, _MODULES))
         run = msgspec.json.decode(metadata[_RUN], type=_Run)
-        contents, weights = json.loads(metadata[_KEYS]), json.loads(metadata[_WEIGHTS])
+        contents, weights = (msgspec.json.decode(metadata[key], type=dict[str, str]) for key in (_KEYS, _WEIGHTS))
+        _check_complete(run, outputs, contents, places)
         calls = [ModuleCall.parse(address) for address, _ in run.calls]
+        chosen = [ModuleCall.parse(address) for address in modules]
         tensors = [
             SeenTensor(calls[call], "inputs" if side == "inputs" else "outputs", name, content, dtype, tuple(shape))
             for call, side, name, content, dtype, shape in run.tensors
         ]
-    except (SafetensorError, OSError, LookupError, ValueError) as error:
+        if len(set(calls)) != len(calls):
+            raise ValueError("it lists a call twice")
+    except (SafetensorError, WeightsError, OSError, LookupError, ValueError, RecursionError) as error:
         raise FileFormatError(f"{path} is damaged ({error}): export again with --reference") from error
     with opened as file:
-        stored = list(file.keys())
+        stored = list(places)
         names = [value.name for value in required_inputs(tagged.model)]
         kept = [key.removeprefix(_INPUTS) for key in stored if key.startswith(_INPUTS)]
-        chosen = [ModuleCall.parse(address) for address in modules]
         if set(kept) != set(names) or any(call not in tagged.calls for call in chosen):
             raise FileFormatError(
                 f"{path} does not belong to {tagged.path}: inputs or modules differ; export with --reference"
@@ -266,3 +270,26 @@ def open_reference(tagged: TaggedFile) -> Iterator[ReferenceValues]:
             keys=contents,
             read_key=file.get_tensor,
         )
+
+
+def _check_complete(
+    run: _Run, outputs: Sequence[str], contents: Mapping[str, str], places: Mapping[str, Place]
+) -> None:
+    """Look whether all tensors that the run speaks of are kept, and calls lie in calls that began before.
+
+    Raises:
+        ValueError: They are not, or do not.
+    """
+    needed = [*(f"{_VALUES}{name}" for name in outputs), *contents.values()]
+    if missing := next((key for key in needed if key not in places), None):
+        raise ValueError(f"there is no tensor {missing}")
+    for call, _, name, content, dtype, shape in run.tensors:
+        if not 0 <= call < len(run.calls) or content not in contents:
+            raise ValueError(f"the tensor {name} has no call, or no content")
+        place = places[contents[content]]
+        if dtype_name(place.dtype) != dtype or prod(place.shape) != prod(shape):
+            raise ValueError(f"the tensor {name} is kept with another type or size")
+    if any(not 0 <= call < len(run.calls) for call, *_ in run.computed):
+        raise ValueError("an operation has no call")
+    if any(not -1 <= above < number for number, (_, above) in enumerate(run.calls)):
+        raise ValueError("a call runs in one that began after it")

@@ -13,6 +13,7 @@ from modelexport.core.owners import Evidence
 from modelexport.files.expansion import check_functions
 from modelexport.files.regular import open_regular
 from modelexport.files.tensors import serialized_nodes
+from modelexport.files.text_fields import parse_model
 from modelexport.files.wire import without_weights
 from modelexport.format import documents, keys
 from modelexport.format.call_tree import check_version, read_call_tree
@@ -42,7 +43,7 @@ def skim(path: Path) -> Skimmed | None:
     properties: dict[str, str] = {}
     try:
         with open_regular(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            model = onnx.ModelProto.FromString(without_weights(data)[0])
+            model = parse_model(without_weights(data)[0])
         properties = _properties(model)
         check_version(path, properties)
         if keys.ENCODING in properties or keys.FORMER_ENCODING in properties:

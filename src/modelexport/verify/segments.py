@@ -12,6 +12,7 @@ from collections.abc import Collection
 import onnx_ir as ir
 import onnx_ir.passes.common as passes
 
+from modelexport.graph.copies import copy_of
 from modelexport.graph.owners import owner_of
 
 GIVEN = ".given"
@@ -28,7 +29,7 @@ def segmented(model: ir.Model, boundaries: Collection[str], wanted: Collection[s
     Returns:
         A model whose inputs are the inputs of the graph and, named ``NAME.given``, the boundaries that are needed.
     """
-    copy = model.clone()
+    copy = copy_of(model)
     made = {value.name: value for node in copy.graph for value in node.outputs}
     copy.graph.outputs.clear()
     for name in boundaries:

@@ -45,7 +45,13 @@ class ParameterPlan(msgspec.Struct, frozen=True):
 
     def compute(self, tensors: Mapping[str, np.ndarray]) -> np.ndarray:
         """The initializer's value, from the entries of :meth:`inputs`."""
-        return apply_transform(self.steps, tensors) if self.steps else tensors[self.keys[0]]
+        try:
+            return apply_transform(self.steps, tensors) if self.steps else tensors[self.keys[0]]
+        except KeyError as error:
+            raise FileFormatError(
+                f"a transform of {', '.join(self.keys) or 'nothing'} uses {error}, which is not a parameter of it: the "
+                "file has damaged metadata; export it again"
+            ) from error
 
 
 def parameter_plan(value: ir.Value) -> ParameterPlan | None:

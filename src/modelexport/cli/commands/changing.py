@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from modelexport.cli.guards import READ, WRITTEN
 from modelexport.cli.json_documents import adopted_document
 from modelexport.cli.options import FileArgument, FileOrFolderArgument, JsonOption, OutputOption
 from modelexport.cli.running import print_json, progress_shown
@@ -36,7 +37,7 @@ def inline(
 
 
 def adopt(
-    file: Annotated[Path, typer.Argument(metavar="FILE.onnx", help="An ONNX file of another exporter.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE.onnx", help="An ONNX file of another exporter."), READ],
     output: OutputOption,
     keep_torch_metadata: Annotated[
         bool,
@@ -59,9 +60,11 @@ def adopt(
 
 def retag(
     changed: Annotated[
-        Path, typer.Argument(metavar="CHANGED.onnx|CHANGED/", help="The file that a tool made from TAGGED.")
+        Path, typer.Argument(metavar="CHANGED.onnx|CHANGED/", help="The file that a tool made from TAGGED."), READ
     ],
-    source: Annotated[Path, typer.Option("--from", metavar="TAGGED.onnx|TAGGED/", help="The file that the tool read.")],
+    source: Annotated[
+        Path, typer.Option("--from", metavar="TAGGED.onnx|TAGGED/", help="The file that the tool read."), READ
+    ],
     output: OutputOption,
     as_json: JsonOption = False,
 ) -> None:
@@ -105,14 +108,17 @@ def optimize(
 def update_weights(
     file: FileOrFolderArgument,
     output: Annotated[
-        Path, typer.Option("-o", "--output", metavar="OUT.onnx|OUT.onnx_adapter", help="The file to write.")
+        Path,
+        typer.Option("-o", "--output", metavar="OUT.onnx|OUT.onnx_adapter", help="The file to write."),
+        WRITTEN,
     ],
     weights: Annotated[
-        Path | None, typer.Argument(metavar="WEIGHTS.safetensors", help="A state_dict of the same module.")
+        Path | None, typer.Argument(metavar="WEIGHTS.safetensors", help="A state_dict of the same module."), READ
     ] = None,
     adapter: Annotated[
         list[str] | None,
         typer.Option("--adapter", metavar="DIR", help="A LoRA adapter that PEFT wrote, to add to the weights."),
+        READ,
     ] = None,
     as_inputs: Annotated[
         bool, typer.Option("--as-inputs", help="Let FILE take adapters as inputs, and write each as .onnx_adapter.")
@@ -174,7 +180,9 @@ def _adapt(file: Path, output: Path, weights: Path | None, adapters: list[str], 
 def extract(
     file: FileOrFolderArgument,
     output: Annotated[
-        Path, typer.Option("-o", "--output", metavar="SUB.onnx", help="The file to write; a folder for several calls.")
+        Path,
+        typer.Option("-o", "--output", metavar="SUB.onnx", help="The file to write; a folder for several calls."),
+        WRITTEN,
     ],
     modules: Annotated[
         list[str] | None,

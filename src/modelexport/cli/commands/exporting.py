@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from modelexport.capture import FrontEnd, check_opset
+from modelexport.cli.guards import WRITTEN, WRITTEN_FOLDER
 from modelexport.cli.json_documents import export_document, package_document
 from modelexport.cli.options import (
     DtypeOption,
@@ -39,7 +40,9 @@ HierarchyView = Literal["static", "traced", "compare"]
 
 def export(
     output: Annotated[
-        str, typer.Option("-o", "--output", metavar="FILE.onnx|FOLDER/", help="The file to write, or a package.")
+        str,
+        typer.Option("-o", "--output", metavar="FILE.onnx|FOLDER/", help="The file to write, or a package."),
+        WRITTEN,
     ],
     model: ModelArgument = "bert-tiny",
     parts: Annotated[
@@ -89,6 +92,7 @@ def export(
     dag_dir: Annotated[
         Path | None,
         typer.Option("--dag-dir", metavar="DIR", help="Also write each module call's DAG to a file in DIR."),
+        WRITTEN_FOLDER,
     ] = None,
     no_check: Annotated[
         bool, typer.Option("--no-check", help="Do not run the file to check its outputs against MODEL's.")
@@ -126,7 +130,6 @@ def export(
     from modelexport.exporting.interface import widened
     from modelexport.exporting.options import CheckOptions, FuseOptions, Options, TagOptions, WeightOptions
     from modelexport.exporting.pipeline import export as run
-    from modelexport.files.atomic import check_writable
 
     check_opset(opset)
     options = Options(
@@ -155,8 +158,6 @@ def export(
             choice, Path(output), parts or "auto", frontend, opset, options, optimized=not no_optimize, as_json=as_json
         )
         return
-    code = Path(model.partition(":")[0])
-    check_writable(Path(output), [*([inputs] if inputs else []), *([code] if code.is_file() else [])])
     interface = read_interface(input_names, output_names, outputs, axes or ())
     with progress_shown() as progress:
         stages = Stages(progress)
@@ -224,14 +225,14 @@ def _export_folder(
     from modelexport.cli.garbage import only_new_garbage
     from modelexport.cli.running import load_for_package
     from modelexport.core.stages import Stages
-    from modelexport.exporting.packages.folders import check_package_folder
     from modelexport.exporting.packages.package import export_package
+    from modelexport.files.package_folders import check_package_folder
 
     if options.tags.tags_as != "metadata":
         raise UsageError("the parts of a package carry their tags as metadata: leave out --tags-as")
     if options.weights.weights == "none":
         raise UsageError("a package always has its weights: give --weights link or copy")
-    check_package_folder(folder, Path(choice.model))
+    check_package_folder(folder, [Path(choice.model)])
     with progress_shown() as progress:
         stages = Stages(progress)
         loaded, example = load_for_package(choice, parts, stages)
@@ -309,7 +310,7 @@ def inputs(
     model: ModelArgument = "bert-tiny",
     spec: InputsOption = None,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="OUT", help="Save them: .npz or .safetensors.")
+        Path | None, typer.Option("-o", "--output", metavar="OUT", help="Save them: .npz or .safetensors."), WRITTEN
     ] = None,
     model_class: ModelClassOption = None,
     trust_remote_code: RemoteCodeOption = False,

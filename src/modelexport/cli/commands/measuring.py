@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from modelexport.cli.guards import READ, READ_MODEL, WRITTEN
 from modelexport.cli.options import (
     FileOrFolderArgument,
     JsonOption,
@@ -34,10 +35,14 @@ DepthOption = Annotated[int | None, typer.Option("--depth", metavar="N", help="S
 SortOption = Annotated[str | None, typer.Option("--sort", metavar="COLUMN", help="Largest own figure first.")]
 CsvOption = Annotated[bool, typer.Option("--csv", help="Print CSV and nothing else.")]
 HtmlOption = Annotated[
-    Path | None, typer.Option("--html", metavar="OUT.html", help="Also write an interactive page that works offline.")
+    Path | None,
+    typer.Option("--html", metavar="OUT.html", help="Also write an interactive page that works offline."),
+    WRITTEN,
 ]
 NodeDataOption = Annotated[
-    Path | None, typer.Option("--node-data", metavar="OUT.json", help="Also write node data for Model Explorer.")
+    Path | None,
+    typer.Option("--node-data", metavar="OUT.json", help="Also write node data for Model Explorer."),
+    WRITTEN,
 ]
 
 
@@ -72,6 +77,7 @@ def profile(
     inputs: Annotated[
         Path | None,
         typer.Option("--inputs", metavar="FILE", help="Arrays by name: .npz, .safetensors, or a JSON description."),
+        READ,
     ] = None,
     size: Annotated[
         list[str] | None, typer.Option("--size", metavar="NAME=N", help="The size of a dynamic axis of random inputs.")
@@ -83,10 +89,14 @@ def profile(
         str, typer.Option(metavar="NAME", help="The execution provider of ONNX Runtime.")
     ] = "CPUExecutionProvider",
     against: Annotated[
-        Path | None, typer.Option("--against", metavar="OTHER.onnx", help="Another tagged file of the same model.")
+        Path | None,
+        typer.Option("--against", metavar="OTHER.onnx", help="Another tagged file of the same model."),
+        READ,
     ] = None,
     against_torch: Annotated[
-        str | None, typer.Option("--against-torch", metavar="MODEL", help="Compare with the same model in PyTorch.")
+        str | None,
+        typer.Option("--against-torch", metavar="MODEL", help="Compare with the same model in PyTorch."),
+        READ_MODEL,
     ] = None,
     by: ByOption = "call",
     depth: DepthOption = None,
@@ -156,7 +166,7 @@ def profile(
 
 def report(
     file: FileOrFolderArgument,
-    output: Annotated[Path, typer.Option("-o", "--output", metavar="OUT.html", help="The page to write.")],
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="OUT.html", help="The page to write."), WRITTEN],
     size: Annotated[
         list[str] | None, typer.Option("--size", metavar="NAME=N", help="The size of a dynamic axis.")
     ] = None,

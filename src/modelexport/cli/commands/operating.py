@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from modelexport.cli.guards import READ, READ_LIBRARIES, WRITTEN, WRITTEN_FOLDER
 from modelexport.cli.options import FileArgument, JsonOption, OutputOption, parsed_sizes
 from modelexport.cli.running import print_json
 from modelexport.core.text import plural
@@ -23,13 +24,16 @@ SharingOption = Annotated[
     ),
 ]
 
+MOST_MEGABYTES = 1e12
 By = Literal["bytes", "flops", "time"]
 Body = Literal["keep", "drop"]
 
 
 def split(
     file: FileArgument,
-    output: Annotated[Path, typer.Option("-o", "--output", metavar="FOLDER", help="The folder to write.")],
+    output: Annotated[
+        Path, typer.Option("-o", "--output", metavar="FOLDER", help="The folder to write."), WRITTEN_FOLDER
+    ],
     stages: Annotated[int | None, typer.Option(metavar="N", min=1, help="The number of stages.")] = None,
     max_mb: Annotated[
         float | None, typer.Option("--max-mb", metavar="M", help="Largest weights of a stage, in millions of bytes.")
@@ -52,6 +56,8 @@ def split(
 
     if size and by == "bytes":
         raise UsageError("--size goes with --by flops or --by time")
+    if max_mb is not None and not 0 < max_mb < MOST_MEGABYTES:
+        raise UsageError(f"--max-mb {max_mb:g}: give the largest weights of a stage in millions of bytes, such as 500")
     result = run(
         file,
         output,
@@ -75,7 +81,7 @@ def replace(
     ],
     output: OutputOption,
     model: Annotated[
-        Path | None, typer.Option("--with", metavar="SUB.onnx", help="Insert this model, tagged or not.")
+        Path | None, typer.Option("--with", metavar="SUB.onnx", help="Insert this model, tagged or not."), READ
     ] = None,
     mapping: Annotated[
         list[str] | None,
@@ -148,13 +154,17 @@ def place(
         typer.Option("--rule", metavar="'DEVICE: SELECTOR ...'", help="The device of modules: 'gpu: model.layers.*'."),
     ],
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="SESSION.json", help="Write the session options here.")
+        Path | None,
+        typer.Option("-o", "--output", metavar="SESSION.json", help="Write the session options here."),
+        WRITTEN,
     ] = None,
     provider: Annotated[
         list[str] | None, typer.Option("--provider", metavar="NAME", help="A provider of the session, in order.")
     ] = None,
     library: Annotated[
-        list[str] | None, typer.Option("--library", metavar="NAME=PATH", help="The library of a plug-in provider.")
+        list[str] | None,
+        typer.Option("--library", metavar="NAME=PATH", help="The library of a plug-in provider."),
+        READ_LIBRARIES,
     ] = None,
     no_check: Annotated[bool, typer.Option("--no-check", help="Do not open a session.")] = False,
     as_json: JsonOption = False,

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
 
 from modelexport.errors import UsageError
-from modelexport.exporting.packages.folders import check_package_folder, replaced_whole
+from modelexport.exporting.packages.folders import copy_folder, write_manifest
+from modelexport.files.atomic import written_together
 from modelexport.files.onnx_models import load_onnx
+from modelexport.files.package_folders import check_package_folder
 from modelexport.lineage.retagging import RetagReport, retag
 from modelexport.tagged.package import read_package
 from modelexport.weights.updates import UpdateResult, WeightsInFile, planned
@@ -31,12 +32,12 @@ def update_package(folder: Path, state_dict: Path, output: Path) -> UpdateResult
         UsageError: A part has a weight embedded.
     """
     package = read_package(folder)
-    check_package_folder(output, folder)
+    check_package_folder(output, [folder, state_dict])
     used: dict[str, tuple[str, ...]] = {}
     written: dict[tuple[str, int], str] = {}
     weights = WeightsInFile(state_dict)
-    with replaced_whole(output) as staging:
-        shutil.copytree(folder, staging, dirs_exist_ok=True)
+    with written_together(output, [folder, state_dict], make=True, package=True) as staging:
+        copy_folder(folder, staging)
         for part, file in package.files.items():
             model = load_onnx(file)
             plans, tied, read = planned(file, model, weights)
@@ -49,6 +50,7 @@ def update_package(folder: Path, state_dict: Path, output: Path) -> UpdateResult
                 if (str(target), tensor.offset) not in written:
                     _overwrite(staging / target, tensor, plan.compute({key: read(key) for key in plan.inputs()}))
                     written[str(target), tensor.offset] = plan.keys[0]
+        write_manifest(package.manifest, staging)
         unused = len(weights.types.keys() - used.keys())
         files = sorted(str(output / file.relative_to(staging)) for file in staging.rglob("*") if file.is_file())
     return UpdateResult(
@@ -80,11 +82,11 @@ def retag_package(changed: Path, *, source: Path, output: Path) -> dict[str, Ret
         OutputError: The output cannot be written. An existing folder of that name is unchanged.
     """
     package = read_package(source)
-    check_package_folder(output, source)
-    check_package_folder(output, changed)
+    check_package_folder(output, [source, changed])
     reports = {}
-    with replaced_whole(output) as staging:
-        shutil.copytree(source, staging, dirs_exist_ok=True)
+    with written_together(output, [source, changed], make=True, package=True) as staging:
+        copy_folder(source, staging)
         for part in package.manifest.parts:
             reports[part.name] = retag(changed / part.file, source=source / part.file, output=staging / part.file)
+        write_manifest(package.manifest, staging)
     return reports

@@ -1,55 +1,27 @@
-"""The folder of a package: checked before the export, replaced as a whole after it."""
+"""The folder of a package, copied."""
 
 from __future__ import annotations
 
-import os
 import shutil
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-from modelexport.errors import OutputError
-from modelexport.format.packages import MANIFEST
+import msgspec
+
+from modelexport.files.abandoned import STAGING_PREFIX
+from modelexport.format.packages import MANIFEST, Manifest, encode_manifest
 
 
-def check_package_folder(folder: Path, directory: Path | None = None) -> None:
-    """Fail before the work when a package cannot be written.
-
-    Raises:
-        OutputError: Its parent does not exist, or it is a file, holds something other than a package, or is the model's
-            folder.
-    """
-    parent = folder.absolute().parent
-    if not parent.is_dir():
-        raise OutputError(f"cannot write {folder}: there is no folder {parent}")
-    if directory is not None and folder.exists() and folder.resolve() == directory.resolve():
-        raise OutputError(f"{folder} is the folder of the model: give another one")
-    if folder.exists() and not folder.is_dir():
-        raise OutputError(f"{folder} is a file: give the name of a folder")
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / MANIFEST).is_file():
-        raise OutputError(f"{folder} holds other files: give the name of an empty or a new folder")
+def copy_folder(folder: Path, target: Path) -> None:
+    """Copy the regular files of a folder into another, symbolic links to them as files; what else is there is left."""
+    for file in sorted(folder.rglob("*")):
+        inside = file.relative_to(folder)
+        if file.is_file() and not inside.parts[0].startswith(STAGING_PREFIX):
+            (target / inside).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(file, target / inside)
 
 
-@contextmanager
-def replaced_whole(folder: Path) -> Iterator[Path]:
-    """Yield a folder to write into; it replaces ``folder`` when the block ends without an exception."""
-    parent = folder.absolute().parent
-    try:
-        staging = Path(tempfile.mkdtemp(dir=parent, prefix=".modelexport-"))
-    except OSError as error:
-        raise OutputError(f"cannot write to {parent}: {error.strerror or error}") from error
-    try:
-        yield staging
-        former = Path(f"{staging}-former")
-        if folder.exists():
-            os.replace(folder, former)  # noqa: PTH105 - the name says that it replaces
-        mode = os.umask(0)
-        os.umask(mode)
-        staging.chmod(0o777 & ~mode)
-        os.replace(staging, folder)  # noqa: PTH105
-        shutil.rmtree(former, ignore_errors=True)
-    except OSError as error:
-        raise OutputError(f"cannot write {folder}: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
+def write_manifest(manifest: Manifest, staging: Path) -> None:
+    """Write the manifest of the files in a staging folder."""
+    files = (file.relative_to(staging).as_posix() for file in staging.rglob("*") if file.is_file())
+    names = sorted(name for name in files if name != MANIFEST)
+    (staging / MANIFEST).write_bytes(encode_manifest(msgspec.structs.replace(manifest, files=names)))

@@ -14,14 +14,16 @@ from modelexport.core.stages import Stages
 from modelexport.errors import InputsError
 from modelexport.exporting.interface import AS_CAPTURED
 from modelexport.exporting.options import Keywords, Options
-from modelexport.exporting.packages.folders import check_package_folder, replaced_whole
+from modelexport.exporting.packages.folders import write_manifest
 from modelexport.exporting.packages.layouts import write_layouts
 from modelexport.exporting.packages.modes import PartsMode
 from modelexport.exporting.packages.naming import BATCH, name_generation, name_pipeline
 from modelexport.exporting.packages.weights import share_weights
 from modelexport.exporting.pipeline import export
 from modelexport.exporting.result import ExportResult
-from modelexport.format.packages import MANIFEST, PACKAGE_VERSION, Kind, Manifest, PartEntry, encode_manifest
+from modelexport.files.atomic import written_together
+from modelexport.files.package_folders import check_package_folder
+from modelexport.format.packages import PACKAGE_VERSION, Kind, Manifest, PartEntry
 from modelexport.pytorch.generation import ModelPart, can_generate, generation_parts
 from modelexport.pytorch.pipelines import SENTENCE_TRANSFORMER, SentencePipeline, pipeline_parts
 
@@ -75,9 +77,9 @@ def export_package(
     """Export a model to a folder: the graphs that it runs, their weights once, and the files that runtimes need.
 
     Args:
-        model: Any ``nn.Module``. A transformers model that can ``generate`` becomes the parts that generation runs.
-        folder: The folder to write; an existing package is replaced as a whole.
-        inputs: Example inputs for a model that is exported whole. Those of parts are generated.
+        model: Any ``nn.Module``. One of transformers that can ``generate`` gives what generation runs.
+        folder: Made if need be; the files of a package that is there are replaced, or removed.
+        inputs: Example inputs for a model that is exported whole. Parts make their own.
         parts: What the package consists of.
         name: The model's name in the documents; by default its class.
         directory: The model's folder with its configuration and tokenizer, which are copied into the package.
@@ -93,10 +95,10 @@ def export_package(
     folder, stages = Path(folder), stages or Stages()
     lies_in = None if directory is None else Path(directory)
     options = (options or Options()).replaced_by(keywords)
-    check_package_folder(folder, lies_in)
+    check_package_folder(folder, [] if lies_in is None else [lies_in])
     with stages("parts"):
         kind, found = _parts_of(model, parts, inputs)
-    with replaced_whole(folder) as staging:
+    with written_together(folder, [] if lies_in is None else [lies_in], make=True, package=True) as staging:
         with stages("weights"):
             shared = share_weights(model, options.weights.source, staging, options.weights.weights)
         linked = replace(options, weights=replace(options.weights, weights="link", source=shared))
@@ -113,8 +115,8 @@ def export_package(
         fused = options.fusing.fuse is not None
         results, seconds = _export_each(found, export_part, staging, stages, fused=fused)
         manifest = _manifest(kind, found, results, [file.path.name for file in shared.files])
-        (staging / MANIFEST).write_bytes(encode_manifest(manifest))
         notes = [*_notes(kind, found, results), *write_layouts(model, lies_in, staging, manifest, found)]
+        write_manifest(manifest, staging)
         return _result(folder, staging, manifest, results, seconds, notes)
 
 

@@ -15,6 +15,7 @@ import onnx_ir.passes.common as passes
 
 from modelexport.core.owners import Evidence
 from modelexport.errors import FileFormatError
+from modelexport.graph.copies import copy_of
 from modelexport.graph.nodes import all_nodes, nested_graphs
 from modelexport.lineage.exporters.stacks import CallSource, Found, Scope
 
@@ -90,7 +91,7 @@ def _separate(
         calls.append(call)
         if enclosing is not None:
             enclosing.inside.append(call)
-        copy = function.clone()
+        copy = copy_of(function)
         copy.overload = f"{function.overload}#{len(calls)}"
         node.overload = copy.overload
         model.functions[copy.identifier()] = copy

@@ -14,6 +14,7 @@ from modelexport.core.owners import Owner
 from modelexport.errors import UsageError
 from modelexport.files.onnx_models import load_onnx
 from modelexport.format import documents, keys
+from modelexport.graph.copies import copy_of
 from modelexport.graph.nodes import all_nodes, may_be
 from modelexport.graph.owners import owner_of
 from modelexport.surgery.edited_tags import EditedTags
@@ -49,7 +50,7 @@ class FromModel:
         return self.path.name
 
     def build(self, site: Site, tags: EditedTags, used: Iterable[ModuleCall]) -> Parts:
-        graph = self.model.graph.clone()
+        graph = copy_of(self.model.graph)
         interface, whose = site.interface, f"'{site.call}'"
         required = [value for value in graph.inputs if not value.is_initializer()]
         ins = [value.name or "" for value in required]
@@ -74,7 +75,7 @@ class FromModel:
             results,
             owners=owners,
             weights=self._adopted(site.call, graph),
-            functions=[function.clone() for function in self.model.functions.values()],
+            functions=[copy_of(function) for function in self.model.functions.values()],
             opsets=dict(self.model.opset_imports),
             entries=self._entries(site.call),
         )

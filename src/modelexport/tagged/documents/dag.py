@@ -12,8 +12,8 @@ import onnx_ir as ir
 
 from modelexport.core.calls import CallTree, ModuleCall
 from modelexport.core.tags import CallTags
-from modelexport.errors import OutputError
-from modelexport.files.atomic import Replacement, check_writable
+from modelexport.files.atomic import Replacement
+from modelexport.files.package_folders import check_output_folder
 from modelexport.format import documents
 from modelexport.graph.nodes import all_nodes, nested_graphs
 from modelexport.graph.owners import owner_of
@@ -88,11 +88,9 @@ def check_dag_directory(directory: Path) -> None:
     """Fail before the work when files cannot be written into ``directory``.
 
     Raises:
-        OutputError: It is a file, cannot be written to, or does not exist and cannot be created.
+        OutputError: It is a file or a symbolic link, cannot be written to, or is not there and cannot be made.
     """
-    if directory.is_file():
-        raise OutputError(f"{directory} is a file: name a folder for the DAG files")
-    check_writable(directory / "DAG files" if directory.is_dir() else directory)
+    check_output_folder(directory)
 
 
 def write_dag_files(replacement: Replacement, directory: Path, dags: Mapping[str, documents.Dag]) -> None:

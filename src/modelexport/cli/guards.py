@@ -1,0 +1,114 @@
+"""What a command reads and what it writes, said once, at its parameters: no output takes the place of an input."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, get_args
+
+import typer
+
+from modelexport.errors import OutputError
+
+
+@dataclass(frozen=True)
+class Read:
+    """In the annotation of a parameter: it names files or folders that the command reads."""
+
+    files: Callable[[Any], Iterable[Path]] = lambda path: [path]
+
+
+@dataclass(frozen=True)
+class Written:
+    """In the annotation of a parameter: it names what the command writes."""
+
+    folder: bool = False
+    """Always a folder. What is none, or may be one, is checked before the command runs where it is a file."""
+
+
+def _model_files(spec: str) -> list[Path]:
+    """The folder or the source file that MODEL names."""
+    name, _, factory = spec.partition(":")
+    if not factory:
+        return [] if spec == "bert-tiny" else [Path(spec).expanduser()]
+    module = Path(*name.split("."))
+    return [Path(name), module.with_suffix(".py") if module.name else module, module / "__init__.py"]
+
+
+READ = Read()
+READ_MODEL = Read(_model_files)
+READ_LIBRARIES = Read(lambda texts: [Path(text.partition("=")[2]) for text in texts])
+WRITTEN, WRITTEN_FOLDER = Written(), Written(folder=True)
+
+FollowOption = Annotated[
+    bool,
+    typer.Option("--follow-symlinks", help="Where an output is a symbolic link, write what it leads to."),
+]
+
+
+def guarded(command: Callable[..., None]) -> Callable[..., None]:
+    """A command that refuses outputs before it does anything, with ``--follow-symlinks``; itself if it writes nothing.
+
+    While it runs, whatever is written, nothing that it reads is replaced.
+    """
+    signature = inspect.signature(command, eval_str=True)
+    marks = {
+        name: mark
+        for name, parameter in signature.parameters.items()
+        for mark in get_args(parameter.annotation)[1:]
+        if isinstance(mark, Read | Written)
+    }
+    outputs = {name: mark for name, mark in marks.items() if isinstance(mark, Written)}
+    if not outputs:
+        return command
+
+    @functools.wraps(command)
+    def run(**values: Any) -> None:
+        from modelexport.files.protected import reading
+
+        follow = values.pop("follow_symlinks")
+        given = {name: values[name] for name in outputs if values[name] is not None}
+        if follow:
+            given = {name: _followed(value) for name, value in given.items()}
+        reads = [
+            path
+            for name, mark in marks.items()
+            if isinstance(mark, Read) and values[name]
+            for path in mark.files(values[name])
+        ]
+        with reading(reads):
+            _check(given, outputs)
+            command(**values | given)
+
+    following = inspect.Parameter(
+        "follow_symlinks", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=FollowOption
+    )
+    parameters = [*signature.parameters.values(), following]
+    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {**command.__annotations__, "follow_symlinks": FollowOption}
+    return run
+
+
+def _followed(value: Path | str) -> Path | str:
+    """The path that an output means: that which a symbolic link leads to."""
+    path = Path(value)
+    if not path.is_symlink():
+        return value
+    real = os.path.realpath(path)
+    return Path(real) if isinstance(value, Path) else real + "/" * value.endswith("/")
+
+
+def _check(given: Mapping[str, Path | str], outputs: Mapping[str, Written]) -> None:
+    from modelexport.files.atomic import check_writable
+
+    places: dict[str, Path] = {}
+    for name, value in given.items():
+        path = Path(value)
+        if (other := places.setdefault(os.path.realpath(path), path)) is not path:
+            raise OutputError(f"{path} and {other} are one file, and would both be written: give another name")
+        if not outputs[name].folder and not path.is_dir() and not str(value).endswith("/"):
+            check_writable(path)

@@ -1,0 +1,63 @@
+"""The folder that a package is written to: checked before the work."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterable
+from pathlib import Path
+
+from modelexport.errors import OutputError
+from modelexport.files.abandoned import STAGING_PREFIX
+from modelexport.files.atomic import check_apart, check_writable
+from modelexport.files.manifests import files_of_package, has_manifest, read_kind
+from modelexport.files.protected import being_read
+from modelexport.files.regular import check_folder_writable, what_it_is
+from modelexport.format.packages import MANIFEST, UNFINISHED
+
+
+def check_output_folder(folder: Path) -> None:
+    """Fail before the work, not after it, when files cannot be written into a folder, which may have to be made.
+
+    Raises:
+        OutputError: It is a file, a symbolic link, or cannot be written to or made.
+    """
+    if folder.is_symlink():
+        raise OutputError(
+            f"{folder} is a symbolic link: give the folder that it leads to, {os.path.realpath(folder)}, or "
+            "--follow-symlinks"
+        )
+    if folder.exists() and not folder.is_dir():
+        raise OutputError(f"{folder} is a file: give the name of a folder")
+    if not folder.absolute().parent.is_dir():
+        raise OutputError(f"cannot write {folder}: there is no folder {folder.absolute().parent}")
+    place = folder if folder.is_dir() else folder.absolute().parent
+    check_folder_writable(place, folder)
+
+
+def check_package_folder(folder: Path, reads: Iterable[Path] = (), kinds: Collection[str] = ()) -> None:
+    """Fail before the work, not after it, when a package cannot be written to a folder.
+
+    Args:
+        folder: It may have a package, whose files are replaced; other files stay if there is one.
+        reads: The files and folders that are read, besides those that are known to be.
+        kinds: The kinds of packages that may be replaced; any if left out.
+
+    Raises:
+        OutputError: It cannot be written to, holds something else than a package, or files that are read.
+    """
+    check_output_folder(folder)
+    if not folder.is_dir():
+        return
+    for read in (*reads, *being_read()):
+        if read.is_dir() and read.samefile(folder):
+            raise OutputError(f"{folder} is the folder of the model: give another one")
+    if any(not file.name.startswith(STAGING_PREFIX) for file in folder.iterdir()):
+        if not has_manifest(folder):
+            raise OutputError(f"{folder} holds other files: give the name of an empty or a new folder")
+        if kinds and (kind := read_kind(folder)) not in (*kinds, UNFINISHED):
+            raise OutputError(f"{folder} holds a package of the kind '{kind}': give an empty or a new folder")
+    check_writable(folder / MANIFEST)
+    for file in (folder / MANIFEST, *files_of_package(folder, every=True)):
+        if (what := what_it_is(file)) is not None:
+            raise OutputError(f"{file} is not a regular file but {what}, and may have to be replaced: remove it")
+        check_apart(file, reads)

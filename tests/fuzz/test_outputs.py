@@ -1,0 +1,273 @@
+"""No command writes over what it reads, or over what is not a regular file: every command, every output, every name."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import shutil
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from commands import run
+from corpus import copied
+from modelexport.cli.app import COMMANDS
+from modelexport.cli.guards import Read, Written
+from modelexport.format.packages import MANIFEST
+
+
+@dataclass(frozen=True)
+class Case:
+    """A command that would succeed, without its outputs; the options that name these; what it reads."""
+
+    words: list[str]
+    outputs: list[str]
+    reads: list[str]
+    needed: list[str] = field(default_factory=list)
+    """An output that is needed where another one is tried."""
+
+
+DATA = ["copied.onnx", "copied.onnx.data", "copied.operations.json"]
+CASES = {
+    "strip": Case(["attributes.onnx"], ["-o"], ["attributes.onnx", "attributes.dag.json"]),
+    "inline": Case(["functions.onnx"], ["-o"], ["functions.onnx", "functions.hierarchy.json"]),
+    "adopt": Case(["copied.onnx"], ["-o"], DATA),
+    "retag": Case(["copied.onnx", "--from", "plain.onnx"], ["-o"], [*DATA, "plain.onnx"]),
+    "optimize": Case(["copied.onnx", "--with", "onnxscript"], ["-o"], DATA),
+    "update-weights": Case(["copied.onnx", "new.safetensors"], ["-o"], [*DATA, "new.safetensors"]),
+    "extract": Case(["copied.onnx", "blocks.0"], ["-o"], DATA),
+    "replace": Case(["copied.onnx", "head", "--with", "sub.onnx"], ["-o"], [*DATA, "sub.onnx"]),
+    "rename": Case(["copied.onnx"], ["-o"], DATA),
+    "split": Case(["copied.onnx", "--stages", "2"], ["-o"], DATA),
+    "place": Case(
+        ["copied.onnx", "--rule", "gpu: blocks.0", "--no-check", "--library", "x=library.so"],
+        ["-o"],
+        [*DATA, "library.so"],
+    ),
+    "cost": Case(["copied.onnx"], ["--html", "--node-data"], DATA),
+    "profile": Case(
+        ["copied.onnx", "--inputs", "arrays.npz", "--against", "plain.onnx", "--runs", "1", "--warmup", "1"],
+        ["--html", "--node-data"],
+        [*DATA, "arrays.npz", "plain.onnx"],
+    ),
+    "report": Case(["copied.onnx"], ["-o"], DATA),
+    "inputs": Case(["factory.py:make", "--inputs", "inputs.json"], ["-o"], ["factory.py", "inputs.json"]),
+    "export": Case(
+        ["factory.py:make", "--inputs", "inputs.json", "--frontend", "torchscript"],
+        ["-o", "--dag-dir"],
+        ["factory.py", "inputs.json"],
+        ["-o", "fine.onnx"],
+    ),
+}
+
+
+@pytest.fixture
+def place(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = copied(corpus, tmp_path / "place")
+    monkeypatch.chdir(folder)
+    (folder / "inputs.json").write_text('{"x": {"dtype": "float32", "shape": [2, 4], "range": [0, 1]}}')
+    (folder / "library.so").write_bytes(b"library")
+    (folder / "arrays.npz").write_bytes(b"arrays")
+    (folder / "below").mkdir()
+    return folder
+
+
+def marks(command: Callable[..., None]) -> Iterator[tuple[str, Any, list[Any]]]:
+    for name, parameter in inspect.signature(command, eval_str=True).parameters.items():
+        kind, *rest = get_args(parameter.annotation) or (parameter.annotation,)
+        yield name, kind, [mark for mark in rest if isinstance(mark, Read | Written)]
+
+
+def writers() -> dict[str, Callable[..., None]]:
+    found = {
+        command for command in COMMANDS for *_, kinds in marks(command) if any(isinstance(m, Written) for m in kinds)
+    }
+    return {command.__name__.replace("_", "-"): command for command in COMMANDS if command in found}
+
+
+def test_the_table_has_every_command_that_writes() -> None:
+    assert set(CASES) == set(writers())
+
+
+@pytest.mark.parametrize("name", writers())
+def test_each_parameter_of_a_writer_that_is_a_path_says_whether_it_is_read_or_written(name: str) -> None:
+    for parameter, kind, kinds in marks(writers()[name]):
+        if Path in (kind, *get_args(kind)) or parameter in ("model", "output"):
+            assert len(kinds) == 1, f"{parameter} of {name}"
+
+
+def everything(folder: Path) -> dict[str, Any]:
+    """What is in a folder, bytes and links and all."""
+    found: dict[str, Any] = {}
+    for path in folder.rglob("*"):
+        mode = path.lstat().st_mode
+        name = str(path.relative_to(folder))
+        if "__pycache__" not in name:
+            found[name] = (stat.S_IFMT(mode), path.read_bytes() if stat.S_ISREG(mode) else b"", path.is_symlink())
+    return found
+
+
+def refused(name: str, option: str, output: str, *more: str) -> str:
+    case = CASES[name]
+    needed = case.needed if option not in case.needed else []
+    ended = run(name, *case.words, *needed, option, output, *more)
+    shown = f"{name} {option} {output}: {ended.status} {ended.err}{ended.out[-200:]}"
+    assert ended.status == 2 and ended.err.startswith("modelexport: ") and ended.err.count("\n") == 1, shown
+    assert "cannot be" not in ended.err or "written" in ended.err, shown
+    return ended.err
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_output_that_is_an_input_is_refused_however_it_is_spelt(name: str, place: Path) -> None:
+    case = CASES[name]
+    for number, read in enumerate(case.reads):
+        os.link(read, f"hard-{number}.x")
+        Path(f"soft-{number}.x").symlink_to(read)
+    before = everything(place)
+    for option in case.outputs:
+        for number, read in enumerate(case.reads):
+            for spelt in (read, f"./below/../{read}", str(place / read), f"hard-{number}.x", f"soft-{number}.x"):
+                refused(name, option, spelt)
+            refused(name, option, f"soft-{number}.x", "--follow-symlinks")
+    assert everything(place) == before
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_output_that_is_no_regular_file_is_refused(name: str, place: Path) -> None:
+    os.mkfifo("fifo")
+    Path("dangling").symlink_to("nowhere")
+    Path("loop").symlink_to("loop")
+    before = everything(place)
+    for option in CASES[name].outputs:
+        for output in ("/dev/null", "fifo", "dangling", "loop", "missing/x", "factory.py/x"):
+            refused(name, option, output)
+        refused(name, option, "loop", "--follow-symlinks")
+        refused(name, option, "fifo", "--follow-symlinks")
+    assert everything(place) == before
+    assert Path("/dev/null").is_char_device()
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name not in ("split", "profile", "optimize")])
+def test_a_link_is_followed_where_that_is_asked_for(name: str, place: Path) -> None:
+    case = CASES[name]
+    store = place.parent / "store"
+    store.mkdir()
+    suffix = ".npz" if name == "inputs" else ".out"
+    real, link = store / f"target{suffix}", Path(f"link{suffix}")
+    real.write_bytes(b"old")
+    link.symlink_to(real)
+    option = case.outputs[0]
+    assert "--follow-symlinks" in refused(name, option, str(link))
+    assert real.read_bytes() == b"old"
+    ended = run(name, *case.words, option, link, "--follow-symlinks")
+    assert ended.status == 0, ended.err
+    assert link.is_symlink() and real.read_bytes() != b"old"
+    assert not [
+        file for file in place.iterdir() if file.name.startswith(("link.", ".modelexport-")) and file != place / link
+    ]
+
+
+def test_a_folder_that_is_a_link_is_followed_where_that_is_asked_for(place: Path) -> None:
+    store = place.parent / "store"
+    store.mkdir()
+    Path("link").symlink_to(store)
+    assert "--follow-symlinks" in refused("split", "-o", "link")
+    assert "--follow-symlinks" in refused("export", "--dag-dir", "link")
+    ended = run("extract", "plain.onnx", "--each", "Linear", "-o", "link")
+    assert ended.status == 2 and "--follow-symlinks" in ended.err
+    assert not list(store.iterdir())
+    assert run("split", "plain.onnx", "--stages", "2", "-o", "link", "--follow-symlinks").status == 0
+    assert (store / MANIFEST).is_file()
+
+
+@pytest.mark.parametrize("kind", ["fifo", "link", "folder", "input"])
+def test_each_file_that_goes_into_a_folder_is_looked_at(kind: str, place: Path) -> None:
+    out = place / "out"
+    assert run("split", "plain.onnx", "--stages", "2", "-o", "out").status == 0
+    assert run("extract", "plain.onnx", "--each", "Linear", "-o", "cut").status == 0
+    export = ["export", "factory.py:make", "-o", "x.onnx", "--frontend", "torchscript", "--dag-dir", "dags"]
+    assert run(*export).status == 0
+    targets = [out / "stage_1.onnx", next((place / "cut").iterdir()), next((place / "dags").iterdir())]
+    for target in targets:
+        target.unlink()
+        match kind:
+            case "fifo":
+                os.mkfifo(target)
+            case "link":
+                target.symlink_to(place / "plain.onnx")
+            case "folder":
+                target.mkdir()
+            case "input":
+                shutil.copy(place / "plain.onnx", target)
+    source = "out/stage_1.onnx" if kind == "input" else "plain.onnx"
+    cut = str(targets[1].relative_to(place)) if kind == "input" else "plain.onnx"
+    commands = [
+        ["split", source, "--stages", "2", "-o", "out"],
+        ["extract", cut, "--each", "Linear", "-o", "cut"],
+        [*export, "--inputs", str(targets[2].relative_to(place))] if kind == "input" else export,
+    ]
+    if kind == "input":
+        targets[2].write_text('{"x": {"dtype": "float32", "shape": [2, 4], "range": [0, 1]}}')
+    before = everything(place)
+    for command in commands:
+        ended = run(*command)
+        assert ended.status == 2 and ended.err.count("\n") == 1, f"{command}: {ended}"
+        assert everything(place) == before, command
+
+
+def test_two_outputs_cannot_be_one_file(place: Path) -> None:
+    ended = run("cost", "plain.onnx", "--html", "a.out", "--node-data", "below/../a.out")
+    assert ended.status == 2 and "are one file" in ended.err
+    assert not Path("a.out").exists()
+
+
+def test_a_model_is_exported_into_the_folder_of_its_checkpoint_but_over_none_of_its_files(place: Path) -> None:
+    os.link("checkpoint/config.json", "second-name.onnx")
+    for output in (
+        "checkpoint/config.json",
+        "checkpoint/model.safetensors.index.json",
+        "second-name.onnx",
+        "checkpoint/",
+    ):
+        ended = run("export", "checkpoint", "-o", output)
+        assert ended.status == 2 and ended.err.count("\n") == 1, ended
+    assert "folder of the model" in run("export", "checkpoint", "-o", "checkpoint/").err
+    (place / "checkpoint" / "model.onnx").write_bytes(b"an earlier export")
+    ended = run("export", "checkpoint", "-o", "checkpoint/model.onnx", "--opset", "5")
+    assert "no front end writes opset 5" in ended.err  # it got as far as that
+
+
+def test_files_of_somebody_else_in_the_folder_of_a_package_stay(place: Path) -> None:
+    assert run("split", "plain.onnx", "--stages", "3", "-o", "out").status == 0
+    (place / "out" / "notes.txt").write_text("mine")
+    assert run("split", "plain.onnx", "--stages", "2", "-o", "out").status == 0
+    assert (place / "out" / "notes.txt").read_text() == "mine"
+    assert sorted(file.name for file in (place / "out").glob("*.onnx")) == ["stage_0.onnx", "stage_1.onnx"]
+
+
+@pytest.mark.parametrize(
+    "name", ["../plain.onnx", "/etc/hostname", "below/../../plain.onnx", "", ".", "a\0b", "x" * 5000]
+)
+def test_a_manifest_names_files_of_its_folder_only(name: str, place: Path) -> None:
+    assert run("split", "plain.onnx", "--stages", "2", "-o", "out").status == 0
+    for key in ("files", "weights", "parts"):
+        manifest = json.loads((place / "out" / MANIFEST).read_text())
+        if key == "parts":
+            manifest["parts"][0]["file"] = name
+        else:
+            manifest[key] = [name]
+        (place / "out" / MANIFEST).write_text(json.dumps(manifest))
+        before = everything(place)
+        if key != "files":
+            ended = run("tree", "out")
+            assert ended.status == 2 and ended.err.count("\n") == 1, ended
+        assert run("split", "plain.onnx", "--stages", "2", "-o", "out").status == 0
+        now = everything(place)
+        assert {key: now[key] for key in before if not key.startswith("out/")} == {
+            key: before[key] for key in before if not key.startswith("out/")
+        }
