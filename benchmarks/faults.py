@@ -29,7 +29,8 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+# In place of this folder, whose profile.py is not the one that cProfile means.
+sys.path[0] = str(Path(__file__).parent.parent / "tests")
 
 import modelexport
 import models
