@@ -18,6 +18,7 @@ import numpy as np
 from modelexport.core.calls import ModuleCall
 from modelexport.errors import FileFormatError, OutputError
 from modelexport.format import documents, keys
+from modelexport.runtime.choices import Choice
 from modelexport.runtime.evidence import Computed, Evidence, SeenTensor
 from modelexport.runtime.fingerprints import Fingerprint
 from modelexport.tagged.file import TaggedFile
@@ -66,6 +67,7 @@ class ReferenceValues:
     """The name of a value to its array."""
     tensors: Sequence[SeenTensor]
     computed: Sequence[Computed]
+    choices: Sequence[Choice]
     parents: Mapping[ModuleCall, ModuleCall | None]
     weights: Mapping[str, str]
     """Initializers, by the entries that they come from, to digests of their bytes."""
@@ -90,6 +92,8 @@ class _Run(msgspec.Struct, frozen=True, array_like=True):
     """Call, side, name, content, element type, shape."""
     computed: list[tuple[int, str, int, float, float, float, bool, bool]]
     """Call and the fingerprint of what an operation gave, and whether that was new."""
+    choices: list[tuple[int, str, list[int], str, list[int]]] = []
+    """Call, what was chosen from, and what was chosen: contents and shapes."""
 
 
 def write_reference(
@@ -138,6 +142,11 @@ def write_reference(
             continue
         where.setdefault(tensor.content, key)
         arrays.setdefault(key, ((tensor.dtype, tensor.shape), partial(run.array, tensor.content)))
+    for choice in run.choices:
+        for content, shape in ((choice.scores, choice.scores_shape), (choice.indices, choice.indices_shape)):
+            if not modules and content not in where:
+                where[content] = key = f"{_TENSORS}{content}"
+                arrays[key] = ((content.partition(":")[0], shape), partial(run.array, content))
     known = {key: one for key, one in arrays.items() if one[0][0] in _TYPES}
     order = list(_TYPES)
     known = dict(sorted(known.items(), key=lambda one: order.index(one[1][0][0])))
@@ -148,7 +157,9 @@ def write_reference(
         _MODULES: json.dumps([call.address for call in modules]),
         _WEIGHTS: json.dumps(dict(weights)),
         _KEYS: json.dumps({content: key for content, key in where.items() if key in known}),
-        _RUN: msgspec.json.encode(_as_data(run, [t for t in kept if where[t.content] in known])).decode(),
+        _RUN: msgspec.json.encode(
+            _as_data(run, [t for t in kept if where[t.content] in known], _in(where, known))
+        ).decode(),
     }
     header = _header(metadata, {key: kind for key, (kind, _) in known.items()}, sizes)
     total = len(header) + sum(sizes.values())
@@ -161,6 +172,11 @@ def write_reference(
         file.write(header)
         for _, read in known.values():
             file.write(np.ascontiguousarray(read()).tobytes())
+
+
+def _in(where: Mapping[str, str], known: Collection[str]) -> set[str]:
+    """The contents that the file has."""
+    return {content for content, key in where.items() if key in known}
 
 
 def _is_inside(call: ModuleCall, chosen: set[ModuleCall], parents: Mapping[ModuleCall, ModuleCall | None]) -> bool:
@@ -184,12 +200,14 @@ def _names(sidecar: documents.Hierarchy | None, tagged: TaggedFile) -> dict[tupl
     }
 
 
-def _as_data(run: Evidence, tensors: Sequence[SeenTensor]) -> _Run:
+def _as_data(run: Evidence, tensors: Sequence[SeenTensor], contents: set[str]) -> _Run:
     numbers = {call: index for index, call in enumerate(run.parents)}
+    choices = [c for c in run.choices if {c.scores, c.indices} <= contents]
     return _Run(
         [(call.address, -1 if parent is None else numbers[parent]) for call, parent in run.parents.items()],
         [(numbers[t.call], t.side, t.name, t.content, t.dtype, list(t.shape)) for t in tensors],
         [(numbers[c.call], *c.fingerprint, c.new) for c in run.computed],
+        [(numbers[c.call], c.scores, list(c.scores_shape), c.indices, list(c.indices_shape)) for c in choices],
     )
 
 
@@ -260,6 +278,10 @@ def open_reference(tagged: TaggedFile) -> Iterator[ReferenceValues]:
             computed=[
                 Computed(calls[call], Fingerprint(kind, size, norm, one, two, telling), new)
                 for call, kind, size, norm, one, two, telling, new in run.computed
+            ],
+            choices=[
+                Choice(calls[call], scores, tuple(shape), indices, tuple(chosen))
+                for call, scores, shape, indices, chosen in run.choices
             ],
             parents={
                 call: None if above < 0 else calls[above] for call, (_, above) in zip(calls, run.calls, strict=True)

@@ -18,6 +18,7 @@ from modelexport.runtime import sessions
 from modelexport.runtime.evidence import Evidence, SeenTensor
 from modelexport.runtime.fingerprints import Fingerprint, Index, fingerprint_of
 from modelexport.verify.differences import Difference, compare_arrays
+from modelexport.verify.segments import given_name, segmented
 
 _HINT = 1e-3
 """How far, in norms, a value of the whole run may be from a tensor and still be it: rounding has added up."""
@@ -55,12 +56,14 @@ def run_file(
     *,
     provider: str,
     keep: Collection[str] = (),
+    given: Mapping[str, Any] | None = None,
     batch_bytes: int = BATCH_BYTES,
 ) -> FileRun:
     """Run a file without the runtime's optimiser and recognise the contents of a PyTorch run in its values.
 
     Args:
         keep: Names of values whose arrays the result has.
+        given: Values of the main graph to what their users get instead.
     """
     index: Index[str] = Index()
     seen: set[str] = set()
@@ -68,6 +71,10 @@ def run_file(
         if tensor.content not in seen:
             seen.add(tensor.content)
             index.add(fingerprint_of(evidence.array(tensor.content)), tensor.content)
+    if given:
+        made = [v.name or "" for node in model.graph for v in node.outputs if v.name and not _is_sequence(v)]
+        model = segmented(model, given, made, {name: array.dtype for name, array in given.items()})
+        feeds = {**feeds, **{given_name(name): array for name, array in given.items()}}
     values = [v for node in model.graph for v in node.outputs if v.name and not _is_sequence(v)]
     found = FileRun()
     largest = max((prod(t.shape) for t in evidence.tensors), default=1)

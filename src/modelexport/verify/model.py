@@ -28,7 +28,7 @@ from modelexport.runtime.sessions import CPU, input_names, open_session, run_ses
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tagged.flattening import runnable
 from modelexport.tagged.reference import reference_path, write_reference
-from modelexport.verify.calls import prove_calls, sampled_calls, verdicts_of
+from modelexport.verify.calls import sampled_calls, verdicts_of
 from modelexport.verify.claims import false_claims
 from modelexport.verify.differences import UNITS, Difference, compare_outputs
 from modelexport.verify.feeding import feeds, under_names
@@ -43,6 +43,7 @@ from modelexport.verify.parameters import (
     put_in,
     users_of,
 )
+from modelexport.verify.proving import prove_calls
 from modelexport.verify.sampling import verify_alone
 from modelexport.verify.verdicts import CallVerdict, ParameterReport, VerifyReport
 from modelexport.weights.sources import Weights
@@ -129,7 +130,7 @@ def verify(
         provider=provider,
         units=dict(UNITS),
         parameters=parameters,
-        claims=false_claims(tagged, sidecar, run, proof.hints, model_classes(model)),
+        claims=false_claims(tagged, sidecar, run, proof.contents, model_classes(model)),
         others=more,
         perturbed=bool(others_in),
         optimizer=optimizer,

@@ -12,11 +12,12 @@ from modelexport.runtime.sessions import CPU, input_names, open_session, run_ses
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tagged.flattening import runnable
 from modelexport.tagged.reference import ReferenceValues, open_reference, reference_path
-from modelexport.verify.calls import prove_calls, verdicts_of
+from modelexport.verify.calls import verdicts_of
 from modelexport.verify.claims import false_claims
 from modelexport.verify.differences import UNITS, compare_outputs
 from modelexport.verify.matching import WHOLE_UNITS
 from modelexport.verify.parameters import parameter_digests, users_of
+from modelexport.verify.proving import prove_calls
 from modelexport.verify.verdicts import VerifyReport
 from modelexport.weights.transforms import parameter_plan
 
@@ -54,7 +55,7 @@ def verify_reference(path: str | Path, *, modules: Sequence[str] = (), provider:
             provider=provider,
             units=dict(UNITS),
             parameters=None,
-            claims=false_claims(tagged, None, reference, proof.hints, {}),
+            claims=false_claims(tagged, None, reference, proof.contents, {}),
         )
 
 

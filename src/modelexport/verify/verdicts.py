@@ -27,6 +27,10 @@ class CallVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """The worst of the values that it returns, in one run of the whole file."""
     per_module: Difference | None = None
     """The worst of the values that it returns, computed from the right values before it."""
+    first_node: str = ""
+    """Of a call that differs: the first node of the graph that may be why."""
+    position: int | None = None
+    """Where in the graph that node is."""
 
 
 class ParameterReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,10 +109,10 @@ class VerifyReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def diverging(self) -> CallVerdict | None:
-        """The first call whose own nodes are wrong, or else the first that does not return what it should."""
+        """The call with the first node of the graph that may be wrong, or else the first that differs."""
         wrong = [call for call in self.calls if call.status == "differ"]
-        own = (call for call in wrong if call.per_module is not None and call.per_module.status == "differ")
-        return next(own, wrong[0] if wrong else None)
+        placed = [call for call in wrong if call.position is not None]
+        return min(placed, key=lambda call: call.position or 0, default=wrong[0] if wrong else None)
 
     @property
     def counts(self) -> dict[str, int]:
