@@ -2,10 +2,10 @@
 
     OMP_NUM_THREADS=1 python benchmarks/false_alarms.py [MODEL,...] [--exports FOLDER] [--quick]
 
-Ways: both front ends; static and dynamic; fresh weights, and *other* ones, of which no two are equal, put into the file with
-`update-weights` and verified as they are; after each tool of `optimize` that keeps the numbers. `--quick` leaves out
-the tools. A file that the exporter or a tool refuses is no run. Ends with status 1 if a sound file is accused, or if
-nothing of it was compared; prints the table of alarms by runs.
+Ways: both front ends; static and dynamic; fresh weights, and *other* ones, of which no two are equal, put into the file
+with `update-weights` and verified as they are; after each tool of `optimize` that keeps the numbers. `--quick` leaves
+out the tools. A file that the exporter or a tool refuses is no run. Ends with status 1 if a sound file is accused, or
+if nothing of it was compared; prints the table of alarms by runs.
 
 Needs what `make test` installs; about forty minutes.
 """
@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 # In place of this folder, whose profile.py is not the one that cProfile means.
-sys.path[0] = str(Path(__file__).parent.parent / "tests")
+sys.path.pop(0)
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 import torch
 

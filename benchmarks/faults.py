@@ -30,7 +30,8 @@ import onnx_ir as ir
 import onnxruntime
 
 # In place of this folder, whose profile.py is not the one that cProfile means.
-sys.path[0] = str(Path(__file__).parent.parent / "tests")
+sys.path.pop(0)
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 import modelexport
 import models

@@ -66,6 +66,10 @@ def _summary(report: VerifyReport) -> str:
         wrong = [*report.parameters.unaccounted, *report.parameters.differing]
         told = f"not in the file or not the model's: {', '.join(wrong)}" if wrong else "all the model's"
         summary.append(f"{plural(report.parameters.used, 'parameter')} {told}")
+        if report.parameters.untraced:
+            summary.append(
+                f"{len(report.parameters.untraced)} of them not compared: another tool folded or packed them"
+            )
     if report.perturbed:
         summary.append("calls were compared with other weights on both sides")
     return "; ".join(summary)

@@ -157,9 +157,7 @@ def write_reference(
         _MODULES: json.dumps([call.address for call in modules]),
         _WEIGHTS: json.dumps(dict(weights)),
         _KEYS: json.dumps({content: key for content, key in where.items() if key in known}),
-        _RUN: msgspec.json.encode(
-            _as_data(run, [t for t in kept if where[t.content] in known], _in(where, known))
-        ).decode(),
+        _RUN: msgspec.json.encode(_as_data(run, kept, _in(where, known))).decode(),
     }
     header = _header(metadata, {key: kind for key, (kind, _) in known.items()}, sizes)
     total = len(header) + sum(sizes.values())
@@ -205,7 +203,11 @@ def _as_data(run: Evidence, tensors: Sequence[SeenTensor], contents: set[str]) -
     choices = [c for c in run.choices if {c.scores, c.indices} <= contents]
     return _Run(
         [(call.address, -1 if parent is None else numbers[parent]) for call, parent in run.parents.items()],
-        [(numbers[t.call], t.side, t.name, t.content, t.dtype, list(t.shape)) for t in tensors],
+        [
+            (numbers[t.call], t.side, t.name, t.content, t.dtype, list(t.shape))
+            for t in tensors
+            if t.content in contents
+        ],
         [(numbers[c.call], *c.fingerprint, c.new) for c in run.computed],
         [(numbers[c.call], c.scores, list(c.scores_shape), c.indices, list(c.indices_shape)) for c in choices],
     )

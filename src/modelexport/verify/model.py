@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from modelexport.core.exclusive import exclusive
 from modelexport.core.messages import collected
 from modelexport.errors import UsageError
 from modelexport.files.linked import check_files
+from modelexport.files.onnx_models import load_onnx
 from modelexport.format import documents
 from modelexport.graph.nodes import nested_graphs
 from modelexport.pytorch.model_run import ModelRun, as_array
@@ -30,23 +29,27 @@ from modelexport.tagged.flattening import runnable
 from modelexport.tagged.reference import reference_path, write_reference
 from modelexport.verify.calls import sampled_calls, verdicts_of
 from modelexport.verify.claims import false_claims
-from modelexport.verify.differences import UNITS, Difference, compare_outputs
+from modelexport.verify.differences import UNITS
 from modelexport.verify.feeding import feeds, under_names
-from modelexport.verify.matching import WHOLE_UNITS
 from modelexport.verify.optimizers import blamed_optimizer
 from modelexport.verify.others import run_others
 from modelexport.verify.parameters import (
     check_same_entries,
     compare_parameters,
+    merged_entries,
     parameter_digests,
     perturbable,
     put_in,
+    untraced_entries,
     users_of,
 )
 from modelexport.verify.proving import prove_calls
 from modelexport.verify.sampling import verify_alone
+from modelexport.verify.ties import outputs_with_choices
 from modelexport.verify.verdicts import CallVerdict, ParameterReport, VerifyReport
+from modelexport.verify.whole import WholeOutputs, open_as_run
 from modelexport.weights.sources import Weights
+from modelexport.weights.transforms import state_dict_of
 
 __all__ = ["as_array", "feeds", "record_reference", "run_module", "verify", "verify_parameters", "verify_sample"]
 
@@ -95,20 +98,21 @@ def verify(
     notes: list[str] = []
     with runnable(tagged.path, tagged.encoding) as file:
         tell("verify: the file")
-        session = open_session(file, provider=provider, optimized=True)
+        session, told = open_as_run(file, provider)
+        notes += [told] if told else []
         given, dropped = feeds(inputs, session), _dropped(inputs, input_names(session))
         if dropped:
             notes.append(f"the file does not take {', '.join(dropped)}: the exporter found no use of it")
         outputs = run_session(session, given)
         tell("verify: PyTorch")
-        others_in = _other_weights(model, tagged, weights, perturb)
+        others_in = _other_weights(model, tagged, weights, perturb, notes)
         run = _run(model, inputs, tagged, weights, others_in)
         if others_in and not _finite(run):
             others_in, run = {}, _run(model, inputs, tagged, weights, {})
             notes.append("weights were not perturbed: with others the model gives no finite numbers")
         right = run_module(model, inputs, weights) if others_in else run.outputs
-        whole = _Whole(right, run if not others_in else None, lambda: _run(model, inputs, tagged, weights, {}))
-        compared = whole.compare(outputs)
+        whole = WholeOutputs(right, lambda: _run(model, inputs, tagged, weights, {}) if others_in else run)
+        compared = whole.compare_with_ties(outputs, tagged, given, provider)
         optimizer = ""
         if any(one.status == "differ" for one in compared):
             tell("verify: the runtime's optimiser")
@@ -116,7 +120,14 @@ def verify(
         more = []
         if others and weights is None:
             tell("verify: other inputs")
-            more = run_others(inputs, tagged, session, lambda other: run_module(model, other))
+            more = run_others(
+                inputs,
+                tagged,
+                session,
+                lambda other: run_module(model, other),
+                lambda other: _run(model, other, tagged, None, {}),
+                provider,
+            )
         del session
     if others_in:
         values = as_arrays(model, others_in, as_array)
@@ -161,42 +172,31 @@ def _run(
     return ModelRun(model, inputs, weights, parameters=others, never_called=never, operations=operations)
 
 
-@dataclass(frozen=True)
-class _Whole:
-    """Outputs of a whole run, where rounding adds up on the way: its size is measured if a few units are not enough."""
-
-    right: Sequence[Any]
-    run: ModelRun | None
-    make: Callable[[], ModelRun]
-    """Gives the run where there is none."""
-
-    @cached_property
-    def exact(self) -> Sequence[Any] | None:
-        precise = (self.run or self.make()).in_float64(from_right_values=False)
-        return None if precise is None else precise.outputs
-
-    def compare(self, found: Mapping[str, Any]) -> list[Difference]:
-        names, arrays = list(found), list(found.values())
-        compared = compare_outputs(names, self.right, arrays)
-        if all(one.status == "agree" for one in compared):
-            return compared
-        if self.exact is None:
-            return compare_outputs(names, self.right, arrays, units=WHOLE_UNITS)
-        return compare_outputs(names, self.right, arrays, self.exact)
-
-    def agrees(self, found: Mapping[str, Any]) -> bool:
-        return all(one.status == "agree" for one in self.compare(found))
-
-
 def _other_weights(
-    model: nn.Module, tagged: TaggedFile, weights: Weights | None, perturb: bool | None
+    model: nn.Module, tagged: TaggedFile, weights: Weights | None, perturb: bool | None, notes: list[str]
 ) -> Mapping[str, Any]:
     if weights is not None or perturb is False:
         return {}
     keys = perturbable(tagged.model)
-    if perturb is None and not has_equal_values(model, keys):
-        return {}
+    if perturb is None:
+        if not has_equal_values(model, keys):
+            return {}
+        if folded := _folded(model, tagged):
+            more = f" and {len(folded) - 1} others" if len(folded) > 1 else ""
+            notes.append(f"weights were not perturbed: another tool folded or merged {folded[0]}{more}")
+            return {}
     return perturbed(model, keys)
+
+
+def _folded(model: nn.Module, tagged: TaggedFile) -> list[str]:
+    """The entries that cannot be given other values in the file: it no longer has them as they are."""
+    tensors = entries_of(model)
+
+    def is_tied(one: str, other: str) -> bool:
+        return one in tensors and other in tensors and tensors[one].data_ptr() == tensors[other].data_ptr()
+
+    used = {key for key, entry in state_dict_of(tagged.model).items() if entry.used}
+    return sorted((untraced_entries(tagged.model) | merged_entries(tagged.model, is_tied)) & used)
 
 
 def _finite(run: ModelRun) -> bool:
@@ -349,6 +349,19 @@ def run_module(
         if seed is not None:
             torch.manual_seed(seed)
         return [as_array(tensor) for _, tensor in tensors_in(model(*args, **kwargs))]
+
+
+def run_with_choices(model: nn.Module, inputs: Inputs, path: Path) -> tuple[Mapping[str, Any], str]:
+    """The outputs of a file that takes others of equal scores than the model, given the model's choice; what it took.
+
+    Returns:
+        Nothing where it takes the same, or others that are not as good.
+    """
+    file = load_onnx(path)
+    session = open_session(path)
+    given = feeds(inputs, session)
+    del session
+    return outputs_with_choices(file, path.parent, given, ModelRun(model, inputs), provider=CPU)
 
 
 def _dropped(inputs: Inputs, wanted: Sequence[str]) -> list[str]:

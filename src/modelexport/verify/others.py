@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import onnxruntime
 
 from modelexport.errors import UsageError
 from modelexport.pytorch.variations import telling_inputs
+from modelexport.runtime.evidence import Evidence
 from modelexport.runtime.sessions import run_session
 from modelexport.tagged.file import TaggedFile
-from modelexport.verify.differences import compare_outputs
+from modelexport.verify.differences import worst
 from modelexport.verify.feeding import feeds
-from modelexport.verify.matching import WHOLE_UNITS
 from modelexport.verify.verdicts import OtherInputs
+from modelexport.verify.whole import WholeOutputs
 
 Inputs = Mapping[str, Any] | Sequence[Any]
 
@@ -24,8 +26,15 @@ def run_others(
     tagged: TaggedFile,
     session: onnxruntime.InferenceSession,
     run_module: Callable[[Inputs], list[Any]],
+    run: Callable[[Inputs], Evidence],
+    provider: str,
 ) -> list[OtherInputs]:
-    """Compare the outputs on each variation of the inputs that the model accepts."""
+    """Compare the outputs on each variation of the inputs that the model accepts.
+
+    Args:
+        run_module: Gives what the model returns.
+        run: The same with all that it shows; where outputs differ, choices among equal scores are looked for.
+    """
     found = []
     for what, other in telling_inputs(inputs, tagged.model):
         try:
@@ -35,12 +44,16 @@ def run_others(
             found.append(OtherInputs(what=what, status="not compared", reason=reason))
             continue
         try:
-            outputs = run_session(session, feeds(other, session))
+            given = feeds(other, session)
+            outputs = run_session(session, given)
         except UsageError as error:
             found.append(OtherInputs(what=what, status="differ", reason=str(error)))
             continue
-        compared = compare_outputs(list(outputs), right, list(outputs.values()), units=WHOLE_UNITS)
-        wrong = [one for one in compared if one.status != "agree"]
-        reason = f"{wrong[0].name}: {wrong[0].reason}" if wrong else ""
-        found.append(OtherInputs(what=what, status="differ" if wrong else "agree", reason=reason, outputs=compared))
+        whole = WholeOutputs(right, partial(run, other), measured=False)
+        compared = whole.compare_with_ties(outputs, tagged, given, provider)
+        own = worst(compared)
+        status, reason = (own.status, f"{own.name}: {own.reason}") if own else ("not compared", "there are no outputs")
+        found.append(
+            OtherInputs(what=what, status=status, reason=reason if status != "agree" else "", outputs=compared)
+        )
     return found

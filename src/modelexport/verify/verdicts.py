@@ -44,10 +44,12 @@ class ParameterReport(msgspec.Struct, frozen=True, kw_only=True):
     """Those of them that cannot be found in the file."""
     differing: list[str]
     """Initializers whose bytes are not what the entries give."""
+    untraced: list[str] = []
+    """Entries that another tool folded, packed or quantized, as the file says: not compared themselves."""
 
     @property
     def agrees(self) -> bool:
-        """Whether every used entry is in the file, with the model's bytes."""
+        """Whether every used entry is in the file, with the model's bytes, but for those that a tool folded."""
         return not self.unaccounted and not self.differing
 
 
