@@ -60,19 +60,24 @@ class _Verdicts:
     def _first_nodes(self) -> dict[ModuleCall, str]:
         """The first node of each call that is suspected of anything."""
         found: dict[ModuleCall, str] = {}
+        self._lacking: set[ModuleCall] = set()
         positions = self._proof.positions
 
-        def suspect(call: ModuleCall, node: str) -> None:
+        def suspect(call: ModuleCall, node: str, lacking: bool = False) -> None:
             if call not in found or positions.get(node, 0) < positions.get(found[call], 0):
                 found[call] = node
+                self._lacking.discard(call)
+                self._lacking.update([call] if lacking else [])
 
         for suspects in self._proof.suspects.values():
             for node in suspects.nodes:
                 if (owner := owner_of(node)) is not None:
                     suspect(owner.call, node.name or "")
         for one in self._proof.misplaced:
-            for call in (*one.given, *one.belongs):
+            for call in one.given:
                 suspect(call, one.node)
+            for call in one.belongs:
+                suspect(call, one.node, lacking=True)
         for node in self._proof.tagged.model.graph:
             owner = owner_of(node)
             for call in owner.calls if owner is not None else ():
@@ -116,6 +121,7 @@ class _Verdicts:
             per_module=own,
             first_node=self._first.get(call, "") if status == "differ" else "",
             position=self._proof.positions.get(self._first.get(call, "")) if status == "differ" else None,
+            lacking=status == "differ" and call in self._lacking,
         )
 
     def _status(

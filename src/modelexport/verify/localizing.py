@@ -20,10 +20,13 @@ from modelexport.runtime import sessions
 from modelexport.runtime.evidence import Evidence
 from modelexport.runtime.fingerprints import NEAR, Index, fingerprint_of
 from modelexport.verify.differences import Difference
+from modelexport.verify.matching import FileRun
 from modelexport.verify.segments import GIVEN, segmented
 
 _LEAST = 3e-7
 """Closer than this, fingerprints of float32 numbers are not told apart."""
+_EQUAL = 1e-6
+"""Up to here, fingerprints are of the same numbers."""
 _SHARE = 16.0
 """How much closer than the error a value has to be to PyTorch's to be right."""
 
@@ -69,6 +72,7 @@ def find_suspects(
     compared: Mapping[str, Difference],
     boundaries: Mapping[str, str],
     inputs: Mapping[str, Any],
+    run: FileRun,
     evidence: Evidence,
     *,
     provider: str,
@@ -80,6 +84,7 @@ def find_suspects(
         compared: Values computed from the right ones before them.
         boundaries: Where the file was cut for that.
         inputs: Those of the file, and PyTorch's values under the names that they are given by.
+        run: The file end to end.
 
     Raises:
         UsageError: ONNX Runtime does not run the file.
@@ -92,7 +97,7 @@ def find_suspects(
     for name, one in compared.items():
         if one.status == "agree":
             right.update(nodes_between(made[name], boundaries))
-    known = _known(model, folder, wrong, boundaries, inputs, compared, evidence, provider)
+    known = _known(model, folder, wrong, boundaries, inputs, compared, run, evidence, provider)
     found = {}
     for name, nodes in wrong.items():
         own = set(nodes) - right - known[name]
@@ -107,6 +112,7 @@ def _known(
     boundaries: Mapping[str, str],
     inputs: Mapping[str, Any],
     compared: Mapping[str, Difference],
+    run: FileRun,
     evidence: Evidence,
     provider: str,
 ) -> dict[str, set[ir.Node]]:
@@ -127,6 +133,7 @@ def _known(
     cut = segmented(model, boundaries, list(names), {n.removesuffix(GIVEN): a.dtype for n, a in inputs.items()})
     session = sessions.open_session(cut, folder=folder, provider=provider)
     arrays = sessions.run_session(session, {name: inputs[name] for name in sessions.input_names(session)})
+    copies = copied_values(model, run)
     for name, nodes in wrong.items():
         relative = compared[name].relative
         apart = NEAR if relative is None else min(NEAR, relative / _SHARE)
@@ -134,6 +141,28 @@ def _known(
             continue
         for value in (v.name or "" for node in nodes for v in node.outputs if (v.name or "") in arrays):
             own = fingerprint_of(arrays[value])
-            if own.telling and any(own.near(other, apart) for other in index.near(own)):
+            if own.telling and value not in copies and any(own.near(other, apart) for other in index.near(own)):
                 found[name].update(nodes_between(names[value], boundaries))
+    return found
+
+
+def copied_values(model: ir.Model, run: FileRun) -> set[str]:
+    """Values with the numbers of an earlier one, which no mere move of elements makes of it.
+
+    Taken from the wrong place, a value is PyTorch's all the same.
+    """
+    first: Index[str] = Index()
+    found: set[str] = set()
+    for node in model.graph:
+        given = [value for value in node.inputs if value is not None and not value.is_initializer()]
+        moved = {value.name or "" for value in given} if len(given) == 1 else set()
+        for value in node.outputs:
+            name = value.name or ""
+            own = run.prints.get(name)
+            if own is None or not own.telling:
+                continue
+            earlier = {one for one in first.near(own) if run.prints[one].near(own, _EQUAL)}
+            if earlier and (moved & found or not moved & earlier):
+                found.add(name)
+            first.add(own, name)
     return found

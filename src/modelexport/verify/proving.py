@@ -27,7 +27,7 @@ from modelexport.runtime.evidence import Evidence, SeenTensor
 from modelexport.tagged.file import TaggedFile
 from modelexport.verify.differences import UNMEASURED_UNITS, Difference, compare_arrays
 from modelexport.verify.layouts import LaidOut, find_layouts
-from modelexport.verify.localizing import Suspects, find_suspects, nodes_between, taken_by
+from modelexport.verify.localizing import Suspects, copied_values, find_suspects, nodes_between, taken_by
 from modelexport.verify.matching import FileRun, run_file, tensors_by_call
 from modelexport.verify.placement import Misplaced, find_misplaced
 from modelexport.verify.segments import GIVEN, given_name, segmented
@@ -114,7 +114,7 @@ def prove_calls(
     others = find_layouts(model, folder, feeds, run, laid, given=given, provider=provider)
     run.contents.update({name: laid.base(content) for name, content in others.items()})
     guessed = _from_tags(tagged, run, evidence)
-    hints = {**_best(run), **guessed, **_ends(tagged, run, evidence), **others}
+    hints = {**_best(run), **guessed, **others, **_ends(tagged, run, evidence)}
     hints.update({pair.indices: pair.choice.indices for pair in choices})
     proof = Proof(tagged, laid, run, feeds, provider, batch_bytes, hints, choices)
     _compare(proof, {*guessed, *others}, set(others), set(modules))
@@ -122,7 +122,15 @@ def prove_calls(
     _move_blame(proof)
     boundary = proof.inputs_of(given_name(name) for name in proof.hints if name in proof.nodes)
     proof.suspects = find_suspects(
-        model, folder, proof.nodes, proof.per_module, proof.hints, {**feeds, **boundary}, evidence, provider=provider
+        model,
+        folder,
+        proof.nodes,
+        proof.per_module,
+        proof.hints,
+        {**feeds, **boundary},
+        run,
+        evidence,
+        provider=provider,
     )
     proof.misplaced.extend(find_misplaced(model, tagged.calls, run, evidence))
     return proof
@@ -138,13 +146,15 @@ def _compare(proof: Proof, unsure: set[str], laid: set[str], chosen: set[ModuleC
         # Experts may compute their tokens in another order, and a value may only be near: what was fed on was wrong.
         mistaken = {name for name in unsure if name in proof.hints and _is_permuted(proof, name)}
         mistaken |= {name for name in _second_best(proof) if proof.per_module[name].status == "differ"}
+        # Rows in a wrong order look like another layout, until something follows that is not.
         for name in proof.differing if laid else ():
-            mistaken |= laid & {name, *taken_by(nodes_between(proof.nodes[name], proof.hints), proof.hints)}
+            if laid & {name, *taken_by(nodes_between(proof.nodes[name], proof.hints), proof.hints)}:
+                mistaken |= laid & proof.hints.keys()
         if not mistaken:
             return
+        laid -= mistaken
         for name in mistaken:
             del proof.hints[name]
-            laid.discard(name)
 
 
 def _concerns(tagged: TaggedFile, node: ir.Node, chosen: set[ModuleCall]) -> bool:
@@ -295,24 +305,36 @@ def _move_blame(proof: Proof) -> None:
 
     A value has to be a tensor of PyTorch's if what follows it becomes right once it is.
     """
+    copies = copied_values(proof.tagged.model, proof.run) if proof.differing else set()
     for name in proof.differing:
         nodes = nodes_between(proof.nodes[name], proof.hints)
         calls = {call for node in nodes if (owner := owner_of(node)) is not None for call in owner.calls}
-        made = {value.name or "" for node in nodes for value in node.outputs} - proof.hints.keys()
+        made = {value.name or "" for node in nodes for value in node.outputs}
+        made = (made | taken_by(nodes, proof.hints) & copies) & proof.nodes.keys() - {name}
+        tried: set[tuple[str, str]] = set()
         for tensor in proof.evidence.tensors:
-            if tensor.call not in calls or len(calls) < 2:
+            fitting = _fitting(proof.tagged, proof.run, tensor) if tensor.call in calls else []
+            fitting = [value for value in fitting if value in made and proof.hints.get(value) != tensor.content]
+            if len(fitting) != 1 or (fitting[0], tensor.content) in tried or len(tried) == _TRIALS:
                 continue
-            fitting = [value for value in _fitting(proof.tagged, proof.run, tensor) if value in made]
-            if len(fitting) == 1 and _is_cause(proof, fitting[0], tensor.content, name):
+            tried.add((fitting[0], tensor.content))
+            if _is_cause(proof, fitting[0], tensor.content, name):
                 break
+
+
+_TRIALS = 12
+"""How many values are tried for one that differs: each is a session."""
 
 
 def _is_cause(proof: Proof, value: str, content: str, name: str) -> bool:
     """Whether a value that differs is right once another one is. If so, that one is compared from now on."""
+    before = proof.hints.get(value)
     proof.hints[value] = content
     compared = _run_segments(proof, [value, name])
     if compared[value].status == "differ" and compared[name].status != "differ":
         proof.per_module.update(compared)
         return True
     del proof.hints[value]
+    if before is not None:
+        proof.hints[value] = before
     return False

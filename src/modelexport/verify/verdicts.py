@@ -31,6 +31,8 @@ class CallVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """Of a call that differs: the first node of the graph that may be why."""
     position: int | None = None
     """Where in the graph that node is."""
+    lacking: bool = False
+    """Whether the file gives that node to another call."""
 
 
 class ParameterReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,7 +116,7 @@ class VerifyReport(msgspec.Struct, frozen=True, kw_only=True):
         """The call with the first node of the graph that may be wrong, or else the first that differs."""
         wrong = [call for call in self.calls if call.status == "differ"]
         placed = [call for call in wrong if call.position is not None]
-        return min(placed, key=lambda call: call.position or 0, default=wrong[0] if wrong else None)
+        return min(placed, key=lambda call: (call.position or 0, call.lacking), default=wrong[0] if wrong else None)
 
     @property
     def counts(self) -> dict[str, int]:
