@@ -114,10 +114,11 @@ def prove_calls(
     others = find_layouts(model, folder, feeds, run, laid, given=given, provider=provider)
     run.contents.update({name: laid.base(content) for name, content in others.items()})
     guessed = _from_tags(tagged, run, evidence)
-    hints = {**_best(run), **guessed, **others, **_ends(tagged, run, evidence)}
+    ends = _ends(tagged, run, evidence)
+    hints = {**_best(run), **guessed, **others, **ends}
     hints.update({pair.indices: pair.choice.indices for pair in choices})
     proof = Proof(tagged, laid, run, feeds, provider, batch_bytes, hints, choices)
-    _compare(proof, {*guessed, *others}, set(others), set(modules))
+    _compare(proof, {*guessed, *others} - ends.keys(), others.keys() - ends.keys(), set(modules))
     _measure_noise(proof)
     _move_blame(proof)
     boundary = proof.inputs_of(given_name(name) for name in proof.hints if name in proof.nodes)
@@ -307,10 +308,10 @@ def _move_blame(proof: Proof) -> None:
     """
     copies = copied_values(proof.tagged.model, proof.run) if proof.differing else set()
     for name in proof.differing:
-        nodes = nodes_between(proof.nodes[name], proof.hints)
+        sure = proof.hints.keys() - copies
+        nodes = nodes_between(proof.nodes[name], sure)
         calls = {call for node in nodes if (owner := owner_of(node)) is not None for call in owner.calls}
-        made = {value.name or "" for node in nodes for value in node.outputs}
-        made = (made | taken_by(nodes, proof.hints) & copies) & proof.nodes.keys() - {name}
+        made = {value.name or "" for node in nodes for value in node.outputs} - sure
         tried: set[tuple[str, str]] = set()
         for tensor in proof.evidence.tensors:
             fitting = _fitting(proof.tagged, proof.run, tensor) if tensor.call in calls else []
@@ -318,7 +319,7 @@ def _move_blame(proof: Proof) -> None:
             if len(fitting) != 1 or (fitting[0], tensor.content) in tried or len(tried) == _TRIALS:
                 continue
             tried.add((fitting[0], tensor.content))
-            if _is_cause(proof, fitting[0], tensor.content, name):
+            if _is_cause(proof, fitting[0], tensor.content, name, made & proof.hints.keys()):
                 break
 
 
@@ -326,15 +327,22 @@ _TRIALS = 12
 """How many values are tried for one that differs: each is a session."""
 
 
-def _is_cause(proof: Proof, value: str, content: str, name: str) -> bool:
-    """Whether a value that differs is right once another one is. If so, that one is compared from now on."""
-    before = proof.hints.get(value)
+def _is_cause(proof: Proof, value: str, content: str, name: str, unsure: set[str]) -> bool:
+    """Whether a value that differs is right once another one is. If so, that one is compared from now on.
+
+    Args:
+        unsure: Boundaries between them that may not be any: their numbers are those of an earlier value.
+    """
+    before = dict(proof.hints)
+    for other in unsure:
+        del proof.hints[other]
     proof.hints[value] = content
     compared = _run_segments(proof, [value, name])
     if compared[value].status == "differ" and compared[name].status != "differ":
+        for other in unsure:
+            proof.per_module.pop(other, None)
         proof.per_module.update(compared)
         return True
-    del proof.hints[value]
-    if before is not None:
-        proof.hints[value] = before
+    proof.hints.clear()
+    proof.hints.update(before)
     return False
