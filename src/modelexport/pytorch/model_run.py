@@ -63,6 +63,7 @@ class ModelRun:
         """
         self._model, self._inputs, self._weights, self._parameters = model, inputs, weights, parameters or {}
         self._never_called = never_called
+        self._in_float64: dict[bool, ModelRun | None] = {}
         self.tensors: list[SeenTensor] = []
         self.computed: list[Computed] = []
         self.choices: list[Choice] = []
@@ -137,6 +138,11 @@ class ModelRun:
             from_right_values: Each call gets what it got in this run, so that only its own rounding shows; otherwise
                 the rounding of all calls adds up.
         """
+        if from_right_values not in self._in_float64:
+            self._in_float64[from_right_values] = self._run_in_float64(from_right_values)
+        return self._in_float64[from_right_values]
+
+    def _run_in_float64(self, from_right_values: bool) -> ModelRun | None:
         if self._weights is not None:
             return None
         model = copy.deepcopy(self._model)

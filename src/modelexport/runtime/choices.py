@@ -96,7 +96,8 @@ def is_tie(right_scores: Any, scores: Any, right: Any, found: Any) -> bool:
         return False
     expected = np.take_along_axis(one[0], one[1].astype(np.int64), -1).astype(np.float64)
     actual = np.take_along_axis(other[0], other[1].astype(np.int64), -1).astype(np.float64)
-    steps = np.diff(expected, axis=-1)
+    with np.errstate(invalid="ignore"):  # infinities side by side
+        steps = np.nan_to_num(np.diff(expected, axis=-1))
     if not ((steps <= 0).all() or (steps >= 0).all()):  # it was not asked for an order
         expected, actual = np.sort(expected, -1), np.sort(actual, -1)
     finite = np.isfinite(right_scores) & np.isfinite(scores)

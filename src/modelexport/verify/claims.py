@@ -14,12 +14,13 @@ from modelexport.format import documents, keys
 from modelexport.format.dtypes import dtype_name
 from modelexport.graph.nodes import initializers
 from modelexport.graph.owners import owner_of
-from modelexport.runtime.evidence import Evidence
+from modelexport.runtime.evidence import Evidence, SeenTensor
 from modelexport.tagged.documents.dag import dag_document
 from modelexport.tagged.documents.operations import operations_document
 from modelexport.tagged.documents.reading import load_dag, load_operations
 from modelexport.tagged.encodings.metadata import initializer_tags
 from modelexport.tagged.file import TaggedFile
+from modelexport.verify.matching import distance
 from modelexport.verify.verdicts import FalseClaim
 from modelexport.weights.transforms import parameter_plan
 
@@ -207,7 +208,11 @@ def _calls(
                     continue
                 yield from _false("hierarchy", where, *_type(tensor, its.dtype, its.shape))
                 content = contents.get(tensor.value or "")
-                if content is not None and content.partition(":")[0] == its.dtype and content != its.content:
+                if (
+                    content is not None
+                    and content.partition(":")[0] == its.dtype
+                    and not _equal(evidence, content, its)
+                ):
                     yield from _value(where, tensor, its.content, contents)
 
 
@@ -215,6 +220,14 @@ def _type(tensor: documents.CallTensor, dtype: str, shape: tuple[int, ...]) -> t
     """What is said of a tensor, and what it is; a dynamic size is whatever it is."""
     so = [size if isinstance(said, int) else said for said, size in zip(tensor.shape, shape, strict=False)]
     return (tensor.dtype, list(tensor.shape)), (dtype, so if len(shape) == len(tensor.shape) else list(shape))
+
+
+def _equal(evidence: Evidence, content: str, its: SeenTensor) -> bool:
+    """Whether a content is a tensor's, or differs from it by no more than rounding: then a value is either."""
+    return content == its.content or distance(evidence.array(content), evidence.array(its.content)) <= _ROUNDING
+
+
+_ROUNDING = 1e-5
 
 
 def _value(where: str, tensor: documents.CallTensor, content: str, contents: Mapping[str, str]) -> Iterator[FalseClaim]:

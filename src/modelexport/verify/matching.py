@@ -92,7 +92,7 @@ def run_file(
             own = found.prints[name] = fingerprint_of(array)
             if name in keep:
                 found.arrays[name] = array
-            errors = {content: _error(evidence.array(content), array) for content in index.near(own)}
+            errors = {content: distance(evidence.array(content), array) for content in index.near(own)}
             best = min(errors, key=lambda content: errors[content], default=None)
             if best is not None and errors[best] <= _HINT:
                 found.contents[name], found.errors[name] = best, errors[best]
@@ -101,7 +101,7 @@ def run_file(
     return found
 
 
-def _error(right: Any, found: Any) -> float:
+def distance(right: Any, found: Any) -> float:
     """How far two arrays are apart in norms, whatever their shapes; infinite if they cannot be compared."""
     if right.size != found.size or right.dtype != found.dtype:
         return float("inf")

@@ -31,6 +31,7 @@ from modelexport.verify.calls import sampled_calls, verdicts_of
 from modelexport.verify.claims import false_claims
 from modelexport.verify.differences import UNITS
 from modelexport.verify.feeding import feeds, under_names
+from modelexport.verify.kept import KeptRuns
 from modelexport.verify.optimizers import blamed_optimizer
 from modelexport.verify.others import run_others
 from modelexport.verify.parameters import (
@@ -69,6 +70,7 @@ def verify(
     weights: Weights | None = None,
     perturb: bool | None = None,
     others: bool = True,
+    kept: KeptRuns | None = None,
     tell: Tell = lambda text: None,
 ) -> VerifyReport:
     """Run a model in PyTorch and its file in ONNX Runtime, and compare every output, every call and every parameter.
@@ -85,6 +87,7 @@ def verify(
             are told apart; where it is left out, if the model has such.
         others: Whether outputs are also compared on inputs with padded masks, ids from the whole vocabulary, and
             other sizes where the file leaves them open.
+        kept: Runs of the model on these inputs, to be used again and added to, where several files of it are verified.
         tell: Told what is being done.
 
     Raises:
@@ -96,6 +99,12 @@ def verify(
     chosen = tagged.select(*modules).calls if modules else ()
     parameters = _parameters(model, tagged.model, weights)
     notes: list[str] = []
+    kept = kept or KeptRuns()
+
+    def run_with(others_in: Mapping[str, Any], name: str = "", at: Inputs = inputs) -> ModelRun:
+        key = ("run", name, frozenset(others_in), _facts(model, tagged))
+        return kept.get(key, lambda: _run(model, at, tagged, weights, others_in))
+
     with runnable(tagged.path, tagged.encoding) as file:
         tell("verify: the file")
         session, told = open_as_run(file, provider)
@@ -106,12 +115,12 @@ def verify(
         outputs = run_session(session, given)
         tell("verify: PyTorch")
         others_in = _other_weights(model, tagged, weights, perturb, notes)
-        run = _run(model, inputs, tagged, weights, others_in)
+        run = run_with(others_in)
         if others_in and not _finite(run):
-            others_in, run = {}, _run(model, inputs, tagged, weights, {})
+            others_in, run = {}, run_with({})
             notes.append("weights were not perturbed: with others the model gives no finite numbers")
-        right = run_module(model, inputs, weights) if others_in else run.outputs
-        whole = WholeOutputs(right, lambda: _run(model, inputs, tagged, weights, {}) if others_in else run)
+        right = kept.get("outputs", lambda: run_module(model, inputs, weights)) if others_in else run.outputs
+        whole = WholeOutputs(right, lambda: run_with({}))
         compared = whole.compare_with_ties(outputs, tagged, given, provider)
         optimizer = ""
         if any(one.status == "differ" for one in compared):
@@ -124,8 +133,8 @@ def verify(
                 inputs,
                 tagged,
                 session,
-                lambda other: run_module(model, other),
-                lambda other: _run(model, other, tagged, None, {}),
+                lambda what, other: kept.get(what, lambda: run_module(model, other)),
+                lambda what, other: run_with({}, what, other),
                 provider,
             )
         del session
@@ -165,11 +174,16 @@ def model_classes(model: nn.Module) -> dict[str, str]:
 def _run(
     model: nn.Module, inputs: Inputs, tagged: TaggedFile, weights: Weights | None, others: Mapping[str, Any]
 ) -> ModelRun:
+    never, operations = _facts(model, tagged)
+    return ModelRun(model, inputs, weights, parameters=others, never_called=never, operations=operations)
+
+
+def _facts(model: nn.Module, tagged: TaggedFile) -> tuple[frozenset[str], bool]:
+    """The modules that are never called, and whether to look at operations."""
     called = {traced.call.path for traced in tagged.calls}
     never = {path for path, _ in model.named_modules()} - called
     # PyTorch compiles the branches of a condition, and cannot where its operations are looked at.
-    operations = not any(nested_graphs(node) for node in tagged.model.graph)
-    return ModelRun(model, inputs, weights, parameters=others, never_called=never, operations=operations)
+    return frozenset(never), not any(nested_graphs(node) for node in tagged.model.graph)
 
 
 def _other_weights(

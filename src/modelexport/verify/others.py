@@ -25,20 +25,20 @@ def run_others(
     inputs: Inputs,
     tagged: TaggedFile,
     session: onnxruntime.InferenceSession,
-    run_module: Callable[[Inputs], list[Any]],
-    run: Callable[[Inputs], Evidence],
+    run_module: Callable[[str, Inputs], list[Any]],
+    run: Callable[[str, Inputs], Evidence],
     provider: str,
 ) -> list[OtherInputs]:
     """Compare the outputs on each variation of the inputs that the model accepts.
 
     Args:
-        run_module: Gives what the model returns.
+        run_module: Called with what the inputs are, and these: gives what the model returns.
         run: The same with all that it shows; where outputs differ, choices among equal scores are looked for.
     """
     found = []
     for what, other in telling_inputs(inputs, tagged.model):
         try:
-            right = run_module(other)
+            right = run_module(what, other)
         except Exception as error:  # whatever a model raises for inputs that it does not take
             reason = f"the model does not take them ({type(error).__name__})"
             found.append(OtherInputs(what=what, status="not compared", reason=reason))
@@ -49,7 +49,7 @@ def run_others(
         except UsageError as error:
             found.append(OtherInputs(what=what, status="differ", reason=str(error)))
             continue
-        whole = WholeOutputs(right, partial(run, other), measured=False)
+        whole = WholeOutputs(right, partial(run, what, other), measured=False)
         compared = whole.compare_with_ties(outputs, tagged, given, provider)
         own = worst(compared)
         status, reason = (own.status, f"{own.name}: {own.reason}") if own else ("not compared", "there are no outputs")

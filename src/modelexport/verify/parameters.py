@@ -95,7 +95,9 @@ def untraced_entries(model: ir.Model) -> set[str]:
 
 def merged_entries(model: ir.Model, is_tied: Callable[[str, str], bool]) -> set[str]:
     """The entries that are one initializer, and not one tensor in the model: another tool merged equal ones."""
-    return {key for _, plan in _planned(model) for key in plan.keys if not is_tied(key, plan.keys[0])}
+    return {
+        key for _, plan in _planned(model) for key in plan.keys if not plan.steps and not is_tied(key, plan.keys[0])
+    }
 
 
 def _planned(model: ir.Model) -> Iterator[tuple[ir.Value, ParameterPlan]]:
