@@ -319,7 +319,10 @@ def edges(model: ir.Model) -> Iterator[Place]:
             def plant(model: ir.Model, path: Path, p: int = position, f: Any = plant_in) -> bool:
                 return bool(f(model.graph[p]))
 
-            yield Place(kind, node.name or "", owners(node), plant, node.outputs[0].name or "")
+            # One that is off by less than rounding is still told by its own name.
+            names = {v.name or "" for v in node.inputs if v is not None and v.is_initializer()} - {""}
+            where = owners(node) | (names if kind.startswith("constant") else set())
+            yield Place(kind, node.name or "", where, plant, node.outputs[0].name or "")
 
 
 def outputs(model: ir.Model) -> Iterator[Place]:

@@ -115,7 +115,7 @@ class ModelRun:
     def _content(self, tensor: torch.Tensor) -> str:
         array = np.ascontiguousarray(as_array(tensor.detach())).reshape(-1)
         dtype = str(tensor.dtype).removeprefix("torch.")
-        content = f"{dtype}:{hashlib.blake2b(array.tobytes(), digest_size=16).hexdigest()}"
+        content = f"{dtype}:{hashlib.blake2b(array.view(np.uint8).data, digest_size=16).hexdigest()}"
         if content not in self._arrays:
             self._arrays[content] = self._kept(content, array)
         return content

@@ -17,6 +17,7 @@ from modelexport.graph.nodes import initializers
 CPU = "CPUExecutionProvider"
 _LARGE = 1024
 """Bytes from which a weight is handed over and not written into a model."""
+_NO_PREPACKING = "session.disable_prepacking"
 _EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 
 
@@ -41,6 +42,8 @@ def open_session(
     options = onnxruntime.SessionOptions()
     if not optimized:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        # Such a session runs once or twice: laying out weights anew would take longer than it saves.
+        options.add_session_config_entry(_NO_PREPACKING, "1")
     options.log_severity_level = 4  # what fails is raised, with the same words
     if folder is not None:
         options.add_session_config_entry(_EXTERNAL_FOLDER, str(folder.absolute()))

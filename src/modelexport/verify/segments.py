@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as passes
 
@@ -49,7 +50,7 @@ def segmented(
             continue
         kind = value.type
         if kind is None and dtypes is not None and name in dtypes:
-            kind = ir.TensorType(ir.DataType.from_numpy(dtypes[name]))
+            kind = ir.TensorType(ir.DataType.from_numpy(np.dtype(dtypes[name])))
         given = ir.Value(name=given_name(name), type=kind, shape=value.shape)
         value.replace_all_uses_with(given)
         copy.graph.inputs.append(given)
