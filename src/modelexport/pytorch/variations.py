@@ -58,7 +58,7 @@ def _is_mask(tensor: torch.Tensor) -> bool:
 
 
 def _padded(mask: torch.Tensor) -> torch.Tensor:
-    """Padded at the end in the last row, and by one at the beginning in the first: as prompts of several lengths are."""
+    """Padded at the end in the last row, and by one at the beginning in the first, as a batch of prompts is."""
     other = torch.ones_like(mask)
     if mask.shape[0] > 1:
         other[0, ..., 0] = 0

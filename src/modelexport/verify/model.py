@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import onnx_ir as ir
 import torch
@@ -23,6 +24,7 @@ from modelexport.pytorch.model_run import ModelRun, as_array
 from modelexport.pytorch.perturbation import as_arrays, entries_of, has_equal_values, perturbed
 from modelexport.pytorch.traced import untouched
 from modelexport.pytorch.values import run_arguments, tensors_in
+from modelexport.pytorch.variations import telling_inputs
 from modelexport.runtime.sessions import CPU, input_names, open_session, run_session
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tagged.flattening import runnable
@@ -47,7 +49,7 @@ from modelexport.verify.parameters import (
 from modelexport.verify.proving import prove_calls
 from modelexport.verify.sampling import verify_alone
 from modelexport.verify.ties import outputs_with_choices
-from modelexport.verify.verdicts import CallVerdict, ParameterReport, VerifyReport
+from modelexport.verify.verdicts import CallVerdict, OtherInputs, ParameterReport, VerifyReport
 from modelexport.verify.whole import WholeOutputs, open_as_run
 from modelexport.weights.sources import Weights
 from modelexport.weights.transforms import state_dict_of
@@ -144,9 +146,16 @@ def verify(
     tell("verify: every call")
     proof = prove_calls(tagged, given, run, provider=provider, modules=chosen)
     proof.wrong_weights = _wrong_weights(tagged, parameters)
+    calls = verdicts_of(proof, chosen)
+    if not any(call.status == "differ" for call in calls):
+        for what, other in _that_differ(inputs, tagged, more):
+            tell(f"verify: every call, with {what}")
+            given = under_names(other, [value.name or "" for value in tagged.model.graph.inputs])
+            found = prove_calls(tagged, given, run_with(others_in, what, other), provider=provider, modules=chosen)
+            calls = [_worse(call, one, what) for call, one in zip(calls, verdicts_of(found, chosen), strict=True)]
     return VerifyReport(
         outputs=compared,
-        calls=verdicts_of(proof, chosen),
+        calls=calls,
         provider=provider,
         units=dict(UNITS),
         parameters=parameters,
@@ -156,6 +165,19 @@ def verify(
         optimizer=optimizer,
         notes=notes,
     )
+
+
+def _that_differ(inputs: Inputs, tagged: TaggedFile, more: Sequence[OtherInputs]) -> Iterator[tuple[str, Inputs]]:
+    """The variations of the inputs on which the outputs differ."""
+    wrong = {one.what for one in more if one.status == "differ" and one.outputs}
+    return ((what, other) for what, other in telling_inputs(inputs, tagged.model) if what in wrong)
+
+
+def _worse(call: CallVerdict, other: CallVerdict, what: str) -> CallVerdict:
+    """What is known of a call from two runs, of which the first does not differ."""
+    if call.status == "differ" or other.status != "differ":
+        return call
+    return msgspec.structs.replace(other, reason=f"with {what}: {other.reason}")
 
 
 def _open(model: nn.Module, path: str | Path) -> TaggedFile:
