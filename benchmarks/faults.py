@@ -43,6 +43,7 @@ import models
 import plants
 from modelexport.errors import FileFormatError, ModelExportError, UsageError
 from modelexport.files.onnx_models import load_onnx, save_model
+from modelexport.verify.feeding import under_names
 from modelexport.verify.kept import KeptRuns
 from modelexport.verify.model import verify
 from modelexport.verify.verdicts import VerifyReport
@@ -199,7 +200,7 @@ class Bench:
             print(f"  FALSE ALARM: {name}", flush=True)
         sound = load_onnx(source)
         names = [value.name or "" for value in sound.graph.inputs]
-        feeds = {key: tensor.numpy() for key, tensor in zip(names, _tensors(inputs), strict=False)}
+        feeds = under_names(inputs, names)
         done: Counter[str] = Counter()
         run = lambda wanted: run_values(source, feeds, wanted)  # noqa: E731
         for place in places_of(sound, source, self.each, self.kinds, run):
@@ -282,17 +283,6 @@ def main() -> int:
     print(f"\n{len(bench.same)} compute the same values:", *bench.same, sep="\n  ")
     print(f"\n{len(bench.wrong)} were missed, or not located:", *bench.wrong, sep="\n  ")
     return bool(bench.wrong or bench.alarms)
-
-
-def _tensors(value: Any) -> Iterator[Any]:
-    if hasattr(value, "numpy"):
-        yield value
-    elif isinstance(value, dict):
-        for part in value.values():
-            yield from _tensors(part)
-    elif isinstance(value, (list, tuple)):
-        for part in value:
-            yield from _tensors(part)
 
 
 if __name__ == "__main__":

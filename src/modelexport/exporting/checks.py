@@ -82,7 +82,8 @@ def _check_outputs(
     model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any], path: Path, names: Sequence[str | None]
 ) -> FileCheck:
     from modelexport.runtime.sessions import open_session, run_session
-    from modelexport.verify.model import feeds, run_module, run_with_choices
+    from modelexport.verify.given_choices import run_with_choices
+    from modelexport.verify.model import feeds, run_module
 
     expected = run_module(model, copy.deepcopy(inputs))
     step: CheckStep = "loading"

@@ -17,7 +17,6 @@ from modelexport.core.exclusive import exclusive
 from modelexport.core.messages import collected
 from modelexport.errors import UsageError
 from modelexport.files.linked import check_files
-from modelexport.files.onnx_models import load_onnx
 from modelexport.format import documents
 from modelexport.graph.nodes import nested_graphs
 from modelexport.pytorch.model_run import ModelRun, as_array
@@ -25,7 +24,7 @@ from modelexport.pytorch.perturbation import as_arrays, entries_of, has_equal_va
 from modelexport.pytorch.traced import untouched
 from modelexport.pytorch.values import run_arguments, tensors_in
 from modelexport.pytorch.variations import telling_inputs
-from modelexport.runtime.sessions import CPU, input_names, open_session, run_session
+from modelexport.runtime.sessions import CPU, input_names, run_session
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tagged.flattening import runnable
 from modelexport.tagged.reference import reference_path, write_reference
@@ -48,7 +47,6 @@ from modelexport.verify.parameters import (
 )
 from modelexport.verify.proving import prove_calls
 from modelexport.verify.sampling import verify_alone
-from modelexport.verify.ties import outputs_with_choices
 from modelexport.verify.verdicts import CallVerdict, OtherInputs, ParameterReport, VerifyReport
 from modelexport.verify.whole import WholeOutputs, open_as_run
 from modelexport.weights.sources import Weights
@@ -385,19 +383,6 @@ def run_module(
         if seed is not None:
             torch.manual_seed(seed)
         return [as_array(tensor) for _, tensor in tensors_in(model(*args, **kwargs))]
-
-
-def run_with_choices(model: nn.Module, inputs: Inputs, path: Path) -> tuple[Mapping[str, Any], str]:
-    """The outputs of a file that takes others of equal scores than the model, given the model's choice; what it took.
-
-    Returns:
-        Nothing where it takes the same, or others that are not as good.
-    """
-    file = load_onnx(path)
-    session = open_session(path)
-    given = feeds(inputs, session)
-    del session
-    return outputs_with_choices(file, path.parent, given, ModelRun(model, inputs), provider=CPU)
 
 
 def _dropped(inputs: Inputs, wanted: Sequence[str]) -> list[str]:

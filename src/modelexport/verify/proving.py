@@ -151,11 +151,28 @@ def _compare(proof: Proof, unsure: set[str], laid: set[str], chosen: set[ModuleC
         for name in proof.differing if laid else ():
             if laid & {name, *taken_by(nodes_between(proof.nodes[name], proof.hints), proof.hints)}:
                 mistaken |= laid & proof.hints.keys()
+        mistaken = mistaken or _without_effect(proof, wanted, unsure)
         if not mistaken:
             return
         laid -= mistaken
         for name in mistaken:
             del proof.hints[name]
+
+
+def _without_effect(proof: Proof, wanted: Sequence[str], unsure: Collection[str]) -> set[str]:
+    """Values that were taken for tensors by their tags alone, and differ, though what follows from them is right."""
+    wrong = [name for name in proof.differing if name in unsure]
+    if not wrong:
+        return set()
+    contents = {name: proof.hints.pop(name) for name in wrong}
+    compared = _run_segments(proof, [name for name in wanted if name not in contents])
+    found = set()
+    for name in wrong:
+        after = [n for n in compared if proof.nodes[name] in nodes_between(proof.nodes[n], proof.hints)]
+        if after and all(compared[n].status != "differ" for n in after):
+            found.add(name)
+    proof.hints.update(contents)
+    return found
 
 
 def _concerns(tagged: TaggedFile, node: ir.Node, chosen: set[ModuleCall]) -> bool:
