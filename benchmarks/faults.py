@@ -9,9 +9,9 @@ report names what was changed. A file that ONNX Runtime or the reader refuses fo
 document that is refused by name.
 
 What is not found is run again, both files in ONNX Runtime: where the outputs are the same within rounding, for the
-example inputs and for others, with the weights of the example and with others, the fault computes the same by its
-nature and is listed apart, with the largest difference measured. Everything else that is not found or not located ends
-with status 1, and so does a report on the sound file that does not agree.
+example inputs and for three others, the fault computes the same by its nature and is listed apart, with the largest
+difference measured. Everything else that is not found or not located ends with status 1, and so does a report on the
+sound file that does not agree.
 
 Needs what `make test` installs; about ten minutes.
 """
@@ -79,7 +79,7 @@ def is_located(place: Place, report: VerifyReport) -> bool:
 
 
 def largest_difference(original: Path, changed: Path, feeds: dict[str, Any]) -> float:
-    """How far the outputs of two files are apart, in norms: as they are, and with other weights and inputs."""
+    """How far the outputs of two files are apart, in norms: for the example inputs, and for others."""
     largest = 0.0
     for seed in range(4):
         one, other = (run_with_others(path, feeds, seed) for path in (original, changed))
@@ -93,22 +93,14 @@ def largest_difference(original: Path, changed: Path, feeds: dict[str, Any]) -> 
 
 
 def run_with_others(path: Path, feeds: dict[str, Any], seed: int) -> list[Any]:
-    """The outputs of a file; from seed 1 on with weights and inputs that depend on their names and the seed alone."""
+    """The outputs of a file; from seed 1 on for inputs that depend on their names and the seed alone."""
     model = load_onnx(path)
-    for name, value in model.graph.initializers.items():
-        array = value.const_value.numpy()
-        if seed and plants.PARAMETER in value.metadata_props and array.dtype == np.float32:
-            random = np.random.default_rng([seed, *name.encode()])
-            noise = random.standard_normal(array.shape)
-            value.const_value = ir.tensor(
-                (array * np.exp(0.3 * noise) + 0.02 * abs(noise)).astype(np.float32), name=name
-            )
     given = {}
     for name, array in feeds.items():
         random = np.random.default_rng([seed, *name.encode()])
         other = array
         if seed and array.dtype.kind == "f":
-            other = random.standard_normal(array.shape)
+            other = random.standard_normal(array.shape) * 3
         elif seed and array.dtype.kind == "i":
             other = random.integers(0, array.max() + 1, array.shape)
         given[name] = other.astype(array.dtype)
