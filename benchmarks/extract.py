@@ -2,10 +2,9 @@
 
     OMP_NUM_THREADS=1 python benchmarks/extract.py
 
-Both cut the same layer at the same values, from a file to a file. Times are medians of runs that take turns in one
-process, loading included; peaks are those of processes of their own, above what they need before they begin.
-
-Needs the project alone, and 6 GB of disk; about three minutes.
+Both cut the same layer at the same values, from a file to a file. Times are medians of alternating runs in one process,
+with loading; peaks are measured in separate processes, above the memory before the work.
+Needs only the project, and 6 GB of disk; about three minutes.
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ RUNS = 9
 MODELS = {
     "24 layers of 320, embedded": (24, 320, 1000, False),
     "24 layers of 320, external": (24, 320, 1000, True),
-    "  vocabulary of 500,000": (24, 320, 500_000, True),
+    "the same with a vocabulary of 500,000": (24, 320, 500_000, True),
     "48 layers of 320, external": (48, 320, 1000, True),
     "24 layers of 1024, external": (24, 1024, 1000, True),
 }
-"""Name to the number of layers, their width, the vocabulary, and whether the weights are in a file of their own."""
+"""Name to the number of layers, their width, the vocabulary, and whether the weights are in a separate file."""
 
 
 def build(path: Path, layers: int, width: int, vocabulary: int, external: bool) -> None:
-    """Export the model, and write down the boundary of the layer for ``extract_model``."""
+    """Export the model, and save the boundary of the layer for ``extract_model``."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -58,17 +57,15 @@ def build(path: Path, layers: int, width: int, vocabulary: int, external: bool) 
 
 
 def tools(path: Path) -> dict[str, Callable[[], object]]:
-    import modelexport.extract
     import onnx.utils
+
+    from modelexport.surgery.extraction import extract
 
     output = path.with_name("layer.onnx")
     inputs, outputs = json.loads(path.with_name("boundary.json").read_text())
     return {
-        "modelexport": lambda: modelexport.extract.extract(load(path), LAYER, output),
+        "modelexport": lambda: extract(load(path), LAYER, output),
         "onnx": lambda: onnx.utils.extract_model(path, output, inputs, outputs),
-        "unchecked": lambda: onnx.utils.extract_model(
-            path, output, inputs, outputs, check_model=False, infer_shapes=False
-        ),
     }
 
 
@@ -83,7 +80,7 @@ def seconds(path: Path) -> dict[str, float]:
 
 
 def peak(path: Path, tool: str) -> float:
-    """Megabytes that extracting once adds to the peak of this process."""
+    """Megabytes that one extraction adds to the peak of this process."""
     work = tools(path)[tool]
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     work()
@@ -91,15 +88,15 @@ def peak(path: Path, tool: str) -> float:
 
 
 def in_process(what: str, path: Path, *arguments: object) -> object:
-    """Run a function of this file in a fresh process: a peak counts everything that was ever done in one."""
+    """Run a function of this file in a new process, since a peak covers the whole life of a process."""
     command = [sys.executable, __file__, what, str(path), json.dumps(arguments)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 
 
 def main() -> None:
-    print(f"{'':30}{'seconds from file to file':^44}{'peak, MB above start':^28}")
-    print(f"{'':30}{'modelexport':>12}{'extract_model':>16}{'(unchecked)':>16}{'modelexport':>14}{'extract_model':>14}")
+    print("| model | weights, MB | seconds | `extract_model` | ratio | peak, MB | `extract_model` |")
+    print("|---|---|---|---|---|---|---|")
     for name, sizes in MODELS.items():
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "model.onnx"
@@ -107,9 +104,9 @@ def main() -> None:
             weights = sum(file.stat().st_size for file in Path(folder).glob("model.onnx*")) / 1e6
             taken = in_process("seconds", path)
             peaks = [in_process("peak", path, tool) for tool in ("modelexport", "onnx")]
-            ours = taken["modelexport"]
-            columns = [f"{ours:12.3f}", *(f"{taken[n]:8.3f} {taken[n] / ours:5.1f} x" for n in ("onnx", "unchecked"))]
-            print(f"{name:30}{''.join(columns)}{peaks[0]:14.0f}{peaks[1]:14.0f}   {weights:.0f} MB", flush=True)
+            ours, theirs = taken["modelexport"], taken["onnx"]
+            times = f"{ours:.2f} | {theirs:.2f} | {theirs / ours:.1f}"
+            print(f"| {name} | {weights:,.0f} | {times} | {peaks[0]:,.0f} | {peaks[1]:,.0f} |", flush=True)
 
 
 if __name__ == "__main__":

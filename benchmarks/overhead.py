@@ -1,14 +1,14 @@
-"""What tags cost: `modelexport.export`, with either front end, against the bare exporter, export and save.
+"""The cost of tags: `modelexport.export`, with both front ends, compared with the bare exporter, export and save.
 
-Time, peak memory and the size of the graph file; each ratio is that of the column before it to the bare exporter's.
+Time, peak memory and the size of the graph file; each ratio compares the column before it with the bare exporter's.
 
     python benchmarks/overhead.py [--runs N] [--cpu] [NAME ...]
 
-Each run is a process of its own, which builds the model, exports a tiny one to warm up, and then measures. The sides
-take turns, and the ratios are those of the medians of the same table. Seconds are those of the clock; `--cpu` counts
-the processor's, for a machine that has other work.
+Each run is a separate process, which builds the model, exports a tiny one to warm up, and then measures. The sides
+alternate, and the ratios are those of the medians in the same table. Seconds are wall time; `--cpu` measures processor
+time, for a machine that has other work.
 
-Needs the project alone; about fifteen minutes for all models.
+Needs the project alone; about fifteen minutes for all models, five with `--runs 1`.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def ours(frontend: str) -> Callable[[Any, dict[str, Any], Path], None]:
     def run(model: Any, inputs: dict[str, Any], path: Path) -> None:
         import modelexport
 
-        # As the bare exporter saves: the weights in a file of their own.
+        # As the bare exporter saves: the weights in a separate file.
         modelexport.export(model, inputs, path, frontend=frontend, weights="copy")
 
     return run
@@ -89,7 +89,7 @@ SIDES = {"bare": bare, "dynamo": ours("dynamo"), "torchscript": ours("torchscrip
 
 
 def measure(side: str, name: str) -> None:
-    """In a process of its own: export one model and print seconds, peak memory and the size of the graph file."""
+    """In a separate process: export one model and print seconds, peak memory and the size of the graph file."""
     import torch
     import transformers
 
@@ -121,30 +121,38 @@ def in_process(side: str, name: str) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--cpu", action="store_true", help="time of the processor, not of the clock")
+    parser.add_argument("--cpu", action="store_true", help="measure processor time, not wall time")
     parser.add_argument("--measure", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(MODELS))
     arguments = parser.parse_args()
     if arguments.measure:
         measure(*arguments.measure)
         return
-    measures = (("cpu" if arguments.cpu else "seconds", "s", 1, "8.2f"), ("megabytes", "MB", 1, "8.0f"))
-    measures += (("graph", "kB", 1000, "8.0f"),)
-    header = " ".join(f"{side:>8.8} {'ratio':>6}" if side != "bare" else f"{side:>8}" for side in SIDES)
-    print(" ".join(["model".ljust(20), *(f"{header} {unit}".ljust(len(header) + 3) for _, unit, _, _ in measures)]))
+    results: dict[str, dict[str, dict[str, float]]] = {}
     for name in arguments.names or MODELS:
         runs: dict[str, list[dict[str, float]]] = {side: [] for side in SIDES}
         for _ in range(arguments.runs):
-            for side, results in runs.items():
-                results.append(in_process(side, name))
-        cells = [name.ljust(20)]
-        for key, unit, scale, form in measures:
-            medians = {side: statistics.median(result[key] for result in runs[side]) / scale for side in SIDES}
-            for side, median in medians.items():
-                cells.append(f"{median:{form}}")
-                cells += [f"{median / medians['bare']:6.2f}"] if side != "bare" else []
-            cells.append(unit.ljust(2))
-        print(" ".join(cells), flush=True)
+            for side, done in runs.items():
+                done.append(in_process(side, name))
+        print(name, file=sys.stderr)
+        results[name] = {
+            side: {key: statistics.median(one[key] for one in done) for key in done[0]} for side, done in runs.items()
+        }
+    print(table(results, "cpu" if arguments.cpu else "seconds", "s", 1, ".2f"), end="\n\n")
+    print(table(results, "megabytes", "peak MB", 1, ",.0f"), end="\n\n")
+    print(table(results, "graph", "graph kB", 1000, ",.0f"))
+
+
+def table(results: dict[str, dict[str, dict[str, float]]], key: str, unit: str, scale: int, form: str) -> str:
+    """One figure of all sides, and its ratio to the bare exporter's, as Markdown."""
+    others = [side for side in SIDES if side != "bare"]
+    lines = [f"| model, {unit} | bare |" + "".join(f" `{side}` | ratio |" for side in others)]
+    lines.append("|---|---|" + "---|---|" * len(others))
+    for name, sides in results.items():
+        bare = sides["bare"][key]
+        cells = "".join(f" {sides[side][key] / scale:{form}} | {sides[side][key] / bare:.2f} |" for side in others)
+        lines.append(f"| {name} | {bare / scale:{form}} |{cells}")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""Tags after other packages' tools: what is known of every node, whether it is true, and what it costs.
+"""Tags after other packages' tools: how much is known about every node, whether it is true, and the cost.
 
     OMP_NUM_THREADS=1 python benchmarks/survival.py [MODEL ...]     the table of tools by models
     OMP_NUM_THREADS=1 python benchmarks/survival.py --cost          time by nodes, against onnx.load and onnx.save
 
-A node is *contaminated* when one of its owners is contradicted by the values: the tagged file and the changed one are
-both run, the second cut at the values that both have, and only names whose values agree are believed. An owner has to
-own something that the tagged file computes between the believed values before and behind the node, or, for a node that
-makes no believed value itself, what makes the ones before it. Tools that do not change numbers also have to agree in
+A node is *contaminated* if the values contradict one of its owners: the tagged file and the changed one are both run,
+the second cut at the values that both have, and only names whose values agree are trusted. An owner has to own a node
+that the tagged file computes between the trusted values before and after the node, or, if the node does not produce a
+trusted value, a node that produces the values before it. Tools that do not change numbers also have to agree in
 ``verify --against``.
 
 Needs what `make test` installs; about twelve minutes, `--cost` two.
@@ -17,7 +17,7 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ from modelexport.tagged.reference import open_reference
 from modelexport.verify.segments import GIVEN, segmented
 
 LOSSY = {"quantize-dynamic": 0.3, "quantize-qdq": 0.5, "quantize-qoperator": 0.5, "quantize-4bit": 0.5, "float16": 0.03}
-"""How far two values may be apart, as the norm of the difference over the norm."""
+"""The largest distance of equal values: the norm of the difference divided by the norm."""
 LOSSLESS = 1e-3
 SIZES = (1_000, 10_000, 20_000)
 
@@ -80,7 +80,7 @@ MODELS: Mapping[str, Build] = {
 
 
 def values_of(tagged: modelexport.TaggedModel, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Every value that the nodes of the main graph make, in one run."""
+    """Every value that the nodes of the main graph produce, in one run."""
     given = {value.name: inputs[value.name] for value in tagged.model.graph.inputs if value.name in inputs}
     made = [value for node in tagged.model.graph for value in node.outputs if value.name]
     return run_session(open_session(with_outputs(tagged.model, made), folder=tagged.path.parent), given)
@@ -89,7 +89,7 @@ def values_of(tagged: modelexport.TaggedModel, inputs: Mapping[str, Any]) -> dic
 def per_module(
     tagged: modelexport.TaggedModel, right: Mapping[str, Any], made: Mapping[str, Any], inputs: Mapping[str, Any]
 ) -> dict[str, np.ndarray]:
-    """The values of a file, each computed from those of the tagged one: small losses do not add up."""
+    """The values of a file, each computed from those of the tagged one, so that small losses do not add up."""
     for node in tagged.model.graph:
         for value in node.outputs:
             if value.name in made and value.dtype is None:
@@ -191,10 +191,7 @@ def contaminated(truth: Truth) -> list[str]:
 
 
 def survival(names: list[str], folder: Path) -> None:
-    header = ("nodes", "exact", "derived", "inferred", "untagged", "contaminated", "differ", "over 4")
-    print(f"{'model':<17}{'tool':<20}" + "".join(f"{title:>13}" for title in header))
-    totals: dict[str, int] = defaultdict(int)
-    many: list[str] = []
+    totals: dict[str, Counter[str]] = defaultdict(Counter)
     for name in names:
         source = folder / f"{name}.onnx"
         model, inputs = MODELS[name]()
@@ -206,32 +203,33 @@ def survival(names: list[str], folder: Path) -> None:
             after = modelexport.load(output)
             wrong = contaminated(Truth(before, after, LOSSY.get(tool, LOSSLESS)))
             compared = modelexport.verify_against(source, output)
-            differ = 0 if tool in LOSSY else sum(call.status == "differ" for call in compared.calls)
-            fused = [node for node in (*report.fused, *report.unclear) if len(node.calls) > 4]
             coverage = report.coverage
-            figures = {
-                "nodes": len(after.nodes),
-                "exact": coverage.exact,
-                "derived": coverage.derived,
-                "inferred": coverage.inferred,
-                "untagged": coverage.untagged,
-                "contaminated": len(wrong),
-                "differ": differ,
-                "over 4": len(fused),
-            }
-            for title, figure in figures.items():
-                totals[title] += figure
-            print(f"{name:<17}{tool:<20}" + "".join(f"{figures[title]:>13}" for title in header), flush=True)
-            many += [f"{name}, {tool}: {f.op_type} {f.name}: {len(f.calls)} owners, {f.reason}" for f in fused]
-            for line in wrong:
-                print(f"    {line}")
-    print(f"{'all':<37}" + "".join(f"{totals[title]:>13}" for title in header))
-    print(f"exact or derived: {(totals['exact'] + totals['derived']) / totals['nodes']:.2%}")
-    print("\nnew or fused nodes with more than four owners:", *many, sep="\n  ")
+            totals[tool].update(
+                {
+                    "nodes": len(after.nodes),
+                    "exact": coverage.exact,
+                    "derived": coverage.derived,
+                    "inferred, untagged": coverage.inferred + coverage.untagged,
+                    "contaminated": len(wrong),
+                    "differ": 0 if tool in LOSSY else sum(call.status == "differ" for call in compared.calls),
+                }
+            )
+            fused = [node for node in (*report.fused, *report.unclear) if len(node.calls) > 4]
+            print(f"{name}, {tool}: {len(after.nodes)} nodes", *wrong, sep="\n    ", file=sys.stderr)
+            for node in fused:
+                print(f"    {node.op_type} {node.name}: {len(node.calls)} owners, {node.reason}", file=sys.stderr)
+    titles = ("nodes", "exact", "derived", "inferred, untagged", "contaminated", "differ")
+    print(f"| tool | {' | '.join(titles)} |\n|{'---|' * (len(titles) + 1)}")
+    for tool, counts in totals.items():
+        cells = [f"{counts[title]:,}" for title in titles[:-1]]
+        cells.append("numbers change" if tool in LOSSY else f"{counts['differ']:,}")
+        print(f"| `{tool}` | {' | '.join(cells)} |")
+    every = sum(totals.values(), Counter())
+    print(f"| all | {' | '.join(f'{every[title]:,}' for title in titles)} |")
 
 
 def tagged_chain(nodes: int, path: Path) -> None:
-    """A tagged file of that many nodes: blocks of a linear layer, an activation and a skip connection."""
+    """A tagged file with this number of nodes: blocks of a linear layer, an activation and a skip connection."""
     random = np.random.default_rng(0)
     blocks = nodes // 4
     x = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([2, 8]))
@@ -288,7 +286,9 @@ def seconds(work: Callable[[], object]) -> tuple[float, float]:
 
 
 def cost(folder: Path) -> None:
-    print(f"{'nodes':>7}  {'tool':<18}{'changed':>8}{'load+save, s':>14}{'retag, s':>10}{'CPU, s':>8}{'ratio':>8}")
+    print("| nodes of the tagged file | tool | nodes of the changed file | retag, s ", end="")
+    print("| ratio to `onnx.load` and `onnx.save` |")
+    print("|---|---|---|---|---|")
     for nodes in SIZES:
         source = folder / f"{nodes}.onnx"
         tagged_chain(nodes, source)
@@ -296,15 +296,11 @@ def cost(folder: Path) -> None:
             changed = folder / f"{nodes}.{tool}.onnx"
             TOOLS[tool].run(source, changed, dict)
             both = seconds(lambda c=changed: onnx.save(onnx.load(c), folder / "copy.onnx"))
-            # The tagged file is read too: the same work is that for both files.
+            # The tagged file is read too, so the comparable work covers both files.
             both = tuple(a + b for a, b in zip(both, seconds(lambda s=source: onnx.load(s)), strict=True))
             work = seconds(lambda c=changed, s=source: modelexport.retag(c, source=s, output=folder / "out.onnx"))
             count = len(onnx.load(changed).graph.node)
-            print(
-                f"{nodes:>7}  {tool:<18}{count:>8}{both[0]:>14.2f}{work[0]:>10.2f}{work[1]:>8.2f}"
-                f"{work[1] / both[1]:>8.1f}",
-                flush=True,
-            )
+            print(f"| {nodes:,} | `{tool}` | {count:,} | {work[0]:.2f} | {work[1] / both[1]:.0f} |", flush=True)
 
 
 def main() -> None:

@@ -29,7 +29,8 @@ import torch
 import modelexport
 import models
 from modelexport.runtime.sessions import open_session, run_session
-from modelexport.verify.model import feeds, run_module
+from modelexport.verify.feeding import feeds
+from modelexport.verify.outputs import run_module
 
 
 def seconds(work: Callable[[], object], runs: int) -> float:

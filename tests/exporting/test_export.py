@@ -13,7 +13,8 @@ from exports import Exporter
 from modelexport import load
 from modelexport.graph.owners import owner_of
 from modelexport.verify.differences import compare_outputs
-from modelexport.verify.model import feeds, run_module
+from modelexport.verify.feeding import feeds
+from modelexport.verify.outputs import run_module
 
 TABLE = [case.name for case in (*models.CASES, *models.TRAINED)]
 DYNAMIC = [case.name for case in (*models.CASES, *models.TRAINED) if case.dynamic is not None]
@@ -23,8 +24,8 @@ QUICK_DYNAMIC = [
 ]  # fmt: skip
 
 NOT_ALL_COMPARED = ("condition", "recurrent", "mixtral", "qwen3-moe")
-"""What PyTorch has no value of in the file: modules in a branch, which run no hooks, results of an operator that is one
-node here, and modules that the exporter calls for all experts at once."""
+"""Calls without a PyTorch value in the file: modules in a branch, which run no hooks, results inside an operator that
+is one node, and modules that the exporter calls for all experts at once."""
 
 
 def test_the_table_has_the_models_that_the_claims_are_about() -> None:

@@ -19,8 +19,12 @@ class Stages:
         self._progress = progress
 
     def tell(self, detail: str) -> None:
-        """Say more about the running stage."""
+        """Report a detail of the running stage."""
         self._progress(detail)
+
+    def within(self, name: str) -> Stages:
+        """Separate stages for a part of the work, reported with the part's name as a prefix."""
+        return Stages(lambda stage: self.tell(f"{name}: {stage}"))
 
     @contextmanager
     def __call__(self, stage: str) -> Iterator[None]:

@@ -1,31 +1,29 @@
-"""``export``: a PyTorch model becomes a tagged ONNX file and the documents beside it. The page to read first."""
+"""``export``: export a PyTorch model to a tagged ONNX file with its documents. Read this file first."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from modelexport.capture import FrontEnd
-from modelexport.capture.choice import Attempt, capture, check_opset, first_that_passes
+from modelexport.capture import FrontEnd, check_opset
+from modelexport.capture.choice import Attempt, capture, first_that_passes
 from modelexport.capture.exported import Exported
-from modelexport.core.exclusive import exclusive
+from modelexport.core.locking import exclusive
 from modelexport.core.stages import Stages
 from modelexport.exporting import steps
 from modelexport.exporting.checks import run_checks
 from modelexport.exporting.interface import AS_CAPTURED
 from modelexport.exporting.options import Keywords, Options
-from modelexport.exporting.report import write_report
+from modelexport.exporting.report import report_path, write_report
 from modelexport.exporting.result import ExportResult
 from modelexport.files.atomic import Replacement, check_writable
 from modelexport.graph.owners import owned_operators
 from modelexport.pytorch.repeatability import Unrepeatable, find_unrepeatable
 from modelexport.pytorch.static import module_tree
-from modelexport.tagged.documents.dag import check_dag_directory, dag_document, write_dag_files
+from modelexport.tagged.documents.dag import check_dag_directory, write_dag_files
 from modelexport.tagged.tree import tree_rows
-from modelexport.weights.placement import reachable
 
 if TYPE_CHECKING:
     from torch import nn
@@ -48,34 +46,34 @@ def export(
     stages: Stages | None = None,
     **keywords: Unpack[Keywords],
 ) -> ExportResult:
-    """Export a model to ``path``, every node tagged with the module call it came from.
+    """Export a model to ``path``, with every node tagged with the module call that it came from.
 
-    The model is exported in evaluation mode and is as before afterwards.
+    The model is exported in evaluation mode and restored afterwards.
 
     Args:
         inputs: Example inputs: keyword arguments of ``forward``, or positional ones.
         path: ``DIR/NAME.onnx``; the documents are written beside it.
-        name: What the documents call the model; its class if left out.
+        name: The model's name in the documents; by default its class.
         frontend: ``dynamo``, ``torchscript``, or ``auto``: the first whose file passes its check.
-        dynamic: Leave every axis of every input that the model does not fix open.
-        opset: The opset of the standard domain; the exporter's default if left out.
+        dynamic: Make every axis of every input dynamic, except those that the model fixes.
+        opset: The opset of the standard domain; by default the exporter's.
         optimized: Fold constants, rewrite and merge equal nodes.
-        interface: Names the inputs, outputs and open axes of what was captured.
-        options: How it is tagged, where its weights go, how it is checked; each option is a keyword as well.
-        dag_dir: A folder for the entries of ``NAME.dag.json`` as files of their own; made if need be.
-        stages: Times the stages of the export; says on the way which one is running.
+        interface: Names the inputs, outputs and dynamic axes of the captured graph.
+        options: How the file is tagged, where its weights go, how it is checked; each option is a keyword as well.
+        dag_dir: A folder for the entries of ``NAME.dag.json`` as separate files; created if necessary.
+        stages: Times the stages of the export and reports the running one.
 
     Raises:
-        CaptureError, InputsError, UsageError: The model, the inputs or the options do not work together.
+        CaptureError, InputsError, UsageError: The model, the inputs or the options do not fit.
         UntaggedNodeError: A node has no owner. Nothing is written.
         CheckError: The file is invalid, does not load, or computes something else. Nothing is written.
-        OutputError: The files cannot be written. What was there before is still there.
+        OutputError: The files cannot be written. Existing files are unchanged.
     """
     path, stages = Path(path), stages or Stages()
     options = (options or Options()).replaced_by(keywords)
     check_opset(opset)
     check_writable(path)
-    if (folder := None if dag_dir is None else Path(dag_dir)) is not None:
+    if (folder := Path(dag_dir) if dag_dir is not None else None) is not None:
         check_dag_directory(folder)
     with stages("repeat"):
         unrepeatable = [] if options.weights.source is not None else find_unrepeatable(model, inputs)
@@ -85,7 +83,7 @@ def export(
 
 @dataclass(frozen=True)
 class _Job:
-    """One export: everything but the front end that does it."""
+    """One export: everything except the choice of the front end."""
 
     model: nn.Module
     inputs: Mapping[str, Any] | Sequence[Any]
@@ -101,7 +99,7 @@ class _Job:
     unrepeatable: Sequence[Unrepeatable]
 
     def export_by(self, frontend: FrontEnd, attempts: Sequence[Attempt], keep_anyway: bool) -> ExportResult:
-        """Export with a front end. The files are moved into place when all of it went well."""
+        """Export with a front end. The files are moved into place if everything succeeds."""
         model, options, stages = self.model, self.options, self.stages
         with stages("capture"):
             tree = module_tree(model)
@@ -113,29 +111,25 @@ class _Job:
             tagged = steps.tag(exported, before, tree, options.tags)
         with stages("documents"):
             settings = options.settings(exported.frontend, attempts, dynamic=self.dynamic, optimized=self.optimized)
-            hierarchy = steps.describe(model, exported, before, tagged, name=self.name, settings=settings)
-            dags = dag_document(exported.model, tagged.tags)
-            documents = steps.encode_documents(hierarchy, dags, exported.model, tagged.tags)
+            described = steps.describe(model, exported, before, tagged, name=self.name, settings=settings)
+            hierarchy = described.hierarchy
         with stages("encoding"):
             functions = steps.encode(exported.model, tagged.tags, options.tags.tags_as)
         with Replacement() as replacement:
-            staged = (staging := replacement.folder(self.path.parent)) / self.path.name
+            staged = replacement.folder(self.path.parent) / self.path.name
             with stages("write"):
                 graph = functions.model if functions else exported.model
-                weights = steps.write_files(graph, tagged, documents, self.path, staging, options.weights)
-            with reachable(staging, self.path, weights) if options.checks.any else nullcontext():
-                check, verified = run_checks(
-                    model, self.inputs, staged, hierarchy, weights, options, stages, must_pass=not keep_anyway
-                )
-            report = staged.with_suffix(".report.md")
-            files = [self.path.parent / file.name for file in sorted([*staging.iterdir(), report])]
+                weights = steps.write_files(graph, tagged, described.files, self.path, staged, options.weights)
+            check, verified = run_checks(
+                model, self.inputs, staged, self.path, hierarchy, weights, options, stages, must_pass=not keep_anyway
+            )
             result = ExportResult(
                 path=self.path,
                 hierarchy=hierarchy,
                 tree=tree_rows(owned_operators(exported.model), exported.calls, tagged.tags.tag),
                 seconds=stages.seconds,
                 verified=verified,
-                files=files,
+                files=steps.list_files(staged, self.path, self.dag_dir),
                 check=check,
                 attempts=attempts,
                 functions=functions,
@@ -143,8 +137,7 @@ class _Job:
                 messages=messages,
                 unrepeatable=self.unrepeatable,
             )
-            write_report(report, result)
+            write_report(report_path(staged), result)
             if self.dag_dir is not None:
-                write_dag_files(replacement, self.dag_dir, dags)
-                files.append(self.dag_dir)
+                write_dag_files(replacement, self.dag_dir, described.dags)
         return result

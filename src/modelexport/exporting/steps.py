@@ -1,4 +1,4 @@
-"""The steps of an export between capture and the written file; ``pipeline.py`` has their order."""
+"""The steps of an export between capture and writing the file; ``pipeline.py`` has their order."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from modelexport.core.modules import ModuleTree
 from modelexport.core.tags import Tags
 from modelexport.exporting.optimizer import finish, optimize_graph
 from modelexport.exporting.options import TagOptions, WeightOptions
+from modelexport.exporting.report import report_path
 from modelexport.format import documents
 from modelexport.graph.coverage import check_coverage
 from modelexport.graph.initializers import bind_tensors
@@ -25,6 +26,7 @@ from modelexport.graph.path_names import name_nodes_by_path
 from modelexport.graph.snapshot import SourceGraph, take_snapshot
 from modelexport.lineage.derivation import derive_owners
 from modelexport.pytorch.static import containers
+from modelexport.tagged.documents.dag import dag_document
 from modelexport.tagged.documents.operations import operations_document
 from modelexport.tagged.documents.sidecar import hierarchy_document
 from modelexport.tagged.documents.tables import encode_table
@@ -41,29 +43,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Unoptimized:
-    """What has to be known of the graph as it was captured, once passes have changed it."""
+    """Facts about the captured graph that are needed after passes have changed it."""
 
     source: SourceGraph
     computed: Computed
     tensors: dict[ir.Value, ir.TensorProtocol]
-    """Of parameters, until the optimised graph is bound to them."""
+    """The tensors of parameters, until the optimized graph is bound to them."""
     entries: Mapping[str, documents.StateDictEntry]
 
 
 @dataclass(frozen=True)
 class Tagged:
-    """What the tags of a graph are made from, and what was found while they were written."""
+    """The tags of a graph, and what was found while they were written."""
 
     tags: Tags
     coverage: documents.Coverage
     origins: Mapping[str, Origin]
-    """Name of an initializer to the entries that it is, or is computed from."""
+    """Name of an initializer to the entries that it holds or is computed from."""
     values: Mapping[str, ir.Value]
-    """Names of values of the unoptimised graph to what they are in the optimised one, where they are there."""
+    """Names of values of the unoptimized graph to the values of the optimized one, for those that still exist."""
 
 
 def remember(model: nn.Module, exported: Exported, weights: Weights | None) -> Unoptimized:
-    """Record the graph before it is optimised, and take the tensors of its parameters off it."""
+    """Record the graph before it is optimized, and detach the tensors of its parameters."""
     graph = exported.model
     parameters = with_unique_names(graph, exported.parameters)
     source = take_snapshot(graph)
@@ -73,10 +75,10 @@ def remember(model: nn.Module, exported: Exported, weights: Weights | None) -> U
 
 
 def optimize_exported(exported: Exported, before: Unoptimized) -> list[str]:
-    """Optimise a captured graph in place; parameters and the values at boundaries stay.
+    """Optimize a captured graph in place; parameters and the values at boundaries are kept.
 
     Returns:
-        What the optimiser warned of.
+        The optimizer's warnings.
     """
 
     def reads_file(node: ir.Node) -> bool:
@@ -93,7 +95,7 @@ def optimize_exported(exported: Exported, before: Unoptimized) -> list[str]:
 
 
 def tag(exported: Exported, before: Unoptimized, tree: ModuleTree, options: TagOptions) -> Tagged:
-    """Give every node its owner and write the tags into the graph, in place.
+    """Assign every node its owner and write the tags into the graph, in place.
 
     Raises:
         UntaggedNodeError: A node has no owner.
@@ -112,6 +114,16 @@ def tag(exported: Exported, before: Unoptimized, tree: ModuleTree, options: TagO
     return Tagged(tags, coverage, origins, present)
 
 
+@dataclass(frozen=True)
+class Described:
+    """The documents of an export."""
+
+    hierarchy: documents.Hierarchy
+    dags: Mapping[str, documents.Dag]
+    files: Mapping[str, bytes]
+    """Suffix to content, as they are written."""
+
+
 def describe(
     model: nn.Module,
     exported: Exported,
@@ -120,10 +132,10 @@ def describe(
     *,
     name: str | None,
     settings: documents.Settings,
-) -> documents.Hierarchy:
-    """The sidecar of an export."""
+) -> Described:
+    """The documents of an export."""
     tree = tagged.tags.tree
-    return hierarchy_document(
+    hierarchy = hierarchy_document(
         name=name or tree.root.class_name,
         model=exported.model,
         source=before.source,
@@ -136,10 +148,17 @@ def describe(
         coverage=tagged.coverage,
         settings=settings,
     )
+    dags = dag_document(exported.model, tagged.tags)
+    files = {
+        ".hierarchy.json": msgspec.json.format(msgspec.json.encode(hierarchy), indent=1),
+        ".dag.json": encode_table(dags),
+        ".operations.json": encode_table(operations_document(exported.model, tagged.tags)),
+    }
+    return Described(hierarchy, dags, files)
 
 
 def encode(graph: ir.Model, tags: Tags, tags_as: str) -> FunctionsModel | None:
-    """Bring the tags of a graph into another encoding: in place, or as a model of functions beside it."""
+    """Convert the tags of a graph to another encoding: in place, or as a separate model with functions."""
     if tags_as == "functions":
         return write_functions(graph, tags)
     if tags_as == "attributes":
@@ -147,35 +166,30 @@ def encode(graph: ir.Model, tags: Tags, tags_as: str) -> FunctionsModel | None:
     return None
 
 
-def encode_documents(
-    hierarchy: documents.Hierarchy, dags: Mapping[str, documents.Dag], graph: ir.Model, tags: Tags
-) -> dict[str, bytes]:
-    """The JSON documents of an export: suffix to content."""
-    return {
-        ".hierarchy.json": msgspec.json.format(msgspec.json.encode(hierarchy), indent=1),
-        ".dag.json": encode_table(dags),
-        ".operations.json": encode_table(operations_document(graph, tags)),
-    }
-
-
 def write_files(
     graph: ir.Model,
     tagged: Tagged,
     documents: Mapping[str, bytes],
     path: Path,
-    staging: Path,
+    staged: Path,
     options: WeightOptions,
 ) -> WeightsSummary:
-    """Write a model and its documents to ``staging``, from where they will be moved beside ``path``."""
+    """Write a model to ``staged`` and its documents beside it; they will be moved beside ``path`` later."""
     weights = save_with_weights(
         graph,
         path,
-        staging,
+        staged.parent,
         mode=options.weights,
         parameters=tagged.origins,
         weights=options.source,
         documents=documents,
     )
     for suffix, document in documents.items():
-        (staging / path.name).with_suffix(suffix).write_bytes(document)
+        staged.with_suffix(suffix).write_bytes(document)
     return weights
+
+
+def list_files(staged: Path, path: Path, dag_dir: Path | None) -> list[Path]:
+    """The files that exist after those beside ``staged`` are moved beside ``path`` and the report is written."""
+    files = [path.parent / file.name for file in sorted({*staged.parent.iterdir(), report_path(staged)})]
+    return files if dag_dir is None else [*files, dag_dir]

@@ -1,9 +1,8 @@
-"""Opening files that others named: only regular ones, of a size that is expected, without waiting for a writer."""
+"""Opening files that models name: only regular files of a limited size, without waiting for a writer."""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import stat
 from collections.abc import Iterator
@@ -17,13 +16,13 @@ _BLOCK = 16 * 2**20
 
 @contextlib.contextmanager
 def open_regular(path: Path) -> Iterator[BinaryIO]:
-    """An open file, which is neither a folder, a FIFO, a socket nor a device; symbolic links are followed.
+    """Open a regular file for reading, not a folder, FIFO, socket or device; symbolic links are followed.
 
     Raises:
-        FileFormatError: It is one of these, is not there, or cannot be read.
+        FileFormatError: It is not a regular file, does not exist, or cannot be read.
     """
     try:
-        # Opening a FIFO without this flag waits until somebody writes to it.
+        # Opening a FIFO without this flag waits for a writer.
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     except (OSError, ValueError) as error:
         if isinstance(error, FileNotFoundError):
@@ -52,19 +51,6 @@ def read_regular(path: Path, limit: int) -> bytes:
             raise FileFormatError(f"cannot read {path}: {error.strerror or error}") from error
 
 
-def file_digest(path: Path) -> str:
-    """The SHA-256 of a file, in hexadecimal.
-
-    Raises:
-        FileFormatError: It is not a regular file or cannot be read.
-    """
-    with open_regular(path) as file:
-        digest = hashlib.sha256()
-        while block := file.read(_BLOCK):
-            digest.update(block)
-        return digest.hexdigest()
-
-
 def _kind(mode: int) -> str:
     kinds = {
         stat.S_IFDIR: "a folder",
@@ -78,7 +64,7 @@ def _kind(mode: int) -> str:
 
 
 def what_it_is(path: Path) -> str | None:
-    """What stands at a path, in words, if it is not a regular file; ``None`` if it is one, or nothing is there."""
+    """The kind of file at a path, in words, if it is not a regular file; ``None`` if it is one or does not exist."""
     try:
         mode = os.lstat(path).st_mode
     except OSError:

@@ -1,8 +1,8 @@
-"""The tensors of a serialized model: whether each has the data that its type and shape say."""
+"""Checks of the tensors of a serialized model: whether each has the data that its type and shape require."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from math import prod
 
 import onnx
@@ -10,22 +10,25 @@ import onnx
 from modelexport.errors import FileFormatError
 
 
-def all_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
+def with_nested(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """Nodes, each followed by the nodes of its nested graphs."""
+    for node in nodes:
+        yield node
+        for attribute in node.attribute:
+            for graph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+                yield from with_nested(graph.node)
+
+
+def serialized_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
     """Every node, those of nested graphs and functions included."""
-    pending = [model.graph.node, *(function.node for function in model.functions)]
-    while pending:
-        for node in pending.pop():
-            yield node
-            for attribute in node.attribute:
-                pending.extend(graph.node for graph in attribute.graphs)
-                if attribute.HasField("g"):
-                    pending.append(attribute.g.node)
+    for graph in (model.graph, *model.functions):
+        yield from with_nested(graph.node)
 
 
-def all_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+def serialized_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
     """Initializers and the tensors of attributes, those of nested graphs and functions included."""
     yield from model.graph.initializer
-    for node in all_nodes(model):
+    for node in serialized_nodes(model):
         for attribute in node.attribute:
             if attribute.HasField("t"):
                 yield attribute.t
@@ -35,12 +38,12 @@ def all_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
 
 
 def check_nodes(model: onnx.ModelProto) -> None:
-    """Refuse nodes that compute nothing, and attributes without the value that their type says.
+    """Refuse nodes without outputs, and attributes without a value of their type.
 
     Raises:
-        FileFormatError: There is one. Names it.
+        FileFormatError: Names the first such node or attribute.
     """
-    for node in all_nodes(model):
+    for node in serialized_nodes(model):
         if not node.output:
             raise FileFormatError(f"the node {node.name!r} ({node.op_type}) has no outputs")
         for attribute in node.attribute:
@@ -53,15 +56,15 @@ _VALUES = {onnx.AttributeProto.TENSOR: "t", onnx.AttributeProto.GRAPH: "g", onnx
 
 
 def check_data(model: onnx.ModelProto, elsewhere: Collection[str]) -> None:
-    """Refuse tensors whose data is shorter or longer than their shape: whoever reads them later would fail.
+    """Refuse tensors whose data is shorter or longer than their shape requires: reading them later would fail.
 
     Args:
-        elsewhere: Names of initializers whose data was taken out, and has been looked at.
+        elsewhere: Names of initializers whose data was taken out and already checked.
 
     Raises:
-        FileFormatError: There is one. Names it.
+        FileFormatError: Names the first such tensor.
     """
-    for tensor in all_tensors(model):
+    for tensor in serialized_tensors(model):
         if tensor.data_type not in _BITS or tensor.data_type == onnx.TensorProto.UNDEFINED:
             raise FileFormatError(f"the tensor {tensor.name!r} has the unknown type {tensor.data_type}")
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
@@ -88,12 +91,12 @@ def check_data(model: onnx.ModelProto, elsewhere: Collection[str]) -> None:
 
 
 _MOST_IN_ONE = 4
-"""Elements in one number of ``int32_data``, where they have two bits."""
+"""Two-bit elements in one number of ``int32_data``."""
 _FIELDS = ("float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data")
 
 
 def _bits(data_type: int) -> int | None:
-    """Of one element; ``None`` where it has no fixed size."""
+    """The bits of one element; ``None`` if it has no fixed size."""
     name = onnx.TensorProto.DataType.Name(data_type)
     if name in ("UNDEFINED", "STRING"):
         return None

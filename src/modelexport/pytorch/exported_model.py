@@ -7,16 +7,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from modelexport.format.packages import Manifest
+from modelexport.pytorch.private_torch import tree_structure, treespec_dumps
 
 
 def exported_model_manifest(model: nn.Module, manifest: Manifest) -> tuple[str, dict[str, Any]]:
     """The name of the file and its content.
 
-    A part is called with nested dictionaries by the names of its inputs and returns such by the names of its outputs:
-    what it returns as ``present`` goes in as ``past_key_values`` the next time.
+    A part takes and returns nested dictionaries made from the names of its inputs and outputs: what it returns as
+    ``present`` is passed as ``past_key_values`` in the next step.
     """
     from transformers.exporters.base import EXPORT_MANIFEST_FILE, EXPORT_SCHEMA_VERSION
     from transformers.exporters.metadata import ExportMetadata
@@ -31,7 +31,7 @@ def exported_model_manifest(model: nn.Module, manifest: Manifest) -> tuple[str, 
                     export_dtype=dtype.removeprefix("torch."),
                     export_device="cpu",
                     kwargs={name: {} for name in _nested(part.inputs)},
-                    out_spec=pytree.treespec_dumps(pytree.tree_structure(_nested(part.outputs))),
+                    out_spec=treespec_dumps(tree_structure(_nested(part.outputs))),
                 )
             ),
         }

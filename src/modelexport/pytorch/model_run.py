@@ -1,4 +1,4 @@
-"""A model run for what it shows: the tensors that each call gets and returns, and what each computes inside."""
+"""A recorded run of a model: the tensors that each call gets and returns, and the results of its operations."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from modelexport.core.calls import ROOT, ModuleCall, Side
 from modelexport.core.limits import BATCH_BYTES
 from modelexport.core.messages import collected
-from modelexport.pytorch.lazy_weights import with_weights
+from modelexport.pytorch.lazy_weights import lend_weights
+from modelexport.pytorch.private_torch import TorchDispatchMode, tree_leaves, tree_map
 from modelexport.pytorch.recorder import CallRecorder
 from modelexport.pytorch.traced import untouched
 from modelexport.pytorch.values import NamedTensors, input_tensors, output_tensors, run_arguments, tensors_in
@@ -33,14 +32,14 @@ _SEEN = "_modelexport_fingerprint"
 
 
 class ModelRun:
-    """One run of a model, with all that it showed.
+    """One recorded run of a model.
 
     Attributes:
-        outputs: What the model returned, as arrays.
-        parents: Every call to the one that it ran in.
-        tensors: What the calls got and returned.
-        computed: What the operations gave; empty where PyTorch does not show them.
-        choices: Where operations took the largest or the smallest of some scores; empty as above.
+        outputs: The outputs of the model, as arrays.
+        parents: Every call to the call that it ran in.
+        tensors: The tensors that calls got and returned.
+        computed: The results of operations; empty if PyTorch cannot record them.
+        choices: The places where operations took the largest or the smallest of some scores; empty likewise.
     """
 
     def __init__(
@@ -53,13 +52,13 @@ class ModelRun:
         never_called: Collection[str] = (),
         operations: bool = True,
     ) -> None:
-        """Run a model; it is as before afterwards.
+        """Run a model; its state is restored afterwards.
 
         Args:
-            weights: Where the weights of a model are that was built without them: each module gets its own.
+            weights: The places of the weights of a model that was built without them: each module gets its own.
             parameters: Other values for some ``state_dict`` entries, for this run.
             never_called: Paths of modules that are never called, with ``weights``.
-            operations: Whether to look at single operations.
+            operations: Whether to record single operations.
         """
         self._model, self._inputs, self._weights, self._parameters = model, inputs, weights, parameters or {}
         self._never_called = never_called
@@ -76,23 +75,23 @@ class ModelRun:
         except Exception:
             if not operations:
                 raise
-            # What PyTorch compiles cannot always be looked into; then the boundaries have to do.
+            # Compiled code cannot always be recorded; then only the boundaries are available.
             self.tensors, self.computed, self.choices = [], [], []
             self._recorder = CallRecorder(model, watch=self._watch)
             self.outputs = self._run(operations=False)
         self.parents = {traced.call: traced.parent for traced in self._recorder.seen}
 
     def array(self, content: str) -> Any:
-        """The numbers of a content, flat."""
+        """The elements of a content, flat."""
         return self._arrays[content]
 
     def _run(self, operations: bool) -> list[Any]:
         args, kwargs = run_arguments(self._inputs)
         with contextlib.ExitStack() as stack:
-            # A module without weights of its own has none that it could overwrite.
+            # A module without weights cannot overwrite any.
             stack.enter_context(untouched(self._model, runs=self._weights is None))
             if self._weights is not None:
-                stack.enter_context(with_weights(self._model, self._weights, self._never_called))
+                stack.enter_context(lend_weights(self._model, self._weights, self._never_called))
             entries = _entries(self._model)
             for key, tensor in self._parameters.items():
                 entries[key].data = tensor
@@ -121,7 +120,7 @@ class ModelRun:
         return content
 
     def _kept(self, content: str, array: Any) -> Any:
-        """A copy, since a module further on may work in place: in memory, or on disk once that is too much."""
+        """A copy, since a later module may work in place: in memory, or on disk if there is too much."""
         self._bytes += array.nbytes
         if self._bytes <= BATCH_BYTES:
             return array.copy()
@@ -132,11 +131,11 @@ class ModelRun:
         return np.memmap(file, dtype=array.dtype, mode="r")
 
     def in_float64(self, *, from_right_values: bool) -> ModelRun | None:
-        """The same run in float64, for what rounding does; ``None`` where the model does not run in it.
+        """The same run in float64, to measure rounding; ``None`` if the model does not run in float64.
 
         Args:
-            from_right_values: Each call gets what it got in this run, so that only its own rounding shows; otherwise
-                the rounding of all calls adds up.
+            from_right_values: Each call gets its inputs of this run, so that only its own rounding shows; otherwise the
+                rounding of all calls adds up.
         """
         if from_right_values not in self._in_float64:
             self._in_float64[from_right_values] = self._run_in_float64(from_right_values)
@@ -150,11 +149,11 @@ class ModelRun:
         for key, tensor in self._parameters.items():
             entries[key].data = tensor
         model = model.double()
-        inputs = pytree.tree_map(_widened, self._inputs)
+        inputs = tree_map(_widened, self._inputs)
         try:
             with _reset(model, self) if from_right_values else contextlib.nullcontext():
                 run = ModelRun(model, inputs, operations=False)
-        except Exception:  # some code names float32; the caller then does without
+        except Exception:  # some code requires float32; the caller then goes without this run
             return None
         return run if len(run.tensors) == len(self.tensors) else None
 
@@ -169,7 +168,7 @@ def _widened(value: Any) -> Any:
 
 @contextlib.contextmanager
 def _reset(model: nn.Module, right: ModelRun) -> Iterator[None]:
-    """Inside, each call of a copy of a model gets, and hands on, what it did in another run."""
+    """Make each call of a copy of a model get and return the tensors of another run, inside the block."""
     known = {(t.call, t.side, t.name): t for t in right.tensors}
     counts: Counter[str] = Counter()
     running: list[ModuleCall] = []
@@ -184,7 +183,7 @@ def _reset(model: nn.Module, right: ModelRun) -> Iterator[None]:
         return found
 
     def exchange(value: Any, found: Mapping[int, torch.Tensor]) -> Any:
-        return pytree.tree_map(lambda part: found.get(id(part), part), value)
+        return tree_map(lambda part: found.get(id(part), part), value)
 
     def hooks(path: str) -> tuple[Any, Any]:
         def enter(module: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -212,9 +211,8 @@ def _reset(model: nn.Module, right: ModelRun) -> Iterator[None]:
             handle.remove()
 
 
-# torch is not followed by mypy.
-class _Operations(TorchDispatchMode):  # type: ignore[misc]
-    """Takes the fingerprint of what each operation of a run gives, and tells of those that may choose."""
+class _Operations(TorchDispatchMode):
+    """Records the fingerprint of each operation's result, and reports those that may choose among scores."""
 
     supports_higher_order_operators = True
 
@@ -233,10 +231,10 @@ class _Operations(TorchDispatchMode):  # type: ignore[misc]
         call = self._recorder.running
         if call is None:
             return output
-        given = pytree.tree_leaves((args, kwargs))
+        given = tree_leaves((args, kwargs))
         taken = [getattr(value, _SEEN, None) for value in given]
         scores = next((v for v in given if isinstance(v, torch.Tensor) and v.is_floating_point()), None)
-        for tensor in pytree.tree_leaves(output):
+        for tensor in tree_leaves(output):
             if scores is not None and isinstance(tensor, torch.Tensor) and tensor.dtype is torch.long:
                 self._choose(call, scores, tensor)
             if isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and tensor.numel() > 3:
@@ -250,7 +248,7 @@ class _Operations(TorchDispatchMode):  # type: ignore[misc]
 
 
 def as_array(tensor: torch.Tensor) -> Any:
-    """A tensor as NumPy has it; ``bfloat16``, which NumPy does not have, through ``ml_dtypes``."""
+    """A tensor as a NumPy array; ``bfloat16``, which NumPy does not have, uses ``ml_dtypes``."""
     tensor = tensor.detach().cpu()
     if tensor.dtype is torch.bfloat16:
         import ml_dtypes

@@ -1,4 +1,4 @@
-"""A package of stages, run one stage after the other."""
+"""Running a package of stages, one stage after the other."""
 
 from __future__ import annotations
 
@@ -6,55 +6,41 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from modelexport.errors import FileFormatError, InputsError
-from modelexport.format.packages import MANIFEST, PACKAGE_VERSION, Manifest
+from modelexport.format.packages import Manifest
 from modelexport.runtime.sessions import open_session, run_session
+from modelexport.tagged.package import read_manifest
 
 
 def read_stages(folder: str | Path) -> Manifest:
     """The manifest of a package of stages.
 
     Raises:
-        FileFormatError: There is none, it is damaged or of another kind or version, or a part is missing.
+        FileFormatError: It is missing, damaged, or of another kind or version, or a part is missing.
     """
-    path = Path(folder) / MANIFEST
-    try:
-        manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
-    except OSError as error:
-        raise FileFormatError(f"{folder} has no {MANIFEST}: make it with `modelexport split`") from error
-    except msgspec.DecodeError as error:
-        raise FileFormatError(f"{path} is damaged ({error}): split the model again") from error
-    if manifest.format_version != PACKAGE_VERSION:
-        raise FileFormatError(
-            f"{path} has format version {manifest.format_version}, and this version of modelexport reads "
-            f"{PACKAGE_VERSION}: split the model again"
-        )
+    manifest = read_manifest(Path(folder))
     if manifest.kind != "stages":
         raise FileFormatError(f"{folder} is a package of the kind '{manifest.kind}', not of stages")
-    if missing := [part.file for part in manifest.parts if not (path.parent / part.file).is_file()]:
-        raise FileFormatError(f"{folder} lacks {', '.join(missing)}: split the model again")
     return manifest
 
 
 def run_chain(
     folder: str | Path, feeds: Mapping[str, Any], *, opened: Callable[[Path], Any] = open_session
 ) -> dict[str, Any]:
-    """Run the stages of a package; one of them is loaded at a time, and values are dropped after their last use.
+    """Run the stages of a package, one loaded at a time; values are dropped after their last use.
 
     Args:
         feeds: Arrays for the inputs of the whole model, by name.
-        opened: Makes a session of a stage's file.
+        opened: Opens a session for a stage's file.
 
     Returns:
-        What no later stage takes: the outputs of the whole model, by name. One that is an output and is taken as well
-        is among them too.
+        The outputs of the whole model, by name: the outputs of stages that no later stage takes, and those that a stage
+        takes but that are outputs of the model as well.
 
     Raises:
         FileFormatError: The folder is not a package of stages.
         InputsError: An input is missing.
-        UsageError: ONNX Runtime does not run a stage.
+        UsageError: ONNX Runtime cannot run a stage.
     """
     manifest = read_stages(folder)
     values: dict[str, Any] = dict(feeds)

@@ -1,4 +1,4 @@
-"""Models made of parts of another, whose weights stay in the files where they are."""
+"""Saving models made from parts of another, whose weights stay in their files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 import onnx_ir as ir
 
 from modelexport.errors import FileFormatError, OutputError
-from modelexport.files.linked import check_files
+from modelexport.files.linked import check_files, recorded_files
 from modelexport.files.links import clone, clone_or_link
 from modelexport.files.onnx_models import LARGEST_INSIDE, record_documents, save_model, save_with_references
 from modelexport.format import documents, keys
@@ -21,21 +21,21 @@ T = TypeVar("T")
 
 
 class SharedFiles:
-    """The weights files of one model, brought into the folder of files that are made of it."""
+    """Links or clones the weights files of one model into the folder of models that are made from it."""
 
     def __init__(self, source: Path, model: ir.Model, folder: Path, staging: Path, sharing: Sharing = "auto") -> None:
         self._source = source
         self._folder, self._staging, self._sharing = folder, staging, sharing
-        self._linked = _recorded(model, keys.WEIGHTS, documents.WeightsFile)
-        self._written = _recorded(model, keys.DATA, documents.DataFile)
+        self._linked = recorded_files(model.metadata_props, keys.WEIGHTS, documents.WeightsFile)
+        self._written = recorded_files(model.metadata_props, keys.DATA, documents.DataFile)
         self._placed: dict[str, str | None] = {}
 
     def save(self, model: ir.Model, name: str) -> list[str]:
-        """Write a model to the staging folder; returns the files with weights beside it.
+        """Write a model to the staging folder; returns the weights files beside it.
 
         Raises:
-            FileFormatError: A file that holds weights is missing or not as it was.
-            OutputError: They have to be linked and cannot be.
+            FileFormatError: A weights file is missing or has changed.
+            OutputError: The files must be linked but cannot be.
         """
         tensors = {value: value.const_value for value in initializers(model) if value.const_value is not None}
         check_files(self._source, model)
@@ -75,7 +75,7 @@ class SharedFiles:
         return sorted({location for location in locations.values() if location is not None})
 
     def _place(self, tensor: ir.ExternalTensor) -> str | None:
-        """Where the file of a tensor is, seen from the folder; ``None`` if it is not to be or cannot be linked."""
+        """The location of a tensor's file, relative to the folder; ``None`` if it should not or cannot be linked."""
         real = os.path.realpath(tensor.path)
         if real not in self._placed:
             is_checkpoint = str(tensor.location) in self._linked
@@ -83,10 +83,10 @@ class SharedFiles:
         return self._placed[real]
 
     def _bring(self, real: Path, name: str, is_checkpoint: bool) -> str | None:
-        """Give a file a name in the folder.
+        """Link or clone a file into the folder.
 
-        A file that belongs to the model alone gets no hard link unless that is asked for: onnx's own tools would then
-        refuse to read the model that it belongs to.
+        A file that belongs only to the model is not hard-linked unless requested: onnx's own tools would then refuse to
+        read the model that it belongs to.
         """
         folder = Path(os.path.realpath(self._folder))
         if self._sharing == "copy":
@@ -113,16 +113,11 @@ class SharedFiles:
         return target.name
 
 
-def _recorded(model: ir.Model, key: str, kind: type[T]) -> dict[str, T]:
-    """What a model says of the files that hold its weights, by location."""
-    return msgspec.json.decode(model.metadata_props.get(key, "{}"), type=dict[str, kind])  # type: ignore[valid-type]
-
-
 def size_of_weights(model: ir.Model, source: Path) -> int:
     """Bytes of a model's initializers.
 
     Raises:
-        FileFormatError: A file that holds some of them is missing, too short or not as it was.
+        FileFormatError: A weights file is missing, too short or has changed.
     """
     check_files(source, model)
     size = 0

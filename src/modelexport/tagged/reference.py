@@ -1,4 +1,4 @@
-"""``NAME.reference.safetensors``: the values of a PyTorch run beside a file, which prove it without PyTorch."""
+"""``NAME.reference.safetensors``: the values of a PyTorch run, stored to verify the file beside it without PyTorch."""
 
 from __future__ import annotations
 
@@ -10,59 +10,57 @@ from dataclasses import dataclass
 from functools import partial
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from modelexport.core.calls import ModuleCall
 from modelexport.errors import FileFormatError, OutputError
+from modelexport.files.safetensors_files import encode_header
 from modelexport.format import documents, keys
+from modelexport.format.dtypes import SAFETENSORS_NAMES, parse_dtype
 from modelexport.runtime.choices import Choice
 from modelexport.runtime.evidence import Computed, Evidence, SeenTensor
 from modelexport.runtime.fingerprints import Fingerprint
 from modelexport.tagged.file import TaggedFile
 
-_TYPES = {
-    "float64": "F64",
-    "int64": "I64",
-    "uint64": "U64",
-    "float32": "F32",
-    "int32": "I32",
-    "uint32": "U32",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "int16": "I16",
-    "uint16": "U16",
-    "int8": "I8",
-    "uint8": "U8",
-    "bool": "BOOL",
-}
-"""NumPy's name of an element type to that of safetensors; widest first, so that every tensor is aligned in the file."""
+_TYPES = [name for name, code in SAFETENSORS_NAMES.items() if not code.startswith("F8_")]
+"""Element types that safetensors reads into NumPy; widest first, so that every tensor is aligned in the file."""
 
 _INPUTS, _VALUES, _TENSORS = "inputs/", "values/", "tensors/"
 _MODULES, _OUTPUTS, _WEIGHTS, _KEYS, _RUN = "modules", "outputs", "weights", "keys", "run"
 
-TypeAndShape = tuple[str, tuple[int, ...]]
+
+class _Kept(NamedTuple):
+    """A tensor to write; it is read when it is written."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    read: Callable[[], Any]
+
+    @classmethod
+    def of(cls, array: Any) -> _Kept:
+        return cls(str(array.dtype), tuple(array.shape), lambda: array)
 
 
 def reference_path(path: Path) -> Path:
-    """Where the reference values of a file lie."""
-    return path.with_suffix(".reference.safetensors")
+    """The path of the reference values of a file."""
+    return path.with_suffix(keys.REFERENCE_SUFFIX)
 
 
 @dataclass(frozen=True)
 class ReferenceValues:
-    """The PyTorch run that the reference values of a file keep; one tensor at a time is read."""
+    """The PyTorch run in the reference values of a file; one tensor is read at a time."""
 
     inputs: Mapping[str, Any]
     """Name of an input of the file to its array."""
     outputs: Sequence[Any]
-    """What the model returned, in order."""
+    """The tensors that the model returned, in order."""
     modules: Sequence[ModuleCall]
-    """The calls whose values are kept; none where all are."""
+    """The calls whose values are stored; empty if all are."""
     available: Collection[str]
-    """Names of the values of the file that are kept."""
+    """Names of the values of the file that are stored."""
     read: Callable[[str], Any]
     """The name of a value to its array."""
     tensors: Sequence[SeenTensor]
@@ -72,28 +70,28 @@ class ReferenceValues:
     weights: Mapping[str, str]
     """Initializers, by the entries that they come from, to digests of their bytes."""
     keys: Mapping[str, str]
-    """Content of a tensor to where it lies in the file."""
+    """Content of a tensor to its place in the file."""
     read_key: Callable[[str], Any]
 
     def array(self, content: str) -> Any:
         return self.read_key(self.keys[content]).reshape(-1)
 
     def in_float64(self, *, from_right_values: bool) -> None:
-        """Rounding was not measured when the values were kept."""
+        """``None``: rounding was not measured when the values were stored."""
         return
 
 
 class _Run(msgspec.Struct, frozen=True, array_like=True):
-    """The part of a run that is no numbers."""
+    """The description of a run, without its arrays."""
 
     calls: list[tuple[str, int]]
-    """Address, and the index of the call around it; -1 for the root."""
+    """Address, and the index of the call that it ran in; -1 for the root."""
     tensors: list[tuple[int, str, str, str, str, list[int]]]
     """Call, side, name, content, element type, shape."""
     computed: list[tuple[int, str, int, float, float, float, bool, bool]]
-    """Call and the fingerprint of what an operation gave, and whether that was new."""
+    """Call and the fingerprint of an operation's result, and whether the result was new."""
     choices: list[tuple[int, str, list[int], str, list[int]]] = []
-    """Call, what was chosen from, and what was chosen: contents and shapes."""
+    """Call, scores, and the indices chosen from them: contents and shapes."""
 
 
 def write_reference(
@@ -110,57 +108,42 @@ def write_reference(
     """Write the reference values of a file, the same bytes for the same values.
 
     Args:
-        path: The file to write; it should not be there yet.
+        path: The file to write; it should not exist yet.
         run: The PyTorch run.
         inputs: Name of an input of the file to its array.
-        weights: Digests of the file's parameters, so that another file's values are refused.
-        modules: The calls whose values to keep, with those inside them; none for all.
-        sidecar: For the names that values have in the file.
-        announce: Told the size in bytes before anything is written.
+        weights: Digests of the file's parameters, so that values of another file are refused.
+        modules: The calls whose values to store, with those inside them; all if empty.
+        sidecar: The sidecar, for the names of values in the file.
+        announce: Called with the size in bytes before anything is written.
 
     Raises:
-        OutputError: The disk has no room for it.
+        OutputError: There is not enough space on the disk.
     """
-    kept = [t for t in run.tensors if not modules or _is_inside(t.call, set(modules), run.parents)]
-    names = [value.name or "" for value in tagged.model.graph.outputs]
-    names += [f"output {i}" for i in range(len(names), len(run.outputs))]
-    arrays: dict[str, tuple[TypeAndShape, Callable[[], Any]]] = {}
-
-    def hold(key: str, array: Any) -> None:
-        arrays[key] = ((str(array.dtype), tuple(array.shape)), lambda: array)
-
-    for name, array in inputs.items():
-        hold(f"{_INPUTS}{name}", array)
-    for name, array in zip(names, run.outputs, strict=False):
-        hold(f"{_VALUES}{name}", array)
-    where: dict[str, str] = {}
-    named = _names(sidecar, tagged)
-    for tensor in kept:
-        name = named.get((tensor.call.address, tensor.side, tensor.name), "")
-        key = f"{_VALUES}{name}" if name else f"{_TENSORS}{tensor.content}"
-        if not name and tensor.content in where:
-            continue
-        where.setdefault(tensor.content, key)
-        arrays.setdefault(key, ((tensor.dtype, tensor.shape), partial(run.array, tensor.content)))
-    for choice in run.choices:
+    seen = [t for t in run.tensors if not modules or _is_inside(t.call, set(modules), run.parents)]
+    outputs = _output_names(tagged, len(run.outputs))
+    found = {f"{_INPUTS}{name}": _Kept.of(array) for name, array in inputs.items()}
+    found |= {f"{_VALUES}{name}": _Kept.of(array) for name, array in zip(outputs, run.outputs, strict=True)}
+    where = _add_boundaries(found, seen, run, _names(sidecar, tagged))
+    for choice in () if modules else run.choices:
         for content, shape in ((choice.scores, choice.scores_shape), (choice.indices, choice.indices_shape)):
-            if not modules and content not in where:
-                where[content] = key = f"{_TENSORS}{content}"
-                arrays[key] = ((content.partition(":")[0], shape), partial(run.array, content))
-    known = {key: one for key, one in arrays.items() if one[0][0] in _TYPES}
-    order = list(_TYPES)
-    known = dict(sorted(known.items(), key=lambda one: order.index(one[1][0][0])))
-    sizes = {key: _width(dtype) * prod(shape) for key, ((dtype, shape), _) in known.items()}
-    metadata = {
-        keys.FORMAT_VERSION_KEY: keys.FORMAT_VERSION,
-        _OUTPUTS: json.dumps(names[: len(run.outputs)]),
-        _MODULES: json.dumps([call.address for call in modules]),
-        _WEIGHTS: json.dumps(dict(weights)),
-        _KEYS: json.dumps({content: key for content, key in where.items() if key in known}),
-        _RUN: msgspec.json.encode(_as_data(run, kept, _in(where, known))).decode(),
-    }
-    header = _header(metadata, {key: kind for key, (kind, _) in known.items()}, sizes)
-    total = len(header) + sum(sizes.values())
+            if content not in where:
+                where[content] = f"{_TENSORS}{content}"
+                found[where[content]] = _Kept(content.partition(":")[0], shape, partial(run.array, content))
+    arrays = {key: kept for dtype in _TYPES for key, kept in found.items() if kept.dtype == dtype}
+    header = encode_header(
+        {key: (kept.dtype, kept.shape) for key, kept in arrays.items()},
+        {
+            keys.FORMAT_VERSION_KEY: keys.FORMAT_VERSION,
+            _OUTPUTS: json.dumps(outputs),
+            _MODULES: json.dumps([call.address for call in modules]),
+            _WEIGHTS: json.dumps(dict(weights)),
+            _KEYS: json.dumps({content: key for content, key in where.items() if key in arrays}),
+            _RUN: msgspec.json.encode(
+                _as_data(run, seen, {content for content, key in where.items() if key in arrays})
+            ).decode(),
+        },
+    )
+    total = len(header) + sum(_nbytes(kept) for kept in arrays.values())
     announce(total)
     if total > (free := shutil.disk_usage(path.parent).free):
         raise OutputError(
@@ -168,8 +151,38 @@ def write_reference(
         )
     with path.open("wb") as file:
         file.write(header)
-        for _, read in known.values():
-            file.write(np.ascontiguousarray(read()).tobytes())
+        for kept in arrays.values():
+            file.write(np.ascontiguousarray(kept.read()).tobytes())
+
+
+def _output_names(tagged: TaggedFile, count: int) -> list[str]:
+    """Names for the model's outputs: those of the file's outputs, as far as there are any."""
+    names = [value.name or "" for value in tagged.model.graph.outputs]
+    names += [f"output {i}" for i in range(len(names), count)]
+    return names[:count]
+
+
+def _add_boundaries(
+    arrays: dict[str, _Kept], seen: Sequence[SeenTensor], run: Evidence, values: Mapping[tuple[str, str, str], str]
+) -> dict[str, str]:
+    """Add the tensors at boundaries, each content once, by each name that it has in the file.
+
+    Returns:
+        Content of a tensor to where it lies.
+    """
+    where: dict[str, str] = {}
+    for tensor in seen:
+        name = values.get((tensor.call.address, tensor.side, tensor.name), "")
+        key = f"{_VALUES}{name}" if name else f"{_TENSORS}{tensor.content}"
+        if not name and tensor.content in where:
+            continue
+        where.setdefault(tensor.content, key)
+        arrays.setdefault(key, _Kept(tensor.dtype, tensor.shape, partial(run.array, tensor.content)))
+    return where
+
+
+def _nbytes(kept: _Kept) -> int:
+    return int(parse_dtype(kept.dtype).itemsize * prod(kept.shape))
 
 
 def _in(where: Mapping[str, str], known: Collection[str]) -> set[str]:
@@ -187,7 +200,7 @@ def _is_inside(call: ModuleCall, chosen: set[ModuleCall], parents: Mapping[Modul
 
 
 def _names(sidecar: documents.Hierarchy | None, tagged: TaggedFile) -> dict[tuple[str, str, str], str]:
-    """Call, side and name of a tensor to the value of the main graph that the sidecar says it is."""
+    """Call, side and name of a tensor to its value in the main graph, as recorded in the sidecar."""
     made = {value.name for node in tagged.model.graph for value in node.outputs}
     return {
         (call.address, side, tensor.name): tensor.value
@@ -213,29 +226,14 @@ def _as_data(run: Evidence, tensors: Sequence[SeenTensor], contents: set[str]) -
     )
 
 
-def _header(metadata: Mapping[str, str], tensors: Mapping[str, TypeAndShape], sizes: Mapping[str, int]) -> bytes:
-    entries: dict[str, Any] = {"__metadata__": dict(metadata)}
-    end = 0
-    for key, (dtype, shape) in tensors.items():
-        begin, end = end, end + sizes[key]
-        entries[key] = {"dtype": _TYPES[dtype], "shape": list(shape), "data_offsets": [begin, end]}
-    text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
-
-
-def _width(dtype: str) -> int:
-    return 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
-
-
 @contextmanager
 def open_reference(tagged: TaggedFile) -> Iterator[ReferenceValues]:
-    """The reference values beside a file.
+    """Open the reference values beside a file.
 
     Raises:
-        FileFormatError: They are missing or damaged, or of another file.
+        FileFormatError: They are missing or damaged, or belong to another file.
     """
-    import ml_dtypes  # noqa: F401 - gives NumPy the bfloat16 that safetensors asks it for
+    import ml_dtypes  # noqa: F401 - adds to NumPy the bfloat16 that safetensors needs
     from safetensors import SafetensorError, safe_open
 
     path = reference_path(tagged.path)
@@ -246,8 +244,7 @@ def open_reference(tagged: TaggedFile) -> Iterator[ReferenceValues]:
         )
     try:
         opened = safe_open(path, framework="numpy")
-        # safetensors has no annotations here.
-        metadata = opened.metadata() or {}  # type: ignore[no-untyped-call]
+        metadata = opened.metadata() or {}  # type: ignore[no-untyped-call]  # safetensors has no annotation here
         version = metadata.get(keys.FORMAT_VERSION_KEY)
         if version not in keys.READ_VERSIONS or _RUN not in metadata:
             raise FileFormatError(
@@ -269,7 +266,9 @@ def open_reference(tagged: TaggedFile) -> Iterator[ReferenceValues]:
         kept = [key.removeprefix(_INPUTS) for key in stored if key.startswith(_INPUTS)]
         chosen = [ModuleCall.parse(address) for address in modules]
         if set(kept) != set(names) or any(call not in tagged.calls for call in chosen):
-            raise FileFormatError(f"{path} is not of {tagged.path}: inputs or modules differ; export with --reference")
+            raise FileFormatError(
+                f"{path} does not belong to {tagged.path}: inputs or modules differ; export with --reference"
+            )
         yield ReferenceValues(
             inputs={name: file.get_tensor(f"{_INPUTS}{name}") for name in kept},
             outputs=[file.get_tensor(f"{_VALUES}{name}") for name in outputs],

@@ -152,12 +152,12 @@ class _Verdicts:
 
     def _unseen(self, call: ModuleCall) -> str:
         if call not in self._proof.evidence.parents:
-            return "PyTorch's run shows no such call: it is inside a branch, or its module runs otherwise when exported"
+            return "PyTorch's run has no such call: it is inside a branch, or its module runs differently when exported"
         if call not in self._same:
-            return "PyTorch calls its module more or less often than the file does"
+            return "PyTorch calls its module a different number of times than the file"
         if not self._returns.get(call):
             return "it returns no tensor"
-        return "none of the tensors that it returns is a value of the file: they have another layout or type there"
+        return "none of the tensors that it returns is a value of the file: there they have another layout or type"
 
 
 def _count(misplaced: list[Misplaced]) -> str:

@@ -1,4 +1,4 @@
-"""What a file and the documents beside it say of themselves, checked against the graph and the PyTorch run."""
+"""Checks the tags of a file and its documents against the graph and the PyTorch run."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from modelexport.core.calls import CallTree, ModuleCall
+from modelexport.core.calls import ModuleCall
+from modelexport.core.tags import class_in_tag
 from modelexport.errors import FileFormatError
 from modelexport.format import documents, keys
 from modelexport.format.dtypes import dtype_name
+from modelexport.format.node_tags import read_source_tags
 from modelexport.graph.nodes import initializers
 from modelexport.graph.owners import owner_of
 from modelexport.runtime.evidence import Evidence, SeenTensor
@@ -19,7 +21,7 @@ from modelexport.tagged.documents.dag import dag_document
 from modelexport.tagged.documents.operations import operations_document
 from modelexport.tagged.documents.reading import load_dag, load_operations
 from modelexport.tagged.encodings.metadata import initializer_tags
-from modelexport.tagged.file import TaggedFile
+from modelexport.tagged.file import FileTags, TaggedFile
 from modelexport.verify.matching import distance
 from modelexport.verify.verdicts import FalseClaim
 from modelexport.weights.transforms import parameter_plan
@@ -32,12 +34,12 @@ def false_claims(
     contents: Mapping[str, str],
     classes: Mapping[str, str],
 ) -> list[FalseClaim]:
-    """Everything that is said and is not so.
+    """Everything that the tags or documents claim and that is not true.
 
     Args:
-        sidecar: The sidecar, where it is not yet beside the file.
-        contents: Values of the file to the contents of the run that they are.
-        classes: Path of a module to the name of its class; empty where the model is not there.
+        sidecar: The sidecar, if it is not yet beside the file.
+        contents: Values of the file to the contents of the run that they have.
+        classes: Path of a module to the name of its class; empty if the model is not available.
     """
     checks: list[Callable[[], Iterator[FalseClaim]]] = [
         lambda: _metadata(tagged, evidence, classes),
@@ -71,14 +73,13 @@ def _text(value: object) -> str:
 
 
 def _metadata(tagged: TaggedFile, evidence: Evidence, classes: Mapping[str, str]) -> Iterator[FalseClaim]:
-    tags = _FileTags(tagged)
+    tags = _ClaimedTags(tagged)
     for traced in tagged.calls:
         call, tag = traced.call, tagged.tags[traced.call]
         if call in evidence.parents:
             yield from _false("metadata", call.address, traced.parent, evidence.parents[call])
-        last = tag.rpartition("/")[2].partition("@")[0].partition(".")[0]
         if call.path in classes:
-            yield from _false("metadata", call.address, last, classes[call.path])
+            yield from _false("metadata", call.address, class_in_tag(tag), classes[call.path])
         if traced.parent is not None and not tag.startswith(tags.level_above(traced.parent)):
             yield from _false("metadata", call.address, tag, f"inside {tags.level_above(traced.parent)}")
     for node in tagged.nodes:
@@ -99,7 +100,7 @@ def _metadata(tagged: TaggedFile, evidence: Evidence, classes: Mapping[str, str]
 
 
 def _documents(tagged: TaggedFile) -> Iterator[FalseClaim]:
-    tags = _FileTags(tagged)
+    tags = _ClaimedTags(tagged)
     dag, operations = (tagged.path.with_suffix(suffix) for suffix in (".dag.json", ".operations.json"))
     if dag.is_file():
         here = dag_document(tagged.model, tags)
@@ -122,7 +123,7 @@ def _sidecar(
     contents: Mapping[str, str],
     classes: Mapping[str, str],
 ) -> Iterator[FalseClaim]:
-    tags = _FileTags(tagged)
+    tags = _ClaimedTags(tagged)
     yield from _false("hierarchy", "coverage", sidecar.coverage, tagged.coverage)
     for side, values in (("inputs", tagged.model.graph.inputs), ("outputs", tagged.model.graph.outputs)):
         listed = [value.name for value in getattr(sidecar, side)]
@@ -156,7 +157,7 @@ def _sidecar(
         yield from _false("hierarchy", module.path, module.calls, count)
 
 
-def _initializers(tagged: TaggedFile, sidecar: documents.Hierarchy, tags: _FileTags) -> Iterator[FalseClaim]:
+def _initializers(tagged: TaggedFile, sidecar: documents.Hierarchy, tags: _ClaimedTags) -> Iterator[FalseClaim]:
     values = {value.name or "": value for value in initializers(tagged.model)}
     listed = {entry.name: entry for entry in sidecar.initializers}
     yield from _false("hierarchy", "initializers", sorted(listed), sorted(values))
@@ -217,7 +218,7 @@ def _calls(
 
 
 def _type(tensor: documents.CallTensor, dtype: str, shape: tuple[int, ...]) -> tuple[object, object]:
-    """What is said of a tensor, and what it is; a dynamic size is whatever it is."""
+    """The claimed and the actual type and shape of a tensor; a claimed dynamic size matches any size."""
     so = [size if isinstance(said, int) else said for said, size in zip(tensor.shape, shape, strict=False)]
     return (tensor.dtype, list(tensor.shape)), (dtype, so if len(shape) == len(tensor.shape) else list(shape))
 
@@ -231,27 +232,15 @@ _ROUNDING = 1e-5
 
 
 def _value(where: str, tensor: documents.CallTensor, content: str, contents: Mapping[str, str]) -> Iterator[FalseClaim]:
-    """A value that another tensor is; it is a false claim if this one is another value of the file."""
+    """A false claim if the tensor is another value of the file than the claimed one."""
     names = [name for name, its in contents.items() if its == content]
     if names:
         yield from _false("hierarchy", where, tensor.value, names[0])
 
 
 @dataclass(frozen=True)
-class _FileTags:
-    """The tags of the calls of a file; which modules are levels the tags themselves tell."""
-
-    tagged: TaggedFile
-
-    @property
-    def calls(self) -> CallTree:
-        return self.tagged.calls
-
-    def tag(self, call: ModuleCall) -> str:
-        return self.tagged.tags[call]
-
-    def namespace(self, call: ModuleCall) -> str:
-        return self.tagged.tags[call][1:]
+class _ClaimedTags(FileTags):
+    """The tags of the calls of a file; the levels are found from the tags themselves."""
 
     def source_tag(self, call: ModuleCall) -> str:
         return self._sources.get(call) or self.level_above(call)
@@ -265,12 +254,11 @@ class _FileTags:
 
     @cached_property
     def _sources(self) -> Mapping[ModuleCall, str]:
-        """What most nodes of a call say: one that says something else is found out."""
+        """The source tag on most nodes of each call, so that a node with another tag is detected."""
         votes: dict[ModuleCall, dict[str, int]] = {}
         for node in self.tagged.nodes:
             owner = owner_of(node)
-            several = node.metadata_props.get(keys.HIERARCHY_TAGS)
-            listed = json.loads(several) if several else [node.metadata_props.get(keys.SOURCE_MODULE)]
+            listed = read_source_tags(node.metadata_props)
             for call, said in zip(owner.calls if owner is not None else (), listed, strict=False):
                 those = votes.setdefault(call, {})
                 those[said] = those.get(said, 0) + 1

@@ -1,13 +1,14 @@
-"""``verify A --against B``: what a descendant of a file (half precision, quantized, optimised) loses in which module.
+"""``verify A --against B``: the loss of a file's descendant (half precision, quantized, optimized) in each module.
 
-Both run on the same inputs, without PyTorch. What each call of the descendant loses is measured twice: *end to end*, in
-one run of each file, and *per module*, with the values of the first file fed to each stretch of the second.
+Both run on the same inputs, without PyTorch. The loss in each call of the descendant is measured twice: *end to end*,
+in one run of each file, and *per module*, with the values of the first file fed to each segment of the second.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -33,22 +34,22 @@ from modelexport.verify.segments import GIVEN, owners_between, segmented
 from modelexport.verify.verdicts import CallStatus
 
 _MOST = 0.03
-"""What a whole run may lose where many units would be more than that: in half precision."""
+"""The limit for the loss of a whole run, if many units would exceed it: in half precision."""
 
 
 class Loss(msgspec.Struct, frozen=True, kw_only=True):
     """One value in both files."""
 
     difference: Difference
-    """Under the looser of the two element types' tolerances."""
+    """The verdict with the looser tolerance of the two element types."""
     norm: float | None = None
-    """The norm of the difference over the norm of the value in the first file."""
+    """The norm of the difference divided by the norm of the value in the first file."""
     cosine: float | None = None
-    """Of the angle between the two as vectors; ``None`` where one is zero."""
+    """The cosine of the angle between the two as vectors; ``None`` if one is zero."""
 
 
 class CallLoss(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of one call."""
+    """The comparison of one call."""
 
     address: str
     tag: str
@@ -59,7 +60,7 @@ class CallLoss(msgspec.Struct, frozen=True, kw_only=True):
     end_to_end: Loss | None = None
     """The worst of the values that it returns, in one run of each file."""
     per_module: Loss | None = None
-    """The worst of the values that its own nodes compute, from the first file's values."""
+    """The worst of the values that its own nodes compute from the first file's values."""
 
 
 class AgainstReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,7 +86,7 @@ class AgainstReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ranked(self) -> list[CallLoss]:
-        """The calls that compute something comparable of their own, the one that loses most first."""
+        """The calls whose own results can be compared, the largest loss first."""
         measured = [call for call in self.calls if call.per_module is not None]
         return sorted(measured, key=lambda call: -_weight(call.per_module))
 
@@ -101,63 +102,101 @@ def verify_against(
 ) -> AgainstReport:
     """Compare a tagged file with a descendant of it, module by module, without PyTorch.
 
-    A value of one file is that of the other when both sidecars give it to the same place of the same call, or else when
-    it has the same name.
+    Values of the two files are paired if both sidecars assign them to the same place of the same call, or else if they
+    have the same name.
 
     Args:
-        path: A tagged file: what is right. Its reference values' inputs are used if it has them.
+        path: The tagged file to compare with. The inputs of its reference values are used if it has them.
         other: A tagged file with the same calls, whose loss is measured.
-        modules: Selectors of the calls to look at, with those inside them; all if left out.
+        modules: Selectors of the calls to compare, with those inside them; by default all.
         provider: The execution provider of ONNX Runtime, for both.
         seed: For random inputs.
 
     Raises:
         FileFormatError: A file is missing or has no tags.
         InputsError: The files do not take the same inputs, or no random ones fit.
-        UsageError: ONNX Runtime does not load a file, there is no such module or provider, or the files have no value
-            in common.
+        UsageError: ONNX Runtime cannot load a file, a module or provider does not exist, or the files have no value in
+            common.
     """
     one, two = read_tagged(path), read_tagged(other)
     chosen = one.select(*modules).inside if modules else frozenset()
     given, source = _inputs(one, provider, seed)
-    fed = _fit(given, two)
-    pairs = _pairs(one, two)
-    if not pairs:
-        raise UsageError(f"{other} has no value of a module in common with {path}: it is no descendant of it")
-    sizes = _sizes(one, pairs)
-    ends = zip(one.model.graph.outputs, two.model.graph.outputs, strict=False)
-    names = {a.name or "": b.name or "" for a, b in ends}
-    if len(one.model.graph.outputs) != len(two.model.graph.outputs):
-        raise UsageError(f"{path} and {other} have different numbers of outputs: they are not of one model")
-    outputs = _finish(names, _whole(one, given, names, provider), _whole(two, fed, names.values(), provider))
-    end_to_end: dict[str, Loss] = {}
-    types: dict[str, Any] = {}
-    for batch in split_batches(sizes, batch_bytes):
-        right = _values(one, given, batch, provider)
-        found = _values(two, fed, [pairs[name] for name in batch], provider)
-        types.update((name, array.dtype) for name, array in found.items())
-        end_to_end.update((name, _loss(name, right[name], found[pairs[name]], WHOLE_UNITS)) for name in batch)
-    _set_types(two.model, types)
-    per_module: dict[str, Loss] = {}
-    back = {b: a for a, b in pairs.items()}
-    for batch in split_batches(sizes, batch_bytes):
-        cut = segmented(two.model, back, [pairs[name] for name in batch])
-        needed = [str(value.name) for value in cut.graph.inputs]
-        boundaries = {name: back[name.removesuffix(GIVEN)] for name in needed if name.endswith(GIVEN)}
-        right = _values(one, given, {*batch, *boundaries.values()}, provider)
-        pieces = open_session(cut, folder=two.path.parent, provider=provider)
-        feeds = {
-            name: right[boundaries[name]].astype(types[name.removesuffix(GIVEN)]) if name in boundaries else fed[name]
-            for name in needed
-        }
-        found = run_session(pieces, feeds)
-        per_module.update((name, _loss(name, right[name], found[pairs[name]])) for name in batch)
+    comparison = _Comparison(one, two, _pairs(one, two), given, _fit(given, two), provider, batch_bytes)
+    if not comparison.pairs:
+        raise UsageError(f"{other} has no value of a module in common with {path}: it is not a descendant of it")
+    outputs = comparison.outputs()
+    end_to_end, types = comparison.end_to_end()
+    per_module = comparison.per_module(types)
     return AgainstReport(
         outputs=outputs,
-        calls=list(_calls(one, two, pairs, end_to_end, per_module, chosen)),
+        calls=list(_calls(one, two, comparison.pairs, end_to_end, per_module, chosen)),
         inputs=source,
         provider=provider,
     )
+
+
+@dataclass(frozen=True)
+class _Comparison:
+    """Runs of two files, and the losses of the second."""
+
+    one: TaggedFile
+    two: TaggedFile
+    pairs: Mapping[str, str]
+    """Boundary values of the first file to their values in the second."""
+    given: Mapping[str, Any]
+    """Inputs of the first file."""
+    fed: Mapping[str, Any]
+    """The same for the second."""
+    provider: str
+    batch_bytes: int
+
+    def _batches(self) -> Iterator[list[str]]:
+        """The values to compare, in batches that fit in memory."""
+        return split_batches(_sizes(self.one, self.pairs), self.batch_bytes)
+
+    def outputs(self) -> list[Loss]:
+        """The losses of the outputs."""
+        first, second = self.one.model.graph.outputs, self.two.model.graph.outputs
+        if len(first) != len(second):
+            raise UsageError(
+                f"{self.one.path} and {self.two.path} have different numbers of outputs: they are not of one model"
+            )
+        names = {a.name or "": b.name or "" for a, b in zip(first, second, strict=True)}
+        right = _whole(self.one, self.given, names, self.provider)
+        found = _whole(self.two, self.fed, names.values(), self.provider)
+        return [_loss(name, right[name], found[names[name]], WHOLE_UNITS) for name in names]
+
+    def end_to_end(self) -> tuple[dict[str, Loss], dict[str, Any]]:
+        """The loss of each value in one run of each file, and the element types of the second file's values."""
+        losses: dict[str, Loss] = {}
+        types: dict[str, Any] = {}
+        for batch in self._batches():
+            right = _values(self.one, self.given, batch, self.provider)
+            found = _values(self.two, self.fed, [self.pairs[name] for name in batch], self.provider)
+            types.update((name, array.dtype) for name, array in found.items())
+            losses.update((name, _loss(name, right[name], found[self.pairs[name]], WHOLE_UNITS)) for name in batch)
+        return losses, types
+
+    def per_module(self, types: Mapping[str, Any]) -> dict[str, Loss]:
+        """The loss of each value if the segment of the second file before it gets the first file's values."""
+        _set_types(self.two.model, types)
+        losses: dict[str, Loss] = {}
+        back = {b: a for a, b in self.pairs.items()}
+        for batch in self._batches():
+            cut = segmented(self.two.model, back, [self.pairs[name] for name in batch])
+            needed = [str(value.name) for value in cut.graph.inputs]
+            boundaries = {name: back[name.removesuffix(GIVEN)] for name in needed if name.endswith(GIVEN)}
+            right = _values(self.one, self.given, {*batch, *boundaries.values()}, self.provider)
+            pieces = open_session(cut, folder=self.two.path.parent, provider=self.provider)
+            feeds = {
+                name: right[boundaries[name]].astype(types[name.removesuffix(GIVEN)])
+                if name in boundaries
+                else self.fed[name]
+                for name in needed
+            }
+            found = run_session(pieces, feeds)
+            losses.update((name, _loss(name, right[name], found[self.pairs[name]])) for name in batch)
+        return losses
 
 
 def _inputs(tagged: TaggedFile, provider: str, seed: int) -> tuple[Mapping[str, Any], str]:
@@ -171,11 +210,11 @@ def _inputs(tagged: TaggedFile, provider: str, seed: int) -> tuple[Mapping[str, 
 
 
 def _fit(given: Mapping[str, Any], tagged: TaggedFile) -> dict[str, Any]:
-    """Inputs under the names and in the element types of another file: by name, or by order where names differ."""
+    """Inputs with the names and element types of another file: by name, or by order if names differ."""
     wanted = tagged.model.graph.inputs
     if len(wanted) != len(given):
         raise InputsError(
-            f"{tagged.path} takes {len(wanted)} inputs, not {len(given)}: it is no descendant of the file"
+            f"{tagged.path} takes {len(wanted)} inputs, not {len(given)}: it is not a descendant of the file"
         )
     names = [value.name or "" for value in wanted]
     arrays = [given[name] for name in names] if set(names) == set(given) else list(given.values())
@@ -186,14 +225,10 @@ def _fit(given: Mapping[str, Any], tagged: TaggedFile) -> dict[str, Any]:
 
 
 def _whole(tagged: TaggedFile, feeds: Mapping[str, Any], names: Collection[str], provider: str) -> dict[str, Any]:
-    """The outputs of a file, some of which may be its inputs or initializers as they stand."""
+    """The outputs of a file, which may include inputs or initializers themselves."""
     with runnable(tagged.path, tagged.encoding) as file:
         found = run_session(open_session(file, provider=provider), feeds)
     return {name: found[name] for name in names}
-
-
-def _finish(names: Mapping[str, str], right: Mapping[str, Any], found: Mapping[str, Any]) -> list[Loss]:
-    return [_loss(name, right[name], found[names[name]], WHOLE_UNITS) for name in names]
 
 
 def _values(tagged: TaggedFile, feeds: Mapping[str, Any], names: Collection[str], provider: str) -> dict[str, Any]:
@@ -207,7 +242,7 @@ def _made(model: ir.Model) -> dict[str, ir.Value]:
 
 
 def _ports(tagged: TaggedFile) -> dict[tuple[str, str, int], str]:
-    """Call, side and position to the name of a value; without a sidecar what enters and leaves the call's nodes."""
+    """Call, side and position to the name of a value; without a sidecar, those at the boundary of the call's nodes."""
     if tagged.hierarchy is None:
         return {
             (call.address, side, index): value.name or ""
@@ -225,11 +260,11 @@ def _ports(tagged: TaggedFile) -> dict[tuple[str, str, int], str]:
 
 
 def _pairs(one: TaggedFile, two: TaggedFile) -> dict[str, str]:
-    """Boundary values of the first file to what they are in the second, in the order of the first."""
+    """Boundary values of the first file to their values in the second, in the order of the first."""
     known, made = _made(one.model), _made(two.model)
     ports = _ports(one)
     places = _ports(two) if one.hierarchy is not None and two.hierarchy is not None else {}
-    # What another tool folded into a node may leave the old name on a new value, and the sidecar says so.
+    # A tool that fuses nodes may keep the old name for a new value; the sidecar then has the right one.
     renamed = {name for port, name in places.items() if ports.get(port, name) != name}
     found: dict[str, str] = {}
     taken: set[str] = set()
@@ -237,7 +272,7 @@ def _pairs(one: TaggedFile, two: TaggedFile) -> dict[str, str]:
         same = places.get(port)
         match = same if same in made else name if name in made and name not in renamed else None
         if match is not None and name in known and not may_be(known[name].shape, made[match].shape):
-            continue  # a tool may move a reshape, and leave the name where it was
+            continue  # a tool may move a reshape and keep the name at its old place
         if name in known and match is not None and match not in taken and name not in found:
             found[name] = match
             taken.add(match)
@@ -245,7 +280,7 @@ def _pairs(one: TaggedFile, two: TaggedFile) -> dict[str, str]:
 
 
 def _sizes(tagged: TaggedFile, names: Collection[str]) -> dict[str, int]:
-    """Sizes in bytes; a dynamic one counts as the largest that is known of any value."""
+    """Sizes in bytes; an unknown one is taken to be the largest known of any value."""
     made = _made(tagged.model)
     shapes = {name: list(shape) if (shape := made[name].shape) is not None else [None] * 4 for name in names}
     largest = max((size for shape in shapes.values() for size in shape if isinstance(size, int)), default=1)
@@ -253,7 +288,7 @@ def _sizes(tagged: TaggedFile, names: Collection[str]) -> dict[str, int]:
 
 
 def _set_types(model: ir.Model, types: Mapping[str, Any]) -> None:
-    """Give values the element types that they had in a run: a tool may leave them out, and an input needs one."""
+    """Set the element types of values to those of a run: tools may omit them, and an input needs one."""
     for name, value in _made(model).items():
         if name in types and value.dtype is None:
             value.dtype = ir.DataType.from_numpy(types[name])
@@ -279,7 +314,7 @@ def _loss(name: str, right: Any, found: Any, units: float = ALLOWED_UNITS) -> Lo
 
 
 def _weight(loss: Loss | None) -> float:
-    """How bad a loss is: what cannot be compared worst, then by the norm."""
+    """The order of losses: values that cannot be compared are worst, the others by the norm."""
     if loss is None:
         return -1.0
     if loss.difference.nans or (loss.norm is None and loss.difference.status == "differ"):

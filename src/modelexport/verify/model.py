@@ -1,61 +1,42 @@
-"""Does the file compute what the model computes? Both run on the same inputs, and the differences are data."""
+"""Compares a file with its model: both run on the same inputs, and the differences are returned as data."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import onnx_ir as ir
-import torch
 from torch import nn
 
 from modelexport.core.calls import ModuleCall
-from modelexport.core.exclusive import exclusive
-from modelexport.core.messages import collected
-from modelexport.errors import UsageError
+from modelexport.core.locking import exclusive
 from modelexport.files.linked import check_files
 from modelexport.format import documents
-from modelexport.graph.nodes import nested_graphs
-from modelexport.pytorch.model_run import ModelRun, as_array
-from modelexport.pytorch.perturbation import as_arrays, entries_of, has_equal_values, perturbed
-from modelexport.pytorch.traced import untouched
-from modelexport.pytorch.values import run_arguments, tensors_in
+from modelexport.pytorch.model_run import as_array
+from modelexport.pytorch.perturbation import as_arrays, entries_of
 from modelexport.pytorch.variations import telling_inputs
-from modelexport.runtime.sessions import CPU, input_names, run_session
+from modelexport.runtime.sessions import CPU
 from modelexport.tagged.file import TaggedFile, read_tagged
-from modelexport.tagged.flattening import runnable
 from modelexport.tagged.reference import reference_path, write_reference
 from modelexport.verify.calls import sampled_calls, verdicts_of
 from modelexport.verify.claims import false_claims
 from modelexport.verify.differences import UNITS
-from modelexport.verify.feeding import feeds, under_names
+from modelexport.verify.feeding import under_names
 from modelexport.verify.kept import KeptRuns
-from modelexport.verify.optimizers import blamed_optimizer
-from modelexport.verify.others import run_others
+from modelexport.verify.outputs import Inputs, ModelRuns, Tell, compare_whole, run_observed
 from modelexport.verify.parameters import (
     check_same_entries,
     compare_parameters,
-    merged_entries,
     parameter_digests,
-    perturbable,
     put_in,
-    untraced_entries,
     users_of,
 )
 from modelexport.verify.proving import prove_calls
 from modelexport.verify.sampling import verify_alone
 from modelexport.verify.verdicts import CallVerdict, OtherInputs, ParameterReport, VerifyReport
-from modelexport.verify.whole import WholeOutputs, open_as_run
 from modelexport.weights.sources import Weights
-from modelexport.weights.transforms import state_dict_of
-
-__all__ = ["as_array", "feeds", "record_reference", "run_module", "verify", "verify_parameters", "verify_sample"]
-
-Inputs = Mapping[str, Any] | Sequence[Any]
-Tell = Callable[[str], None]
 
 
 @exclusive
@@ -75,105 +56,70 @@ def verify(
 ) -> VerifyReport:
     """Run a model in PyTorch and its file in ONNX Runtime, and compare every output, every call and every parameter.
 
-    The model runs in evaluation mode, without gradients, and is as before afterwards. The documents beside the file
-    prove nothing; what they claim is checked.
+    The model runs in evaluation mode, without gradients, and is restored afterwards. The documents beside the file
+    are not trusted; their claims are checked.
 
     Args:
-        modules: Selectors of the calls to look at, with those inside them; all if left out.
+        modules: Selectors of the calls to compare, with those inside them; by default all.
         provider: The execution provider of ONNX Runtime.
-        sidecar: ``NAME.hierarchy.json``; read from beside the file if left out.
-        weights: Where the weights of a model are that was built without them: each module gets its own while it runs.
-        perturb: Compare the calls with other weights, in memory and on both sides, so that parameters of equal values
-            are told apart; where it is left out, if the model has such.
+        sidecar: ``NAME.hierarchy.json``; by default the document beside the file.
+        weights: The places of the weights of a model that was built without them; each module gets its own as it runs.
+        perturb: Compare the calls with changed weights, in memory and on both sides, to distinguish parameters of equal
+            values; by default this is done if the model has such parameters.
         others: Whether outputs are also compared on inputs with padded masks, ids from the whole vocabulary, and
-            other sizes where the file leaves them open.
-        kept: Runs of the model on these inputs, to be used again and added to, where several files of it are verified.
-        tell: Told what is being done.
+            other sizes where the file has dynamic axes.
+        kept: Runs of the model on these inputs, reused and added to, if several files of it are verified.
+        tell: Called with the name of each step.
 
     Raises:
-        FileFormatError: The file has no tags, or weights in files that are not as they were.
-        InputsError: The inputs are not those that the file takes.
-        UsageError: The model is not the one that was exported, there is no such module or provider.
+        FileFormatError: The file has no tags, or its weights files have changed.
+        InputsError: The inputs do not fit the file.
+        UsageError: The model is not the one that was exported, or a module or provider does not exist.
     """
     tagged = _open(model, path)
     chosen = tagged.select(*modules).calls if modules else ()
     parameters = _parameters(model, tagged.model, weights)
-    notes: list[str] = []
-    kept = kept or KeptRuns()
-
-    def run_with(others_in: Mapping[str, Any], name: str = "", at: Inputs = inputs) -> ModelRun:
-        key = ("run", name, frozenset(others_in), _facts(model, tagged))
-        return kept.get(key, lambda: _run(model, at, tagged, weights, others_in))
-
-    with runnable(tagged.path, tagged.encoding) as file:
-        tell("verify: the file")
-        session, told = open_as_run(file, provider)
-        notes += [told] if told else []
-        given, dropped = feeds(inputs, session), _dropped(inputs, input_names(session))
-        if dropped:
-            notes.append(f"the file does not take {', '.join(dropped)}: the exporter found no use of it")
-        outputs = run_session(session, given)
-        tell("verify: PyTorch")
-        others_in = _other_weights(model, tagged, weights, perturb, notes)
-        run = run_with(others_in)
-        if others_in and not _finite(run):
-            others_in, run = {}, run_with({})
-            notes.append("weights were not perturbed: with others the model gives no finite numbers")
-        right = kept.get("outputs", lambda: run_module(model, inputs, weights)) if others_in else run.outputs
-        whole = WholeOutputs(right, lambda: run_with({}))
-        compared = whole.compare_with_ties(outputs, tagged, given, provider)
-        optimizer = ""
-        if any(one.status == "differ" for one in compared):
-            tell("verify: the runtime's optimiser")
-            optimizer = blamed_optimizer(file, given, whole.agrees, provider)
-        more = []
-        if others and weights is None:
-            tell("verify: other inputs")
-            more = run_others(
-                inputs,
-                tagged,
-                session,
-                lambda what, other: kept.get(what, lambda: run_module(model, other)),
-                lambda what, other: run_with({}, what, other),
-                provider,
-            )
-        del session
-    if others_in:
-        values = as_arrays(model, others_in, as_array)
-        put_in(tagged.model, values.__getitem__)
+    runs = ModelRuns(model, tagged, weights, kept or KeptRuns())
+    whole = compare_whole(runs, inputs, perturb=perturb, others=others, provider=provider, tell=tell)
+    if whole.perturbed:
+        put_in(tagged.model, as_arrays(model, whole.perturbed, as_array).__getitem__)
     tell("verify: every call")
-    proof = prove_calls(tagged, given, run, provider=provider, modules=chosen)
+    proof = prove_calls(tagged, whole.given, whole.run, provider=provider, modules=chosen)
     proof.wrong_weights = _wrong_weights(tagged, parameters)
     calls = verdicts_of(proof, chosen)
     if not any(call.status == "differ" for call in calls):
-        for what, other in _that_differ(inputs, tagged, more):
+        for what, other in _differing_inputs(inputs, tagged, whole.others):
             tell(f"verify: every call, with {what}")
             given = under_names(other, [value.name or "" for value in tagged.model.graph.inputs])
-            found = prove_calls(tagged, given, run_with(others_in, what, other), provider=provider, modules=chosen)
+            found = prove_calls(
+                tagged, given, runs.observed(other, whole.perturbed, what), provider=provider, modules=chosen
+            )
             calls = [_worse(call, one, what) for call, one in zip(calls, verdicts_of(found, chosen), strict=True)]
     return VerifyReport(
-        outputs=compared,
+        outputs=whole.outputs,
         calls=calls,
         provider=provider,
         units=dict(UNITS),
         parameters=parameters,
-        claims=false_claims(tagged, sidecar, run, proof.contents, model_classes(model)),
-        others=more,
-        perturbed=bool(others_in),
-        optimizer=optimizer,
-        notes=notes,
+        claims=false_claims(tagged, sidecar, whole.run, proof.contents, model_classes(model)),
+        others=whole.others,
+        perturbed=bool(whole.perturbed),
+        optimizer=whole.optimizer,
+        notes=whole.notes,
     )
 
 
-def _that_differ(inputs: Inputs, tagged: TaggedFile, more: Sequence[OtherInputs]) -> Iterator[tuple[str, Inputs]]:
+def _differing_inputs(
+    inputs: Inputs, tagged: TaggedFile, others: Sequence[OtherInputs]
+) -> Iterator[tuple[str, Inputs]]:
     """The variations of the inputs on which the outputs differ."""
-    wrong = {one.what for one in more if one.status == "differ" and one.outputs}
+    wrong = {one.what for one in others if one.status == "differ" and one.outputs}
     return ((what, other) for what, other in telling_inputs(inputs, tagged.model) if what in wrong)
 
 
 def _worse(call: CallVerdict, other: CallVerdict, what: str) -> CallVerdict:
-    """What is known of a call from two runs, of which the first does not differ."""
-    if call.status == "differ" or other.status != "differ":
+    """The worse of two verdicts on a call; the first does not differ."""
+    if other.status != "differ":
         return call
     return msgspec.structs.replace(other, reason=f"with {what}: {other.reason}")
 
@@ -191,55 +137,9 @@ def model_classes(model: nn.Module) -> dict[str, str]:
     return {path: type(module).__name__ for path, module in model.named_modules(remove_duplicate=False)}
 
 
-def _run(
-    model: nn.Module, inputs: Inputs, tagged: TaggedFile, weights: Weights | None, others: Mapping[str, Any]
-) -> ModelRun:
-    never, operations = _facts(model, tagged)
-    return ModelRun(model, inputs, weights, parameters=others, never_called=never, operations=operations)
-
-
-def _facts(model: nn.Module, tagged: TaggedFile) -> tuple[frozenset[str], bool]:
-    """The modules that are never called, and whether to look at operations."""
-    called = {traced.call.path for traced in tagged.calls}
-    never = {path for path, _ in model.named_modules()} - called
-    # PyTorch compiles the branches of a condition, and cannot where its operations are looked at.
-    return frozenset(never), not any(nested_graphs(node) for node in tagged.model.graph)
-
-
-def _other_weights(
-    model: nn.Module, tagged: TaggedFile, weights: Weights | None, perturb: bool | None, notes: list[str]
-) -> Mapping[str, Any]:
-    if weights is not None or perturb is False:
-        return {}
-    keys = perturbable(tagged.model)
-    if perturb is None:
-        if not has_equal_values(model, keys):
-            return {}
-        if folded := _folded(model, tagged):
-            more = f" and {len(folded) - 1} others" if len(folded) > 1 else ""
-            notes.append(f"weights were not perturbed: another tool folded or merged {folded[0]}{more}")
-            return {}
-    return perturbed(model, keys)
-
-
-def _folded(model: nn.Module, tagged: TaggedFile) -> list[str]:
-    """The entries that cannot be given other values in the file: it no longer has them as they are."""
-    tensors = entries_of(model)
-
-    def is_tied(one: str, other: str) -> bool:
-        return one in tensors and other in tensors and tensors[one].data_ptr() == tensors[other].data_ptr()
-
-    used = {key for key, entry in state_dict_of(tagged.model).items() if entry.used}
-    return sorted((untraced_entries(tagged.model) | merged_entries(tagged.model, is_tied)) & used)
-
-
-def _finite(run: ModelRun) -> bool:
-    return all(np.isfinite(array.astype(np.float64)).all() for array in run.outputs if array.dtype.kind == "f")
-
-
 def _wrong_weights(tagged: TaggedFile, parameters: ParameterReport) -> dict[ModuleCall, str]:
     users = users_of(tagged.model, set(parameters.differing))
-    return {call: f"its weights are not the model's: {', '.join(dict.fromkeys(v))}" for call, v in users.items()}
+    return {call: f"its weights differ from the model's: {', '.join(dict.fromkeys(v))}" for call, v in users.items()}
 
 
 @exclusive
@@ -254,23 +154,23 @@ def verify_sample(
     seed: int = 0,
     weights: Weights | None = None,
 ) -> VerifyReport:
-    """Compare some calls only, each cut out of the file and run alone: for a file that is too large to run whole.
+    """Compare only some calls, each cut out of the file and run alone: for a file that is too large to run whole.
 
-    PyTorch runs first, from the inputs through all modules, for the values that enter and leave the calls. With
-    ``weights`` it holds those of one module at a time, so that memory does not grow with the model. Which value is
-    which tensor the sidecar says; a false claim shows as a difference.
+    PyTorch first runs all modules from the inputs, for the values that enter and leave the calls. With ``weights`` it
+    holds those of one module at a time, so that memory does not grow with the model. The sidecar maps values to
+    tensors; a wrong entry shows as a difference.
 
     Args:
-        count: How many calls to draw, of those that own nodes.
-        modules: Selectors of calls to look at as well, with those inside them.
-        seed: For the draw.
+        count: The number of calls to draw from those that own nodes.
+        modules: Selectors of further calls to compare, with those inside them.
+        seed: The seed of the draw.
         weights: As in :func:`verify`.
 
     Returns:
-        A report without outputs, with the calls that were looked at and the parameters that they use.
+        A report without outputs, with the compared calls and the parameters that they use.
 
     Raises:
-        FileFormatError, InputsError, UsageError: As :func:`verify`; the file has no sidecar.
+        FileFormatError, InputsError, UsageError: As :func:`verify`; or the file has no sidecar.
     """
     tagged = _open(model, path)
     calls = set(tagged.select(*modules).inside) if modules else set()
@@ -279,7 +179,7 @@ def verify_sample(
     verdicts: list[CallVerdict] = []
     needed: set[str] = set()
     if calls:
-        run = _run(model, inputs, tagged, weights, {})
+        run = run_observed(model, inputs, tagged, weights, {})
         verdicts, needed = verify_alone(tagged, under_names(inputs, names), run, calls, provider=provider)
     return VerifyReport(
         outputs=[],
@@ -302,27 +202,27 @@ def record_reference(
     announce: Callable[[int], None] = lambda size: None,
     weights: Weights | None = None,
 ) -> Path:
-    """Run a model and keep its inputs, its outputs and the boundary values of its calls beside its file.
+    """Run a model and store its inputs, its outputs and the boundary values of its calls beside its file.
 
     Args:
         path: A tagged file of the model; ``NAME.reference.safetensors`` is written beside it.
-        modules: Selectors of the calls whose values to keep, with those inside them; all if left out.
-        sidecar: ``NAME.hierarchy.json``; read from beside the file if left out.
-        announce: Told the size in bytes before anything is written.
-        weights: Where the weights of a model are that was built without them.
+        modules: Selectors of the calls whose values to store, with those inside them; by default all.
+        sidecar: ``NAME.hierarchy.json``; by default the document beside the file.
+        announce: Called with the size in bytes before anything is written.
+        weights: The places of the weights of a model that was built without them.
 
     Returns:
         The file that was written.
 
     Raises:
         FileFormatError: The file has no tags.
-        InputsError: The inputs are not those that the file takes.
-        OutputError: There is no room for them.
-        UsageError: There is no such module.
+        InputsError: The inputs do not fit the file.
+        OutputError: There is not enough space for them.
+        UsageError: A module does not exist.
     """
     tagged = read_tagged(path)
     chosen = tagged.select(*modules).calls if modules else ()
-    run = _run(model, inputs, tagged, weights, {})
+    run = run_observed(model, inputs, tagged, weights, {})
     target = reference_path(tagged.path)
     write_reference(
         target,
@@ -361,33 +261,8 @@ def _parameters(
 
 
 def _same_place(one: ir.TensorProtocol, other: ir.TensorProtocol) -> bool:
-    """Whether two tensors are the same bytes of one file, which need not be read to know that they are equal."""
+    """Whether two tensors are the same bytes of one file, and so are known to be equal without reading them."""
     if not isinstance(one, ir.ExternalTensor) or not isinstance(other, ir.ExternalTensor):
         return False
     facts = [(t.offset, t.length, t.dtype, tuple(t.shape.numpy())) for t in (one, other)]
     return facts[0] == facts[1] and Path(one.path).samefile(other.path)
-
-
-def run_module(
-    model: nn.Module, inputs: Inputs, weights: Weights | None = None, *, seed: int | None = None
-) -> list[Any]:
-    """The tensors in what a model returns, in order.
-
-    Args:
-        seed: Where the model's random numbers begin.
-    """
-    if weights is not None:
-        raise UsageError("a model without weights of its own does not run here")
-    args, kwargs = run_arguments(inputs)
-    with untouched(model), collected():
-        if seed is not None:
-            torch.manual_seed(seed)
-        return [as_array(tensor) for _, tensor in tensors_in(model(*args, **kwargs))]
-
-
-def _dropped(inputs: Inputs, wanted: Sequence[str]) -> list[str]:
-    """The names of the given tensors that a file does not take."""
-    given = [name for name, _ in tensors_in(inputs)]
-    return (
-        [] if len(given) <= len(wanted) else [n for n in given if n not in {w.removeprefix("input.") for w in wanted}]
-    )

@@ -1,0 +1,263 @@
+"""Loading a Hugging Face directory or hub name as a module; each error is one line that says what to do."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from modelexport.core.limits import SETTINGS_BYTES
+from modelexport.core.text import error_line, first_few
+from modelexport.errors import FileFormatError, ModelLoadError
+from modelexport.files.regular import read_regular
+from modelexport.files.safetensors_files import INDEX, SINGLE, SafetensorsFile, checkpoint
+from modelexport.pytorch.lazy_weights import build_without_weights
+from modelexport.pytorch.loading.loaded import LoadedModel
+from modelexport.pytorch.trust import check_config, no_larger_than, no_questions
+
+_LOCAL = "a directory with config.json and model.safetensors, bert-tiny, or file.py:factory"
+
+
+def refuse_paths(spec: str) -> None:
+    """Raise if ``spec`` is neither a directory nor a possible hub name (``name`` or ``owner/name``)."""
+    path = Path(spec).expanduser()
+    if path.is_file():
+        hint = f"name its factory: {spec}:FACTORY" if path.suffix == ".py" else f"give {_LOCAL}"
+        raise ModelLoadError(f"{spec} is a file: {hint}")
+    if not re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", spec):
+        raise ModelLoadError(f"no such directory: {spec}; give {_LOCAL}")
+
+
+LARGE = 10**9
+"""Bytes of safetensors files above which ``auto`` builds a model without its weights."""
+
+
+def load_hugging_face(
+    spec: str, model_class: str | None, trust_remote_code: bool, dtype: str | None, weights: str
+) -> LoadedModel:
+    directory = Path(spec).expanduser() if Path(spec).expanduser().is_dir() else None
+    source = spec if directory is None else str(directory)
+    with _quiet_transformers(), no_questions():
+        local_only = directory is not None or not _hub_answers()
+        config = _read_config(directory) if directory else _fetch_config(spec, local_only)
+        check_config(spec, config)
+        cls, notes = _choose_class(spec, config, model_class, trust_remote_code)
+        files = None if weights == "memory" else _checkpoint(spec, directory, local_only)
+        if weights == "files" and files is None:
+            raise ModelLoadError(f"{spec} has no safetensors files: weights can only be linked or streamed from those")
+        if files is not None and (weights == "files" or sum(file.size for file in files) > LARGE):
+            return _without_weights(spec, directory, cls, files, notes, trust_remote_code, dtype)
+        try:
+            with no_larger_than(_weight_bytes(directory)) if directory is not None else nullcontext():
+                model, info = cls.from_pretrained(
+                    source,
+                    output_loading_info=True,
+                    weights_only=True,
+                    local_files_only=local_only,
+                    trust_remote_code=trust_remote_code,
+                    dtype=dtype or "auto",
+                )
+        except ModelLoadError:
+            raise
+        except Exception as error:
+            raise ModelLoadError(_why_no_weights(spec, directory, cls, error)) from error
+    notes += _compare_keys(spec, model, info)
+    return LoadedModel(model.eval(), None, directory.resolve().name if directory else spec, directory, tuple(notes))
+
+
+def _weight_bytes(directory: Path) -> int:
+    files = [*directory.glob("*.safetensors"), *directory.glob("*.bin")]
+    return sum(file.stat().st_size for file in files if file.is_file())
+
+
+def _checkpoint(spec: str, directory: Path | None, local_only: bool) -> list[SafetensorsFile] | None:
+    """The safetensors files of a directory or of a hub model, downloaded if necessary."""
+    from huggingface_hub import snapshot_download
+
+    if directory is None:
+        wanted = [SINGLE, INDEX, f"{Path(SINGLE).stem}-*-of-*.safetensors"]
+        try:
+            directory = Path(snapshot_download(spec, allow_patterns=wanted, local_files_only=local_only))
+        except Exception as error:
+            raise ModelLoadError(f"the weights of {spec} cannot be fetched: {error_line(error)}") from error
+    return checkpoint(directory)
+
+
+def _without_weights(
+    spec: str,
+    directory: Path | None,
+    cls: Any,
+    files: list[SafetensorsFile],
+    notes: list[str],
+    trust_remote_code: bool,
+    dtype: str | None,
+) -> LoadedModel:
+    from transformers import AutoConfig
+
+    source = spec if directory is None else str(directory)
+    try:
+        config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code, local_files_only=True)
+        if hasattr(cls, "from_config"):  # an Auto class, which needs the name of the model to load it
+            with torch.device("meta"):
+                cls = type(cls.from_config(config, trust_remote_code=trust_remote_code))
+        with no_larger_than(sum(file.size for file in files)):
+            model, info, weights = build_without_weights(cls, config, files, dtype)
+    except ModelLoadError:
+        raise
+    except Exception as error:
+        raise ModelLoadError(_why_no_weights(spec, directory, cls, error)) from error
+    notes += _compare_keys(spec, model, info)
+    name = directory.resolve().name if directory else spec
+    return LoadedModel(model.eval(), None, name, directory, tuple(notes), weights)
+
+
+@contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    """Turn off the progress bars and load reports of transformers, which are also written into pipes."""
+    from transformers.utils import logging
+
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _hub_answers() -> bool:
+    """Whether the hub can be reached, asked once: huggingface_hub asks six times, which takes 23 s without network."""
+    from huggingface_hub import constants, get_session
+
+    try:
+        get_session().head(constants.ENDPOINT, timeout=5)
+    except Exception:
+        return False
+    return True
+
+
+def _fetch_config(name: str, local_only: bool) -> dict[str, Any]:
+    from transformers import PreTrainedConfig
+
+    try:
+        config: dict[str, Any] = PreTrainedConfig.get_config_dict(name, local_files_only=local_only)[0]
+    except Exception as error:
+        why = "not a directory, and the hub cannot be reached" if local_only else error_line(error)
+        raise ModelLoadError(f"no model {name}: {why}; give {_LOCAL}") from error
+    if not config:
+        raise ModelLoadError(f"no model {name}: it has no config.json; give {_LOCAL}")
+    return config
+
+
+def _read_config(directory: Path) -> dict[str, Any]:
+    path = directory / "config.json"
+    if not path.is_file():
+        raise ModelLoadError(f"{directory} has no config.json: give {_LOCAL}")
+    try:
+        config = json.loads(read_regular(path, SETTINGS_BYTES))
+    except (ValueError, FileFormatError, RecursionError) as error:
+        raise ModelLoadError(f"{path} cannot be read as JSON: {error}; save the model again") from error
+    if not isinstance(config, dict):
+        raise ModelLoadError(f"{path} is not a JSON object: save the model again")
+    if not any(directory.glob("*.safetensors")) and not any(directory.glob("*.bin")):
+        raise ModelLoadError(f"{directory} has no weights: put model.safetensors beside its config.json")
+    return config
+
+
+def _choose_class(
+    spec: str, config: dict[str, Any], model_class: str | None, trust_remote_code: bool
+) -> tuple[Any, list[str]]:
+    """The class to load with, and notes: ``model_class``, the first of ``architectures``, or ``AutoModel``."""
+    import transformers
+
+    if model_class is not None:
+        if (cls := _class_of_transformers(model_class)) is None:
+            known = [name for name in dir(transformers) if name.startswith("Auto") or "For" in name or "Model" in name]
+            close = difflib.get_close_matches(model_class, known, 3)
+            hint = f"did you mean {' or '.join(close)}?" if close else "give one such as AutoModelForMaskedLM"
+            raise ModelLoadError(f"transformers has no model class {model_class}: {hint}")
+        return cls, []
+    architectures = config.get("architectures") or [None]
+    named = architectures[0] if isinstance(architectures, list) else architectures
+    if not isinstance(named, str | None):
+        raise ModelLoadError(f"the config.json of {spec} names {named!r} as a class: correct it, or download it again")
+    if named and (cls := _class_of_transformers(named)):
+        return cls, []
+    # An auto_map says, for example, that AutoModelForCausalLM is modeling_x.XForCausalLM.
+    mapped = config.get("auto_map")
+    mapped = mapped if isinstance(mapped, dict) else {}
+    remote = {auto: ref for auto, ref in mapped.items() if auto.startswith("AutoModel") and isinstance(ref, str)}
+    if remote:
+        if not trust_remote_code:
+            raise ModelLoadError(
+                f"{spec} needs its own Python code ({', '.join(remote.values())}): read that code, "
+                f"then pass --trust-remote-code to run it"
+            )
+        auto = next((auto for auto, ref in remote.items() if ref.split(".")[-1] == named), next(iter(remote)))
+        if _class_of_transformers(auto) is None:
+            raise ModelLoadError(f"the config.json of {spec} maps {auto}, which transformers does not have")
+        return getattr(transformers, auto), []
+    if "model_type" not in config:
+        raise ModelLoadError(
+            f"the config.json of {spec} names neither a model_type nor a class that transformers has"
+            f"{f' ({named})' if named else ''}: name the class with --model-class"
+        )
+    note = f"transformers has no class {named}, which the config names: loaded with AutoModel, without any head"
+    return transformers.AutoModel, [note] if named else []
+
+
+def _class_of_transformers(name: str) -> Any:
+    """The model class or ``Auto`` class of this name in transformers; ``None`` if there is none."""
+    import transformers
+
+    cls = getattr(transformers, name, None)
+    if not isinstance(cls, type):
+        return None
+    return cls if issubclass(cls, transformers.PreTrainedModel) or hasattr(cls, "_model_mapping") else None
+
+
+def _why_no_weights(spec: str, directory: Path | None, cls: Any, error: Exception) -> str:
+    """One line for a failed ``from_pretrained``, with the name of the damaged file if there is one."""
+    from safetensors import SafetensorError, safe_open
+
+    for path in sorted(directory.glob("*.safetensors")) if directory else ():
+        try:
+            with safe_open(path, "pt"):
+                pass
+        except (SafetensorError, OSError) as damage:
+            return f"{path} is damaged or truncated ({damage}): copy or download it again"
+    if "weights_only" in str(error) or "Weights only" in str(error):
+        return f"the weights of {spec} contain objects that could run code: convert them to model.safetensors"
+    reason = error_line(error)
+    return f"{spec} cannot be loaded as {cls.__name__}: {reason}; check its files or give another --model-class"
+
+
+def _compare_keys(spec: str, model: torch.nn.Module, info: dict[str, Any]) -> list[str]:
+    """One note for the tensors that the checkpoint lacks, and one for the tensors that the model does not use.
+
+    A missing head is only worth a warning: the graph is right, and people try out heads this way. If none of the
+    weights fits, the names are wrong and the results would be noise.
+    """
+    missing, unused = sorted(info["missing_keys"]), sorted(info["unexpected_keys"])
+    parameters = [name for name, _ in model.named_parameters()]
+    kind = type(model).__name__
+    if parameters and not set(parameters) - set(missing):
+        raise ModelLoadError(
+            f"none of the {len(parameters)} parameters of {kind} is in the weights of {spec} "
+            f"(they have {first_few(unused, 3) or 'none'}): name the class that saved them with --model-class"
+        )
+    notes = []
+    if missing:
+        few = first_few(missing, 3)
+        notes.append(f"{len(missing)} of {kind}'s tensors are not in the checkpoint and are random: {few}")
+    if unused:
+        notes.append(f"{len(unused)} tensors of the checkpoint have no place in {kind}: {first_few(unused, 3)}")
+    return notes

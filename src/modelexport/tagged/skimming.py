@@ -1,0 +1,66 @@
+"""The tree of a tagged file, read without ``onnx_ir``, whose import takes longer than everything else."""
+
+from __future__ import annotations
+
+import mmap
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+
+from modelexport.core.calls import CallTree, ModuleCall
+from modelexport.core.owners import Evidence
+from modelexport.files.expansion import check_functions
+from modelexport.files.regular import open_regular
+from modelexport.files.tensors import serialized_nodes
+from modelexport.files.wire import without_weights
+from modelexport.format import documents, keys
+from modelexport.format.call_tree import check_version, read_call_tree
+from modelexport.format.node_tags import OwnerReader
+from modelexport.tagged.documents.belonging import check_documents
+
+
+@dataclass(frozen=True)
+class Skimmed:
+    """The data for showing a tree."""
+
+    calls: CallTree
+    tags: dict[ModuleCall, str]
+    nodes: list[tuple[ModuleCall | None, str]]
+    """Every node: the call that produces its output, if known, and its operator."""
+    coverage: documents.Coverage
+
+
+def skim(path: Path) -> Skimmed | None:
+    """Read the tags of a file's nodes; ``None`` for a file that has to be read completely.
+
+    That is a file whose tags are not metadata of nodes, or a damaged file: :func:`modelexport.load` reports the error.
+
+    Raises:
+        FileFormatError: A document beside it belongs to another export.
+    """
+    properties: dict[str, str] = {}
+    try:
+        with open_regular(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            model = onnx.ModelProto.FromString(without_weights(data)[0])
+        properties = _properties(model)
+        check_version(path, properties)
+        if keys.ENCODING in properties or keys.FORMER_ENCODING in properties:
+            return None
+        calls, tags = read_call_tree(properties)
+        nodes: list[tuple[ModuleCall | None, str]] = []
+        evidence: list[Evidence | None] = []
+        owners = OwnerReader(calls)
+        check_functions(model)
+        for node in serialized_nodes(model):
+            owner = owners.read(_properties(node))
+            nodes.append((None if owner is None else owner.call, node.op_type))
+            evidence.append(None if owner is None else owner.evidence)
+    except Exception:  # the full reader raises the error that names the fault
+        return None
+    check_documents(path, properties)
+    return Skimmed(calls, tags, nodes, documents.Coverage.of(evidence))
+
+
+def _properties(proto: onnx.ModelProto | onnx.NodeProto) -> dict[str, str]:
+    return {entry.key: entry.value for entry in proto.metadata_props}

@@ -1,0 +1,209 @@
+"""Compares the outputs of the whole model and its file on the same inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from modelexport.core.messages import collected
+from modelexport.errors import UsageError
+from modelexport.graph.nodes import nested_graphs
+from modelexport.pytorch.model_run import ModelRun, as_array
+from modelexport.pytorch.perturbation import entries_of, has_equal_values, perturbed
+from modelexport.pytorch.traced import untouched
+from modelexport.pytorch.values import run_arguments, tensors_in
+from modelexport.runtime.sessions import input_names, run_session
+from modelexport.tagged.file import TaggedFile
+from modelexport.tagged.flattening import runnable
+from modelexport.verify.differences import Difference
+from modelexport.verify.feeding import feeds
+from modelexport.verify.kept import KeptRuns
+from modelexport.verify.optimizers import blamed_optimizer
+from modelexport.verify.others import run_others
+from modelexport.verify.parameters import merged_entries, perturbable, untraced_entries
+from modelexport.verify.verdicts import OtherInputs
+from modelexport.verify.whole import WholeOutputs, open_as_run
+from modelexport.weights.sources import Weights
+from modelexport.weights.transforms import state_dict_of
+
+Inputs = Mapping[str, Any] | Sequence[Any]
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WholeComparison:
+    """The comparison of the file's outputs with the model's."""
+
+    given: Mapping[str, Any]
+    """The inputs of the file."""
+    run: ModelRun
+    """The PyTorch run that calls are compared with."""
+    perturbed: Mapping[str, Any]
+    """The weights of that run, if they are not the model's own."""
+    outputs: list[Difference]
+    others: list[OtherInputs]
+    optimizer: str
+    """The runtime's optimizer that causes the differences."""
+    notes: list[str]
+
+
+@dataclass(frozen=True)
+class ModelRuns:
+    """The runs of a model that a verification of one of its files needs, each made once."""
+
+    model: nn.Module
+    tagged: TaggedFile
+    weights: Weights | None
+    kept: KeptRuns
+
+    def observed(self, inputs: Inputs, others: Mapping[str, Any], name: str = "") -> ModelRun:
+        """A recorded run.
+
+        Args:
+            others: The weights to use instead of the model's own.
+            name: The name of the inputs, if they are not those of the verification.
+        """
+        key = ("observed", name, frozenset(others), _facts(self.model, self.tagged))
+        return self.kept.get(key, lambda: run_observed(self.model, inputs, self.tagged, self.weights, others))
+
+    def outputs(self, inputs: Inputs, name: str = "") -> list[Any]:
+        """The outputs alone."""
+        return self.kept.get(("outputs", name), lambda: run_module(self.model, inputs, self.weights))
+
+
+def compare_whole(
+    runs: ModelRuns, inputs: Inputs, *, perturb: bool | None, others: bool, provider: str, tell: Tell
+) -> WholeComparison:
+    """Run both and compare their outputs, on the inputs and on others."""
+    tagged, notes = runs.tagged, list[str]()
+    with runnable(tagged.path, tagged.encoding) as file:
+        tell("verify: the file")
+        session, told = open_as_run(file, provider)
+        notes += [told] if told else []
+        given = feeds(inputs, session)
+        if dropped := _dropped(inputs, input_names(session)):
+            notes.append(f"the file does not take {', '.join(dropped)}: the exporter found no use of it")
+        outputs = run_session(session, given)
+        tell("verify: PyTorch")
+        run, other_weights = _run_with_others(runs, inputs, perturb, notes)
+        right = runs.outputs(inputs) if other_weights else run.outputs
+        whole = WholeOutputs(right, lambda: runs.observed(inputs, {}))
+        compared = whole.compare_with_ties(outputs, tagged, given, provider)
+        optimizer = ""
+        if any(one.status == "differ" for one in compared):
+            tell("verify: the runtime's optimizer")
+            optimizer = blamed_optimizer(file, given, whole.agrees, provider)
+        more = []
+        if others and runs.weights is None:
+            tell("verify: other inputs")
+            more = run_others(
+                inputs,
+                tagged,
+                session,
+                lambda what, other: runs.outputs(other, what),
+                lambda what, other: runs.observed(other, {}, what),
+                provider,
+            )
+        del session  # before its file is removed
+    return WholeComparison(
+        given=given,
+        run=run,
+        perturbed=other_weights,
+        outputs=compared,
+        others=more,
+        optimizer=optimizer,
+        notes=notes,
+    )
+
+
+def _run_with_others(
+    runs: ModelRuns, inputs: Inputs, perturb: bool | None, notes: list[str]
+) -> tuple[ModelRun, Mapping[str, Any]]:
+    """A run with changed weights, and these; with the model's own if not requested or if outputs are not finite."""
+    others = _other_weights(runs.model, runs.tagged, runs.weights, perturb, notes)
+    run = runs.observed(inputs, others)
+    if others and not _finite(run):
+        notes.append("weights were not perturbed: with changed weights the outputs of the model are not finite")
+        return runs.observed(inputs, {}), {}
+    return run, others
+
+
+def run_observed(
+    model: nn.Module, inputs: Inputs, tagged: TaggedFile, weights: Weights | None, others: Mapping[str, Any]
+) -> ModelRun:
+    """A PyTorch run in which every call is recorded and, if possible, every operation.
+
+    Args:
+        others: The weights to use instead of the model's own.
+    """
+    never, operations = _facts(model, tagged)
+    return ModelRun(model, inputs, weights, parameters=others, never_called=never, operations=operations)
+
+
+def _facts(model: nn.Module, tagged: TaggedFile) -> tuple[frozenset[str], bool]:
+    """The modules that are never called, and whether to record operations."""
+    called = {traced.call.path for traced in tagged.calls}
+    never = {path for path, _ in model.named_modules()} - called
+    # PyTorch compiles the branches of a condition, which is not possible while operations are recorded.
+    return frozenset(never), not any(nested_graphs(node) for node in tagged.model.graph)
+
+
+def _other_weights(
+    model: nn.Module, tagged: TaggedFile, weights: Weights | None, perturb: bool | None, notes: list[str]
+) -> Mapping[str, Any]:
+    if weights is not None or perturb is False:
+        return {}
+    keys = perturbable(tagged.model)
+    if perturb is None:
+        if not has_equal_values(model, keys):
+            return {}
+        if folded := _folded(model, tagged):
+            more = f" and {len(folded) - 1} others" if len(folded) > 1 else ""
+            notes.append(f"weights were not perturbed: another tool folded or merged {folded[0]}{more}")
+            return {}
+    return perturbed(model, keys)
+
+
+def _folded(model: nn.Module, tagged: TaggedFile) -> list[str]:
+    """The entries that cannot be given other values in the file, because it no longer has them as they are."""
+    tensors = entries_of(model)
+
+    def is_tied(one: str, other: str) -> bool:
+        return one in tensors and other in tensors and tensors[one].data_ptr() == tensors[other].data_ptr()
+
+    used = {key for key, entry in state_dict_of(tagged.model).items() if entry.used}
+    return sorted((untraced_entries(tagged.model) | merged_entries(tagged.model, is_tied)) & used)
+
+
+def _finite(run: ModelRun) -> bool:
+    return all(np.isfinite(array.astype(np.float64)).all() for array in run.outputs if array.dtype.kind == "f")
+
+
+def run_module(
+    model: nn.Module, inputs: Inputs, weights: Weights | None = None, *, seed: int | None = None
+) -> list[Any]:
+    """The tensors in what a model returns, in order.
+
+    Args:
+        seed: The seed of the model's random numbers.
+    """
+    if weights is not None:
+        raise UsageError("the model was built without weights and cannot run: give its weights")
+    args, kwargs = run_arguments(inputs)
+    with untouched(model), collected():
+        if seed is not None:
+            torch.manual_seed(seed)
+        return [as_array(tensor) for _, tensor in tensors_in(model(*args, **kwargs))]
+
+
+def _dropped(inputs: Inputs, wanted: Sequence[str]) -> list[str]:
+    """The names of the given tensors that a file does not take."""
+    given = [name for name, _ in tensors_in(inputs)]
+    return (
+        [] if len(given) <= len(wanted) else [n for n in given if n not in {w.removeprefix("input.") for w in wanted}]
+    )
