@@ -21,8 +21,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-# In place of this folder, whose profile.py is not the one that cProfile means.
-sys.path.pop(0)
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 import torch

@@ -34,8 +34,6 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime
 
-# This folder comes last: its profile.py is not the one that cProfile means.
-sys.path.append(sys.path.pop(0))
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 import modelexport

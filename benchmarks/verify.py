@@ -20,8 +20,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-# This folder comes last: its profile.py is not the one that cProfile means.
-sys.path.append(sys.path.pop(0))
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 import torch
