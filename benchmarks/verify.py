@@ -1,85 +1,95 @@
-"""Verify every module of BERT-sized models: the cost above one run in PyTorch, one in ONNX Runtime, and loading.
+"""What `verify` takes: processor time of trained models, static and dynamic, over a plain run of both sides.
 
-    OMP_NUM_THREADS=1 python benchmarks/verify.py
+    OMP_NUM_THREADS=1 python benchmarks/verify.py [--smollm2 FOLDER] [--runs N] [--exports FOLDER]
 
-Both parts of a ratio are medians, measured alternately in the same process. The baseline is the unavoidable work: one
-PyTorch run, one ONNX Runtime run with its session, and reading the tagged file.
+Processor seconds of the process, the least of N runs (3 if left out). *plain* is what nobody can do without: one run of
+the PyTorch model, one session of ONNX Runtime loaded as people run the file, and one run of it. `verify` compares the
+parameters, the outputs on several inputs, and every call. MiniLM comes from a package (see `tests/models.py`); SmolLM2
+is a checkpoint folder, and is left out without `--smollm2`.
 
-Needs only the project; about two minutes.
+Two minutes for MiniLM, and about three for SmolLM2.
 """
 
 from __future__ import annotations
 
-import statistics
+import argparse
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 import torch
-from transformers import BertConfig, BertModel
 
 import modelexport
+import models
 from modelexport.runtime.sessions import open_session, run_session
-from modelexport.tagged.reference import reference_path
 from modelexport.verify.feeding import feeds
 from modelexport.verify.outputs import run_module
-from modelexport.verify.reference import verify_reference
-
-LAYERS = (2, 6, 12)
-RUNS = 3
 
 
-def seconds(work: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
+def seconds(work: Callable[[], object], runs: int) -> float:
+    """The least processor time of some runs."""
+    taken = []
+    for _ in range(runs):
+        start = time.process_time()
+        work()
+        taken.append(time.process_time() - start)
+    return min(taken)
 
 
-def measure(layers: int, folder: Path) -> None:
-    torch.manual_seed(0)
-    model = BertModel(BertConfig(num_hidden_layers=layers)).eval()
-    inputs = {"input_ids": torch.randint(0, 30000, (2, 64)), "attention_mask": torch.ones(2, 64, dtype=torch.long)}
-    path = folder / f"bert{layers}.onnx"
-    modelexport.export(model, inputs, path, reference=True)
+def measure(name: str, model: Any, inputs: Any, folder: Path, runs: int) -> None:
+    for dynamic in (False, True):
+        path = folder / f"{name}{'-dynamic' if dynamic else ''}.onnx"
+        if not path.exists():
+            modelexport.export(model, inputs, path, dynamic=dynamic)
 
-    def in_onnx_runtime() -> None:
-        runs = open_session(path, optimized=True)
-        run_session(runs, feeds(inputs, runs))
+        def plain(path: Path = path) -> None:
+            run_module(model, inputs)
+            session = open_session(path, optimized=True)
+            run_session(session, feeds(inputs, session))
 
-    def verified() -> None:
-        assert modelexport.verify(model, inputs, path).agrees
+        def verified(path: Path = path) -> None:
+            report = modelexport.verify(model, inputs, path)
+            assert report.agrees, [call.reason for call in report.calls if call.reason]
 
-    work: dict[str, Callable[[], object]] = {
-        "load": lambda: modelexport.load(path).hierarchy,
-        "PyTorch": lambda: run_module(model, inputs),
-        "ONNX Runtime": in_onnx_runtime,
-        "verify": verified,
-        "with reference values": lambda: verify_reference(path),
-    }
-    taken: dict[str, list[float]] = {name: [] for name in work}
-    for _ in range(RUNS):
-        for name, one in work.items():
-            taken[name].append(seconds(one))
-    median = {name: statistics.median(times) for name, times in taken.items()}
-    base = median["load"] + median["PyTorch"] + median["ONNX Runtime"]
-    calls = len(modelexport.load(path).calls)
-    weights, kept = path.stat().st_size / 1e6, reference_path(path).stat().st_size / 1e6
-    columns = " | ".join(f"{median[name]:.2f}" for name in work)
-    ratios = f"{median['verify'] / base:.1f} | {median['with reference values'] / base:.1f}"
-    print(f"| {layers} | {calls} | {weights:,.0f} | {kept:,.0f} | {columns} | {ratios} |", flush=True)
+        verified()
+        both = seconds(plain, runs), seconds(verified, runs)
+        calls = len(modelexport.load(path).calls)
+        size = sum(tensor.numel() for tensor in model.parameters()) / 1e6
+        way = "dynamic" if dynamic else "static"
+        print(
+            f"| {name}, {size:.1f} M | {way} | {calls} | {both[0]:.2f} | {both[1]:.2f} | {both[1] / both[0]:.1f} |",
+            flush=True,
+        )
 
 
 def main() -> None:
-    print(
-        "| layers | calls | file, MB | reference values, MB | reading, s | PyTorch, s | ONNX Runtime, s | `verify`, s "
-        "| with reference values, s | ratio | ratio |"
-    )
-    print("|---" * 11 + "|")
-    with tempfile.TemporaryDirectory() as folder:
-        for layers in [int(argument) for argument in sys.argv[1:]] or LAYERS:
-            measure(layers, Path(folder))
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--smollm2", type=Path)
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--exports", type=Path)
+    arguments = parser.parse_args()
+    print("| model | axes | calls | plain, s | verify, s | ratio |\n|---|---|---|---|---|---|", flush=True)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = arguments.exports or Path(temporary)
+        torch.manual_seed(0)
+        case = models.case("minilm")
+        if not case.missing:
+            ids = torch.randint(1000, 30000, (2, 64))
+            inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+            measure("MiniLM", case.build(), inputs, folder, arguments.runs)
+        if arguments.smollm2:
+            from transformers import AutoModelForCausalLM
+
+            model = AutoModelForCausalLM.from_pretrained(arguments.smollm2).eval()
+            model.config.use_cache = False
+            ids = torch.randint(1000, 40000, (2, 64))
+            inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+            measure("SmolLM2", model, inputs, folder, arguments.runs)
 
 
 if __name__ == "__main__":

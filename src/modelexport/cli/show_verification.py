@@ -66,6 +66,10 @@ def _summary(report: VerifyReport) -> str:
         wrong = [*report.parameters.unaccounted, *report.parameters.differing]
         told = f"missing or different: {', '.join(wrong)}" if wrong else "equal to the model's"
         summary.append(f"{plural(report.parameters.used, 'parameter')} {told}")
+        if report.parameters.untraced:
+            summary.append(
+                f"{len(report.parameters.untraced)} of them not compared: another tool folded or packed them"
+            )
     if report.perturbed:
         summary.append("calls were compared with changed weights on both sides")
     return "; ".join(summary)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -146,7 +147,6 @@ def _report(
         for node, reason in descent.several.items()
         if (owner := owner_of(node)) is not None
     ]
-    there = {key for origin in inheritance.origins.values() for key in origin.keys}
     return RetagReport(
         path=str(output),
         files=files,
@@ -160,7 +160,7 @@ def _report(
             any(step.domain == keys.UNRECORDED_DOMAIN for step in origin.transform)
             for origin in inheritance.origins.values()
         ),
-        lost=[key for key, entry in state_dict_of(tagged.model).items() if entry.used and key not in there],
+        lost=_lost(tagged, inheritance),
         gone=_gone(tagged, model),
         inlined=inlined,
     )
@@ -251,6 +251,14 @@ def _write(
         if not key.startswith("modelexport."):
             model.metadata_props.setdefault(key, text)
     write_metadata(model, tags, inheritance.origins, entries)
+    if lost := _lost(tagged, inheritance):
+        model.metadata_props[keys.LOST] = json.dumps(lost)
+
+
+def _lost(tagged: TaggedFile, inheritance: Inheritance) -> list[str]:
+    """The entries that the tagged file uses, and that no initializer comes from any more."""
+    there = {key for origin in inheritance.origins.values() for key in origin.keys}
+    return [key for key, entry in state_dict_of(tagged.model).items() if entry.used and key not in there]
 
 
 def _documents(

@@ -7,7 +7,7 @@ import copy
 import hashlib
 import tempfile
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from modelexport.pytorch.private_torch import TorchDispatchMode, tree_leaves, tr
 from modelexport.pytorch.recorder import CallRecorder
 from modelexport.pytorch.traced import untouched
 from modelexport.pytorch.values import NamedTensors, input_tensors, output_tensors, run_arguments, tensors_in
+from modelexport.runtime.choices import Choice, chosen_axis
 from modelexport.runtime.evidence import Computed, SeenTensor
 from modelexport.runtime.fingerprints import fingerprint_of
 from modelexport.weights.sources import Weights
@@ -38,6 +39,7 @@ class ModelRun:
         parents: Every call to the call that it ran in.
         tensors: The tensors that calls got and returned.
         computed: The results of operations; empty if PyTorch cannot record them.
+        choices: The places where operations took the largest or the smallest of some scores; empty likewise.
     """
 
     def __init__(
@@ -60,8 +62,10 @@ class ModelRun:
         """
         self._model, self._inputs, self._weights, self._parameters = model, inputs, weights, parameters or {}
         self._never_called = never_called
+        self._in_float64: dict[bool, ModelRun | None] = {}
         self.tensors: list[SeenTensor] = []
         self.computed: list[Computed] = []
+        self.choices: list[Choice] = []
         self._arrays: dict[str, Any] = {}
         self._bytes = 0
         self._folder: tempfile.TemporaryDirectory[str] | None = None
@@ -72,7 +76,7 @@ class ModelRun:
             if not operations:
                 raise
             # Compiled code cannot always be recorded; then only the boundaries are available.
-            self.tensors, self.computed = [], []
+            self.tensors, self.computed, self.choices = [], [], []
             self._recorder = CallRecorder(model, watch=self._watch)
             self.outputs = self._run(operations=False)
         self.parents = {traced.call: traced.parent for traced in self._recorder.seen}
@@ -94,17 +98,26 @@ class ModelRun:
             stack.enter_context(collected())
             stack.enter_context(self._recorder.attached())
             if operations:
-                stack.enter_context(_Operations(self._recorder, self.computed))
+                stack.enter_context(_Operations(self._recorder, self.computed, self._choose))
             return [as_array(tensor) for _, tensor in tensors_in(self._model(*args, **kwargs))]
 
     def _watch(self, call: ModuleCall, side: Side, tensors: NamedTensors) -> None:
         for name, tensor in tensors:
-            array = np.ascontiguousarray(as_array(tensor.detach())).reshape(-1)
             dtype = str(tensor.dtype).removeprefix("torch.")
-            content = f"{dtype}:{hashlib.blake2b(array.tobytes(), digest_size=16).hexdigest()}"
-            if content not in self._arrays:
-                self._arrays[content] = self._kept(content, array)
-            self.tensors.append(SeenTensor(call, side, name, content, dtype, tuple(tensor.shape)))
+            self.tensors.append(SeenTensor(call, side, name, self._content(tensor), dtype, tuple(tensor.shape)))
+
+    def _choose(self, call: ModuleCall, scores: torch.Tensor, indices: torch.Tensor) -> None:
+        if chosen_axis(as_array(scores), as_array(indices)) is not None:
+            shapes = tuple(scores.shape), tuple(indices.shape)
+            self.choices.append(Choice(call, self._content(scores), shapes[0], self._content(indices), shapes[1]))
+
+    def _content(self, tensor: torch.Tensor) -> str:
+        array = np.ascontiguousarray(as_array(tensor.detach())).reshape(-1)
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        content = f"{dtype}:{hashlib.blake2b(array.view(np.uint8).data, digest_size=16).hexdigest()}"
+        if content not in self._arrays:
+            self._arrays[content] = self._kept(content, array)
+        return content
 
     def _kept(self, content: str, array: Any) -> Any:
         """A copy, since a later module may work in place: in memory, or on disk if there is too much."""
@@ -124,6 +137,11 @@ class ModelRun:
             from_right_values: Each call gets its inputs of this run, so that only its own rounding shows; otherwise the
                 rounding of all calls adds up.
         """
+        if from_right_values not in self._in_float64:
+            self._in_float64[from_right_values] = self._run_in_float64(from_right_values)
+        return self._in_float64[from_right_values]
+
+    def _run_in_float64(self, from_right_values: bool) -> ModelRun | None:
         if self._weights is not None:
             return None
         model = copy.deepcopy(self._model)
@@ -194,13 +212,18 @@ def _reset(model: nn.Module, right: ModelRun) -> Iterator[None]:
 
 
 class _Operations(TorchDispatchMode):
-    """Records the fingerprint of each operation's result."""
+    """Records the fingerprint of each operation's result, and reports those that may choose among scores."""
 
     supports_higher_order_operators = True
 
-    def __init__(self, recorder: CallRecorder, computed: list[Computed]) -> None:
+    def __init__(
+        self,
+        recorder: CallRecorder,
+        computed: list[Computed],
+        choose: Callable[[ModuleCall, torch.Tensor, torch.Tensor], None],
+    ) -> None:
         super().__init__()
-        self._recorder, self._computed = recorder, computed
+        self._recorder, self._computed, self._choose = recorder, computed, choose
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -208,8 +231,12 @@ class _Operations(TorchDispatchMode):
         call = self._recorder.running
         if call is None:
             return output
-        taken = [getattr(value, _SEEN, None) for value in tree_leaves((args, kwargs))]
+        given = tree_leaves((args, kwargs))
+        taken = [getattr(value, _SEEN, None) for value in given]
+        scores = next((v for v in given if isinstance(v, torch.Tensor) and v.is_floating_point()), None)
         for tensor in tree_leaves(output):
+            if scores is not None and isinstance(tensor, torch.Tensor) and tensor.dtype is torch.long:
+                self._choose(call, scores, tensor)
             if isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and tensor.numel() > 3:
                 fingerprint = fingerprint_of(as_array(tensor))
                 if fingerprint.telling:

@@ -60,16 +60,29 @@ def perturbed(model: nn.Module, keys: Collection[str], *, seed: int = 12) -> Map
             continue
         if tensor.data_ptr() not in made:
             data = tensor.detach().float().cpu()
-            noise = torch.randn(data.shape, generator=generator)
-            other = data * torch.exp(0.2 * noise.clamp(-2, 2))
-            nothing = (data == 0) | (data.square().mean() < _SMALL**2)
-            other = torch.where(nothing, other + 0.05 * noise, other)
+            noise = torch.randn(min(data.numel(), _PERIOD), generator=generator)
+            other = _repeated(torch.exp(0.2 * noise.clamp(-2, 2)), data.shape).mul_(data)
+            if float(torch.linalg.vector_norm(data)) < _SMALL * data.numel() ** 0.5:
+                other.add_(_repeated(noise, data.shape), alpha=0.05)
+            elif int(torch.count_nonzero(data)) < data.numel():
+                other = torch.where(data == 0, 0.05 * _repeated(noise, data.shape), other)
             gain = _gain(other)
             # Small fresh weights leave attention nearly uniform, independent of its scores.
             other = other / gain if 0 < gain < _WEAK else other
             made[tensor.data_ptr()] = other.to(tensor.dtype).to(tensor.device)
         found[key] = made[tensor.data_ptr()]
     return found
+
+
+_PERIOD = 65_537
+"""After so many numbers noise begins again: a prime, so that no two rows of a table get the same."""
+
+
+def _repeated(noise: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    count = shape.numel()
+    if not count:
+        return torch.empty(shape)
+    return noise.repeat(-(-count // noise.numel()))[:count].reshape(shape)
 
 
 def as_arrays(model: nn.Module, others: Mapping[str, torch.Tensor], convert: Any) -> dict[str, Any]:

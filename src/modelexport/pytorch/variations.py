@@ -24,7 +24,7 @@ Change = Callable[[str, torch.Tensor], torch.Tensor]
 def telling_inputs(inputs: Inputs, model: ir.Model) -> Iterator[tuple[str, Inputs]]:
     """Each variation of the inputs that a file with this graph can run, with its description."""
     names = {id(tensor): name for name, tensor in tensors_in(inputs)}
-    masks = {name for name, tensor in tensors_in(inputs) if _is_full_mask(tensor)}
+    masks = {name for name, tensor in tensors_in(inputs) if _is_mask(tensor)}
     if masks:
         yield "padded masks", _changed(inputs, names, lambda name, t: _padded(t) if name in masks else t)
     rows = _rows_of_ids(model)
@@ -53,13 +53,17 @@ def _match(name: str, known: Mapping[str, Any]) -> str | None:
     return next((k for k in known if k.removeprefix("input.").replace(".", "_") == wanted), None)
 
 
-def _is_full_mask(tensor: torch.Tensor) -> bool:
+def _is_mask(tensor: torch.Tensor) -> bool:
     counts = not tensor.is_floating_point() and not tensor.is_complex()
-    return counts and tensor.ndim >= 2 and tensor.shape[-1] > 3 and bool((tensor == 1).all())
+    ones = tensor == 1
+    return counts and tensor.ndim >= 2 and tensor.shape[-1] > 3 and bool((ones | (tensor == 0)).all() and ones.any())
 
 
 def _padded(mask: torch.Tensor) -> torch.Tensor:
-    other = mask.clone()
+    """Padded at the end in the last row, and by one at the beginning in the first, as a batch of prompts is."""
+    other = torch.ones_like(mask)
+    if mask.shape[0] > 1:
+        other[0, ..., 0] = 0
     other[-1, ..., -(mask.shape[-1] // 3) :] = 0
     return other
 

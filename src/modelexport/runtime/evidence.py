@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from modelexport.core.calls import ModuleCall, Side
+from modelexport.runtime.choices import Choice
 from modelexport.runtime.fingerprints import Fingerprint
 
 
@@ -39,6 +40,10 @@ class Evidence(Protocol):
 
     @property
     def computed(self) -> Sequence[Computed]: ...
+
+    @property
+    def choices(self) -> Sequence[Choice]:
+        """Where it took the largest or the smallest of some scores, in the order of the run."""
 
     @property
     def outputs(self) -> Sequence[Any]: ...

@@ -17,6 +17,7 @@ NEAR = 2e-4
 _HUGE = 1e18
 """Numbers of this size or above are a mask's substitute for infinity: they are counted, not measured."""
 _LOOK = 4096
+_KEPT = 32
 
 
 class Fingerprint(NamedTuple):
@@ -53,10 +54,21 @@ class _Directions:
     def __init__(self) -> None:
         self._numbers = np.empty(0, dtype=np.float32)
 
+        self._backwards: dict[int, Any] = {}
+
     def __call__(self, size: int) -> Any:
         if self._numbers.size < size:
             self._numbers = np.random.default_rng(12).standard_normal(max(size, 1 << 16), dtype=np.float32)
+            self._backwards.clear()
         return self._numbers[:size]
+
+    def backwards(self, size: int) -> Any:
+        """The direction of a size from its end, laid out one by one: a product with it is several times as fast."""
+        if size not in self._backwards:
+            if len(self._backwards) >= _KEPT:
+                self._backwards.clear()
+            self._backwards[size] = np.ascontiguousarray(self(size)[::-1])
+        return self._backwards[size]
 
 
 _directions = _Directions()
@@ -76,7 +88,7 @@ def fingerprint_of(array: Any) -> Fingerprint:
         flat.size,
         float(np.linalg.norm(flat)) / scale,
         float(direction @ flat) / scale,
-        float(direction[::-1] @ flat) / scale,
+        float(_directions.backwards(flat.size) @ flat) / scale,
         bool(telling),
     )
 

@@ -18,6 +18,7 @@ from modelexport.graph.nodes import initializers
 CPU = "CPUExecutionProvider"
 _LARGE = 1024
 """The size in bytes from which a weight is passed to the session instead of written into the model."""
+_NO_PREPACKING = "session.disable_prepacking"
 _EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 
 
@@ -42,6 +43,8 @@ def open_session(
     options = onnxruntime.SessionOptions()
     if not optimized:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        # Such a session runs once or twice: prepacking weights would take longer than it saves.
+        options.add_session_config_entry(_NO_PREPACKING, "1")
     options.log_severity_level = 4  # errors are raised anyway, with the same text
     if folder is not None:
         options.add_session_config_entry(_EXTERNAL_FOLDER, str(folder.absolute()))

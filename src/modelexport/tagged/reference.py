@@ -21,6 +21,7 @@ from modelexport.files.safetensors_files import Place, encode_header, read_heade
 from modelexport.format import documents, keys
 from modelexport.format.dtypes import SAFETENSORS_NAMES, dtype_name, parse_dtype
 from modelexport.graph.nodes import required_inputs
+from modelexport.runtime.choices import Choice
 from modelexport.runtime.evidence import Computed, Evidence, SeenTensor
 from modelexport.runtime.fingerprints import Fingerprint
 from modelexport.tagged.file import TaggedFile
@@ -65,6 +66,7 @@ class ReferenceValues:
     """The name of a value to its array."""
     tensors: Sequence[SeenTensor]
     computed: Sequence[Computed]
+    choices: Sequence[Choice]
     parents: Mapping[ModuleCall, ModuleCall | None]
     weights: Mapping[str, str]
     """Initializers, by the entries that they come from, to digests of their bytes."""
@@ -89,6 +91,8 @@ class _Run(msgspec.Struct, frozen=True, array_like=True):
     """Call, side, name, content, element type, shape."""
     computed: list[tuple[int, str, int, float, float, float, bool, bool]]
     """Call and the fingerprint of an operation's result, and whether the result was new."""
+    choices: list[tuple[int, str, list[int], str, list[int]]] = []
+    """Call, scores, and the indices chosen from them: contents and shapes."""
 
 
 def write_reference(
@@ -121,6 +125,11 @@ def write_reference(
     found = {f"{_INPUTS}{name}": _Kept.of(array) for name, array in inputs.items()}
     found |= {f"{_VALUES}{name}": _Kept.of(array) for name, array in zip(outputs, run.outputs, strict=True)}
     where = _add_boundaries(found, seen, run, _names(sidecar, tagged))
+    for choice in () if modules else run.choices:
+        for content, shape in ((choice.scores, choice.scores_shape), (choice.indices, choice.indices_shape)):
+            if content not in where:
+                where[content] = f"{_TENSORS}{content}"
+                found[where[content]] = _Kept(content.partition(":")[0], shape, partial(run.array, content))
     arrays = {key: kept for dtype in _TYPES for key, kept in found.items() if kept.dtype == dtype}
     header = encode_header(
         {key: (kept.dtype, kept.shape) for key, kept in arrays.items()},
@@ -130,7 +139,9 @@ def write_reference(
             _MODULES: json.dumps([call.address for call in modules]),
             _WEIGHTS: json.dumps(dict(weights)),
             _KEYS: json.dumps({content: key for content, key in where.items() if key in arrays}),
-            _RUN: msgspec.json.encode(_as_data(run, [t for t in seen if where[t.content] in arrays])).decode(),
+            _RUN: msgspec.json.encode(
+                _as_data(run, seen, {content for content, key in where.items() if key in arrays})
+            ).decode(),
         },
     )
     total = len(header) + sum(_nbytes(kept) for kept in arrays.values())
@@ -175,6 +186,11 @@ def _nbytes(kept: _Kept) -> int:
     return int(parse_dtype(kept.dtype).itemsize * prod(kept.shape))
 
 
+def _in(where: Mapping[str, str], known: Collection[str]) -> set[str]:
+    """The contents that the file has."""
+    return {content for content, key in where.items() if key in known}
+
+
 def _is_inside(call: ModuleCall, chosen: set[ModuleCall], parents: Mapping[ModuleCall, ModuleCall | None]) -> bool:
     around: ModuleCall | None = call
     while around is not None:
@@ -196,12 +212,18 @@ def _names(sidecar: documents.Hierarchy | None, tagged: TaggedFile) -> dict[tupl
     }
 
 
-def _as_data(run: Evidence, tensors: Sequence[SeenTensor]) -> _Run:
+def _as_data(run: Evidence, tensors: Sequence[SeenTensor], contents: set[str]) -> _Run:
     numbers = {call: index for index, call in enumerate(run.parents)}
+    choices = [c for c in run.choices if {c.scores, c.indices} <= contents]
     return _Run(
         [(call.address, -1 if parent is None else numbers[parent]) for call, parent in run.parents.items()],
-        [(numbers[t.call], t.side, t.name, t.content, t.dtype, list(t.shape)) for t in tensors],
+        [
+            (numbers[t.call], t.side, t.name, t.content, t.dtype, list(t.shape))
+            for t in tensors
+            if t.content in contents
+        ],
         [(numbers[c.call], *c.fingerprint, c.new) for c in run.computed],
+        [(numbers[c.call], c.scores, list(c.scores_shape), c.indices, list(c.indices_shape)) for c in choices],
     )
 
 
@@ -262,6 +284,10 @@ def open_reference(tagged: TaggedFile) -> Iterator[ReferenceValues]:
             computed=[
                 Computed(calls[call], Fingerprint(kind, size, norm, one, two, telling), new)
                 for call, kind, size, norm, one, two, telling, new in run.computed
+            ],
+            choices=[
+                Choice(calls[call], scores, tuple(shape), indices, tuple(chosen))
+                for call, scores, shape, indices, chosen in run.choices
             ],
             parents={
                 call: None if above < 0 else calls[above] for call, (_, above) in zip(calls, run.calls, strict=True)

@@ -16,12 +16,13 @@ from modelexport.format.dtypes import dtype_name
 from modelexport.format.node_tags import read_source_tags
 from modelexport.graph.nodes import default_shape, initializers
 from modelexport.graph.owners import owner_of
-from modelexport.runtime.evidence import Evidence
+from modelexport.runtime.evidence import Evidence, SeenTensor
 from modelexport.tagged.documents.dag import dag_document
 from modelexport.tagged.documents.operations import operations_document
 from modelexport.tagged.documents.reading import load_dag, load_operations
 from modelexport.tagged.encodings.metadata import initializer_tags
 from modelexport.tagged.file import FileTags, TaggedFile
+from modelexport.verify.matching import distance
 from modelexport.verify.verdicts import FalseClaim
 from modelexport.weights.transforms import parameter_plan
 
@@ -208,7 +209,11 @@ def _calls(
                     continue
                 yield from _false("hierarchy", where, *_type(tensor, its.dtype, its.shape))
                 content = contents.get(tensor.value or "")
-                if content is not None and content.partition(":")[0] == its.dtype and content != its.content:
+                if (
+                    content is not None
+                    and content.partition(":")[0] == its.dtype
+                    and not _equal(evidence, content, its)
+                ):
                     yield from _value(where, tensor, its.content, contents)
 
 
@@ -216,6 +221,14 @@ def _type(tensor: documents.CallTensor, dtype: str, shape: tuple[int, ...]) -> t
     """The claimed and the actual type and shape of a tensor; a claimed dynamic size matches any size."""
     so = [size if isinstance(said, int) else said for said, size in zip(tensor.shape, shape, strict=False)]
     return (tensor.dtype, list(tensor.shape)), (dtype, so if len(shape) == len(tensor.shape) else list(shape))
+
+
+def _equal(evidence: Evidence, content: str, its: SeenTensor) -> bool:
+    """Whether a content is a tensor's, or differs from it by no more than rounding: then a value is either."""
+    return content == its.content or distance(evidence.array(content), evidence.array(its.content)) <= _ROUNDING
+
+
+_ROUNDING = 1e-5
 
 
 def _value(where: str, tensor: documents.CallTensor, content: str, contents: Mapping[str, str]) -> Iterator[FalseClaim]:

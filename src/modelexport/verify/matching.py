@@ -18,6 +18,7 @@ from modelexport.runtime import sessions
 from modelexport.runtime.evidence import Evidence, SeenTensor
 from modelexport.runtime.fingerprints import Fingerprint, Index, fingerprint_of
 from modelexport.verify.differences import Difference, compare_arrays
+from modelexport.verify.segments import given_name, segmented
 
 _HINT = 1e-3
 """The distance, in norms, up to which a value of the whole run is matched with a tensor: rounding adds up."""
@@ -51,12 +52,14 @@ def run_file(
     *,
     provider: str,
     keep: Collection[str] = (),
+    given: Mapping[str, Any] | None = None,
     batch_bytes: int = BATCH_BYTES,
 ) -> FileRun:
     """Run a file without the runtime's optimizer and recognize the contents of a PyTorch run in its values.
 
     Args:
         keep: Names of values whose arrays are in the result.
+        given: Values of the main graph to the arrays that their users get instead.
     """
     index: Index[str] = Index()
     seen: set[str] = set()
@@ -64,6 +67,10 @@ def run_file(
         if tensor.content not in seen:
             seen.add(tensor.content)
             index.add(fingerprint_of(evidence.array(tensor.content)), tensor.content)
+    if given:
+        made = [v.name or "" for node in model.graph for v in node.outputs if v.name and not _is_sequence(v)]
+        model = segmented(model, given, made, {name: array.dtype for name, array in given.items()})
+        feeds = {**feeds, **{given_name(name): array for name, array in given.items()}}
     values = [v for node in model.graph for v in node.outputs if v.name and not _is_sequence(v)]
     found = FileRun()
     largest = max((prod(t.shape) for t in evidence.tensors), default=1)
@@ -81,7 +88,7 @@ def run_file(
             own = found.prints[name] = fingerprint_of(array)
             if name in keep:
                 found.arrays[name] = array
-            errors = {content: _error(evidence.array(content), array) for content in index.near(own)}
+            errors = {content: distance(evidence.array(content), array) for content in index.near(own)}
             best = min(errors, key=lambda content: errors[content], default=None)
             if best is not None and errors[best] <= _HINT:
                 found.contents[name], found.errors[name] = best, errors[best]
@@ -90,7 +97,7 @@ def run_file(
     return found
 
 
-def _error(right: Any, found: Any) -> float:
+def distance(right: Any, found: Any) -> float:
     """The distance of two arrays in norms, independent of their shapes; infinite if they cannot be compared."""
     if right.size != found.size or right.dtype != found.dtype:
         return float("inf")

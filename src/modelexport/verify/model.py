@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import onnx_ir as ir
 from torch import nn
 
@@ -16,14 +17,16 @@ from modelexport.format import documents
 from modelexport.graph.nodes import required_inputs
 from modelexport.pytorch.model_run import as_array
 from modelexport.pytorch.perturbation import as_arrays, entries_of
+from modelexport.pytorch.variations import telling_inputs
 from modelexport.runtime.sessions import CPU
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tagged.reference import reference_path, write_reference
-from modelexport.verify.calls import prove_calls, sampled_calls, verdicts_of
+from modelexport.verify.calls import sampled_calls, verdicts_of
 from modelexport.verify.claims import false_claims
 from modelexport.verify.differences import UNITS
 from modelexport.verify.feeding import under_names
-from modelexport.verify.outputs import Inputs, Tell, compare_whole, run_observed
+from modelexport.verify.kept import KeptRuns
+from modelexport.verify.outputs import Inputs, ModelRuns, Tell, compare_whole, run_observed
 from modelexport.verify.parameters import (
     check_same_entries,
     compare_parameters,
@@ -31,8 +34,9 @@ from modelexport.verify.parameters import (
     put_in,
     users_of,
 )
+from modelexport.verify.proving import prove_calls
 from modelexport.verify.sampling import verify_alone
-from modelexport.verify.verdicts import CallVerdict, ParameterReport, VerifyReport
+from modelexport.verify.verdicts import CallVerdict, OtherInputs, ParameterReport, VerifyReport
 from modelexport.weights.sources import Weights
 
 
@@ -48,6 +52,7 @@ def verify(
     weights: Weights | None = None,
     perturb: bool | None = None,
     others: bool = True,
+    kept: KeptRuns | None = None,
     tell: Tell = lambda text: None,
 ) -> VerifyReport:
     """Run a model in PyTorch and its file in ONNX Runtime, and compare every output, every call and every parameter.
@@ -64,6 +69,7 @@ def verify(
             values; by default this is done if the model has such parameters.
         others: Whether outputs are also compared on inputs with padded masks, ids from the whole vocabulary, and
             other sizes where the file has dynamic axes.
+        kept: Runs of the model on these inputs, reused and added to, if several files of it are verified.
         tell: Called with the name of each step.
 
     Raises:
@@ -74,24 +80,49 @@ def verify(
     tagged = _open(model, path)
     chosen = tagged.select(*modules).calls if modules else ()
     parameters = _parameters(model, tagged.model, weights)
-    whole = compare_whole(model, inputs, tagged, weights, perturb=perturb, others=others, provider=provider, tell=tell)
+    runs = ModelRuns(model, tagged, weights, kept or KeptRuns())
+    whole = compare_whole(runs, inputs, perturb=perturb, others=others, provider=provider, tell=tell)
     if whole.perturbed:
         put_in(tagged.model, as_arrays(model, whole.perturbed, as_array).__getitem__)
     tell("verify: every call")
     proof = prove_calls(tagged, whole.given, whole.run, provider=provider, modules=chosen)
     proof.wrong_weights = _wrong_weights(tagged, parameters)
+    calls = verdicts_of(proof, chosen)
+    if not any(call.status == "differ" for call in calls):
+        for what, other in _differing_inputs(inputs, tagged, whole.others):
+            tell(f"verify: every call, with {what}")
+            given = under_names(other, [value.name or "" for value in tagged.model.graph.inputs])
+            found = prove_calls(
+                tagged, given, runs.observed(other, whole.perturbed, what), provider=provider, modules=chosen
+            )
+            calls = [_worse(call, one, what) for call, one in zip(calls, verdicts_of(found, chosen), strict=True)]
     return VerifyReport(
         outputs=whole.outputs,
-        calls=verdicts_of(proof, chosen),
+        calls=calls,
         provider=provider,
         units=dict(UNITS),
         parameters=parameters,
-        claims=false_claims(tagged, sidecar, whole.run, proof.hints, model_classes(model)),
+        claims=false_claims(tagged, sidecar, whole.run, proof.contents, model_classes(model)),
         others=whole.others,
         perturbed=bool(whole.perturbed),
         optimizer=whole.optimizer,
         notes=whole.notes,
     )
+
+
+def _differing_inputs(
+    inputs: Inputs, tagged: TaggedFile, others: Sequence[OtherInputs]
+) -> Iterator[tuple[str, Inputs]]:
+    """The variations of the inputs on which the outputs differ."""
+    wrong = {one.what for one in others if one.status == "differ" and one.outputs}
+    return ((what, other) for what, other in telling_inputs(inputs, tagged.model) if what in wrong)
+
+
+def _worse(call: CallVerdict, other: CallVerdict, what: str) -> CallVerdict:
+    """The worse of two verdicts on a call; the first does not differ."""
+    if other.status != "differ":
+        return call
+    return msgspec.structs.replace(other, reason=f"with {what}: {other.reason}")
 
 
 def _open(model: nn.Module, path: str | Path) -> TaggedFile:

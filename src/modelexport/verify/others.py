@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import onnxruntime
 
 from modelexport.errors import UsageError
 from modelexport.pytorch.variations import telling_inputs
+from modelexport.runtime.evidence import Evidence
 from modelexport.runtime.sessions import run_session
 from modelexport.tagged.file import TaggedFile
-from modelexport.verify.differences import compare_outputs
+from modelexport.verify.differences import Difference, compare_outputs, worst
 from modelexport.verify.feeding import feeds
 from modelexport.verify.matching import WHOLE_UNITS
 from modelexport.verify.verdicts import OtherInputs
+from modelexport.verify.whole import WholeOutputs
 
 Inputs = Mapping[str, Any] | Sequence[Any]
 
@@ -23,26 +27,63 @@ def run_others(
     inputs: Inputs,
     tagged: TaggedFile,
     session: onnxruntime.InferenceSession,
-    run_module: Callable[[Inputs], list[Any]],
+    run_module: Callable[[str, Inputs], list[Any]],
+    run: Callable[[str, Inputs], Evidence],
+    provider: str,
 ) -> list[OtherInputs]:
-    """Compare the outputs on each variation of the inputs that the model accepts."""
-    return [run_one(what, other, session, run_module) for what, other in telling_inputs(inputs, tagged.model)]
+    """Compare the outputs on each variation of the inputs that the model accepts.
+
+    Args:
+        run_module: Called with what the inputs are, and these: gives what the model returns.
+        run: The same with all that it shows; where outputs differ, choices among equal scores are looked for.
+    """
+    found = []
+    for what, other in telling_inputs(inputs, tagged.model):
+        compare = _Compare(partial(run, what, other), tagged, provider)
+        found.append(run_one(what, other, session, partial(run_module, what), compare))
+    return found
+
+
+@dataclass(frozen=True)
+class _Compare:
+    """Compares what a file computes with what the model returns, choices among equal scores apart."""
+
+    run: Callable[[], Evidence]
+    tagged: TaggedFile
+    provider: str
+
+    def __call__(self, right: list[Any], given: Mapping[str, Any], outputs: Mapping[str, Any]) -> list[Difference]:
+        whole = WholeOutputs(right, self.run, measured=False)
+        return whole.compare_with_ties(outputs, self.tagged, given, self.provider)
 
 
 def run_one(
-    what: str, other: Inputs, session: onnxruntime.InferenceSession, run_module: Callable[[Inputs], list[Any]]
+    what: str,
+    other: Inputs,
+    session: onnxruntime.InferenceSession,
+    run_module: Callable[[Inputs], list[Any]],
+    compare: Callable[[list[Any], Mapping[str, Any], Mapping[str, Any]], list[Difference]] | None = None,
 ) -> OtherInputs:
-    """Compare the outputs on one variation of the inputs; not if the model does not accept it."""
+    """Compare the outputs on one variation of the inputs; not if the model does not accept it.
+
+    Args:
+        compare: Called with what the model returns, the inputs and the outputs of the file; plainly if left out.
+    """
     try:
         right = run_module(other)
     except Exception as error:  # a model may raise anything for inputs that it does not accept
         reason = f"the model does not accept them ({type(error).__name__})"
         return OtherInputs(what=what, status="not compared", reason=reason)
     try:
-        outputs = run_session(session, feeds(other, session))
+        given = feeds(other, session)
+        outputs = run_session(session, given)
     except UsageError as error:
         return OtherInputs(what=what, status="differ", reason=str(error))
-    compared = compare_outputs(list(outputs), right, list(outputs.values()), units=WHOLE_UNITS)
-    wrong = [one for one in compared if one.status != "agree"]
-    reason = f"{wrong[0].name}: {wrong[0].reason}" if wrong else ""
-    return OtherInputs(what=what, status="differ" if wrong else "agree", reason=reason, outputs=compared)
+    compared = (
+        compare(right, given, outputs)
+        if compare is not None
+        else compare_outputs(list(outputs), right, list(outputs.values()), units=WHOLE_UNITS)
+    )
+    own = worst(compared)
+    status, reason = (own.status, f"{own.name}: {own.reason}") if own else ("not compared", "there are no outputs")
+    return OtherInputs(what=what, status=status, reason=reason if status != "agree" else "", outputs=compared)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -15,20 +14,22 @@ from modelexport.core.messages import collected
 from modelexport.errors import UsageError
 from modelexport.graph.nodes import nested_graphs
 from modelexport.pytorch.model_run import ModelRun, as_array
-from modelexport.pytorch.perturbation import has_equal_values, perturbed
+from modelexport.pytorch.perturbation import entries_of, has_equal_values, perturbed
 from modelexport.pytorch.traced import untouched
 from modelexport.pytorch.values import run_arguments, tensors_in
-from modelexport.runtime.sessions import input_names, open_session, run_session
+from modelexport.runtime.sessions import input_names, run_session
 from modelexport.tagged.file import TaggedFile
 from modelexport.tagged.flattening import runnable
-from modelexport.verify.differences import Difference, compare_outputs
+from modelexport.verify.differences import Difference
 from modelexport.verify.feeding import feeds
-from modelexport.verify.matching import WHOLE_UNITS
+from modelexport.verify.kept import KeptRuns
 from modelexport.verify.optimizers import blamed_optimizer
 from modelexport.verify.others import run_others
-from modelexport.verify.parameters import perturbable
+from modelexport.verify.parameters import merged_entries, perturbable, untraced_entries
 from modelexport.verify.verdicts import OtherInputs
+from modelexport.verify.whole import WholeOutputs, open_as_run
 from modelexport.weights.sources import Weights
+from modelexport.weights.transforms import state_dict_of
 
 Inputs = Mapping[str, Any] | Sequence[Any]
 Tell = Callable[[str], None]
@@ -51,41 +52,63 @@ class WholeComparison:
     notes: list[str]
 
 
+@dataclass(frozen=True)
+class ModelRuns:
+    """The runs of a model that a verification of one of its files needs, each made once."""
+
+    model: nn.Module
+    tagged: TaggedFile
+    weights: Weights | None
+    kept: KeptRuns
+
+    def observed(self, inputs: Inputs, others: Mapping[str, Any], name: str = "") -> ModelRun:
+        """A recorded run.
+
+        Args:
+            others: The weights to use instead of the model's own.
+            name: The name of the inputs, if they are not those of the verification.
+        """
+        key = ("observed", name, frozenset(others), _facts(self.model, self.tagged))
+        return self.kept.get(key, lambda: run_observed(self.model, inputs, self.tagged, self.weights, others))
+
+    def outputs(self, inputs: Inputs, name: str = "") -> list[Any]:
+        """The outputs alone."""
+        return self.kept.get(("outputs", name), lambda: run_module(self.model, inputs, self.weights))
+
+
 def compare_whole(
-    model: nn.Module,
-    inputs: Inputs,
-    tagged: TaggedFile,
-    weights: Weights | None,
-    *,
-    perturb: bool | None,
-    others: bool,
-    provider: str,
-    tell: Tell,
+    runs: ModelRuns, inputs: Inputs, *, perturb: bool | None, others: bool, provider: str, tell: Tell
 ) -> WholeComparison:
     """Run both and compare their outputs, on the inputs and on others."""
-    notes: list[str] = []
+    tagged, notes = runs.tagged, list[str]()
     with runnable(tagged.path, tagged.encoding) as file:
         tell("verify: the file")
-        session = open_session(file, provider=provider, optimized=True)
+        session, told = open_as_run(file, provider)
+        notes += [told] if told else []
         given = feeds(inputs, session)
         if dropped := _dropped(inputs, input_names(session)):
             notes.append(f"the file does not take {', '.join(dropped)}: the exporter found no use of it")
         outputs = run_session(session, given)
         tell("verify: PyTorch")
-        run, other_weights = _run_with_others(model, inputs, tagged, weights, perturb, notes)
-        right = run_module(model, inputs, weights) if other_weights else run.outputs
-        whole = _Outputs(
-            right, run if not other_weights else None, lambda: run_observed(model, inputs, tagged, weights, {})
-        )
-        compared = whole.compare(outputs)
+        run, other_weights = _run_with_others(runs, inputs, perturb, notes)
+        right = runs.outputs(inputs) if other_weights else run.outputs
+        whole = WholeOutputs(right, lambda: runs.observed(inputs, {}))
+        compared = whole.compare_with_ties(outputs, tagged, given, provider)
         optimizer = ""
         if any(one.status == "differ" for one in compared):
             tell("verify: the runtime's optimizer")
             optimizer = blamed_optimizer(file, given, whole.agrees, provider)
         more = []
-        if others and weights is None:
+        if others and runs.weights is None:
             tell("verify: other inputs")
-            more = run_others(inputs, tagged, session, lambda other: run_module(model, other))
+            more = run_others(
+                inputs,
+                tagged,
+                session,
+                lambda what, other: runs.outputs(other, what),
+                lambda what, other: runs.observed(other, {}, what),
+                provider,
+            )
         del session  # before its file is removed
     return WholeComparison(
         given=given,
@@ -99,19 +122,14 @@ def compare_whole(
 
 
 def _run_with_others(
-    model: nn.Module,
-    inputs: Inputs,
-    tagged: TaggedFile,
-    weights: Weights | None,
-    perturb: bool | None,
-    notes: list[str],
+    runs: ModelRuns, inputs: Inputs, perturb: bool | None, notes: list[str]
 ) -> tuple[ModelRun, Mapping[str, Any]]:
     """A run with changed weights, and these; with the model's own if not requested or if outputs are not finite."""
-    others = _other_weights(model, tagged, weights, perturb)
-    run = run_observed(model, inputs, tagged, weights, others)
+    others = _other_weights(runs.model, runs.tagged, runs.weights, perturb, notes)
+    run = runs.observed(inputs, others)
     if others and not _finite(run):
         notes.append("weights were not perturbed: with changed weights the outputs of the model are not finite")
-        return run_observed(model, inputs, tagged, weights, {}), {}
+        return runs.observed(inputs, {}), {}
     return run, others
 
 
@@ -123,49 +141,43 @@ def run_observed(
     Args:
         others: The weights to use instead of the model's own.
     """
-    called = {traced.call.path for traced in tagged.calls}
-    never = {path for path, _ in model.named_modules()} - called
-    # PyTorch compiles the branches of a condition, which is not possible while operations are recorded.
-    operations = not any(nested_graphs(node) for node in tagged.model.graph)
+    never, operations = _facts(model, tagged)
     return ModelRun(model, inputs, weights, parameters=others, never_called=never, operations=operations)
 
 
-@dataclass(frozen=True)
-class _Outputs:
-    """Outputs of a whole run, in which rounding adds up: it is measured if a few units are not enough."""
-
-    right: Sequence[Any]
-    run: ModelRun | None
-    make: Callable[[], ModelRun]
-    """Returns the float64 run, or ``None`` if there is none."""
-
-    @cached_property
-    def exact(self) -> Sequence[Any] | None:
-        precise = (self.run or self.make()).in_float64(from_right_values=False)
-        return None if precise is None else precise.outputs
-
-    def compare(self, found: Mapping[str, Any]) -> list[Difference]:
-        names, arrays = list(found), list(found.values())
-        compared = compare_outputs(names, self.right, arrays)
-        if all(one.status == "agree" for one in compared):
-            return compared
-        if self.exact is None:
-            return compare_outputs(names, self.right, arrays, units=WHOLE_UNITS)
-        return compare_outputs(names, self.right, arrays, self.exact)
-
-    def agrees(self, found: Mapping[str, Any]) -> bool:
-        return all(one.status == "agree" for one in self.compare(found))
+def _facts(model: nn.Module, tagged: TaggedFile) -> tuple[frozenset[str], bool]:
+    """The modules that are never called, and whether to record operations."""
+    called = {traced.call.path for traced in tagged.calls}
+    never = {path for path, _ in model.named_modules()} - called
+    # PyTorch compiles the branches of a condition, which is not possible while operations are recorded.
+    return frozenset(never), not any(nested_graphs(node) for node in tagged.model.graph)
 
 
 def _other_weights(
-    model: nn.Module, tagged: TaggedFile, weights: Weights | None, perturb: bool | None
+    model: nn.Module, tagged: TaggedFile, weights: Weights | None, perturb: bool | None, notes: list[str]
 ) -> Mapping[str, Any]:
     if weights is not None or perturb is False:
         return {}
     keys = perturbable(tagged.model)
-    if perturb is None and not has_equal_values(model, keys):
-        return {}
+    if perturb is None:
+        if not has_equal_values(model, keys):
+            return {}
+        if folded := _folded(model, tagged):
+            more = f" and {len(folded) - 1} others" if len(folded) > 1 else ""
+            notes.append(f"weights were not perturbed: another tool folded or merged {folded[0]}{more}")
+            return {}
     return perturbed(model, keys)
+
+
+def _folded(model: nn.Module, tagged: TaggedFile) -> list[str]:
+    """The entries that cannot be given other values in the file, because it no longer has them as they are."""
+    tensors = entries_of(model)
+
+    def is_tied(one: str, other: str) -> bool:
+        return one in tensors and other in tensors and tensors[one].data_ptr() == tensors[other].data_ptr()
+
+    used = {key for key, entry in state_dict_of(tagged.model).items() if entry.used}
+    return sorted((untraced_entries(tagged.model) | merged_entries(tagged.model, is_tied)) & used)
 
 
 def _finite(run: ModelRun) -> bool:

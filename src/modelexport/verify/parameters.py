@@ -9,11 +9,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
-from modelexport.errors import UsageError
+from modelexport.errors import FileFormatError, UsageError
+from modelexport.format import keys
 from modelexport.graph.initializers import bind_tensors
 from modelexport.graph.nodes import initializers
 from modelexport.graph.owners import owner_of
@@ -46,7 +48,7 @@ def check_same_entries(given: Mapping[str, tuple[str, list[int]]], model: ir.Mod
 
 def compare_parameters(
     model: ir.Model,
-    keys: Collection[str],
+    entries: Collection[str],
     read: Read,
     *,
     is_same_place: Callable[[str, ir.TensorProtocol], bool] = lambda key, tensor: False,
@@ -55,7 +57,7 @@ def compare_parameters(
     """Compare the initializers of a file, or only those in ``only``, with a model's entries, bit for bit.
 
     Args:
-        keys: The keys of the model's entries.
+        entries: The keys of the model's entries.
         is_same_place: Whether an entry and an initializer are the same bytes of a file, which need not be read then.
     """
     found: dict[str, bool] = {}
@@ -68,15 +70,34 @@ def compare_parameters(
         assert value.const_value is not None
         if not plan.steps and is_same_place(plan.keys[0], value.const_value):
             continue
-        if any(key not in keys for key in plan.keys) or not _same(plan, read, value.const_value):
+        if any(key not in entries for key in plan.keys) or not _same(plan, read, value.const_value):
             differing.append(value.name or "")
     used = [key for key, entry in state_dict_of(model).items() if entry.used and (only is None or key in found)]
+    untraced = untraced_entries(model)
     return ParameterReport(
         used=len(used),
         transformed=sum(not found.get(key, True) for key in used),
-        unaccounted=[key for key in used if key not in found],
+        unaccounted=[key for key in used if key not in found and key not in untraced],
         differing=differing,
+        untraced=[key for key in used if key not in found and key in untraced],
     )
+
+
+def untraced_entries(model: ir.Model) -> set[str]:
+    """The entries of which a file says that another tool folded, packed or quantized them."""
+    plans = (parameter_plan(value) for value in initializers(model))
+    packed = {key for plan in plans if plan is not None and not plan.recorded for key in plan.keys}
+    try:
+        return packed | set(msgspec.json.decode(model.metadata_props.get(keys.LOST, "[]"), type=list[str]))
+    except (msgspec.DecodeError, UnicodeError) as error:
+        raise FileFormatError(f"the file has a damaged list of lost parameters ({error}): export it again") from error
+
+
+def merged_entries(model: ir.Model, is_tied: Callable[[str, str], bool]) -> set[str]:
+    """The entries that are one initializer, and not one tensor in the model: another tool merged equal ones."""
+    return {
+        key for _, plan in _planned(model) for key in plan.keys if not plan.steps and not is_tied(key, plan.keys[0])
+    }
 
 
 def _planned(model: ir.Model) -> Iterator[tuple[ir.Value, ParameterPlan]]:

@@ -15,7 +15,7 @@ import onnx_ir as ir
 from modelexport.core.calls import CallTree, ModuleCall
 from modelexport.graph.owners import owner_of
 from modelexport.runtime.evidence import Evidence
-from modelexport.runtime.fingerprints import Fingerprint, Index
+from modelexport.runtime.fingerprints import NEAR, Fingerprint, Index
 from modelexport.verify.matching import FileRun, first_makers, tensors_by_call
 
 
@@ -34,13 +34,15 @@ class _Where:
 
     call: ModuleCall
     new: bool
+    fingerprint: Fingerprint
 
 
 def find_misplaced(model: ir.Model, calls: CallTree, run: FileRun, evidence: Evidence) -> list[Misplaced]:
     """The nodes of the main graph whose owners are not the calls in which their values were computed."""
     index: Index[_Where] = Index()
     for operation in evidence.computed:
-        index.add(operation.fingerprint, _Where(operation.call, operation.new))
+        index.add(operation.fingerprint, _Where(operation.call, operation.new, operation.fingerprint))
+    apart = _apart(run)
     makers = first_makers(evidence)
     travels = _travels(evidence)
     known: dict[ir.Node, frozenset[ModuleCall]] = {}
@@ -53,7 +55,7 @@ def find_misplaced(model: ir.Model, calls: CallTree, run: FileRun, evidence: Evi
             copies[node] = travels.get(run.contents.get(node.outputs[0].name or "", ""), frozenset())
         allowed: set[ModuleCall] = set()
         for value in node.outputs:
-            allowed |= _allowed(node in copies, value, run, index, makers)
+            allowed |= _allowed(node in copies, value, run, index, makers, apart)
         if allowed:
             known[node] = frozenset(allowed)
     unseen = _calls_with_unseen_outputs(calls, run, evidence)
@@ -102,18 +104,35 @@ def _travels(evidence: Evidence) -> dict[str, frozenset[ModuleCall]]:
 
 
 def _allowed(
-    copies: bool, value: ir.Value, run: FileRun, index: Index[_Where], makers: Mapping[str, ModuleCall]
+    copies: bool,
+    value: ir.Value,
+    run: FileRun,
+    index: Index[_Where],
+    makers: Mapping[str, ModuleCall],
+    apart: float,
 ) -> set[ModuleCall]:
     own = run.prints.get(value.name or "")
     if own is None or not own.telling:
         return set()
-    places = list(index.near(own))
+    places = [place for place in index.near(own) if own.near(place.fingerprint, apart)]
     new = {place.call for place in places if place.new}
     allowed = new if new and not copies else {place.call for place in places}
     content = run.contents.get(value.name or "")
     if content is not None and content in makers and (copies or not allowed):
         allowed.add(makers[content])
     return allowed
+
+
+def _apart(run: FileRun) -> float:
+    """How far a value may be from an operation's result and still be it: some times what recognised values are off by.
+
+    In a model with fresh weights many values are nearly others.
+    """
+    return min(NEAR, max(_NOISE * max(run.errors.values(), default=NEAR), _LEAST))
+
+
+_NOISE = 16.0
+_LEAST = 4e-6
 
 
 def _same(one: Fingerprint | None, other: Fingerprint | None) -> bool:

@@ -8,16 +8,17 @@ from pathlib import Path
 
 from modelexport.core.calls import ModuleCall
 from modelexport.errors import FileFormatError, UsageError
-from modelexport.runtime.sessions import CPU, input_names, open_session, run_session
+from modelexport.runtime.sessions import CPU, input_names, run_session
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tagged.flattening import runnable
 from modelexport.tagged.reference import ReferenceValues, open_reference, reference_path
-from modelexport.verify.calls import prove_calls, verdicts_of
+from modelexport.verify.calls import verdicts_of
 from modelexport.verify.claims import false_claims
-from modelexport.verify.differences import UNITS, compare_outputs
-from modelexport.verify.matching import WHOLE_UNITS
+from modelexport.verify.differences import UNITS
 from modelexport.verify.parameters import parameter_digests, users_of
+from modelexport.verify.proving import prove_calls
 from modelexport.verify.verdicts import VerifyReport
+from modelexport.verify.whole import WholeOutputs, open_as_run
 from modelexport.weights.transforms import parameter_plan
 
 
@@ -41,20 +42,22 @@ def verify_reference(path: str | Path, *, modules: Sequence[str] = (), provider:
                 kept = ", ".join(map(str, reference.modules))
                 raise UsageError(f"{reference_path(tagged.path)} has no values of {call}: it has those of {kept}")
         with runnable(tagged.path, tagged.encoding) as file:
-            whole = open_session(file, provider=provider, optimized=True)
-            outputs = run_session(whole, {name: reference.inputs[name] for name in input_names(whole)})
-            del whole
+            session, told = open_as_run(file, provider)
+            outputs = run_session(session, {name: reference.inputs[name] for name in input_names(session)})
+            del session
         wrong = _wrong_weights(tagged, reference)
         shown = chosen or reference.modules
         proof = prove_calls(tagged, reference.inputs, reference, provider=provider, modules=shown)
         proof.wrong_weights = wrong
+        whole = WholeOutputs(reference.outputs, lambda: reference, measured=False)
         return VerifyReport(
-            outputs=compare_outputs(list(outputs), reference.outputs, list(outputs.values()), units=WHOLE_UNITS),
+            outputs=whole.compare_with_ties(outputs, tagged, reference.inputs, provider),
             calls=verdicts_of(proof, shown),
             provider=provider,
             units=dict(UNITS),
             parameters=None,
-            claims=false_claims(tagged, None, reference, proof.hints, {}),
+            claims=false_claims(tagged, None, reference, proof.contents, {}),
+            notes=[told] if told else [],
         )
 
 

@@ -7,8 +7,10 @@ an error shows only where it originates, all in one run of one model.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as passes
 
@@ -19,12 +21,23 @@ GIVEN = ".given"
 """Appended to the name of a boundary value: the name of the input from which its users take it."""
 
 
-def segmented(model: ir.Model, boundaries: Collection[str], wanted: Collection[str]) -> ir.Model:
+def given_name(name: str) -> str:
+    """The name of the input that the users of a boundary value take it from."""
+    return f"{name}{GIVEN}"
+
+
+def segmented(
+    model: ir.Model,
+    boundaries: Collection[str],
+    wanted: Collection[str],
+    dtypes: Mapping[str, Any] | None = None,
+) -> ir.Model:
     """A copy of a model, sharing its tensors, cut at ``boundaries`` and computing ``wanted``.
 
     Args:
         boundaries: Names of values of the main graph. Those that are inputs of the graph stay inputs.
-        wanted: The boundaries to compute: the outputs of the copy.
+        wanted: What to compute, boundaries or values between them: the outputs of the copy.
+        dtypes: NumPy's element types of boundaries; other tools leave values without types, an input has to have one.
 
     Returns:
         A model whose inputs are the inputs of the graph and, named ``NAME.given``, the boundaries that are needed.
@@ -36,7 +49,10 @@ def segmented(model: ir.Model, boundaries: Collection[str], wanted: Collection[s
         value = made.get(name)
         if value is None:
             continue
-        given = ir.Value(name=f"{name}{GIVEN}", type=value.type, shape=value.shape)
+        kind = value.type
+        if kind is None and dtypes is not None and name in dtypes:
+            kind = ir.TensorType(ir.DataType.from_numpy(np.dtype(dtypes[name])))
+        given = ir.Value(name=given_name(name), type=kind, shape=value.shape)
         value.replace_all_uses_with(given)
         copy.graph.inputs.append(given)
     copy.graph.outputs.extend(made[name] for name in wanted if name in made)

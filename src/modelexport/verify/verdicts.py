@@ -27,6 +27,12 @@ class CallVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """The worst of the values that it returns, in one run of the whole file."""
     per_module: Difference | None = None
     """The worst of the values that it returns, computed from correct inputs."""
+    first_node: str = ""
+    """Of a call that differs: the first node of the graph that may be why."""
+    position: int | None = None
+    """Where in the graph that node is."""
+    lacking: bool = False
+    """Whether the file gives that node to another call."""
 
 
 class ParameterReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,10 +46,12 @@ class ParameterReport(msgspec.Struct, frozen=True, kw_only=True):
     """The used entries that cannot be found in the file."""
     differing: list[str]
     """Initializers whose bytes differ from those computed from the entries."""
+    untraced: list[str] = []
+    """Entries that another tool folded, packed or quantized, as the file says: not compared themselves."""
 
     @property
     def agrees(self) -> bool:
-        """Whether every used entry is in the file, with the model's bytes."""
+        """Whether every used entry is in the file, with the model's bytes, but for those that a tool folded."""
         return not self.unaccounted and not self.differing
 
 
@@ -105,10 +113,10 @@ class VerifyReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def diverging(self) -> CallVerdict | None:
-        """The first call whose own nodes are wrong, or else the first whose outputs are wrong."""
+        """The call with the first node of the graph that may be wrong, or else the first that differs."""
         wrong = [call for call in self.calls if call.status == "differ"]
-        own = (call for call in wrong if call.per_module is not None and call.per_module.status == "differ")
-        return next(own, wrong[0] if wrong else None)
+        placed = [call for call in wrong if call.position is not None]
+        return min(placed, key=lambda call: (call.position or 0, call.lacking), default=wrong[0] if wrong else None)
 
     @property
     def counts(self) -> dict[str, int]:

@@ -1,0 +1,89 @@
+"""The outputs of a whole file, as people run it, against those of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import onnxruntime
+
+from modelexport.errors import UsageError
+from modelexport.runtime.evidence import Evidence
+from modelexport.runtime.sessions import open_session
+from modelexport.tagged.file import TaggedFile
+from modelexport.verify.differences import ALLOWED_UNITS, Difference, compare_outputs
+from modelexport.verify.matching import WHOLE_UNITS
+from modelexport.verify.ties import outputs_with_choices
+
+
+def open_as_run(file: Path, provider: str) -> tuple[onnxruntime.InferenceSession, str]:
+    """A session with the runtime's optimiser, or without where that fails on the file itself, and what to say of it.
+
+    Raises:
+        UsageError: ONNX Runtime does not load the file.
+    """
+    try:
+        return open_session(file, provider=provider, optimized=True), ""
+    except UsageError as error:
+        session = open_session(file, provider=provider)
+        return session, f"ONNX Runtime loads the file only with its optimiser off, and runs it so here: {error}"
+
+
+@dataclass(frozen=True)
+class WholeOutputs:
+    """What a model returns. Rounding adds up on the way: its size is measured if a few units are not enough."""
+
+    right: Sequence[Any]
+    make_run: Callable[[], Evidence]
+    """Gives the run of the model, with the weights that the file has."""
+    measured: bool = True
+    """Whether the noise is measured; or else as much is allowed as adds up over a deep model."""
+
+    @cached_property
+    def run(self) -> Evidence:
+        return self.make_run()
+
+    @cached_property
+    def exact(self) -> Sequence[Any] | None:
+        precise = self.run.in_float64(from_right_values=False) if self.measured else None
+        return None if precise is None else precise.outputs
+
+    def compare(self, found: Mapping[str, Any]) -> list[Difference]:
+        """Compare outputs, in order."""
+        names, arrays = list(found), list(found.values())
+        compared = compare_outputs(names, self.right, arrays, units=ALLOWED_UNITS if self.measured else WHOLE_UNITS)
+        if not self.measured or all(one.status == "agree" for one in compared):
+            return compared
+        if self.exact is None:
+            return compare_outputs(names, self.right, arrays, units=WHOLE_UNITS)
+        return compare_outputs(names, self.right, arrays, self.exact)
+
+    def agrees(self, found: Mapping[str, Any]) -> bool:
+        """Whether outputs are the model's."""
+        return all(one.status == "agree" for one in self.compare(found))
+
+    def compare_with_ties(
+        self, found: Mapping[str, Any], tagged: TaggedFile, feeds: Mapping[str, Any], provider: str
+    ) -> list[Difference]:
+        """Compare outputs. Where the file took others of equal scores than PyTorch, what follows from that is a tie.
+
+        Args:
+            feeds: The inputs of the file.
+
+        Raises:
+            UsageError: ONNX Runtime does not run the file.
+        """
+        compared = self.compare(found)
+        if all(one.status == "agree" for one in compared) or not self.run.choices:
+            return compared
+        fed, told = outputs_with_choices(tagged.model, tagged.path.parent, feeds, self.run, provider=provider)
+        if not fed or not self.agrees(fed):
+            return compared
+        return [
+            msgspec.structs.replace(one, status="tie", reason=f"the file {told}") if one.status == "differ" else one
+            for one in compared
+        ]
