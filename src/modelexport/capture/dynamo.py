@@ -14,7 +14,7 @@ import copy
 import io
 import operator
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -26,8 +26,9 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 
 from modelexport.capture.aliases import is_written_later, passed_on
 from modelexport.capture.arguments import by_name, state_dict_names
+from modelexport.capture.binding import Bound, constants_readable, needs_binding, only_tensors
 from modelexport.capture.exported import Exported
-from modelexport.capture.hints import check_returned, way_out
+from modelexport.capture.hints import check_returned, line_of, reason_of, way_out
 from modelexport.capture.opsets import convert_to_opset, translated_opset
 from modelexport.capture.repairs import translations_added
 from modelexport.core.calls import ROOT, CallTree, ModuleCall, Port, Side, TracedCall
@@ -52,6 +53,7 @@ def capture_by_dynamo(
     *,
     dynamic: bool = False,
     opset: int | None = None,
+    constants: Collection[str] = (),
 ) -> Exported:
     """Capture and translate a model. It is as before afterwards, also when this fails.
 
@@ -59,6 +61,7 @@ def capture_by_dynamo(
         inputs: Keyword or positional arguments of ``model.forward``; not changed.
         dynamic: Leave every axis of every input that the model does not fix open.
         opset: The opset of the ONNX standard domain; ``None`` for the exporter's default.
+        constants: Arguments whose values the graph keeps, instead of taking them as inputs.
 
     Raises:
         CaptureError: The exporter gave up. Names the module call that was running.
@@ -69,16 +72,30 @@ def capture_by_dynamo(
     watcher = _TensorWatcher()
     recorder = CallRecorder(model, _annotated, watcher.watch)
     args, kwargs = by_name(model, *run_arguments(copy.deepcopy(inputs)))
-    with untouched(model, runs=False), recorder.attached(), translations_added() as programs, collected():
+    captured: nn.Module = model
+    given: dict[str, Any] = kwargs
+    if needs_binding(args, kwargs, constants):
+        captured = Bound(model, args, kwargs, constants)
+        args, given = (), captured.given
+    with (
+        untouched(model, runs=False),
+        recorder.attached(),
+        translations_added() as programs,
+        constants_readable(),
+        collected(),
+    ):
+        model.register_forward_hook(only_tensors)
         failure: CaptureError | None = None
         try:
-            translated, output_names = _translate(model, args, kwargs, dynamic=dynamic, opset=translated_in)
+            translated, output_names = _translate(captured, args, given, dynamic=dynamic, opset=translated_in)
         except Exception as error:
             failure, cause = _explained(error, recorder, way_out(model, error)), error
     if failure is not None:
         check_inputs(model, inputs if isinstance(inputs, Mapping) else tuple(inputs))
         raise failure from cause
     check_returned(translated)
+    if captured is not model:
+        _without_prefix(translated, "model.")
     # Where all of a graph comes from functions that were inlined, no node has its FX node, only the name.
     program = programs[-1].exported_program
     fx_graphs = {} if program is None else {translated.graph: program.graph}
@@ -87,7 +104,7 @@ def capture_by_dynamo(
     if program is not None and not _is_annotated(program.graph):
         # torch.onnx fell back to strict capture, which runs no hooks: a run of the model has its calls.
         with collected():
-            seen = trace_calls(model, *copy.deepcopy((args, kwargs))).calls
+            seen = trace_calls(model, *run_arguments(copy.deepcopy(inputs))).calls
     owners = _Owners(model, seen, fx_graphs)
     calls = owners.assign(translated)
     if output_names is None:
@@ -99,6 +116,12 @@ def capture_by_dynamo(
     if opset is not None:
         convert_to_opset(translated, opset)
     return Exported(translated, calls, state_dict_names(model), values, output_names, "dynamo")
+
+
+def _without_prefix(model: ir.Model, prefix: str) -> None:
+    """Name the parameters of a model that was captured inside another module as the model does."""
+    for value in list(model.graph.initializers.values()):
+        value.name = (value.name or "").removeprefix(prefix)
 
 
 class _TensorWatcher:
@@ -171,14 +194,9 @@ def _explained(error: Exception, recorder: CallRecorder, hint: str = "") -> Capt
         cause = cause.__cause__
     call = recorder.running
     where = f" in {call}" if call is not None else ""
-    lines = [line for line in str(cause).strip().splitlines() if line.strip()]
-    reason = "\n".join(line[:200] for line in lines[:_REASON_LINES])
-    problem = f"{type(cause).__name__}{where}: {reason}{hint}"
+    reason = reason_of(cause)
+    problem = f"{type(cause).__name__}{where}{line_of(cause)}: {reason}{hint}"
     return CaptureError(problem, address=None if call is None else call.address, reason=reason)
-
-
-_REASON_LINES = 12
-"""What fits a screen; the rest is in the chained exception."""
 
 
 def _translate(

@@ -1,4 +1,4 @@
-"""What an export can be asked for, in groups: how it is tagged, where its weights go, how it is checked."""
+"""What an export can be asked for, in groups: what it takes, how it is tagged, where its weights go, how it is checked."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, TypedDict
 
 from modelexport.capture.choice import Attempt
+from modelexport.capture.exported import Exported
 from modelexport.core.tags import Granularity
 from modelexport.format import documents
 from modelexport.tagged.encodings import Encoding
@@ -15,6 +16,15 @@ from modelexport.weights import WeightsMode
 from modelexport.weights.sources import Weights
 
 NodeNames = Literal["exporter", "path"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaptureOptions:
+    """What of the example inputs a file does not take."""
+
+    constants: Collection[str] = ()
+    """Arguments of ``forward`` whose values the file keeps; ``auto`` among them: those that it cannot be captured
+    without. What is no tensor is always kept."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +83,7 @@ class CheckOptions:
 class Keywords(TypedDict, total=False):
     """The options as keywords of :func:`modelexport.export`."""
 
+    constants: Collection[str]
     granularity: Granularity
     include: Collection[str]
     exclude: Collection[str]
@@ -89,8 +100,9 @@ class Keywords(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The three groups together."""
+    """The groups together."""
 
+    capture: CaptureOptions = CaptureOptions()
     tags: TagOptions = TagOptions()
     weights: WeightOptions = WeightOptions()
     checks: CheckOptions = CheckOptions()
@@ -112,15 +124,16 @@ class Options:
         return Options(**groups)
 
     def settings(
-        self, frontend: str, attempts: Sequence[Attempt], *, dynamic: bool, optimized: bool
+        self, exported: Exported, attempts: Sequence[Attempt], *, dynamic: bool, optimized: bool
     ) -> documents.Settings:
         """What the sidecar says of an export with these options."""
         return documents.Settings(
-            frontend=frontend,
+            frontend=exported.frontend,
             dynamo_failure=next((one.reason for one in attempts if one.frontend == "dynamo"), ""),
             granularity=self.tags.granularity,
             include=sorted(self.tags.include),
             exclude=sorted(self.tags.exclude),
             dynamic=dynamic,
             optimize=optimized,
+            constants=dict(exported.constants),
         )

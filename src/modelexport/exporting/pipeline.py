@@ -21,6 +21,7 @@ from modelexport.exporting.report import write_report
 from modelexport.exporting.result import ExportResult
 from modelexport.files.atomic import Replacement, check_writable
 from modelexport.graph.owners import owned_operators
+from modelexport.pytorch.prepared import Prepared, prepare_inputs
 from modelexport.pytorch.repeatability import Unrepeatable, find_unrepeatable
 from modelexport.pytorch.static import module_tree
 from modelexport.tagged.documents.dag import check_dag_directory, dag_document, write_dag_files
@@ -78,8 +79,9 @@ def export(
     if (folder := None if dag_dir is None else Path(dag_dir)) is not None:
         check_dag_directory(folder)
     with stages("repeat"):
-        unrepeatable = [] if options.weights.source is not None else find_unrepeatable(model, inputs)
-    job = _Job(model, inputs, path, name, dynamic, opset, optimized, interface, options, folder, stages, unrepeatable)
+        prepared = prepare_inputs(model, inputs, options.capture.constants)
+        unrepeatable = [] if options.weights.source is not None else find_unrepeatable(model, prepared.inputs)
+    job = _Job(model, prepared, path, name, dynamic, opset, optimized, interface, options, folder, stages, unrepeatable)
     return first_that_passes(frontend, job.export_by, keep_anyway=options.checks.keep_anyway)
 
 
@@ -88,7 +90,7 @@ class _Job:
     """One export: everything but the front end that does it."""
 
     model: nn.Module
-    inputs: Mapping[str, Any] | Sequence[Any]
+    prepared: Prepared
     path: Path
     name: str | None
     dynamic: bool
@@ -102,17 +104,18 @@ class _Job:
 
     def export_by(self, frontend: FrontEnd, attempts: Sequence[Attempt], keep_anyway: bool) -> ExportResult:
         """Export with a front end. The files are moved into place when all of it went well."""
-        model, options, stages = self.model, self.options, self.stages
+        model, inputs, options, stages = self.model, self.prepared.inputs, self.options, self.stages
         with stages("capture"):
             tree = module_tree(model)
-            exported = self.interface(capture(model, self.inputs, frontend, dynamic=self.dynamic, opset=self.opset))
+            asked = {"dynamic": self.dynamic, "opset": self.opset, "constants": options.capture.constants}
+            exported = self.interface(capture(model, inputs, frontend, **asked))
         with stages("optimize"):
             before = steps.remember(model, exported, options.weights.source)
-            messages = [*exported.messages, *(steps.optimize_exported(exported, before) if self.optimized else ())]
+            messages = [*self.prepared.notes, *exported.messages, *(steps.optimize_exported(exported, before) if self.optimized else ())]
         with stages("tag"):
             tagged = steps.tag(exported, before, tree, options.tags)
         with stages("documents"):
-            settings = options.settings(exported.frontend, attempts, dynamic=self.dynamic, optimized=self.optimized)
+            settings = options.settings(exported, attempts, dynamic=self.dynamic, optimized=self.optimized)
             hierarchy = steps.describe(model, exported, before, tagged, name=self.name, settings=settings)
             dags = dag_document(exported.model, tagged.tags)
             documents = steps.encode_documents(hierarchy, dags, exported.model, tagged.tags)
@@ -125,7 +128,7 @@ class _Job:
                 weights = steps.write_files(graph, tagged, documents, self.path, staging, options.weights)
             with reachable(staging, self.path, weights) if options.checks.any else nullcontext():
                 check, verified = run_checks(
-                    model, self.inputs, staged, hierarchy, weights, options, stages, must_pass=not keep_anyway
+                    model, inputs, staged, hierarchy, weights, options, stages, must_pass=not keep_anyway
                 )
             report = staged.with_suffix(".report.md")
             files = [self.path.parent / file.name for file in sorted([*staging.iterdir(), report])]

@@ -219,6 +219,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     optimize: bool
     dynamo_failure: str = ""
     """Why the front end `dynamo`, which ``auto`` tries first, gave up; absent where it did not."""
+    constants: dict[str, str] = {}
+    """The arguments of ``forward`` that the file does not take, to the values that it keeps; absent if there are none."""
 
 
 class Hierarchy(msgspec.Struct, frozen=True, kw_only=True):

@@ -70,6 +70,14 @@ def export(
     ] = None,
     opset: Annotated[int | None, typer.Option(metavar="N", help="The opset of the file.")] = None,
     inputs: InputsOption = None,
+    constant: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--constant",
+            metavar="NAME",
+            help="An argument whose value the file keeps instead of taking it; auto: those without which it fails.",
+        ),
+    ] = None,
     granularity: GranularityOption = "auto",
     include: IncludeOption = None,
     exclude: ExcludeOption = None,
@@ -117,13 +125,14 @@ def export(
     from modelexport.cli.interfaces import read_interface
     from modelexport.core.stages import Stages
     from modelexport.exporting.interface import widened
-    from modelexport.exporting.options import CheckOptions, Options, TagOptions, WeightOptions
+    from modelexport.exporting.options import CaptureOptions, CheckOptions, Options, TagOptions, WeightOptions
     from modelexport.exporting.pipeline import export as run
     from modelexport.files.atomic import check_writable
 
     if opset is not None and opset not in OPSETS:
         raise UsageError(f"no front end writes opset {opset}: choose one from {OPSETS[0]} to {OPSETS[-1]}")
     options = Options(
+        capture=CaptureOptions(constants=constant or ()),
         tags=TagOptions(
             granularity=granularity,
             include=include or (),
