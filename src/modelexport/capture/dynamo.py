@@ -11,7 +11,6 @@ from __future__ import annotations
 import ast
 import contextlib
 import copy
-import io
 import operator
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -31,6 +30,11 @@ from modelexport.capture.exported import Exported
 from modelexport.capture.hints import check_returned, line_of, reason_of, way_out
 from modelexport.capture.opsets import convert_to_opset, translated_opset
 from modelexport.capture.repairs import translations_added
+from modelexport.capture.transformers_exporter import (
+    export_around_pretrained,
+    export_pretrained,
+    has_transformers_inside,
+)
 from modelexport.core.calls import ROOT, CallTree, ModuleCall, Port, Side, TracedCall
 from modelexport.core.messages import collected
 from modelexport.core.owners import Evidence, Owner
@@ -206,49 +210,27 @@ def _translate(
     from transformers import PreTrainedModel
 
     if isinstance(model, PreTrainedModel) and not args:
-        from transformers.exporters.exporter_onnx import OnnxConfig
-
-        config = OnnxConfig(dynamic=dynamic, opset_version=opset, optimize=False)
-        with contextlib.ExitStack() as translation:
-            program = _transformers_exporter(translation).export(model, kwargs, config).program
-        return program, tuple(value.name for value in program.graph.outputs)
+        return export_pretrained(model, kwargs, dynamic=dynamic, opset=opset)
     shapes = _dynamic_axes(args or kwargs) if dynamic else None
-    exported = torch.onnx.export(
-        model,
-        args,
-        kwargs=kwargs,
-        dynamic_shapes=shapes,
-        opset_version=opset,
-        dynamo=True,
-        optimize=False,
-        verbose=False,
-    )
+    if has_transformers_inside(model):
+        exported = export_around_pretrained(model, args, kwargs, shapes, opset)
+    else:
+        exported = torch.onnx.export(
+            model,
+            args,
+            kwargs=kwargs,
+            dynamic_shapes=shapes,
+            opset_version=opset,
+            dynamo=True,
+            optimize=False,
+            verbose=False,
+        )
     assert exported is not None
     program = exported.exported_program
     # torch.onnx writes a symbol also for an axis of which the capture found that it can only have one size.
     ranges = program.range_constraints if program is not None else {}
     rename_sizes(exported.model, {str(s): str(int(r.lower)) for s, r in ranges.items() if r.lower == r.upper})
     return exported.model, None
-
-
-def _transformers_exporter(translation: contextlib.ExitStack) -> Any:
-    """transformers' exporter, which does not print what ``torch.onnx`` says while it translates.
-
-    It prints, and has no option not to. What the model itself prints, while it is captured before that, is shown.
-    """
-    from transformers.exporters.exporter_dynamo import DynamoExporter
-    from transformers.exporters.exporter_onnx import OnnxExporter
-
-    class Captured(DynamoExporter):  # type: ignore[misc, unused-ignore]
-        def export_program(self, *args: Any, **kwargs: Any) -> Any:
-            captured = super().export_program(*args, **kwargs)
-            translation.enter_context(contextlib.redirect_stdout(io.StringIO()))
-            return captured
-
-    class Silent(OnnxExporter, Captured):  # type: ignore[misc, unused-ignore]
-        pass
-
-    return Silent()
 
 
 def _dynamic_axes(value: Any) -> Any:

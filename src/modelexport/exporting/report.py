@@ -118,6 +118,8 @@ def told_of(kind: str) -> str:
     """What a file does in the place of something that a model does otherwise each time."""
     return {
         "random": "it draws its own numbers, or keeps those of the captured run: it cannot agree with PyTorch",
+        "mask": "it computes with the attention mask; PyTorch leaves out one that hides nothing, and then computes "
+        "something else",
         "buffer": "it computes with the value that the buffer had before the run, each time",
         "no output": "it returns nothing",
         "empty output": "it returns an empty tensor, or leaves it out",
