@@ -47,7 +47,7 @@ class Text(Head):
 
 class Pixels(Head):
     def forward(self, x):  # type: ignore[override, no-untyped-def]
-        return self.out(self.backbone(pixel_values=x).last_hidden_state.flatten(2).mean(-1 if x.ndim == 9 else 1))
+        return self.out(self.backbone(pixel_values=x).last_hidden_state.mean(1)[:, :16])
 
 
 class Maps(Head):

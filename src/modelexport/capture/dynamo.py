@@ -29,7 +29,7 @@ from modelexport.capture.binding import Bound, constants_readable, needs_binding
 from modelexport.capture.exported import Exported
 from modelexport.capture.hints import check_returned, line_of, reason_of, way_out
 from modelexport.capture.opsets import convert_to_opset, translated_opset
-from modelexport.capture.repairs import translations_added
+from modelexport.capture.repairs.table import translations_added
 from modelexport.capture.transformers_exporter import (
     export_around_pretrained,
     export_pretrained,
