@@ -12,6 +12,7 @@ from torch import nn
 from modelexport.capture import OPSETS, FrontEnd, dynamo, torchscript
 from modelexport.capture.decisions import inputs_read
 from modelexport.capture.exported import Exported
+from modelexport.capture.scripted import scripts_converted
 from modelexport.core.messages import collected
 from modelexport.errors import CaptureError, CheckError, UntaggedNodeError, UsageError
 from modelexport.pytorch.prepared import AUTO, prepare_inputs
@@ -162,7 +163,8 @@ def _capture_by(
     """Capture with one front end. Where the model decides by the values of inputs, offer those or take them."""
     named = [name for name in constants if name != AUTO]
     try:
-        exported = FRONT_ENDS[frontend](model, inputs, dynamic=dynamic, opset=opset, constants=named)
+        with scripts_converted(model, inputs) as captured:
+            exported = FRONT_ENDS[frontend](captured, inputs, dynamic=dynamic, opset=opset, constants=named)
         return dataclasses.replace(exported, constants=prepare_inputs(model, inputs, named).constants)
     except CaptureError as error:
         offered = [name for name in inputs_read(model, inputs) if name not in named]
