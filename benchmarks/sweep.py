@@ -3,11 +3,11 @@
     OMP_NUM_THREADS=1 python benchmarks/sweep.py [FAMILY ...] [--models NAME,...] [--ways ours,bare] [--seconds N]
                                                  [--results FILE.jsonl] [--write]
 
-The models are those of `tests/zoo`, with random weights. Each export runs in a process of its own, which is ended after N
-seconds. A file counts as loaded if ONNX Runtime opens it, and as agreeing if it computes PyTorch's outputs, judged here
-with NumPy alone: the norm of the difference is at most a thousandth of the output's. What was found is appended to FILE,
-and a model and way that are in it are not run again, so that the table can be made in slices. `--write` puts the table
-into `docs/sweep.md`. All families take about an hour.
+The models are those of `tests/zoo`, with random weights. Each export runs in a process of its own, which is ended after
+N seconds. A file counts as loaded if ONNX Runtime opens it, and as agreeing if it computes PyTorch's outputs, judged
+here with NumPy alone: the norm of the difference is at most a thousandth of the output's. What was found is appended to
+FILE, and a model and way that are in it are not run again, so that the table can be made in slices. `--write` puts the
+table into `docs/sweep.md`. All families take about an hour.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 sys.path[0] = str(ROOT / "tests")  # in place of this folder, which has a file that is called as a module of Python
 
-import numpy as np
-import onnxruntime
-import torch
-from torch import nn
+import numpy as np  # noqa: E402
+import onnxruntime  # noqa: E402
+import torch  # noqa: E402
+from torch import nn  # noqa: E402
 
 PAGE = ROOT / "docs" / "sweep.md"
 BEGIN, END = "<!-- figures: sweep.py -->", "<!-- end -->"
@@ -149,7 +149,10 @@ def by_ours(outcome: Outcome, case: Any, path: Path) -> None:
     outcome.tagged = not (result.coverage.inferred or result.coverage.untagged)
     if result.verified is not None and not result.verified.agrees:
         outcome.reason = f"verify: {result.verified.outputs[0].reason or 'a call differs'}"
-    judge(outcome, path, *case())
+    model, inputs = case()
+    if hasattr(model, "config") and isinstance(inputs, Mapping):  # transformers exports no losses, and we say so
+        inputs = {name: value for name, value in inputs.items() if name not in ("labels", "future_values")}
+    judge(outcome, path, model, inputs)
 
 
 def state(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -170,7 +173,7 @@ def attempt(case: Any, way: str, connection: Any) -> None:
     """In a process of its own: one export, judged."""
     outcome = Outcome(case.family, case.name, way)
     started = time.perf_counter()
-    with open(os.devnull, "w") as nowhere:
+    with Path(os.devnull).open("w") as nowhere:
         os.dup2(nowhere.fileno(), 1)
         os.dup2(nowhere.fileno(), 2)
     warnings.simplefilter("ignore")
@@ -223,13 +226,22 @@ def table(outcomes: Sequence[Outcome]) -> str:
             *(sum(getattr(o, field) for o in bare) for field in ("exported", "loads", "agrees")),
         ]  # fmt: skip
         lines.append("| " + " | ".join(map(str, cells)) + " |")
-    lines += ["", "| model | way | exported | agrees | why not |", "|---|---|---|---|---|"]
+    lines += ["", "| model | way | exported | why it does not agree |", "|---|---|---|---|"]
     lines += [
-        f"| {o.family}: {o.name} | {o.way} | {'yes' if o.exported else 'no'} | {'yes' if o.agrees else 'no'} | {short(o)} |"
+        f"| {o.family}: {o.name} | {o.way} | {'yes' if o.exported else 'no'} | {short(o)} |"
         for o in sorted(outcomes, key=lambda o: (families.index(o.family), o.name, o.way != "ours"))
         if not o.agrees
     ]
     return "\n".join(lines)
+
+
+def line_of(outcome: Outcome) -> str:
+    """An outcome while the sweep runs: exported, loads, agrees, tagged."""
+    facts = (outcome.exported, outcome.loads, outcome.agrees, outcome.tagged)
+    marks = "".join(mark if fact else "-" for mark, fact in zip("elat", facts, strict=True))
+    changed = "" if outcome.intact else "CHANGED "
+    what = f"{outcome.family}: {outcome.name} {outcome.frontend}"
+    return f"{outcome.seconds:6.1f} {outcome.way} {marks} {what} {changed}{outcome.reason}"
 
 
 def short(outcome: Outcome) -> str:
@@ -263,8 +275,7 @@ def main() -> None:
             found = known.get((case.family, case.name, way))
             if found is None:
                 found = run(case, way, options.seconds)
-                marks = "".join(c if v else "-" for c, v in zip("elat", (found.exported, found.loads, found.agrees, found.tagged), strict=True))
-                print(f"{found.seconds:6.1f} {way} {marks} {case.family}: {case.name} {found.frontend} {'' if found.intact else 'CHANGED '}{found.reason}", file=sys.stderr, flush=True)
+                print(line_of(found), file=sys.stderr, flush=True)
                 if options.results:
                     with options.results.open("a") as file:
                         file.write(json.dumps(dataclasses.asdict(found)) + "\n")
@@ -277,8 +288,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    import transformers.exporters.exporter_onnx  # before the processes are forked
-
     import modelexport.exporting.pipeline
     import modelexport.verify.model  # noqa: F401
 

@@ -50,7 +50,11 @@ class CaptureError(UsageError):
     ) -> None:
         offered = ", ".join(constants)
         options = " ".join(f"--constant {name}" for name in constants)
-        hint = f"\nits structure depends on the values of {offered}: {options} keeps those of the example" if offered else ""
+        hint = (
+            f"\nits structure depends on the values of {offered}: {options} keeps those of the example"
+            if offered
+            else ""
+        )
         super().__init__(f"the model cannot be exported: {problem}{hint}")
         self.constants = tuple(constants)
         self.problem = problem

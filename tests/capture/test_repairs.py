@@ -59,9 +59,15 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "the logarithm of gamma": (lambda t, x: (torch.lgamma(x + 0.05), torch.lgamma(x * x * 9 + 1e-3)), (A,)),
     "an inverse": (lambda t, x: torch.linalg.inv(x), (WELL,)),
     "an inverse with a zero on the diagonal": (lambda t, x: torch.linalg.inv(x), (SWAPPED,)),
-    "a system": (lambda t, x: (torch.linalg.solve(x, x[..., :2] * 2 + 1), torch.linalg.solve(x, x[..., 0] + 1)), (WELL,)),
+    "a system": (
+        lambda t, x: (torch.linalg.solve(x, x[..., :2] * 2 + 1), torch.linalg.solve(x, x[..., 0] + 1)),
+        (WELL,),
+    ),
     "a system from the right": (lambda t, x: torch.linalg.solve(x, x[:, :2] + 1, left=False), (WELL,)),
-    "a triangle": (lambda t, x: (torch.linalg.cholesky(x @ x.mT), torch.linalg.cholesky(x @ x.mT, upper=True)), (WELL,)),
+    "a triangle": (
+        lambda t, x: (torch.linalg.cholesky(x @ x.mT), torch.linalg.cholesky(x @ x.mT, upper=True)),
+        (WELL,),
+    ),
     "an exponential": (lambda t, x: torch.linalg.matrix_exp(x - 3), (WELL,)),
     "distances": (lambda t, x: [torch.cdist(x, x + 1, p) for p in (0.0, 1.0, 2.0, 3.0, float("inf"))], (A,)),
     "distances within": (lambda t, x: (F.pdist(x[0]), F.pdist(x[1], 1.0)), (A,)),
@@ -69,7 +75,10 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "the k-th": (lambda t, x: (x.kthvalue(2), x.kthvalue(3, 1, True)), (MIXED,)),
     "running extremes": (lambda t, x: (x.cummax(1), x.cummin(-1), x.cummax(0)[0]), (MIXED,)),
     "a search": (
-        lambda t, x: [torch.searchsorted(x.sort(-1)[0], x[..., :3] + 0.1, side=s, out_int32=s == "left") for s in ("left", "right")],
+        lambda t, x: [
+            torch.searchsorted(x.sort(-1)[0], x[..., :3] + 0.1, side=s, out_int32=s == "left")
+            for s in ("left", "right")
+        ],
         (MIXED,),
     ),
     "buckets": (lambda t, x: (torch.bucketize(x, t[:, 0]), torch.bucketize(x, t[:, 0], right=True)), (A,)),

@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 """Parts of diffusers: denoisers, autoencoders, adapters, made small."""
 
 from __future__ import annotations
@@ -7,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+
 from zoo import Built, Case, floats, ids
 
 T = torch.tensor([3])

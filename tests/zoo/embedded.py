@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+
 from zoo import Built, Case, floats, ids
 
 TEXT = {
@@ -14,7 +15,14 @@ TEXT = {
     "max_position_embeddings": 40, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
 DECODER = {**TEXT, "num_key_value_heads": 1, "head_dim": 8}
-IMAGE = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24, "image_size": 32, "patch_size": 8}
+IMAGE = {
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+    "image_size": 32,
+    "patch_size": 8,
+}
 SEQ = {
     "vocab_size": 40, "d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 2, "num_heads": 2, "pad_token_id": 0,
     "decoder_start_token_id": 0,
@@ -101,7 +109,9 @@ class Projected(nn.Module):
         return self.model(inputs_embeds=embeds).last_hidden_state
 
 
-def _case(kind: Callable[..., nn.Module], backbone: Callable[[], nn.Module], *inputs: Any, **named: Any) -> Callable[[], Built]:
+def _case(
+    kind: Callable[..., nn.Module], backbone: Callable[[], nn.Module], *inputs: Any, **named: Any
+) -> Callable[[], Built]:
     return lambda: (kind(backbone()), named or inputs)
 
 
@@ -147,10 +157,18 @@ BUILDS: dict[str, Callable[[], Built]] = {
     "wav2vec2": _case(
         Wave,
         _text(
-            "Wav2Vec2Model", hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24,
-            conv_dim=(8, 8), conv_kernel=(10, 3), conv_stride=(5, 4), num_feat_extract_layers=2,
-            num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2,
-        ),  # fmt: skip
+            "Wav2Vec2Model",
+            hidden_size=16,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            intermediate_size=24,
+            conv_dim=(8, 8),
+            conv_kernel=(10, 3),
+            conv_stride=(5, 4),
+            num_feat_extract_layers=2,
+            num_conv_pos_embeddings=4,
+            num_conv_pos_embedding_groups=2,
+        ),
         floats(2, 1000),
     ),
 }

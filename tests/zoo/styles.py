@@ -12,11 +12,12 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize, weight_norm
+
 from zoo import Built, Case, floats, ids
 
+F = nn.functional
 X = floats(2, 6, 8)
 IMAGE = floats(2, 3, 16, 16)
 
@@ -355,7 +356,7 @@ class Cond(nn.Module):
         self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.cond(x.sum() > 0, lambda v: self.a(v), lambda v: self.b(v) * 2, (x,))
+        return torch.cond(x.sum() > 0, lambda v: self.a(v), lambda v: self.b(v) * 2, (x,))  # noqa: PLW0108 - torch.cond takes functions
 
 
 class Branches(Block):
@@ -767,7 +768,7 @@ FUNCTIONS: dict[str, Callable[[], Built]] = {
     "determinant": _of(lambda y: torch.linalg.det(y[:, :6, :6])),
     "solve": _of(lambda y: torch.linalg.solve(y[:, :4, :4] @ y[:, :4, :4].mT + torch.eye(4), y[:, :4, 4:])),
     "cholesky": _of(lambda y: torch.linalg.cholesky(y @ y.mT + 3 * torch.eye(6))),
-    "svd": _of(lambda y: torch.linalg.svdvals(y)),
+    "svd": _of(torch.linalg.svdvals),
     "product": _of(lambda y: (y.prod(), y.prod(-1), torch.cumprod(y, 1))),
     "diff": _of(lambda y: (torch.diff(y), torch.diff(y, dim=1, n=2))),
     "sort": _of(lambda y: (y.sort(-1, descending=True)[0], y.median(-1)[0], y.kthvalue(2)[0])),
@@ -787,21 +788,36 @@ FUNCTIONS: dict[str, Callable[[], Built]] = {
         )
     ),
     "statistics": _of(lambda y: (y.std(-1), y.var(1, correction=0), torch.cov(y[0]), torch.corrcoef(y[0]))),
-    "special": _of(lambda y: (torch.special.erf(y), torch.special.expit(y), torch.lgamma(y.abs() + 1), torch.erfinv(y * 0.1))),
+    "special": _of(
+        lambda y: (torch.special.erf(y), torch.special.expit(y), torch.lgamma(y.abs() + 1), torch.erfinv(y * 0.1))
+    ),
     "integer": _of(lambda y: ((y * 10).int() // 3, (y * 10).long() % 3, (y * 10).int() & 6, (y * 10).int() << 1)),
     "nan": _of(lambda y: (torch.nan_to_num(y / (y > 0)), (y.log()).nanmean(), y.where(y > 0, float("nan")).nansum(-1))),
     "index": _of(
-        lambda y: (y[:, [0, 2, 4]], y[..., ::2, None], y[torch.tensor([1, 0]), torch.tensor([2, 3])], y.take_along_dim(y.argsort(-1), -1))
+        lambda y: (
+            y[:, [0, 2, 4]],
+            y[..., ::2, None],
+            y[torch.tensor([1, 0]), torch.tensor([2, 3])],
+            y.take_along_dim(y.argsort(-1), -1),
+        )
     ),
-    "small-constants": _of(lambda y: (y.relu() * (y.relu() + 1e-9).log(), y / (y.sum() * 0 + 1e-12 + y.abs()), y * 1.000009)),
-    "triangles": _of(lambda y: (y.tril(), y.triu(1), torch.tril_indices(3, 3), torch.diag_embed(y), torch.block_diag(y[0], y[1]))),
-    "distances": _of(lambda y: (torch.cdist(y, y), torch.pdist(y[0]), F.pairwise_distance(y, y + 1), F.cosine_similarity(y, y + 1))),
+    "small-constants": _of(
+        lambda y: (y.relu() * (y.relu() + 1e-9).log(), y / (y.sum() * 0 + 1e-12 + y.abs()), y * 1.000009)
+    ),
+    "triangles": _of(
+        lambda y: (y.tril(), y.triu(1), torch.tril_indices(3, 3), torch.diag_embed(y), torch.block_diag(y[0], y[1]))
+    ),
+    "distances": _of(
+        lambda y: (torch.cdist(y, y), torch.pdist(y[0]), F.pairwise_distance(y, y + 1), F.cosine_similarity(y, y + 1))
+    ),
     "unique": _of(lambda y: (y * 2).int().unique()),
     "nonzero": _of(lambda y: (y[y > 0].sum(), (y > 0).nonzero().float().mean(0))),
     "histogram": _of(lambda y: (torch.histc(y, 5), torch.bincount((y.flatten() * 2).abs().int()))),
     "random": _of(lambda y: y + torch.rand_like(y) * 0),
     "matrix-exp": _of(lambda y: torch.matrix_exp(y[:, :6, :6] * 0.1)),
-    "trapezoid": _of(lambda y: (torch.trapezoid(y), torch.cross(y[..., :3], y[..., 3:6], dim=-1), torch.kron(y[0], y[1]))),
+    "trapezoid": _of(
+        lambda y: (torch.trapezoid(y), torch.cross(y[..., :3], y[..., 3:6], dim=-1), torch.kron(y[0], y[1]))
+    ),
     "scatter": _of(
         lambda y: (
             y.scatter(1, torch.zeros(2, 1, 8, dtype=torch.long), 3.0),

@@ -6,8 +6,9 @@ import importlib.util
 from collections.abc import Callable
 from typing import Any
 
-import models
 import torch
+
+import models
 from zoo import Built, Case, floats
 
 TIMM: dict[str, dict[str, Any]] = {
@@ -20,7 +21,13 @@ TIMM: dict[str, dict[str, Any]] = {
     "convnextv2_atto": {"img": 64},
     "crossvit_tiny_240": {"img": 240},
     "cspresnet50": {"img": 64},
-    "davit_tiny": {"depths": (1, 1, 1, 1), "embed_dims": (16, 32, 64, 128), "num_heads": (1, 2, 4, 8), "num_groups": None, "img": 64},
+    "davit_tiny": {
+        "depths": (1, 1, 1, 1),
+        "embed_dims": (16, 32, 64, 128),
+        "num_heads": (1, 2, 4, 8),
+        "num_groups": None,
+        "img": 64,
+    },
     "densenet121": {"growth_rate": 8, "block_config": (2, 2, 2), "img": 64},
     "dla34": {"img": 64},
     "edgenext_xx_small": {"img": 64},
@@ -56,7 +63,14 @@ TIMM: dict[str, dict[str, Any]] = {
     "twins_pcpvt_small": {"depths": (1, 1, 1, 1), "img": 64},
     "visformer_tiny": {"img": 224},
     "vit_relpos_small_patch16_224": {"depth": 2, "embed_dim": 32, "num_heads": 2, "img_size": 64},
-    "samvit_base_patch16": {"depth": 2, "embed_dim": 32, "num_heads": 2, "img_size": 64, "global_attn_indexes": (1,), "window_size": 2},
+    "samvit_base_patch16": {
+        "depth": 2,
+        "embed_dim": 32,
+        "num_heads": 2,
+        "img_size": 64,
+        "global_attn_indexes": (1,),
+        "window_size": 2,
+    },
     "volo_d1_224": {"img": 224},
     "xcit_nano_12_p16_224": {"img": 64},
     "inception_next_tiny": {"depths": (1, 1, 1, 1), "img": 64},

@@ -38,9 +38,7 @@ def variable_inputs(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], constants: Collection[str] = ()
 ) -> NamedTensors:
     """The tensors in a model's arguments that are inputs of its graph: those of no argument that is a constant."""
-    return [
-        (name, tensor) for name, tensor in input_tensors(model, args, kwargs) if not _is_constant(name, constants)
-    ]
+    return [(name, tensor) for name, tensor in input_tensors(model, args, kwargs) if not _is_constant(name, constants)]
 
 
 def _is_constant(name: str, constants: Collection[str]) -> bool:

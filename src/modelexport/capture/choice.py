@@ -112,7 +112,7 @@ def capture(
     """Capture and translate a model with a front end; ``auto`` is ``dynamo``, and ``torchscript`` where that fails.
 
     Args:
-        constants: Arguments whose values the graph keeps; ``auto`` among them: those that it cannot be captured without.
+        constants: Arguments whose values the graph keeps; ``auto``: those that it cannot be captured without.
 
     Raises:
         CaptureError: The front end gave up; with ``auto``, both did.

@@ -2,7 +2,7 @@
 
 Its exporter takes a ``PreTrainedModel`` and its keyword arguments. For any other module the same is done here in the
 same order: its patches of transformers and of torch, its fixes of the captured program, its translations, its fixes of
-the graph. All of it is public in ``transformers.exporters``, but for the table of translations, which has no other name.
+the graph. All of it is public in ``transformers.exporters`` but for the table of translations.
 """
 
 from __future__ import annotations

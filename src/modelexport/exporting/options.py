@@ -1,4 +1,4 @@
-"""What an export can be asked for, in groups: what it takes, how it is tagged, where its weights go, how it is checked."""
+"""What an export can be asked for, in groups: what it takes, its tags, where its weights go, how it is checked."""
 
 from __future__ import annotations
 

@@ -107,11 +107,12 @@ class _Job:
         model, inputs, options, stages = self.model, self.prepared.inputs, self.options, self.stages
         with stages("capture"):
             tree = module_tree(model)
-            asked = {"dynamic": self.dynamic, "opset": self.opset, "constants": options.capture.constants}
-            exported = self.interface(capture(model, inputs, frontend, **asked))
+            kept = options.capture.constants
+            captured = capture(model, inputs, frontend, dynamic=self.dynamic, opset=self.opset, constants=kept)
+            exported = self.interface(captured)
         with stages("optimize"):
             before = steps.remember(model, exported, options.weights.source)
-            messages = [*self.prepared.notes, *exported.messages, *(steps.optimize_exported(exported, before) if self.optimized else ())]
+            messages = [*exported.messages, *(steps.optimize_exported(exported, before) if self.optimized else ())]
         with stages("tag"):
             tagged = steps.tag(exported, before, tree, options.tags)
         with stages("documents"):
@@ -143,7 +144,7 @@ class _Job:
                 attempts=attempts,
                 functions=functions,
                 weights=weights,
-                messages=messages,
+                messages=[*self.prepared.notes, *messages],
                 unrepeatable=self.unrepeatable,
             )
             write_report(report, result)

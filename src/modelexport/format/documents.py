@@ -220,7 +220,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     dynamo_failure: str = ""
     """Why the front end `dynamo`, which ``auto`` tries first, gave up; absent where it did not."""
     constants: dict[str, str] = {}
-    """The arguments of ``forward`` that the file does not take, to the values that it keeps; absent if there are none."""
+    """Arguments of ``forward`` that the file does not take, to the values that it keeps; absent if there are none."""
 
 
 class Hierarchy(msgspec.Struct, frozen=True, kw_only=True):

@@ -53,7 +53,9 @@ def prepare_inputs(model: nn.Module, inputs: Inputs, constants: Collection[str] 
     for name in constants:
         if name != AUTO and name not in known:
             has = ", ".join(dict.fromkeys(bound)) or "none by name"
-            raise UsageError(f"the model is given no argument {name}{nearest(name, list(known))} that could be a constant: {has}")
+            raise UsageError(
+                f"the model is given no argument {name}{nearest(name, list(known))} that could be a constant: {has}"
+            )
     kept = {
         name: _shown(value)
         for name, value in bound.items()

@@ -1,1 +1,1 @@
-"""Translations of operators that ``torch.onnx`` has none for, or a wrong one: rules on operators, and on nothing else."""
+"""Translations of operators that ``torch.onnx`` has none for, or a wrong one: rules on operators."""

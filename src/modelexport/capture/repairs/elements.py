@@ -125,9 +125,7 @@ def index_put(self: Any, indices: Sequence[Any], values: Any, accumulate: bool =
         chosen = op.Reshape(op.Expand(mask, shape), ints(-1))
         written = _in_turn(chosen, _of_every_row(values, self, len(indices[0].shape)))
         return op.Reshape(op.Where(chosen, written, op.Reshape(self, ints(-1))), shape)
-    wide = [
-        op.Cast(index, to=INT64) if index is not None and index.dtype in _NARROW else index for index in indices
-    ]
+    wide = [op.Cast(index, to=INT64) if index is not None and index.dtype in _NARROW else index for index in indices]
     return aten_index_put(self, wide, values, accumulate)
 
 
@@ -143,7 +141,7 @@ def _broadcasts(values: Any, self: Any, masked: int) -> bool:
 def _of_every_row(values: Any, self: Any, masked: int) -> Any:
     """Values in the full width of the rows that are written."""
     inner = list(self.shape[masked:])
-    if [size for size in values.shape[1:]] == inner or not inner:
+    if list(values.shape[1:]) == inner or not inner:
         return values
     shape = op.Concat(op.Shape(values, start=0, end=1), op.Shape(self, start=masked), axis=0)
     return op.Expand(values, shape)

@@ -1,4 +1,4 @@
-"""Linear algebra: ONNX has products and determinants. The rest is written out step by step, for matrices of a fixed size.
+"""Linear algebra: ONNX has products and determinants. The rest is written out, for matrices of a fixed size.
 
 Upstream: https://github.com/pytorch/pytorch/issues/107948 (`linalg.inv`).
 """
@@ -122,7 +122,9 @@ def _norm(difference: Any, p: float) -> Any:
 def _size(matrix: Any) -> int:
     size = matrix.shape[-1]
     if not isinstance(size, int) or size > _LARGEST:
-        raise ValueError(f"linear algebra of matrices of {size} rows: up to {_LARGEST}, and a fixed number, are exported")
+        raise ValueError(
+            f"linear algebra of matrices of {size} rows: up to {_LARGEST}, and a fixed number, are exported"
+        )
     return size
 
 

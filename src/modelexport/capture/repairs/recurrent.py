@@ -34,9 +34,7 @@ def lstm(
     directions = 2 if bidirectional else 1
     each = len(params) // (num_layers * directions)
     if each == (4 if has_biases else 2):
-        return aten_lstm(
-            input, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first
-        )
+        return aten_lstm(input, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first)
     given = op.Transpose(input, perm=[1, 0, 2]) if batch_first else input
     states: list[Any] = []
     cells: list[Any] = []
