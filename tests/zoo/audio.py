@@ -42,6 +42,18 @@ def _torchaudio(make: Callable[[Any], nn.Module], *inputs: Any) -> Callable[[], 
     return build
 
 
+class Tacotron(nn.Module):
+    def __init__(self, torchaudio: Any) -> None:
+        super().__init__()
+        self.model = torchaudio.models.Tacotron2(
+            n_mels=8, n_symbol=20, symbol_embedding_dim=16, encoder_embedding_dim=16, attention_rnn_dim=16,
+            attention_hidden_dim=8, decoder_rnn_dim=16, prenet_dim=8, postnet_embedding_dim=16,
+        )  # fmt: skip
+
+    def forward(self, tokens, token_lengths, mels, mel_lengths):  # type: ignore[no-untyped-def]
+        return self.model(tokens, token_lengths, mels, mel_lengths)[1]
+
+
 SOUND, LENGTHS = floats(2, 1600), torch.tensor([20, 14])
 
 TORCHAUDIO: dict[str, Callable[[], Built]] = {
@@ -73,18 +85,6 @@ TORCHAUDIO: dict[str, Callable[[], Built]] = {
     ),
     "squim": _torchaudio(lambda t: t.models.squim_objective_base(), floats(1, 3200)),
 }
-
-
-class Tacotron(nn.Module):
-    def __init__(self, torchaudio: Any) -> None:
-        super().__init__()
-        self.model = torchaudio.models.Tacotron2(
-            n_mels=8, n_symbol=20, symbol_embedding_dim=16, encoder_embedding_dim=16, attention_rnn_dim=16,
-            attention_hidden_dim=8, decoder_rnn_dim=16, prenet_dim=8, postnet_embedding_dim=16,
-        )  # fmt: skip
-
-    def forward(self, tokens, token_lengths, mels, mel_lengths):  # type: ignore[no-untyped-def]
-        return self.model(tokens, token_lengths, mels, mel_lengths)[1]
 
 
 TOKENS = ids(40, 2, 7)

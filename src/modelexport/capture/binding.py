@@ -99,7 +99,7 @@ def _identifiers(names: list[str]) -> list[str]:
 
 def only_tensors(module: nn.Module, args: Any, output: Any) -> tuple[torch.Tensor, ...] | None:
     """A forward hook: the tensors in a result that holds anything else, which ``torch.onnx`` cannot give out."""
-    if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
+    if torch.compiler.is_dynamo_compiling():
         return None
     if all(isinstance(leaf, torch.Tensor) or leaf is None for leaf in pytree.tree_leaves(output)):
         return None

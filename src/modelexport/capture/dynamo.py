@@ -103,7 +103,10 @@ def capture_by_dynamo(
     # Where all of a graph comes from functions that were inlined, no node has its FX node, only the name.
     program = programs[-1].exported_program
     fx_graphs = {} if program is None else {translated.graph: program.graph}
-    passes.InlinePass()(translated)
+    try:
+        passes.InlinePass()(translated)
+    except ir.passes.PassError as error:
+        raise _explained(error, recorder) from error
     seen: Sequence[TracedCall] = recorder.seen
     if program is not None and not _is_annotated(program.graph):
         # torch.onnx fell back to strict capture, which runs no hooks: a run of the model has its calls.

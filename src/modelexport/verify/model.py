@@ -22,6 +22,7 @@ from modelexport.format import documents
 from modelexport.graph.nodes import nested_graphs
 from modelexport.pytorch.model_run import ModelRun, as_array
 from modelexport.pytorch.perturbation import as_arrays, entries_of, has_equal_values, perturbed
+from modelexport.pytorch.prepared import prepare_inputs
 from modelexport.pytorch.traced import untouched
 from modelexport.pytorch.values import run_arguments, tensors_in
 from modelexport.runtime.sessions import CPU, input_names, open_session, run_session
@@ -88,6 +89,7 @@ def verify(
         InputsError: The inputs are not those that the file takes.
         UsageError: The model is not the one that was exported, there is no such module or provider.
     """
+    inputs = prepare_inputs(model, inputs).inputs
     tagged = _open(model, path)
     chosen = tagged.select(*modules).calls if modules else ()
     parameters = _parameters(model, tagged.model, weights)
@@ -96,6 +98,8 @@ def verify(
         tell("verify: the file")
         session = open_session(file, provider=provider, optimized=True)
         given, dropped = feeds(inputs, session), _dropped(inputs, input_names(session))
+        kept = set() if sidecar is None else set(sidecar.settings.constants)
+        dropped = [name for name in dropped if name not in kept]
         if dropped:
             notes.append(f"the file does not take {', '.join(dropped)}: the exporter found no use of it")
         outputs = run_session(session, given)
@@ -317,7 +321,11 @@ def _parameters(
     tensors, apart = entries_of(model), weights.tensors if weights is not None else {}
 
     def read(key: str) -> Any:
-        return apart[key].numpy() if key in apart else as_array(tensors[key])
+        if key in apart:
+            return apart[key].numpy()
+        tensor = tensors[key].detach()
+        # A file has complex numbers as pairs.
+        return as_array(torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor)
 
     def is_same_place(key: str, tensor: ir.TensorProtocol) -> bool:
         return key in apart and _same_place(apart[key], tensor)

@@ -125,11 +125,15 @@ def index_put(self: Any, indices: Sequence[Any], values: Any, accumulate: bool =
         chosen = op.Reshape(op.Expand(mask, shape), ints(-1))
         written = _in_turn(chosen, _of_every_row(values, self, len(indices[0].shape)))
         return op.Reshape(op.Where(chosen, written, op.Reshape(self, ints(-1))), shape)
-    wide = [op.Cast(index, to=INT64) if index is not None and index.dtype in _NARROW else index for index in indices]
-    return aten_index_put(self, wide, values, accumulate)
+    return aten_index_put(self, [_widened(index) for index in indices], values, accumulate)
 
 
-_NARROW = (ir.DataType.INT32, ir.DataType.INT16, ir.DataType.INT8, ir.DataType.UINT8)
+def _widened(index: Any) -> Any:
+    if index is None or index.dtype in (ir.DataType.BOOL, ir.DataType.INT64):
+        return index
+    wide = op.Cast(index, to=INT64)
+    wide.shape, wide.dtype = index.shape, ir.DataType.INT64
+    return wide
 
 
 def _broadcasts(values: Any, self: Any, masked: int) -> bool:
