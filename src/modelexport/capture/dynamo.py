@@ -88,7 +88,8 @@ def capture_by_dynamo(
         constants_readable(),
         collected(),
     ):
-        model.register_forward_hook(only_tensors)
+        if not isinstance(model, torch.jit.ScriptModule):  # takes no hooks
+            model.register_forward_hook(only_tensors)
         failure: CaptureError | None = None
         try:
             translated, output_names = _translate(captured, args, given, dynamic=dynamic, opset=translated_in)

@@ -123,5 +123,5 @@ def _shown(value: object) -> str:
     elif isinstance(value, (bool, int, float, complex, str, bytes, torch.dtype, torch.device, type(None))):
         text = repr(value)
     else:
-        text = getattr(value, "__qualname__", type(value).__qualname__)
+        text = getattr(value, "__name__", type(value).__name__)
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
