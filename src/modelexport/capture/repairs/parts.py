@@ -8,7 +8,6 @@ import numpy as np
 import onnx_ir as ir
 from onnxscript import opset18 as op
 
-FLOAT = int(ir.DataType.FLOAT)
 DOUBLE = int(ir.DataType.DOUBLE)
 INT64 = int(ir.DataType.INT64)
 
