@@ -829,6 +829,9 @@ FUNCTIONS: dict[str, Callable[[], Built]] = {
 }
 
 CASES = [
-    *(Case("module styles", name, build) for name, build in MODULES.items()),
+    *(
+        Case("module styles", name, build, ("length",) if name == "length-in" else ())
+        for name, build in MODULES.items()
+    ),
     *(Case("operators", name, build) for name, build in FUNCTIONS.items()),
 ]

@@ -20,8 +20,8 @@ import torch
 import torch._subclasses.fake_tensor
 import torch.fx.experimental.proxy_tensor
 from torch import nn
-from torch.utils import _pytree as pytree
 
+from modelexport.pytorch.private_torch import tree_leaves
 from modelexport.pytorch.values import NamedTensors, input_tensors, output_tensors, tensors_in
 
 _PLAIN = (torch.Tensor, bool, int, float, str, type(None))
@@ -31,7 +31,7 @@ _READABLE = 100_000
 
 def needs_binding(args: tuple[Any, ...], kwargs: Mapping[str, Any], constants: Collection[str] = ()) -> bool:
     """Whether ``torch.export`` would refuse these arguments, or some of them are constants."""
-    return bool(constants) or not all(isinstance(leaf, _PLAIN) for leaf in pytree.tree_leaves((args, kwargs)))
+    return bool(constants) or not all(isinstance(leaf, _PLAIN) for leaf in tree_leaves((args, kwargs)))
 
 
 def variable_inputs(
@@ -45,8 +45,7 @@ def _is_constant(name: str, constants: Collection[str]) -> bool:
     return any(name == constant or name.startswith(f"{constant}.") for constant in constants)
 
 
-# torch is not followed by mypy.
-class Bound(nn.Module):  # type: ignore[misc]
+class Bound(nn.Module):
     """What is captured in the place of a model: takes its variable inputs by name, returns the tensors in its result.
 
     A tensor that is a constant is made anew inside, so that Python can read its values while the model is captured.
@@ -101,7 +100,7 @@ def only_tensors(module: nn.Module, args: Any, output: Any) -> tuple[torch.Tenso
     """A forward hook: the tensors in a result that holds anything else, which ``torch.onnx`` cannot give out."""
     if torch.compiler.is_dynamo_compiling():
         return None
-    if all(isinstance(leaf, torch.Tensor) or leaf is None for leaf in pytree.tree_leaves(output)):
+    if all(isinstance(leaf, torch.Tensor) or leaf is None for leaf in tree_leaves(output)):
         return None
     return tuple(tensor for _, tensor in output_tensors(output))
 

@@ -142,8 +142,7 @@ _SIZED_BY_VALUES = {
 }
 
 
-# torch is not followed by mypy.
-class InputsRead(TorchFunctionMode):  # type: ignore[misc]
+class InputsRead(TorchFunctionMode):
     """Notes which inputs of a run Python reads the values of: its structure is that of these values.
 
     A value goes on from an input through whole numbers and truth values, and through numbers made of such alone. Where

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
-from torch.utils import _pytree as pytree
 
 from modelexport.core.messages import collected
+from modelexport.pytorch.private_torch import tree_leaves
 from modelexport.pytorch.traced import untouched
 from modelexport.pytorch.values import run_arguments
 
@@ -121,5 +121,5 @@ def _converted(module: nn.Module, calls: Sequence[tuple[Any, ...]]) -> nn.Module
 
 
 def _shapes(call: tuple[Any, ...]) -> str:
-    leaves = pytree.tree_leaves(call)
+    leaves = tree_leaves(call)
     return str([(one.dtype, one.shape) if isinstance(one, torch.Tensor) else one for one in leaves])

@@ -66,8 +66,8 @@ def finish(model: ir.Model, output_names: Sequence[str], reserved: Collection[st
     """
     inputs = [value.name for value in model.graph.inputs]
     passes.OutputFixPass()(model)
-    for value, name in zip(model.graph.inputs, inputs, strict=True):
-        value.name = name  # also of one that is given out as it is
+    for given, name in zip(model.graph.inputs, inputs, strict=True):
+        given.name = name  # also of one that is given out as it is
     _compute_outputs(model.graph)
     for node in all_nodes(model):
         if owner_of(node) is None and node.inputs and (value := node.inputs[0]) is not None:
