@@ -102,6 +102,12 @@ def test_the_error_offers_the_input_that_the_structure_depends_on(tmp_path: Path
     assert not list(tmp_path.iterdir())
 
 
+def test_nothing_is_printed_beside_the_error(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(CaptureError):
+        export(Steps().eval(), {"x": X, "length": LENGTH}, tmp_path / "m.onnx", frontend="dynamo")
+    assert capfd.readouterr() == ("", "")
+
+
 def test_data_that_decides_is_not_offered_as_a_constant(tmp_path: Path) -> None:
     with pytest.raises(CaptureError, match="data-dependent") as caught:
         export(Branches().eval(), (X,), tmp_path / "m.onnx", frontend="dynamo")
@@ -142,6 +148,7 @@ def test_on_the_command_line(tmp_path: Path) -> None:
     out = tmp_path / "m.onnx"
     told = CliRunner().invoke(app, ["export", f"{code}:make", "-o", str(out), "--constant", "n"])
     assert told.exit_code == 0, told.output
+    assert "n = int64[] [2]" in told.output
     assert [value.name for value in onnxruntime.InferenceSession(out).get_inputs()] == ["x"]
 
 
@@ -156,7 +163,7 @@ def test_labels_are_left_out_and_the_report_says_so(tmp_path: Path) -> None:
     ids = torch.tensor([[1, 2, 3]])
     result = export(_tiny_bert(), {"input_ids": ids, "labels": ids % 2}, tmp_path / "m.onnx", verify=True)
     assert [value.name for value in result.hierarchy.inputs] == ["input_ids"]
-    assert any("labels left out" in message for message in result.messages)
+    assert any("labels left out" in note for note in result.notes)
     assert "labels left out" in (tmp_path / "m.report.md").read_text()
     assert result.verified is not None
     assert result.verified.agrees

@@ -27,7 +27,7 @@ from modelexport.capture.aliases import is_written_later, passed_on
 from modelexport.capture.arguments import by_name, state_dict_names
 from modelexport.capture.binding import Bound, constants_readable, needs_binding, only_tensors
 from modelexport.capture.exported import Exported
-from modelexport.capture.hints import check_returned, line_of, reason_of, way_out
+from modelexport.capture.hints import check_returned, graphs_not_printed, line_of, reason_of, way_out
 from modelexport.capture.opsets import convert_to_opset, translated_opset
 from modelexport.capture.repairs.table import translations_added
 from modelexport.capture.transformers_exporter import (
@@ -86,6 +86,7 @@ def capture_by_dynamo(
         recorder.attached(),
         translations_added() as programs,
         constants_readable(),
+        graphs_not_printed(),
         collected(),
     ):
         if not isinstance(model, torch.jit.ScriptModule):  # takes no hooks

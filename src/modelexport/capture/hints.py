@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from unittest import mock
 
 import onnx_ir as ir
 import torch
+import torch.export._trace
 from torch import nn
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.nn.utils.rnn import PackedSequence
@@ -47,6 +51,13 @@ def reason_of(cause: BaseException) -> str:
         )
     lines = [line for line in str(cause).strip().splitlines() if line.strip()]
     return "\n".join(line[:200] for line in lines[:_REASON_LINES])
+
+
+@contextmanager
+def graphs_not_printed() -> Iterator[None]:
+    """Inside, ``torch.export`` does not print what it captured before it failed."""
+    with mock.patch.object(torch.export._trace, "print", lambda *text, **options: None, create=True):
+        yield
 
 
 _REASON_LINES = 12

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -111,6 +112,11 @@ def _converted(module: nn.Module, calls: Sequence[tuple[Any, ...]]) -> nn.Module
     def with_defaults(*args: Any, **kwargs: Any) -> Any:
         return forward(*(_with_defaults(module, args, kwargs) or args))
 
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    names = [parameter.name for parameter in module.forward.schema.arguments[1:]]
+    with_defaults.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [inspect.Parameter(name, kind) for name in names]
+    )
     graph.forward = with_defaults
     # Of the sizes, which are those of the run; a trace has tensors in their place.
     graph._forward_pre_hooks.clear()

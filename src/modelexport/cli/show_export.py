@@ -200,6 +200,8 @@ def print_extracted(extracted: Sequence[Extracted]) -> None:
 def format_export(result: ExportResult) -> str:
     """What an export made: tree, coverage, files, verification, time by stage."""
     lines = [format_tree(result.tree, result.coverage)]
+    if constants := result.hierarchy.settings.constants:
+        lines.append(f"kept as in the example: {', '.join(f'{name} = {value}' for name, value in constants.items())}")
     if result.check is not None:
         lines.append(_format_check(result.check))
     if result.verified is not None:

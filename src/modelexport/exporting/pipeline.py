@@ -138,7 +138,8 @@ class _Job:
                 attempts=attempts,
                 functions=functions,
                 weights=weights,
-                messages=[*self.prepared.notes, *messages],
+                notes=self.prepared.notes,
+                messages=messages,
                 unrepeatable=self.unrepeatable,
             )
             write_report(report_path(staged), result)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,6 +51,7 @@ def format_report(result: ExportResult) -> str:
             ],
         ),
         *_check(result.check),
+        *_arguments(hierarchy.settings.constants, result.notes),
         *_unrepeatable(result.unrepeatable),
         *_verification(result.verified),
         "## Time by stage",
@@ -109,6 +110,17 @@ def _check(check: FileCheck | None) -> list[str]:
         "## Check",
         "`onnx.checker`, loading in ONNX Runtime, and the outputs of the example inputs against PyTorch's: "
         f"{told}{where}{': ' + check.reason if check.reason else ''}{largest}.",
+    ]
+
+
+def _arguments(constants: Mapping[str, str], notes: Sequence[str]) -> list[str]:
+    if not constants and not notes:
+        return []
+    kept = [(f"`{name}`", f"`{value}`") for name, value in constants.items()]
+    return [
+        "## Arguments",
+        *(["\n".join(f"- {note}" for note in notes)] if notes else []),
+        *([_table(("argument that the file does not take", "value that it keeps"), kept)] if kept else []),
     ]
 
 

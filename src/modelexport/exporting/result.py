@@ -47,6 +47,9 @@ class ExportResult:
     weights: WeightsSummary = field(default_factory=WeightsSummary)
     """Where the weights are."""
 
+    notes: Sequence[str] = ()
+    """What of the example inputs was left out, added or kept before the capture."""
+
     messages: Sequence[str] = ()
     """What PyTorch's exporter and the optimiser warned of."""
 

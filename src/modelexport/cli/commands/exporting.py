@@ -185,6 +185,8 @@ def export(
                 dag_dir=dag_dir,
                 stages=stages,
             )
+    for note in result.notes:
+        print(f"modelexport: warning: {note}", file=sys.stderr)
     for one in result.unrepeatable:
         from modelexport.exporting.report import told_of
 
