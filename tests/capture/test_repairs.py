@@ -55,40 +55,53 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "adaptive maxima": (lambda t, x: F.adaptive_max_pool2d(x, 3, return_indices=True), (A[None].clone(),)),
     "histogram": (lambda t, x: torch.histc(x, 6, -1.0, 2.0), (A,)),
     "histogram of all": (lambda t, x: torch.histc(x, 6), (A,)),
-    "a product of all": (lambda t, x: (x.prod(), x.prod(-1)), (A,)),
-    "the logarithm of gamma": (lambda t, x: (torch.lgamma(x + 0.05), torch.lgamma(x * x * 9 + 1e-3)), (A,)),
-    "an inverse": (lambda t, x: torch.linalg.inv(x), (WELL,)),
-    "an inverse with a zero on the diagonal": (lambda t, x: torch.linalg.inv(x), (SWAPPED,)),
-    "a system": (
-        lambda t, x: (torch.linalg.solve(x, x[..., :2] * 2 + 1), torch.linalg.solve(x, x[..., 0] + 1)),
-        (WELL,),
+    "functions of numbers": (
+        lambda t, x: (
+            *(x.prod(), x.prod(-1), torch.lgamma(x + 0.05), torch.lgamma(x * x * 9 + 1e-3)),
+            torch.erfinv(x / 3.001),
+        ),
+        (A,),
     ),
-    "a system from the right": (lambda t, x: torch.linalg.solve(x, x[:, :2] + 1, left=False), (WELL,)),
-    "a triangle": (
-        lambda t, x: (torch.linalg.cholesky(x @ x.mT), torch.linalg.cholesky(x @ x.mT, upper=True)),
-        (WELL,),
+    "linear algebra": (
+        lambda t, x, y: (
+            *(torch.linalg.inv(x), torch.linalg.inv(y), torch.linalg.matrix_exp(x - 3)),
+            *(torch.linalg.solve(x, x[..., :2] * 2 + 1), torch.linalg.solve(x, x[..., 0] + 1)),
+            torch.linalg.solve(x, x[:, :2] + 1, left=False),
+            *(torch.linalg.cholesky(x @ x.mT), torch.linalg.cholesky(x @ x.mT, upper=True)),
+        ),
+        (WELL, SWAPPED),
     ),
-    "an exponential": (lambda t, x: torch.linalg.matrix_exp(x - 3), (WELL,)),
-    "distances": (lambda t, x: [torch.cdist(x, x + 1, p) for p in (0.0, 1.0, 2.0, 3.0, float("inf"))], (A,)),
-    "distances within": (lambda t, x: (F.pdist(x[0]), F.pdist(x[1], 1.0)), (A,)),
-    "medians": (lambda t, x: (x.median(), x.median(-1), x.median(1, True), x[0, 0].median()), (MIXED,)),
-    "the k-th": (lambda t, x: (x.kthvalue(2), x.kthvalue(3, 1, True)), (MIXED,)),
-    "running extremes": (lambda t, x: (x.cummax(1), x.cummin(-1), x.cummax(0)[0]), (MIXED,)),
-    "a search": (
+    "distances": (
         lambda t, x: [
-            torch.searchsorted(x.sort(-1)[0], x[..., :3] + 0.1, side=s, out_int32=s == "left")
-            for s in ("left", "right")
+            *(torch.cdist(x, x + 1, p) for p in (0.0, 1.0, 2.0, 3.0, float("inf"))),
+            *(F.pdist(x[0]), F.pdist(x[1], 1.0)),
         ],
+        (A,),
+    ),
+    "order": (
+        lambda t, x: (
+            *(x.median(), x.median(-1), x.median(1, True), x[0, 0].median(), x.kthvalue(2), x.kthvalue(3, 1, True)),
+            *(x.cummax(1), x.cummin(-1), x.cummax(0)[0]),
+            *(
+                torch.searchsorted(x.sort(-1)[0], x[..., :3] + 0.1, side=side, out_int32=side == "left")
+                for side in ("left", "right")
+            ),
+            *(torch.bucketize(x, t[:, 0]), torch.bucketize(x, t[:, 0], right=True)),
+        ),
         (MIXED,),
     ),
-    "buckets": (lambda t, x: (torch.bucketize(x, t[:, 0]), torch.bucketize(x, t[:, 0], right=True)), (A,)),
     "different elements": (lambda t, x: x.unique(return_counts=True, return_inverse=True), (IDS.int(),)),
-    "written by a mask": (lambda t, x: _assigned(x.clone(), x > 0, t[0, 0]), (A,)),
-    "written where nothing is": (lambda t, x: _assigned(x.clone(), x > 9, x[x > 9]), (A,)),
-    "rows by a mask": (lambda t, x: _assigned(x.clone(), x[..., 0] > 0, t[0].repeat(2)[:5]), (A,)),
-    "as many rows as the mask has": (lambda t, x: _assigned(x.clone(), x[..., 0] > 0, x[x[..., 0] > 0] * 2), (A,)),
-    "scattered by a mask": (lambda t, x: x.masked_scatter(x > 0, x.flatten() * 2), (A,)),
-    "scattered where nothing is": (lambda t, x: x.masked_scatter(x[..., :1] > 9, x.flatten()[:0]), (A,)),
+    "written by a mask": (
+        lambda t, x: (
+            _assigned(x.clone(), x > 0, t[0, 0]),
+            _assigned(x.clone(), x > 9, x[x > 9]),
+            _assigned(x.clone(), x[..., 0] > 0, t[0].repeat(2)[:5]),
+            _assigned(x.clone(), x[..., 0] > 0, x[x[..., 0] > 0] * 2),
+            x.masked_scatter(x > 0, x.flatten() * 2),
+            x.masked_scatter(x[..., :1] > 9, x.flatten()[:0]),
+        ),
+        (A,),
+    ),
     "the largest of what is padded": (lambda t, x: F.max_pool2d(F.pad(x - 9, (1, 1, 1, 1)), 3, 2), (A,)),
 }
 

@@ -42,5 +42,32 @@ def log_gamma(self: Any) -> Any:
     return op.CastLike(op.Where(low, reflected, value), self)
 
 
+def error_inverse(self: Any) -> Any:
+    """Nothing translates ``erfinv``. Giles' polynomials for single precision, in the middle and towards the ends."""
+    x = op.Cast(self, to=DOUBLE)
+    one = _double(1.0)
+    w = op.Neg(op.Log(op.Mul(op.Sub(one, x), op.Add(one, x))))
+    middle = _polynomial(_MIDDLE, op.Sub(w, _double(2.5)))
+    ends = _polynomial(_ENDS, op.Sub(op.Sqrt(w), _double(3.0)))
+    return op.CastLike(op.Mul(op.Where(op.Less(w, _double(5.0)), middle, ends), x), self)
+
+
+_MIDDLE = (
+    2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087, -0.00125372503, -0.00417768164,
+    0.246640727, 1.50140941,
+)  # fmt: skip
+_ENDS = (
+    -0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773, -0.0076224613, 0.00943887047,
+    1.00167406, 2.83297682,
+)  # fmt: skip
+
+
+def _polynomial(coefficients: Sequence[float], x: Any) -> Any:
+    total = _double(coefficients[0])
+    for coefficient in coefficients[1:]:
+        total = op.Add(op.Mul(total, x), _double(coefficient))
+    return total
+
+
 def _double(value: float) -> Any:
     return table(np.array(value, dtype=np.float64))

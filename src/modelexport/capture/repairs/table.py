@@ -50,6 +50,8 @@ def translations() -> Table:
         aten._pdist_forward.default: linalg.distances_within,
         aten.lgamma.default: numbers.log_gamma,
         prims.lgamma.default: numbers.log_gamma,
+        aten.erfinv.default: numbers.error_inverse,
+        prims.erf_inv.default: numbers.error_inverse,
         prims.prod.default: numbers.product,
         aten.median.dim: ordering.median,
         aten.median.default: ordering.median_of_all,
