@@ -10,7 +10,7 @@ import zoo
 from modelexport import export
 from modelexport.errors import ModelExportError
 
-QUICK = {"dict-out", "in-place", "masked-scatter", "weight-norm", "state-space", "graph", "func-call", "numpy"}
+QUICK = {"dict-out", "in-place", "masked-scatter", "graph"}
 """The rest is run with the slow tests."""
 REFUSED = {
     "branches": "data-dependent",
