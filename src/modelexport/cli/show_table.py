@@ -1,4 +1,4 @@
-"""Tables of figures for people: a tree with bars, CSV. ``format_*`` returns text."""
+"""Tables of figures as text: a tree with bars, CSV."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from modelexport.measure.table import By, Row, Table
 
 BAR = 12
-"""Characters of the longest bar."""
+"""The length of the longest bar, in characters."""
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 _STEPS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _COLOURS = (32, 33, 31)  # green, yellow, red
@@ -37,15 +37,15 @@ def format_table(
     """The table as an indented tree, or sorted, with a bar for each row's total of the main column.
 
     Args:
-        main: The column that bars and own figures are shown of.
-        colour: With the codes of a terminal.
-        blocks: Bars of block characters; of ``#`` where the output has none.
+        main: The column of the bars and of the own figures.
+        colour: Whether to add terminal color codes.
+        blocks: Whether bars use block characters; otherwise ``#``, for outputs that cannot encode them.
     """
     rows = table.rows(by, depth=depth, only=only)
     flat = sort is not None or by == "class"
     rows = table.sorted(rows, sort) if sort is not None else rows
     column = table.column(main)
-    most = _number(column, table.whole.get(main))
+    most = max([_number(column, table.whole.get(main)), *(_number(column, row.total.get(main)) for row in rows)])
     columns = [shown for shown in table.shown if any(row.total.get(shown.name) for row in rows)]
     header = ["MODULE", *(["CALLS"] if by != "call" else []), _title(column, "TOTAL"), "", _title(column, "OWN")]
     header += [_title(other, "") for other in columns if other is not column]
@@ -56,13 +56,14 @@ def format_table(
         bars.append(share := _share(column, row.own if sort is not None else row.total, main, most))
         cells += [_cell(column, row.total.get(main)), _bar(share, blocks), _cell(column, row.own.get(main))]
         body.append([*cells, *(_cell(other, row.total.get(other.name)) for other in columns if other is not column)])
-    if any(table.outside.values()) and only is None:
-        cells = ["(outside of modules)", *([""] if by != "call" else [])]
-        bars.append(share := _share(column, table.outside, main, most))
-        cells += [_cell(column, table.outside.get(main)), _bar(share, blocks), ""]
-        body.append([*cells, *(_cell(c, table.outside.get(c.name)) for c in columns if c is not column)])
+    for name, figures in table.outside_rows if only is None else ():
+        if any(figures.values()):
+            cells = [name, *([""] if by != "call" else [])]
+            bars.append(share := _share(column, figures, main, most))
+            cells += [_cell(column, figures.get(main)), _bar(share, blocks), ""]
+            body.append([*cells, *(_cell(c, figures.get(c.name)) for c in columns if c is not column)])
     if not body:
-        return "\n".join(["no module has any figure here", *table.notes])
+        return "\n".join(["no module has figures in this table", *table.notes])
     right = set(range(1, len(header))) - {header.index("")}
     lines = align([header, *body], right=right).splitlines()
     if colour:
@@ -72,30 +73,37 @@ def format_table(
     return "\n".join([*lines, "", *below, *table.notes]).rstrip()
 
 
-def print_table(table: Table, main: str, **options: Any) -> None:
-    """Write :func:`format_table` to standard output, with colour where that is a terminal that wants it."""
+def terminal_options() -> dict[str, bool]:
+    """Colour where standard output is a terminal that wants it, and bars that it can show."""
     colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
     blocks = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
-    print(format_table(table, main, colour=colour, blocks=blocks, **options))
+    return {"colour": colour, "blocks": blocks}
 
 
-def format_csv(table: Table, rows: Sequence[Row]) -> str:
-    """The table as CSV: address, tag, class, depth, then ``own.`` and ``total.`` of each column; outside last."""
+def format_csv(tables: Mapping[str, tuple[Table, Sequence[Row]]]) -> str:
+    """Tables as CSV: address, tag, class, depth, then ``own.`` and ``total.`` of each column; what is outside last.
+
+    Those of the parts of a package, by name, have the name before the address.
+    """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    names = [column.name for column in table.shown]
+    several = "" not in tables
+    names = list(dict.fromkeys(column.name for table, _ in tables.values() for column in table.shown))
     sides = [f"{side}.{name}" for name in names for side in ("own", "total")]
-    writer.writerow(["address", "tag", "class", "depth", *sides])
-    for row in rows:
-        writer.writerow([row.address, row.tag, row.class_name, row.depth, *_numbers(table, row.own, row.total)])
-    if table.outside:
-        writer.writerow(["(outside)", "", "", "", *_numbers(table, table.outside, table.outside)])
+    writer.writerow([*(["part"] if several else []), "address", "tag", "class", "depth", *sides])
+    for part, (table, rows) in tables.items():
+        first = [part] if several else []
+        for row in rows:
+            figures = _numbers(table, names, row.own, row.total)
+            writer.writerow([*first, row.address, row.tag, row.class_name, row.depth, *figures])
+        for name, outside in table.outside_rows:
+            writer.writerow([*first, name, "", "", "", *_numbers(table, names, outside, outside)])
     return text.getvalue()
 
 
-def _numbers(table: Table, own: Mapping[str, Any], total: Mapping[str, Any]) -> list[Any]:
+def _numbers(table: Table, names: Sequence[str], own: Mapping[str, Any], total: Mapping[str, Any]) -> list[Any]:
     mine, inside = table.numbers(own), table.numbers(total)
-    return [side.get(column.name, "") for column in table.shown for side in (mine, inside)]
+    return [side.get(name, "") for name in names for side in (mine, inside)]
 
 
 def _title(column: Column, side: str) -> str:
@@ -114,7 +122,7 @@ def _share(column: Column, figures: Mapping[str, Any], name: str, most: float) -
 def _bar(share: float, blocks: bool) -> str:
     if not blocks:
         return "#" * round(share * BAR)
-    eighths = min(round(share * BAR * 8), BAR * 8)
+    eighths = max(0, min(round(share * BAR * 8), BAR * 8))
     return "█" * (eighths // 8) + (_EIGHTHS[eighths % 8] if eighths % 8 else "")
 
 
@@ -123,7 +131,7 @@ def _coloured(line: str, share: float) -> str:
 
 
 def _cell(column: Column, figure: Any) -> str:
-    """A figure for people: ``1.23 M``, ``4.56 ms``, ``12.3 %``; a formula as it is."""
+    """A readable figure: ``1.23 M``, ``4.56 ms``, ``12.3 %``; a formula unchanged."""
     if figure is None:
         return ""
     number = column.number(figure)
@@ -143,6 +151,6 @@ def _cell(column: Column, figure: Any) -> str:
 
 
 def shortened_formula(text: str) -> str:
-    """A formula as it fits a column: from a multiplication sign on, and cut where it is long."""
+    """A formula that fits a column: written with multiplication signs and powers, and cut if it is long."""
     plain = text.replace("**", "^").replace("*", "·")
     return shortened(plain.replace(" + ", ",+ "), 60).replace(",+ ", " + ") if len(plain) > 60 else plain

@@ -1,7 +1,7 @@
 """The shape of every value of a graph: numbers, or formulas of the symbols of dynamic axes.
 
-What the file says is taken first. What it leaves open is inferred by ONNX Runtime's symbolic shape inference, which
-also follows the sizes that a graph computes. What depends on the data (``NonZero``) stays unknown.
+Shapes in the file take precedence. Missing ones are inferred by ONNX Runtime's symbolic shape inference, which also
+follows the sizes that a graph computes. Sizes that depend on the data (``NonZero``) stay unknown.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import contextlib
 import io
 import logging
 import operator
+import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +27,7 @@ from modelexport.graph.nodes import all_nodes
 Size = Any
 """A number or a sympy expression."""
 _LARGE = 1024
-"""Elements from which an initializer is not a size that shapes depend on."""
+"""The number of elements from which an initializer is not taken for a size."""
 
 
 @dataclass(frozen=True)
@@ -36,16 +37,16 @@ class Shapes:
     sizes: Mapping[str, tuple[Size, ...]]
     types: Mapping[str, ir.DataType]
     symbols: tuple[str, ...]
-    """Names of dynamic axes of the inputs that have no size."""
+    """Names of dynamic axes of the inputs for which no size was given."""
     computed: tuple[str, ...] = ()
     """Names of sizes that depend on the data."""
 
     def of(self, value: ir.Value | None) -> tuple[Size, ...] | None:
-        """The shape of a value; ``None`` where it is not known."""
+        """The shape of a value; ``None`` if it is not known."""
         return None if value is None else self.sizes.get(value.name or "")
 
     def bytes(self, value: ir.Value | None) -> Size:
-        """The size of a value in bytes; ``None`` where its shape or its element type is not known."""
+        """The size of a value in bytes; ``None`` if its shape or its element type is not known."""
         shape = self.of(value)
         dtype = self.types.get(value.name or "") if value is not None else None
         if shape is None or dtype is None or dtype is ir.DataType.STRING:
@@ -55,7 +56,7 @@ class Shapes:
 
 
 def elements(shape: Iterable[Size]) -> Size:
-    """How many elements a shape has."""
+    """The number of elements of a shape."""
     count: Size = 1
     for size in shape:
         count = count * size
@@ -66,17 +67,18 @@ def find_shapes(model: ir.Model, sizes: Mapping[str, int] | None = None) -> Shap
     """The shapes of all values, with ``sizes`` for the symbols of dynamic axes.
 
     Args:
-        sizes: Symbol to size. Those that are left out stay symbols.
+        sizes: Symbol to size. Symbols without a size stay symbols.
 
     Raises:
-        UsageError: The model has no dynamic axis of that name; names those that it has.
+        UsageError: The model has no dynamic axis of that name; the message lists those that it has.
     """
     given = dict(sizes or {})
     symbols = {
-        str(size.value): None
+        name: None
         for value in model.graph.inputs
         for size in value.shape or ()
-        if isinstance(size, ir.SymbolicDim) and size.value is not None and not size.value.isdecimal()
+        if isinstance(size, ir.SymbolicDim) and size.value is not None
+        for name in _names(size.value)
     }
     values = [*model.graph.inputs, *(value for node in all_nodes(model) for value in node.outputs)]
     initial = [value for graph in model.graphs() for value in graph.initializers.values()]
@@ -103,7 +105,7 @@ def find_shapes(model: ir.Model, sizes: Mapping[str, int] | None = None) -> Shap
 
 
 def _evaluated(text: str, given: Mapping[str, int], known: dict[str, Size]) -> Size:
-    """A size that is written as a formula of symbols, with the sizes of those that are given."""
+    """The value of a size that is a formula of symbols, with the given sizes inserted."""
     if text not in known:
         import sympy
 
@@ -124,7 +126,7 @@ def _names(text: str) -> list[str]:
 
 
 def _formula(tree: ast.expr, given: Mapping[str, int]) -> Any:
-    """What an expression of Python's grammar computes, if it is arithmetic; a file's text is never executed."""
+    """Evaluate a parsed expression if it is arithmetic; text of a file is never executed."""
     import sympy
 
     match tree:
@@ -162,25 +164,10 @@ _FUNCTIONS = {
 
 
 def _inferred(model: ir.Model) -> list[tuple[str, ir.DataType, tuple[int | str, ...]]]:
-    """What ONNX Runtime's shape inference finds: name, element type and shape of values.
-
-    It is a tool of Python that prints, and that gives up on a graph by raising whatever happened: then nothing.
-    """
-    from onnxruntime.tools.symbolic_shape_infer import SymbolicShapeInference
-
-    proto = _small(model)
-    logger = logging.getLogger("onnxruntime.tools.symbolic_shape_infer")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            found = SymbolicShapeInference.infer_shapes(proto, auto_merge=True)
-    except Exception:
-        return []
-    finally:
-        logger.setLevel(level)
+    """What ONNX Runtime's shape inference finds: name, element type and shape of values."""
+    found = _largest_inferred(_small(model))
     shapes: list[tuple[str, ir.DataType, tuple[int | str, ...]]] = []
-    for info in [*found.graph.value_info, *found.graph.output]:
+    for info in [*found.graph.value_info, *found.graph.output] if found is not None else ():
         tensor = info.type.tensor_type
         if tensor.HasField("shape"):
             dims = [dim.dim_value if dim.HasField("dim_value") else dim.dim_param for dim in tensor.shape.dim]
@@ -189,17 +176,70 @@ def _inferred(model: ir.Model) -> list[tuple[str, ir.DataType, tuple[int | str, 
     return shapes
 
 
+def _largest_inferred(proto: onnx.ModelProto) -> onnx.ModelProto | None:
+    """What the tool makes of a graph; if there is a node that it gives up on, of as many nodes as it can take."""
+    if (found := _infer(proto)) is not None:
+        return found
+    nodes = list(proto.graph.node)
+    most, too_many = 0, len(nodes)
+    while too_many - most > 1:
+        count = (most + too_many) // 2
+        del proto.graph.node[:], proto.graph.output[:]
+        proto.graph.node.extend(nodes[:count])
+        for name in (name for node in nodes[:count] for name in node.output if name):
+            proto.graph.output.add().name = name  # it leaves out what no output needs
+        if (part := _infer(proto)) is None:
+            too_many = count
+        else:
+            most, found = count, part
+    return found
+
+
+def _infer(proto: onnx.ModelProto) -> onnx.ModelProto | None:
+    """One run of the tool, which prints, and gives up on a graph by raising whatever happened: then nothing.
+
+    It may leave a file in the working folder before it does.
+    """
+    from onnxruntime.tools.symbolic_shape_infer import SymbolicShapeInference
+
+    logger = logging.getLogger("onnxruntime.tools.symbolic_shape_infer")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        with (
+            contextlib.redirect_stdout(io.StringIO()),
+            tempfile.TemporaryDirectory() as folder,
+            contextlib.chdir(folder),
+        ):
+            found: onnx.ModelProto = SymbolicShapeInference.infer_shapes(proto, auto_merge=True)
+    except Exception:
+        return None
+    finally:
+        logger.setLevel(level)
+    return found
+
+
 def _small(model: ir.Model) -> onnx.ModelProto:
-    """The model without the elements of its large weights, which no shape depends on."""
+    """The model with its large weights, which no shape depends on, as inputs, and all others in memory.
+
+    The tool reads the elements of every initializer that it comes across, and only from regular files.
+    """
     copy = model.clone()
-    hollow: dict[ir.Value, ir.TensorProtocol] = {}
-    for value in copy.graph.initializers.values():
-        tensor = value.const_value
-        if tensor is not None and tensor.size > _LARGE:
-            hollow[value] = ir.ExternalTensor(
-                "weights", 0, tensor.nbytes, tensor.dtype, shape=ir.Shape(tensor.shape.numpy()), name=value.name or ""
-            )
-    bind_tensors(hollow)
+    held: dict[ir.Value, ir.TensorProtocol] = {}
+    for graph in copy.graphs():
+        for value in list(graph.initializers.values()):
+            tensor = value.const_value
+            if tensor is None:
+                continue
+            if tensor.size <= _LARGE:
+                held[value] = ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=value.name)
+            elif graph is copy.graph:
+                del graph.initializers[value.name or ""]
+                value.const_value = None
+                value.type, value.shape = ir.TensorType(tensor.dtype), ir.Shape(tensor.shape.numpy())
+                if value not in graph.inputs:
+                    graph.inputs.append(value)
+    bind_tensors(held)
     proto: onnx.ModelProto = ir.to_proto(copy)
     del proto.graph.value_info[:]
     return proto

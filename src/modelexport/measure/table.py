@@ -1,14 +1,14 @@
-"""Figures by module call: one table, filled by many sources and shown in many ways.
+"""Figures by module call: one table type for all sources and outputs.
 
-A node's figures belong to the calls that own it, shared out among them so that nothing is lost or counted twice; a
-call's total is its own figures and those of the calls inside it. What belongs to no call is ``outside``.
+A node's figures are divided among the calls that own it, so that nothing is lost or counted twice; a call's total is
+the sum of its own figures and those of the calls inside it. Figures that belong to no call are ``outside``.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -20,6 +20,8 @@ from modelexport.errors import UsageError
 from modelexport.measure.columns import Column, Figure, Kind
 
 By = Literal["call", "module", "class"]
+OUTSIDE = "(outside of modules)"
+"""What nodes that belong to no call are called."""
 
 
 @dataclass(frozen=True)
@@ -29,13 +31,13 @@ class NodeFigures:
     name: str
     op_type: str
     calls: tuple[ModuleCall, ...]
-    """Its owners; none for what belongs to no module."""
+    """Its owners; empty if it does not belong to a module."""
     figures: Mapping[str, Figure]
     """Column to figure."""
     runs: tuple[int, ...] = ()
     """What it took in each of several runs, in the unit of the spread's column."""
-    value: str = ""
-    """The first value of the file's graph that it gives, if it gives one."""
+    place: tuple[str, str] = ("", "")
+    """The graph and the node of the file, as Model Explorer calls them; empty for a node that only the runtime has."""
 
 
 @dataclass(frozen=True)
@@ -61,23 +63,21 @@ class Table:
     columns: tuple[Column, ...]
     nodes: tuple[NodeFigures, ...] = ()
     direct: Mapping[str, Mapping[ModuleCall, Figure]] = field(default_factory=dict)
-    """Column to figures that calls have themselves, not through nodes."""
+    """Column to figures that belong to calls directly, not through nodes."""
     name: str = "model"
-    graph: str = "main_graph"
-    """The name of the file's graph."""
     notes: tuple[str, ...] = ()
-    """What the figures leave out, and other facts for the reader."""
+    """What the figures do not include, and other notes for the reader."""
 
     @property
     def shown(self) -> tuple[Column, ...]:
-        """The columns that readers see."""
+        """The columns that are shown."""
         return tuple(column for column in self.columns if not column.hidden)
 
     def column(self, name: str) -> Column:
-        """The column of a name.
+        """The column with a name.
 
         Raises:
-            UsageError: There is none; names those that there are.
+            UsageError: There is no such column; the message lists the columns.
         """
         found = next((column for column in self.shown if column.name == name), None)
         if found is None:
@@ -87,24 +87,26 @@ class Table:
 
     @cached_property
     def own(self) -> Mapping[str, Mapping[ModuleCall, Figure]]:
-        """Column to the own figures of calls, with what belongs to no call under no key."""
+        """Column to the own figures of calls, without figures that belong to no call."""
         return {column.name: self._own(column) for column in self.columns if column.kind in (Kind.SUM, Kind.LARGEST)}
 
     @cached_property
     def outside(self) -> Mapping[str, Figure]:
         """Column to the figures of what belongs to no call."""
-        nodes = [node for node in self.nodes if not node.calls]
-        sums = {
-            column.name: _joined(column, [node.figures[column.name] for node in nodes if column.name in node.figures])
-            for column in self.columns
-            if column.kind in (Kind.SUM, Kind.LARGEST)
-        }
-        found = {name: figure for name, figure in sums.items() if figure is not None}
-        return self._with_derived(found, self._runs_of(nodes))
+        return self._figures_outside([node for node in self.nodes if not node.calls])
+
+    @cached_property
+    def outside_rows(self) -> Sequence[tuple[str, Mapping[str, Figure]]]:
+        """What belongs to no call, by what it is: nodes together, and each thing that is not a node by its name."""
+        groups: dict[str, list[NodeFigures]] = {}
+        for node in self.nodes:
+            if not node.calls:
+                groups.setdefault(node.name if not node.op_type else OUTSIDE, []).append(node)
+        return [(name, self._figures_outside(nodes)) for name, nodes in groups.items()]
 
     @cached_property
     def whole(self) -> Mapping[str, Figure]:
-        """The figures of the whole file, what belongs to no call included."""
+        """The figures of the whole file, including those that belong to no call."""
         whole: dict[str, Figure] = {}
         for column in self.columns:
             if column.kind in (Kind.SUM, Kind.LARGEST):
@@ -175,7 +177,7 @@ class Table:
         """Rows with the largest own figure of a column first.
 
         Raises:
-            UsageError: There is no such column, or its figures are formulas.
+            UsageError: The column does not exist, or its figures are formulas.
         """
         column = self.column(name)
         rows = list(rows)
@@ -184,8 +186,12 @@ class Table:
         return sorted(rows, key=lambda row: -float(column.number(row.own.get(name, float("-inf")))))
 
     def numbers(self, figures: Mapping[str, Figure]) -> dict[str, Any]:
-        """Figures in the units of their columns, those of hidden columns left out."""
+        """Figures in the units of their columns, without hidden columns."""
         return {c.name: c.number(figures[c.name]) for c in self.shown if c.name in figures}
+
+    def with_column(self, column: Column, figures: Mapping[ModuleCall, Figure]) -> Table:
+        """The same table with one more column, of figures that calls have themselves: errors, sensitivity."""
+        return replace(self, columns=(*self.columns, column), direct={**self.direct, column.name: figures})
 
     def _key(self, call: ModuleCall, by: By) -> str:
         if by == "class":
@@ -206,7 +212,7 @@ class Table:
 
     @cached_property
     def _depth_first(self) -> tuple[list[ModuleCall], dict[ModuleCall, tuple[int, int]]]:
-        """The calls in an order in which those inside one lie behind it, and the range of each with those inside it."""
+        """The calls in depth-first order, and the range of each call with the calls inside it."""
         order: list[ModuleCall] = []
         ranges: dict[ModuleCall, tuple[int, int]] = {}
         pending = [(traced.call, False) for traced in reversed(self.calls.calls) if traced.parent is None]
@@ -244,17 +250,26 @@ class Table:
                     found[column.name] = 0
         return self._with_derived(found, lambda: self._runs_in(calls))
 
+    def _figures_outside(self, nodes: Sequence[NodeFigures]) -> Mapping[str, Figure]:
+        sums = {
+            column.name: _joined(column, [node.figures[column.name] for node in nodes if column.name in node.figures])
+            for column in self.columns
+            if column.kind in (Kind.SUM, Kind.LARGEST)
+        }
+        found = {name: figure for name, figure in sums.items() if figure is not None}
+        return self._with_derived(found, self._runs_of(nodes))
+
     def _with_derived(
         self, found: dict[str, Figure], runs: Callable[[], Sequence[int]] | Sequence[int]
     ) -> dict[str, Figure]:
         for column in self.columns:
-            if column.kind is Kind.RATIO:
-                above = found.get(column.of[0], 0)
+            if column.kind is Kind.RATIO and column.of[0] in found:
+                above = found[column.of[0]]
                 below = self.whole.get(column.of[1], 0) if column.share else found.get(column.of[1], 0)
                 if below and not hasattr(above, "free_symbols") and not hasattr(below, "free_symbols"):
                     found[column.name] = above / below
-            elif column.kind is Kind.SPREAD:
-                found[column.name] = _quartile_range(runs() if callable(runs) else runs)
+            elif column.kind is Kind.SPREAD and (taken := runs() if callable(runs) else runs):
+                found[column.name] = _quartile_range(taken)
         return found
 
     @cached_property
@@ -275,7 +290,7 @@ class Table:
 
 
 def share_out(figure: Figure, count: int) -> list[Figure]:
-    """A figure in parts that are as equal as whole numbers can be and add up to it; the first are the larger ones."""
+    """Split a figure into parts that are as equal as integers can be and add up to it, the larger ones first."""
     if count == 1:
         return [figure]
     if hasattr(figure, "free_symbols"):
@@ -285,7 +300,7 @@ def share_out(figure: Figure, count: int) -> list[Figure]:
 
 
 def _joined(column: Column, figures: Sequence[Figure]) -> Figure | None:
-    """The figures of several nodes or calls as one; ``None`` where there are none."""
+    """Combine the figures of several nodes or calls; ``None`` if there are none."""
     if not figures:
         return None
     if column.kind is Kind.LARGEST:
@@ -295,7 +310,7 @@ def _joined(column: Column, figures: Sequence[Figure]) -> Figure | None:
 
 
 def _quartile_range(runs: Sequence[int]) -> int:
-    """From the first to the third quartile, in whole units."""
+    """The difference of the third and the first quartile, in whole units."""
     if len(runs) < 2:
         return 0
     first, _, third = statistics.quantiles(runs, n=4, method="inclusive")

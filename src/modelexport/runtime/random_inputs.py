@@ -1,4 +1,4 @@
-"""Inputs for a file of which nothing is known but its graph inputs: ONNX Runtime says whether they fit."""
+"""Random inputs for a file of which only the graph inputs are known; a run in ONNX Runtime shows whether they fit."""
 
 from __future__ import annotations
 
@@ -10,30 +10,34 @@ import onnx_ir as ir
 import onnxruntime
 
 from modelexport.errors import InputsError
+from modelexport.graph.sizes import SYMBOL, put_size
 from modelexport.runtime.sessions import run_session
 
 _BOUNDS = (1000, 100, 10)
-"""Whole numbers are drawn from 1 up to one of these, or are all 1: what is an index and into how much is not known."""
+"""Upper bounds of integers, tried in turn (they may be indices into something of unknown size); then all are 1."""
 _SIZES = ((2, 8), (2, 32), (1, 64), (1, 224), (1, 1))
-"""For a dynamic first axis and for every other dynamic axis."""
+"""The sizes for a dynamic first axis and for every other dynamic axis."""
 
 
-def make_random_inputs(model: ir.Model, runs: onnxruntime.InferenceSession, *, seed: int = 0) -> dict[str, Any]:
+def make_random_inputs(
+    model: ir.Model, runs: onnxruntime.InferenceSession, *, seed: int = 0, given: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """Arrays that a file has run with and given no NaN: numbers drawn from a normal distribution, whole numbers, true.
 
     Args:
         model: The file, for its inputs' types and shapes.
         runs: A session for the same file.
         seed: For the values.
+        given: Arrays of inputs that are not to be drawn.
 
     Raises:
-        InputsError: The file does not run with any.
+        InputsError: The file does not run with any of the inputs that were tried.
     """
     for first, other in _SIZES:
-        shapes = {value.name or "": _shape(value, first, other) for value in model.graph.inputs}
+        shapes = _shapes(model, first, other)
         for lowest in (1, 0):
             whole: dict[str, int] = {}
-            draw = _Draw(model, shapes, seed, lowest)
+            draw = _Draw(model, shapes, seed, lowest, given or {})
             if _fits(runs, draw(whole)):
                 for name in draw.whole_numbers:
                     for bound in _BOUNDS:
@@ -42,24 +46,33 @@ def make_random_inputs(model: ir.Model, runs: onnxruntime.InferenceSession, *, s
                             break
                 return draw(whole)
     names = ", ".join(value.name or "" for value in model.graph.inputs)
-    raise InputsError(f"none of the random inputs fit ({names}): export with --reference, which keeps inputs that do")
+    raise InputsError(f"none of the random inputs fit ({names}): export with --reference, which stores inputs that fit")
 
 
 class _Draw:
-    def __init__(self, model: ir.Model, shapes: Mapping[str, tuple[int, ...]], seed: int, lowest: int) -> None:
+    def __init__(
+        self,
+        model: ir.Model,
+        shapes: Mapping[str, tuple[int, ...]],
+        seed: int,
+        lowest: int,
+        given: Mapping[str, Any],
+    ) -> None:
         self._types = {value.name or "": value.dtype or ir.DataType.FLOAT for value in model.graph.inputs}
-        self._shapes, self._seed, self._lowest = shapes, seed, lowest
-        self.whole_numbers = [name for name, dtype in self._types.items() if dtype.is_integer()]
+        self._shapes, self._seed, self._lowest, self._given = shapes, seed, lowest, given
+        self.whole_numbers = [n for n, dtype in self._types.items() if dtype.is_integer() and n not in given]
 
     def __call__(self, bounds: Mapping[str, int]) -> dict[str, Any]:
-        """Inputs whose whole numbers are below ``bounds``, or all the lowest."""
+        """Inputs whose integers are below ``bounds``, or all the lowest."""
         return dict(self._arrays(bounds))
 
     def _arrays(self, bounds: Mapping[str, int]) -> Iterator[tuple[str, Any]]:
         for index, (name, dtype) in enumerate(self._types.items()):
             random = np.random.default_rng((self._seed, index))
             shape = self._shapes[name]
-            if dtype is ir.DataType.BOOL:
+            if name in self._given:
+                yield name, self._given[name]
+            elif dtype is ir.DataType.BOOL:
                 yield name, np.ones(shape, dtype=bool)
             elif name in self.whole_numbers:
                 high = bounds.get(name, self._lowest + 1)
@@ -68,9 +81,24 @@ class _Draw:
                 yield name, random.standard_normal(shape).astype(dtype.numpy())
 
 
-def _shape(value: ir.Value, first: int, other: int) -> tuple[int, ...]:
-    sizes = value.shape or ()
-    return tuple(size if isinstance(size, int) else other if axis else first for axis, size in enumerate(sizes))
+def _shapes(model: ir.Model, first: int, other: int) -> dict[str, tuple[int, ...]]:
+    """The shapes of the inputs: a symbol has one size wherever it is, and a sum of symbols is theirs."""
+    symbols: dict[str, str] = {}
+    for value in model.graph.inputs:
+        for axis, size in enumerate(value.shape or ()):
+            if isinstance(size, ir.SymbolicDim) and size.value is not None and SYMBOL.fullmatch(size.value):
+                symbols.setdefault(size.value, str(other if axis else first))
+
+    def sized(size: int | ir.SymbolicDim, axis: int) -> int:
+        if isinstance(size, int):
+            return size
+        terms = [str(put_size(term.strip(), symbols)) for term in (size.value or "").split("+")]
+        return sum(map(int, terms)) if all(term.isdecimal() for term in terms) else other if axis else first
+
+    return {
+        value.name or "": tuple(sized(size, axis) for axis, size in enumerate(value.shape or ()))
+        for value in model.graph.inputs
+    }
 
 
 def _fits(runs: onnxruntime.InferenceSession, inputs: Mapping[str, Any]) -> bool:

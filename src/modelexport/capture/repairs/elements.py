@@ -14,7 +14,7 @@ from modelexport.capture.repairs.parts import INT64, ints, table
 
 
 def squeeze(self: Any, dim: int) -> Any:
-    """``squeeze(dim)`` of an axis whose size is not 1 is the tensor itself; torchlib squeezes it all the same.
+    """``squeeze(dim)`` of an axis whose size is not 1 is the tensor itself; torchlib squeezes it nevertheless.
 
     Upstream: https://github.com/onnx/onnx/issues/3764.
     """
@@ -22,7 +22,7 @@ def squeeze(self: Any, dim: int) -> Any:
         return op.Identity(self)
     size = self.shape[dim]
     if size != 1 and (isinstance(size, int) or size.value is not None):
-        # An open size is not 1 either: torch.export takes a size of 1 for fixed.
+        # A dynamic size is not 1 either: torch.export treats a size of 1 as fixed.
         return op.Identity(self)
     return op.Squeeze(self, ints(dim))
 
@@ -38,9 +38,9 @@ def embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int | None = None,
 ) -> Any:
-    """A sum over a table of which index is in which bag, in place of torchlib's loop over a sequence.
+    """A sum with a table that maps indices to bags, instead of torchlib's loop over a sequence.
 
-    The loop's nodes come without an FX node, so that nothing says which module they belong to.
+    The loop's nodes do not refer to an FX node, so their module would be unknown.
     """
     indices, offsets = op.Cast(indices, to=INT64), op.Cast(offsets, to=INT64)
     starts = op.Slice(offsets, ints(0), ints(-1), ints(0)) if include_last_offset else offsets
@@ -77,7 +77,7 @@ def embedding_bag(
 
 
 def histc(self: Any, bins: int = 100, min: float = 0.0, max: float = 0.0) -> Any:  # noqa: A002 - torch's names
-    """Nothing translates it. Elements outside of the bounds are not counted; the last bin has its upper bound."""
+    """torch.onnx does not translate it. Elements out of bounds are not counted; the last bin has its upper bound."""
     flat = op.Reshape(self, ints(-1))
     low, high = (op.CastLike(op.Constant(value_float=float(bound)), self) for bound in (min, max))
     if min == max:

@@ -17,7 +17,7 @@ def cross_entropy(
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
 ) -> Any:
-    """Torchlib takes ``label_smoothing`` and does nothing with it, and takes class probabilities for labels.
+    """Torchlib ignores ``label_smoothing``, and treats class probabilities as labels.
 
     Upstream: onnxscript ``aten_cross_entropy_loss`` ("this was ignored due to ONNX not support").
     """
@@ -62,10 +62,10 @@ def _reduced(losses: Any, total: Any, reduction: int) -> Any:
 
 
 def multilabel_margin_loss(self: Any, target: Any, reduction: int = 1) -> Any:
-    """The exporter decomposes it into something that computes another value.
+    """The exporter's decomposition computes another value.
 
-    The labels of a row end at the first -1. For each of them and each class that is none, ``max(0, 1 - (x[label] -
-    x[class]))`` is added, over the number of classes.
+    The labels of a row end at the first -1. For each label and each class that is not a label, ``max(0, 1 - (x[label]
+    - x[class]))`` is added; the sum is divided by the number of classes.
     """
     last = len(self.shape) - 1
     target = op.Cast(target, to=INT64)
@@ -91,7 +91,7 @@ def multilabel_margin_loss(self: Any, target: Any, reduction: int = 1) -> Any:
 
 
 def rrelu(self: Any, lower: float = 0.125, upper: float = 1 / 3, training: bool = False, generator: Any = None) -> Any:
-    """In evaluation mode its slope is the mean of the bounds; the exporter looks for a translation with noise."""
+    """In evaluation mode the slope is the mean of the bounds; the exporter looks for a translation with noise."""
     if training:
         raise ValueError("RReLU in training mode draws random slopes: put the model into evaluation mode")
     return op.LeakyRelu(self, alpha=(lower + upper) / 2)

@@ -16,7 +16,7 @@ from modelexport.capture.repairs.parts import INT64, ints, table
 
 
 def _windows(sizes: Sequence[int], outputs: Sequence[int]) -> list[tuple[np.ndarray, np.ndarray]]:
-    """For each axis the positions in each output's window, the last one repeated, and which of them count."""
+    """For each axis the positions in each output's window, padded with the last one, and which of them are valid."""
     tables = []
     for size, out in zip(sizes, outputs, strict=True):
         starts = [i * size // out for i in range(out)]
@@ -29,11 +29,11 @@ def _windows(sizes: Sequence[int], outputs: Sequence[int]) -> list[tuple[np.ndar
 
 
 def _flat_windows(self: Any, output_size: Sequence[int]) -> tuple[list[int], list[int], np.ndarray, np.ndarray]:
-    """Sizes and outputs of the axes that are pooled; the flat positions in each window, and which of them count."""
+    """Sizes and outputs of the pooled axes; the flat positions in each window, and which of them are valid."""
     axes = len(output_size)
     sizes = list(self.shape[-axes:])
     if not all(isinstance(size, int) for size in sizes):
-        raise ValueError(f"adaptive pooling of axes that are open ({', '.join(map(str, sizes))}): export fixed sizes")
+        raise ValueError(f"adaptive pooling of dynamic axes ({', '.join(map(str, sizes))}): export fixed sizes")
     outputs = [size if out is None else int(out) for size, out in zip(sizes, output_size, strict=True)]
     tables = _windows(sizes, outputs)
     cells = list(itertools.product(*(range(out) for out in outputs)))
@@ -48,14 +48,14 @@ def _flat_windows(self: Any, output_size: Sequence[int]) -> tuple[list[int], lis
 
 
 def _flat(positions: Sequence[np.ndarray], sizes: Sequence[int]) -> np.ndarray:
-    """Positions in several axes, all with all, as positions in those axes laid flat."""
+    """The flat positions of all combinations of positions in several axes."""
     grids = np.meshgrid(*positions, indexing="ij")
     flat: np.ndarray = np.ravel_multi_index(tuple(grid.ravel() for grid in grids), tuple(sizes)).astype(np.int64)
     return flat
 
 
 def _gathered(self: Any, axes: int, flat: np.ndarray) -> tuple[Any, Any]:
-    """What is in each window, in a last axis of its own, and the shape of the axes that are not pooled."""
+    """The elements of each window, in a last axis of their own, and the shape of the axes that are not pooled."""
     outer = op.Slice(op.Shape(self), ints(0), ints(len(self.shape) - axes), ints(0))
     laid = op.Reshape(self, op.Concat(outer, ints(-1), axis=0))
     found = op.Gather(laid, table(flat.ravel()), axis=-1)
@@ -63,14 +63,14 @@ def _gathered(self: Any, axes: int, flat: np.ndarray) -> tuple[Any, Any]:
 
 
 def adaptive_max_pool(self: Any, output_size: Sequence[int]) -> Any:
-    """Nothing translates it where the output's size does not divide the input's, or where the indices are used."""
+    """torch.onnx does not translate it if the output's size does not divide the input's or the indices are used."""
     _, outputs, flat, _ = _flat_windows(self, output_size)
     windows, outer = _gathered(self, len(outputs), flat)
     return _maxima(windows, table(flat), outer, outputs)
 
 
 def _maxima(windows: Any, positions: Any, outer: Any, outputs: Sequence[int]) -> Any:
-    """The largest of each window and its position, in the shape of the output."""
+    """The maximum of each window and its position, in the shape of the output."""
     shape = op.Concat(outer, ints(*outputs), axis=0)
     best = op.ArgMax(windows, axis=-1, keepdims=1)
     spread = op.Expand(positions, op.Shape(windows))
@@ -79,7 +79,7 @@ def _maxima(windows: Any, positions: Any, outer: Any, outputs: Sequence[int]) ->
 
 
 def adaptive_average_pool(self: Any, output_size: Sequence[int]) -> Any:
-    """Nothing translates it in three dimensions."""
+    """torch.onnx does not translate it in three dimensions."""
     _, outputs, flat, used = _flat_windows(self, output_size)
     windows, outer = _gathered(self, len(outputs), flat)
     shares = used / used.sum(-1, keepdims=True)
@@ -88,7 +88,7 @@ def adaptive_average_pool(self: Any, output_size: Sequence[int]) -> Any:
 
 
 def fractional_max_pool(self: Any, kernel_size: Sequence[int], output_size: Sequence[int], samples: Any) -> Any:
-    """Nothing translates it. The windows begin where the random samples say, which are an input of the operator."""
+    """torch.onnx does not translate it. The windows begin at the random samples, an input of the operator."""
     axes = len(kernel_size)
     rank, sizes = len(self.shape), list(self.shape[-axes:])
     if rank != axes + 2 or not all(isinstance(size, int) for size in sizes):
@@ -96,7 +96,7 @@ def fractional_max_pool(self: Any, kernel_size: Sequence[int], output_size: Sequ
     outer = op.Slice(op.Shape(self), ints(0), ints(2), ints(0))
     flat = None
     for axis, (size, kernel, out) in enumerate(zip(sizes, kernel_size, output_size, strict=True)):
-        # PyTorch has the samples of the last axis first.
+        # PyTorch stores the samples of the last axis first.
         sample = op.Gather(samples, op.Constant(value_int=axes - 1 - axis), axis=2)
         starts = _starts(op.Unsqueeze(sample, ints(2)), size, kernel, out)
         inside = op.Add(op.Unsqueeze(starts, ints(3)), table(np.arange(kernel, dtype=np.int64)))

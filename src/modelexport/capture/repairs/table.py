@@ -20,7 +20,7 @@ Table = dict[Callable[..., Any], Callable[..., Any]]
 
 
 def translations() -> Table:
-    """FX operator to a function that makes its ONNX nodes."""
+    """FX operator to the function that makes its ONNX nodes."""
     aten, prims = torch.ops.aten, torch.ops.prims
     return {
         aten.squeeze.dim: elements.squeeze,
@@ -75,7 +75,7 @@ def overriding() -> Table:
 
 @contextmanager
 def translations_added() -> Iterator[list[Any]]:
-    """Inside, ``torch.onnx.export`` has these translations beside those that its caller gives it.
+    """Add these translations to every call of ``torch.onnx.export`` inside the block.
 
     The exporter of transformers gives it a table of its own. What ``torch.onnx.export`` returned is in the list: that
     exporter keeps of it the graph alone, and not what the graph was translated from.
