@@ -18,6 +18,7 @@ import dataclasses
 import json
 import multiprocessing
 import os
+import re
 import sys
 import tempfile
 import time
@@ -245,7 +246,7 @@ def line_of(outcome: Outcome) -> str:
 
 
 def short(outcome: Outcome) -> str:
-    text = outcome.reason.replace("|", "\\|").replace("<", "\\<")
+    text = re.sub(r"/(?:[\w.+-]+/)+", "", outcome.reason).replace("|", "\\|").replace("<", "\\<")
     return text if len(text) <= 160 else f"{text[:157]}..."
 
 
