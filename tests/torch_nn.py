@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,7 +79,9 @@ def _case(
 
     def build() -> nn.Module:
         torch.manual_seed(0)
-        made = getattr(nn, name)(*args, **kwargs)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of deprecated classes, and of layers without elements
+            made = getattr(nn, name)(*args, **kwargs)
         if runs:
             made(*inputs())
         return made.eval()

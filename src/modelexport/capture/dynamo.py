@@ -110,7 +110,7 @@ def capture_by_dynamo(
     except ir.passes.PassError as error:
         raise _explained(error, recorder) from error
     seen: Sequence[TracedCall] = recorder.seen
-    if program is not None and not _is_annotated(program.graph):
+    if program is not None and not (seen and _is_annotated(program.graph)):
         # torch.onnx fell back to strict capture, which runs no hooks: the calls come from a run of the model.
         with collected():
             seen = trace_calls(model, *run_arguments(copy.deepcopy(inputs))).calls
