@@ -42,10 +42,21 @@ class CaptureError(UsageError):
         problem: What went wrong and where, in the exporter's words.
         address: The address of the module call that was running when it failed; ``None`` when not known.
         reason: The exporter's own reason, shortened to what fits a screen.
+        constants: Arguments whose values the model reads, so that it may be exported with them as constants.
     """
 
-    def __init__(self, problem: str, *, address: str | None = None, reason: str = "") -> None:
-        super().__init__(f"the model cannot be exported: {problem}")
+    def __init__(
+        self, problem: str, *, address: str | None = None, reason: str = "", constants: Sequence[str] = ()
+    ) -> None:
+        offered = ", ".join(constants)
+        options = " ".join(f"--constant {name}" for name in constants)
+        hint = (
+            f"\nits structure depends on the values of {offered}: {options} keeps those of the example"
+            if offered
+            else ""
+        )
+        super().__init__(f"the model cannot be exported: {problem}{hint}")
+        self.constants = tuple(constants)
         self.problem = problem
         self.address = address
         self.reason = reason

@@ -11,12 +11,15 @@ import torch
 from torch import nn
 
 from modelexport import export
-from modelexport.capture.repairs import translations
+from modelexport.capture.repairs.table import translations
 from truth import wrong
 
 A, B = torch.linspace(-2, 3, 40).reshape(2, 4, 5), torch.tensor([[0, 3], [1, -100]])
 IDS = torch.tensor([1, 2, 9, 2, 0, 5])
 BAGS = torch.tensor([0, 2, 2, 4])
+WELL = torch.linspace(0, 1, 32).reshape(2, 4, 4).sin() + 3 * torch.eye(4)
+SWAPPED = torch.tensor([[0.0, 2.0, 1.0], [1.0, 0.0, 3.0], [2.0, 1.0, 0.0]])
+MIXED = (torch.linspace(0, 9, 40) * 7).sin().reshape(2, 4, 5)
 
 
 class Computes(nn.Module):
@@ -52,7 +55,60 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "adaptive maxima": (lambda t, x: F.adaptive_max_pool2d(x, 3, return_indices=True), (A[None].clone(),)),
     "histogram": (lambda t, x: torch.histc(x, 6, -1.0, 2.0), (A,)),
     "histogram of all": (lambda t, x: torch.histc(x, 6), (A,)),
+    "functions of numbers": (
+        lambda t, x: (
+            *(x.prod(), x.prod(-1), torch.lgamma(x + 0.05), torch.lgamma(x * x * 9 + 1e-3)),
+            torch.erfinv(x / 3.001),
+        ),
+        (A,),
+    ),
+    "linear algebra": (
+        lambda t, x, y: (
+            *(torch.linalg.inv(x), torch.linalg.inv(y), torch.linalg.matrix_exp(x - 3)),
+            *(torch.linalg.solve(x, x[..., :2] * 2 + 1), torch.linalg.solve(x, x[..., 0] + 1)),
+            torch.linalg.solve(x, x[:, :2] + 1, left=False),
+            *(torch.linalg.cholesky(x @ x.mT), torch.linalg.cholesky(x @ x.mT, upper=True)),
+        ),
+        (WELL, SWAPPED),
+    ),
+    "distances": (
+        lambda t, x: [
+            *(torch.cdist(x, x + 1, p) for p in (0.0, 1.0, 2.0, 3.0, float("inf"))),
+            *(F.pdist(x[0]), F.pdist(x[1], 1.0)),
+        ],
+        (A,),
+    ),
+    "order": (
+        lambda t, x: (
+            *(x.median(), x.median(-1), x.median(1, True), x[0, 0].median(), x.kthvalue(2), x.kthvalue(3, 1, True)),
+            *(x.cummax(1), x.cummin(-1), x.cummax(0)[0]),
+            *(
+                torch.searchsorted(x.sort(-1)[0], x[..., :3] + 0.1, side=side, out_int32=side == "left")
+                for side in ("left", "right")
+            ),
+            *(torch.bucketize(x, t[:, 0]), torch.bucketize(x, t[:, 0], right=True)),
+        ),
+        (MIXED,),
+    ),
+    "different elements": (lambda t, x: x.unique(return_counts=True, return_inverse=True), (IDS.int(),)),
+    "written by a mask": (
+        lambda t, x: (
+            _assigned(x.clone(), x > 0, t[0, 0]),
+            _assigned(x.clone(), x > 9, x[x > 9]),
+            _assigned(x.clone(), x[..., 0] > 0, t[0].repeat(2)[:5]),
+            _assigned(x.clone(), x[..., 0] > 0, x[x[..., 0] > 0] * 2),
+            x.masked_scatter(x > 0, x.flatten() * 2),
+            x.masked_scatter(x[..., :1] > 9, x.flatten()[:0]),
+        ),
+        (A,),
+    ),
+    "the largest of what is padded": (lambda t, x: F.max_pool2d(F.pad(x - 9, (1, 1, 1, 1)), 3, 2), (A,)),
 }
+
+
+def _assigned(x: torch.Tensor, mask: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    x[mask] = values
+    return x
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -62,6 +118,27 @@ def test_the_file_computes_what_pytorch_does(case: str, tmp_path: Path) -> None:
     result = export(model, inputs, tmp_path / "m.onnx", frontend="dynamo", check=False)
     assert wrong(tmp_path / "m.onnx", model, inputs) == ""
     assert (result.coverage.inferred, result.coverage.untagged) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.LSTM(8, 6, 2, proj_size=3, batch_first=True),
+        nn.LSTM(8, 6, 2, proj_size=3, bidirectional=True),
+        nn.LSTM(8, 6, 1, proj_size=2, bias=False),
+    ],
+)
+def test_a_recurrent_layer_with_projection(layer: nn.LSTM, tmp_path: Path) -> None:
+    x = torch.linspace(-1, 1, 96).reshape(2, 6, 8).sin()
+    ways = 2 if layer.bidirectional else 1
+    batch = 2 if layer.batch_first else 6
+    state = torch.linspace(-1, 1, 600)[: layer.num_layers * ways * batch * layer.proj_size]
+    cell = torch.linspace(1, -1, 600)[: layer.num_layers * ways * batch * layer.hidden_size]
+    inputs = (x, (state.reshape(-1, batch, layer.proj_size), cell.reshape(-1, batch, layer.hidden_size)))
+    for given in ((x,), inputs):
+        result = export(layer.eval(), given, tmp_path / "m.onnx", frontend="dynamo", check=False)
+        assert wrong(tmp_path / "m.onnx", layer, given) == ""
+        assert (result.coverage.inferred, result.coverage.untagged) == (0, 0)
 
 
 def test_every_operator_of_the_table_is_there() -> None:

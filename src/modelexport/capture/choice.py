@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from torch import nn
 
 from modelexport.capture import FrontEnd, dynamo, torchscript
+from modelexport.capture.decisions import inputs_read
 from modelexport.capture.exported import Exported
+from modelexport.capture.scripted import scripts_converted
 from modelexport.core.messages import collected
 from modelexport.core.text import without_paths
 from modelexport.errors import CaptureError, CheckError, UntaggedNodeError, UsageError
+from modelexport.pytorch.prepared import AUTO, prepare_inputs
 
 _T = TypeVar("_T")
 
@@ -77,7 +80,9 @@ def _none_passes(errors: Sequence[Exception]) -> Exception:
         if error is not first
     )
     if isinstance(first, CaptureError):
-        combined: Exception = CaptureError(f"{first.problem}{others}", address=first.address, reason=first.reason)
+        combined: Exception = CaptureError(
+            f"{first.problem}{others}", address=first.address, reason=first.reason, constants=first.constants
+        )
     elif isinstance(first, CheckError):
         combined = CheckError(f"{first}{others}", reason=first.reason)
     else:
@@ -93,8 +98,12 @@ def capture(
     *,
     dynamic: bool = False,
     opset: int | None = None,
+    constants: Collection[str] = (),
 ) -> Exported:
     """Capture and translate a model with a front end; ``auto`` is ``dynamo``, then ``torchscript`` if that fails.
+
+    Args:
+        constants: Arguments whose values the graph keeps; ``auto``: those that it cannot be captured without.
 
     Raises:
         CaptureError: The front end failed; with ``auto``, both failed.
@@ -102,7 +111,7 @@ def capture(
         UsageError: The front end does not write this opset.
     """
     with collected() as messages:
-        exported = _capture(model, inputs, frontend, dynamic=dynamic, opset=opset)
+        exported = _capture(model, inputs, frontend, dynamic=dynamic, opset=opset, constants=constants)
     return dataclasses.replace(exported, messages=tuple(messages))
 
 
@@ -113,22 +122,50 @@ def _capture(
     *,
     dynamic: bool,
     opset: int | None,
+    constants: Collection[str],
 ) -> Exported:
     if frontend != "auto":
-        return FRONT_ENDS[frontend](model, inputs, dynamic=dynamic, opset=opset)
+        return _capture_by(frontend, model, inputs, dynamic=dynamic, opset=opset, constants=constants)
     try:
-        return dynamo.capture_by_dynamo(model, inputs, dynamic=dynamic, opset=opset)
+        return _capture_by("dynamo", model, inputs, dynamic=dynamic, opset=opset, constants=constants)
     except CaptureError as error:
         first = error
     try:
-        exported = torchscript.capture_by_tracing(model, inputs, dynamic=dynamic, opset=opset)
+        exported = _capture_by("torchscript", model, inputs, dynamic=dynamic, opset=opset, constants=constants)
     except UsageError as second:
         raise CaptureError(
             f"{first.problem}\nthe front end torchscript failed too: {_reason(second)}",
             address=first.address,
             reason=first.reason,
+            constants=first.constants,
         ) from first
     return dataclasses.replace(exported, dynamo_failure=first.problem)
+
+
+def _capture_by(
+    frontend: FrontEnd,
+    model: nn.Module,
+    inputs: Mapping[str, Any] | Sequence[Any],
+    *,
+    dynamic: bool,
+    opset: int | None,
+    constants: Collection[str],
+) -> Exported:
+    """Capture with one front end. Where the model decides by the values of inputs, offer those or take them."""
+    named = [name for name in constants if name != AUTO]
+    try:
+        with scripts_converted(model, inputs) as captured:
+            exported = FRONT_ENDS[frontend](captured, inputs, dynamic=dynamic, opset=opset, constants=named)
+        return dataclasses.replace(exported, constants=prepare_inputs(model, inputs, named).constants)
+    except CaptureError as error:
+        offered = [name for name in inputs_read(model, inputs) if name not in named]
+        if not offered:
+            raise
+        if AUTO not in constants:
+            raise CaptureError(
+                error.problem, address=error.address, reason=error.reason, constants=offered
+            ) from error.__cause__
+    return _capture_by(frontend, model, inputs, dynamic=dynamic, opset=opset, constants=[*named, *offered])
 
 
 def _reason(error: Exception) -> str:

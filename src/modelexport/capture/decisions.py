@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import contextlib
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 from torch.overrides import TorchFunctionMode
+
+from modelexport.core.messages import collected
+from modelexport.pytorch.traced import untouched
+from modelexport.pytorch.values import input_tensors, run_arguments
 
 
 class DecisionError(RuntimeError):
@@ -133,3 +140,54 @@ _SIZED_BY_VALUES = {
     "aten::bincount",
     "aten::repeat_interleave",
 }
+
+
+class InputsRead(TorchFunctionMode):
+    """Notes which inputs of a run Python reads the values of: its structure is that of these values.
+
+    A value goes on from an input through whole numbers and truth values, and through numbers made of such alone. Where
+    it meets other numbers (an embedding, a score) it is data, and what is decided by data is not the input's structure.
+    """
+
+    def __init__(self, inputs: Mapping[str, torch.Tensor]) -> None:
+        super().__init__()
+        self.read: dict[str, None] = {}
+        """Names of inputs, in the order in which they were read."""
+        self._from: dict[int, frozenset[str]] = {id(tensor): frozenset({name}) for name, tensor in inputs.items()}
+        self._alive: list[torch.Tensor] = list(inputs.values())
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        given = [*_tensors(args), *_tensors(list((kwargs or {}).values()))]
+        sources = frozenset[str]().union(*(self._from.get(id(tensor), frozenset()) for tensor in given))
+        if sources and (func in _READS_VALUES or func in _TAKES_LENGTHS):
+            self.read.update(dict.fromkeys(sorted(sources)))
+        output = func(*args, **(kwargs or {}))
+        data = any(_is_data(tensor) and id(tensor) not in self._from for tensor in given)
+        if sources and not data:
+            for tensor in _tensors([output]):
+                self._from[id(tensor)] = self._from.get(id(tensor), frozenset()) | sources
+                self._alive.append(tensor)
+        return output
+
+
+def _is_data(tensor: torch.Tensor) -> bool:
+    return bool(tensor.is_floating_point() or tensor.is_complex()) and tensor.dim() > 0
+
+
+_TAKES_LENGTHS = {torch._VF._pack_padded_sequence}
+"""What reads the values of a tensor inside of PyTorch."""
+
+
+def inputs_read(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any]) -> list[str]:
+    """The arguments, other than floating-point ones, whose values a model reads in Python. It is as before afterwards.
+
+    Nothing where the model does not run.
+    """
+    args, kwargs = run_arguments(copy.deepcopy(inputs))
+    tensors = {name: tensor for name, tensor in input_tensors(model, args, kwargs) if not _is_data(tensor)}
+    mode = InputsRead(tensors)
+    with untouched(model), collected(), contextlib.suppress(Exception), mode:
+        model(*args, **kwargs)
+    return list(mode.read)

@@ -11,10 +11,9 @@ from __future__ import annotations
 import ast
 import contextlib
 import copy
-import io
 import operator
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -26,10 +25,16 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 
 from modelexport.capture.aliases import is_written_later, passed_on
 from modelexport.capture.arguments import by_name, state_dict_names
+from modelexport.capture.binding import Bound, constants_readable, needs_binding, only_tensors
 from modelexport.capture.exported import Exported
-from modelexport.capture.hints import check_returned, way_out
+from modelexport.capture.hints import check_returned, graphs_not_printed, line_of, reason_of, way_out
 from modelexport.capture.opsets import convert_to_opset, translated_opset
-from modelexport.capture.repairs import translations_added
+from modelexport.capture.repairs.table import translations_added
+from modelexport.capture.transformers_exporter import (
+    export_around_pretrained,
+    export_pretrained,
+    has_transformers_inside,
+)
 from modelexport.core.calls import ROOT, CallTree, ModuleCall, Port, Side, TracedCall
 from modelexport.core.messages import collected
 from modelexport.core.owners import Evidence, Owner
@@ -52,6 +57,7 @@ def capture_by_dynamo(
     *,
     dynamic: bool = False,
     opset: int | None = None,
+    constants: Collection[str] = (),
 ) -> Exported:
     """Capture and translate a model. The model's state is restored afterwards, also after a failure.
 
@@ -59,6 +65,7 @@ def capture_by_dynamo(
         inputs: Keyword or positional arguments of ``model.forward``; not changed.
         dynamic: Make every axis of every input dynamic, except those that the model fixes.
         opset: The opset of the ONNX standard domain; ``None`` for the exporter's default.
+        constants: Arguments whose values the graph keeps, instead of taking them as inputs.
 
     Raises:
         CaptureError: The exporter failed. Names the module call that was running.
@@ -69,25 +76,44 @@ def capture_by_dynamo(
     watcher = _TensorWatcher()
     recorder = CallRecorder(model, _annotated, watcher.watch)
     args, kwargs = by_name(model, *run_arguments(copy.deepcopy(inputs)))
-    with untouched(model, runs=False), recorder.attached(), translations_added() as programs, collected():
+    captured: nn.Module = model
+    given: dict[str, Any] = kwargs
+    if needs_binding(args, kwargs, constants):
+        captured = Bound(model, args, kwargs, constants)
+        args, given = (), captured.given
+    with (
+        untouched(model, runs=False),
+        recorder.attached(),
+        translations_added() as programs,
+        constants_readable(),
+        graphs_not_printed(),
+        collected(),
+    ):
+        if not isinstance(model, torch.jit.ScriptModule):  # takes no hooks
+            model.register_forward_hook(only_tensors)
         failure: CaptureError | None = None
         try:
-            translated, output_names = _translate(model, args, kwargs, dynamic=dynamic, opset=translated_in)
+            translated, output_names = _translate(captured, args, given, dynamic=dynamic, opset=translated_in)
         except Exception as error:
             failure, cause = _explained(error, recorder, way_out(model, error)), error
     if failure is not None:
         check_inputs(model, inputs if isinstance(inputs, Mapping) else tuple(inputs))
         raise failure from cause
     check_returned(translated)
+    if captured is not model:
+        _without_prefix(translated, "model.")
     # If a whole graph comes from inlined functions, no node refers to its FX node, only to its name.
     program = programs[-1].exported_program
     fx_graphs = {} if program is None else {translated.graph: program.graph}
-    passes.InlinePass()(translated)
+    try:
+        passes.InlinePass()(translated)
+    except ir.passes.PassError as error:
+        raise _explained(error, recorder) from error
     seen: Sequence[TracedCall] = recorder.seen
-    if program is not None and not _is_annotated(program.graph):
+    if program is not None and not (seen and _is_annotated(program.graph)):
         # torch.onnx fell back to strict capture, which runs no hooks: the calls come from a run of the model.
         with collected():
-            seen = trace_calls(model, *copy.deepcopy((args, kwargs))).calls
+            seen = trace_calls(model, *run_arguments(copy.deepcopy(inputs))).calls
     owners = _Owners(model, seen, fx_graphs)
     calls = owners.assign(translated)
     if output_names is None:
@@ -99,6 +125,12 @@ def capture_by_dynamo(
     if opset is not None:
         convert_to_opset(translated, opset)
     return Exported(translated, calls, state_dict_names(model), values, output_names, "dynamo")
+
+
+def _without_prefix(model: ir.Model, prefix: str) -> None:
+    """Name the parameters of a model that was captured inside another module as the model does."""
+    for value in list(model.graph.initializers.values()):
+        value.name = (value.name or "").removeprefix(prefix)
 
 
 class _TensorWatcher:
@@ -171,14 +203,9 @@ def _explained(error: Exception, recorder: CallRecorder, hint: str = "") -> Capt
         cause = cause.__cause__
     call = recorder.running
     where = f" in {call}" if call is not None else ""
-    lines = [line for line in str(cause).strip().splitlines() if line.strip()]
-    reason = "\n".join(line[:200] for line in lines[:_REASON_LINES])
-    problem = f"{type(cause).__name__}{where}: {reason}{hint}"
+    reason = reason_of(cause)
+    problem = f"{type(cause).__name__}{where}{line_of(cause)}: {reason}{hint}"
     return CaptureError(problem, address=None if call is None else call.address, reason=reason)
-
-
-_REASON_LINES = 12
-"""Characters of the reason that fit on a screen; the rest is in the chained exception."""
 
 
 def _translate(
@@ -188,49 +215,27 @@ def _translate(
     from transformers import PreTrainedModel
 
     if isinstance(model, PreTrainedModel) and not args:
-        from transformers.exporters.exporter_onnx import OnnxConfig
-
-        config = OnnxConfig(dynamic=dynamic, opset_version=opset, optimize=False)
-        with contextlib.ExitStack() as translation:
-            program = _transformers_exporter(translation).export(model, kwargs, config).program
-        return program, tuple(value.name for value in program.graph.outputs)
+        return export_pretrained(model, kwargs, dynamic=dynamic, opset=opset)
     shapes = _dynamic_axes(args or kwargs) if dynamic else None
-    exported = torch.onnx.export(
-        model,
-        args,
-        kwargs=kwargs,
-        dynamic_shapes=shapes,
-        opset_version=opset,
-        dynamo=True,
-        optimize=False,
-        verbose=False,
-    )
+    if has_transformers_inside(model):
+        exported = export_around_pretrained(model, args, kwargs, shapes, opset)
+    else:
+        exported = torch.onnx.export(
+            model,
+            args,
+            kwargs=kwargs,
+            dynamic_shapes=shapes,
+            opset_version=opset,
+            dynamo=True,
+            optimize=False,
+            verbose=False,
+        )
     assert exported is not None
     program = exported.exported_program
     # torch.onnx writes a symbol even for an axis for which the capture found a single possible size.
     ranges = program.range_constraints if program is not None else {}
     rename_sizes(exported.model, {str(s): str(int(r.lower)) for s, r in ranges.items() if r.lower == r.upper})
     return exported.model, None
-
-
-def _transformers_exporter(translation: contextlib.ExitStack) -> Any:
-    """transformers' exporter, without the output that ``torch.onnx`` prints while it translates.
-
-    ``torch.onnx`` has no option to turn this off. What the model itself prints during the capture is shown.
-    """
-    from transformers.exporters.exporter_dynamo import DynamoExporter
-    from transformers.exporters.exporter_onnx import OnnxExporter
-
-    class Captured(DynamoExporter):
-        def export_program(self, *args: Any, **kwargs: Any) -> Any:
-            captured = super().export_program(*args, **kwargs)
-            translation.enter_context(contextlib.redirect_stdout(io.StringIO()))
-            return captured
-
-    class Silent(OnnxExporter, Captured):
-        pass
-
-    return Silent()
 
 
 def _dynamic_axes(value: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
@@ -28,5 +28,7 @@ class Exported:
     """The front end that made the graph."""
     dynamo_failure: str = ""
     """Why the front end that was tried first, `dynamo`, failed."""
+    constants: Mapping[str, str] = field(default_factory=dict)
+    """The arguments that the graph does not take, to the values that it keeps."""
     messages: tuple[str, ...] = ()
     """The exporter's warnings, one line each."""

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from unittest import mock
 
 import onnx_ir as ir
 import torch
+import torch.export._trace
 from torch import nn
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.nn.utils.rnn import PackedSequence
 
 from modelexport.errors import UsageError
@@ -21,6 +27,41 @@ def way_out(model: nn.Module, error: BaseException) -> str:
     if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
         return "; a module is a ScriptModule: export the model as it was before torch.jit.script"
     return ""
+
+
+def line_of(error: BaseException) -> str:
+    """The innermost line of the model's own code that an exception came through: `` (net.py:12)``."""
+    frames = [
+        f" ({Path(frame.filename).name}:{frame.lineno})"
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not any(map(Path(frame.filename).is_relative_to, _NOT_THE_MODEL))
+    ]
+    return frames[-1] if frames else ""
+
+
+_NOT_THE_MODEL = (Path(torch.__file__).parent, Path(__file__).parent.parent)
+
+
+def reason_of(cause: BaseException) -> str:
+    """Why a capture failed, in as many lines as fit a screen."""
+    if isinstance(cause, GuardOnDataDependentSymNode):
+        return (
+            f"data-dependent: Python decides by values that are computed from the inputs ({cause.cond}); "
+            f"torch.where and torch.cond decide in the graph"
+        )
+    lines = [line for line in str(cause).strip().splitlines() if line.strip()]
+    return "\n".join(line[:200] for line in lines[:_REASON_LINES])
+
+
+@contextmanager
+def graphs_not_printed() -> Iterator[None]:
+    """Inside, ``torch.export`` does not print what it captured before it failed."""
+    with mock.patch.object(torch.export._trace, "print", lambda *text, **options: None, create=True):
+        yield
+
+
+_REASON_LINES = 12
+"""What fits a screen; the rest is in the chained exception."""
 
 
 def check_returned(graph: ir.Model) -> None:

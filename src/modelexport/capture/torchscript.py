@@ -18,9 +18,8 @@ import io
 import re
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import onnx
@@ -32,9 +31,10 @@ from torch import nn
 
 from modelexport.capture import TRACED_OPSETS
 from modelexport.capture.arguments import by_name, state_dict_names
+from modelexport.capture.binding import variable_inputs
 from modelexport.capture.decisions import NoDecisions
 from modelexport.capture.exported import Exported
-from modelexport.capture.hints import check_returned, way_out
+from modelexport.capture.hints import check_returned, line_of, way_out
 from modelexport.core.calls import ROOT, CallTree, ModuleCall, Port, Side, TensorSpec, TracedCall
 from modelexport.core.messages import collected
 from modelexport.core.owners import Evidence, Owner
@@ -46,7 +46,7 @@ from modelexport.lineage.ownership import place_unowned
 from modelexport.pytorch.recorder import CallRecorder
 from modelexport.pytorch.traced import trace_calls, untouched
 from modelexport.pytorch.tracing import in_trace
-from modelexport.pytorch.values import NamedTensors, input_tensors, output_tensors, run_arguments
+from modelexport.pytorch.values import NamedTensors, output_tensors, run_arguments
 
 _INPUT = "modelexport.input."
 _SCOPE = re.compile(r"(?:^|/)c(\d+)/[^/]*$")
@@ -58,6 +58,7 @@ def capture_by_tracing(
     *,
     dynamic: bool = False,
     opset: int | None = None,
+    constants: Collection[str] = (),
 ) -> Exported:
     """Trace and translate a model. The model's state is restored afterwards, also after a failure.
 
@@ -65,6 +66,7 @@ def capture_by_tracing(
         inputs: Keyword or positional arguments of ``model.forward``; not changed.
         dynamic: Make every axis of every input dynamic. A trace cannot tell which of them the model fixes.
         opset: The opset of the ONNX standard domain, from :data:`TRACED_OPSETS`; ``None`` for the exporter's default.
+        constants: Arguments whose values the graph keeps, instead of taking them as inputs.
 
     Raises:
         CaptureError: The exporter failed, or the model's Python code depends on tensor values. Names the call and line.
@@ -79,7 +81,7 @@ def capture_by_tracing(
     args, kwargs = by_name(model, *run_arguments(copy.deepcopy(inputs)))
     with collected():
         run = trace_calls(model, *copy.deepcopy((args, kwargs)))
-    traced = _Traced(model, run, args, kwargs, dynamic)
+    traced = _Traced(model, run, args, kwargs, dynamic, constants)
     names = [f"{_INPUT}{position}" for position in range(len(traced.given))]
     axes = {
         name: {axis: _plain(f"{argument}_{axis}") for axis in range(tensor.dim())}
@@ -202,11 +204,17 @@ class _Traced(nn.Module):
     """
 
     def __init__(
-        self, model: nn.Module, run: CallTree, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic: bool
+        self,
+        model: nn.Module,
+        run: CallTree,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        dynamic: bool,
+        constants: Collection[str],
     ) -> None:
         super().__init__()
         self.model = model
-        self.given = input_tensors(model, args, kwargs)
+        self.given = variable_inputs(model, args, kwargs, constants)
         self.recorder = _Recorder(model, self._scoped, self._keep)
         self._run = run
         self._open = dynamic
@@ -370,7 +378,7 @@ def _explained(error: Exception, recorder: CallRecorder, hint: str) -> CaptureEr
     call = recorder.raised_in(error) or _translated_in(error, recorder)
     reason = next((line.strip() for line in str(error).splitlines() if line.strip()), "no reason given")[:300]
     where = f" in {call}" if call is not None else ""
-    problem = f"{type(error).__name__}{where}{_line(error)}: {reason}{hint}"
+    problem = f"{type(error).__name__}{where}{line_of(error)}: {reason}{hint}"
     return CaptureError(problem, address=None if call is None else call.address, reason=reason)
 
 
@@ -382,15 +390,3 @@ def _translated_in(error: Exception, recorder: CallRecorder) -> ModuleCall | Non
         if scope is not None:
             return recorder.seen[int(scope[1])].call
     return None
-
-
-def _line(error: BaseException) -> str:
-    frames = [
-        f" ({Path(frame.filename).name}:{frame.lineno})"
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not any(map(Path(frame.filename).is_relative_to, _NOT_THE_MODEL))
-    ]
-    return frames[-1] if frames else ""
-
-
-_NOT_THE_MODEL = (Path(torch.__file__).parent, Path(__file__).parent.parent)

@@ -203,6 +203,8 @@ def format_export(result: ExportResult) -> str:
     lines = [format_tree(result.tree, result.coverage)]
     if result.fusion is not None:
         lines += format_fusion(result.fusion)
+    if constants := result.hierarchy.settings.constants:
+        lines.append(f"kept as in the example: {', '.join(f'{name} = {value}' for name, value in constants.items())}")
     if result.check is not None:
         lines.append(_format_check(result.check))
     if result.verified is not None:

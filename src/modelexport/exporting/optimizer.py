@@ -64,7 +64,10 @@ def finish(model: ir.Model, output_names: Sequence[str], reserved: Collection[st
     Args:
         reserved: Names that no output may have: those of parameters, even of ones that the graph no longer has.
     """
+    inputs = [value.name for value in model.graph.inputs]
     passes.OutputFixPass()(model)
+    for given, name in zip(model.graph.inputs, inputs, strict=True):
+        given.name = name  # also of one that is given out as it is
     _compute_outputs(model.graph)
     for node in all_nodes(model):
         if owner_of(node) is None and node.inputs and (value := node.inputs[0]) is not None:

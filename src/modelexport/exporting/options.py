@@ -1,4 +1,4 @@
-"""The options of an export, in groups: how it is tagged, where its weights go, how it is fused and checked."""
+"""The options of an export, in groups: constants, tags, weights, fusions and checks."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
 from modelexport.capture.choice import Attempt
+from modelexport.capture.exported import Exported
 from modelexport.core.tags import Granularity
 from modelexport.errors import UsageError
 from modelexport.exporting.fusion import FuseFor
@@ -17,6 +18,15 @@ from modelexport.weights import WeightsMode
 from modelexport.weights.sources import Weights
 
 NodeNames = Literal["exporter", "path"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaptureOptions:
+    """What of the example inputs a file does not take."""
+
+    constants: Collection[str] = ()
+    """Arguments of ``forward`` whose values the file keeps; ``auto`` among them: those that it cannot be captured
+    without. What is no tensor is always kept."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +101,7 @@ class CheckOptions:
 class Keywords(TypedDict, total=False):
     """The options as keywords of :func:`modelexport.export`."""
 
+    constants: Collection[str]
     granularity: Granularity
     include: Collection[str]
     exclude: Collection[str]
@@ -113,6 +124,7 @@ class Keywords(TypedDict, total=False):
 class Options:
     """The groups together."""
 
+    capture: CaptureOptions = CaptureOptions()
     tags: TagOptions = TagOptions()
     weights: WeightOptions = WeightOptions()
     checks: CheckOptions = CheckOptions()
@@ -146,11 +158,11 @@ class Options:
             raise UsageError("fused nodes are of several modules, and functions of one: leave out --tags-as, or --fuse")
 
     def settings(
-        self, frontend: str, attempts: Sequence[Attempt], *, dynamic: bool, optimized: bool
+        self, exported: Exported, attempts: Sequence[Attempt], *, dynamic: bool, optimized: bool
     ) -> documents.Settings:
         """The settings that the sidecar records for an export with these options."""
         return documents.Settings(
-            frontend=frontend,
+            frontend=exported.frontend,
             dynamo_failure=next((one.reason for one in attempts if one.frontend == "dynamo"), ""),
             granularity=self.tags.granularity,
             include=sorted(self.tags.include),
@@ -158,4 +170,5 @@ class Options:
             dynamic=dynamic,
             optimize=optimized,
             fuse=self.fusing.fuse or "",
+            constants=dict(exported.constants),
         )

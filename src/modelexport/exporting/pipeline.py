@@ -20,6 +20,7 @@ from modelexport.exporting.report import report_path, write_report
 from modelexport.exporting.result import ExportResult
 from modelexport.files.atomic import Replacement, check_writable
 from modelexport.graph.owners import owned_operators
+from modelexport.pytorch.prepared import Prepared, prepare_inputs
 from modelexport.pytorch.repeatability import Unrepeatable, find_unrepeatable
 from modelexport.pytorch.static import module_tree
 from modelexport.tagged.documents.dag import check_dag_directory, write_dag_files
@@ -77,8 +78,9 @@ def export(
     if (folder := Path(dag_dir) if dag_dir is not None else None) is not None:
         check_dag_directory(folder)
     with stages("repeat"):
-        unrepeatable = [] if options.weights.source is not None else find_unrepeatable(model, inputs)
-    job = _Job(model, inputs, path, name, dynamic, opset, optimized, interface, options, folder, stages, unrepeatable)
+        prepared = prepare_inputs(model, inputs, options.capture.constants)
+        unrepeatable = [] if options.weights.source is not None else find_unrepeatable(model, prepared.inputs)
+    job = _Job(model, prepared, path, name, dynamic, opset, optimized, interface, options, folder, stages, unrepeatable)
     return first_that_passes(frontend, job.export_by, keep_anyway=options.checks.keep_anyway)
 
 
@@ -87,7 +89,7 @@ class _Job:
     """One export: everything except the choice of the front end."""
 
     model: nn.Module
-    inputs: Mapping[str, Any] | Sequence[Any]
+    prepared: Prepared
     path: Path
     name: str | None
     dynamic: bool
@@ -101,10 +103,12 @@ class _Job:
 
     def export_by(self, frontend: FrontEnd, attempts: Sequence[Attempt], keep_anyway: bool) -> ExportResult:
         """Export with a front end. The files are moved into place if everything succeeds."""
-        model, options, stages = self.model, self.options, self.stages
+        model, inputs, options, stages = self.model, self.prepared.inputs, self.options, self.stages
         with stages("capture"):
             tree = module_tree(model)
-            exported = self.interface(capture(model, self.inputs, frontend, dynamic=self.dynamic, opset=self.opset))
+            kept = options.capture.constants
+            captured = capture(model, inputs, frontend, dynamic=self.dynamic, opset=self.opset, constants=kept)
+            exported = self.interface(captured)
         with stages("optimize"):
             before = steps.remember(model, exported, options.weights.source)
             messages = [*exported.messages, *(steps.optimize_exported(exported, before) if self.optimized else ())]
@@ -112,7 +116,7 @@ class _Job:
         with stages("tag"):
             tagged = steps.tag(exported, before, tree, options.tags, fused)
         with stages("documents"):
-            settings = options.settings(exported.frontend, attempts, dynamic=self.dynamic, optimized=self.optimized)
+            settings = options.settings(exported, attempts, dynamic=self.dynamic, optimized=self.optimized)
             described = steps.describe(model, exported, before, tagged, name=self.name, settings=settings)
             hierarchy = described.hierarchy
         with stages("encoding"):
@@ -123,7 +127,7 @@ class _Job:
                 graph = functions.model if functions else exported.model
                 weights = steps.write_files(graph, tagged, described.files, self.path, staged, options.weights)
             check, verified = run_checks(
-                model, self.inputs, staged, self.path, hierarchy, weights, options, stages, must_pass=not keep_anyway
+                model, inputs, staged, self.path, hierarchy, weights, options, stages, must_pass=not keep_anyway
             )
             result = ExportResult(
                 path=self.path,
@@ -136,6 +140,7 @@ class _Job:
                 attempts=attempts,
                 functions=functions,
                 weights=weights,
+                notes=self.prepared.notes,
                 messages=messages,
                 fusion=fused.found if fused is not None else None,
                 unrepeatable=self.unrepeatable,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,6 +54,7 @@ def format_report(result: ExportResult) -> str:
         ),
         *_fusion(result.fusion),
         *_check(result.check),
+        *_arguments(hierarchy.settings.constants, result.notes),
         *_unrepeatable(result.unrepeatable),
         *_verification(result.verified),
         "## Time by stage",
@@ -144,6 +145,17 @@ def _fusion(fusion: Fusion | None) -> list[str]:
     ]
 
 
+def _arguments(constants: Mapping[str, str], notes: Sequence[str]) -> list[str]:
+    if not constants and not notes:
+        return []
+    kept = [(f"`{name}`", f"`{value}`") for name, value in constants.items()]
+    return [
+        "## Arguments",
+        *(["\n".join(f"- {note}" for note in notes)] if notes else []),
+        *([_table(("argument that the file does not take", "value that it keeps"), kept)] if kept else []),
+    ]
+
+
 def _unrepeatable(found: Sequence[Unrepeatable]) -> list[str]:
     if not found:
         return []
@@ -155,6 +167,8 @@ def told_of(kind: str) -> str:
     """What a file does instead of behavior that changes from run to run."""
     return {
         "random": "it draws its own numbers, or uses those of the captured run: it cannot agree with PyTorch",
+        "mask": "it computes with the attention mask; PyTorch leaves out a mask that hides nothing, and then computes "
+        "something else",
         "buffer": "it always computes with the value that the buffer had before the run",
         "no output": "it returns nothing",
         "empty output": "it returns an empty tensor, or omits the output",

@@ -51,6 +51,9 @@ class ExportResult:
     fusion: Fusion | None = None
     """Which operators of ONNX Runtime are where; ``None`` if nothing was fused."""
 
+    notes: Sequence[str] = ()
+    """What of the example inputs was left out, added or kept before the capture."""
+
     messages: Sequence[str] = ()
     """The warnings of PyTorch's exporter and of the optimizer."""
 

@@ -222,6 +222,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Why the front end `dynamo`, which ``auto`` tries first, failed; absent if it did not."""
     fuse: str = ""
     """What its nodes were fused for (``ort-cpu``); absent if they were not."""
+    constants: dict[str, str] = {}
+    """Arguments of ``forward`` that the file does not take, to the values that it keeps; absent if there are none."""
 
 
 class Hierarchy(msgspec.Struct, frozen=True, kw_only=True):

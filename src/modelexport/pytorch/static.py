@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 
 from torch import nn
@@ -52,7 +53,7 @@ def containers(model: nn.Module) -> frozenset[str]:
     return frozenset(
         path
         for path, module in model.named_modules()
-        if type(module).forward is nn.Module.forward and "forward" not in vars(module)
+        if inspect.getattr_static(type(module), "forward") is nn.Module.forward and "forward" not in vars(module)
     )
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
@@ -52,11 +54,12 @@ def trace_calls(model: nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str,
 
 
 @contextmanager
-def untouched(model: nn.Module, *, runs: bool = True) -> Iterator[None]:
+def untouched(model: nn.Module, *, runs: bool = True, masks: bool = True) -> Iterator[None]:
     """Evaluation mode, no gradients and a separate random state inside the block; the model is restored afterwards.
 
     Args:
         runs: The model computes real values in the block, so a module may overwrite its own parameters.
+        masks: Models of transformers compute with attention masks that hide nothing, as their exports do.
 
     Raises:
         InputsError: The model has lazy parameters, which its first run would create.
@@ -67,6 +70,8 @@ def untouched(model: nn.Module, *, runs: bool = True) -> Iterator[None]:
     devices = {tensor.device.index for tensor in tensors if tensor.device.type == "cuda"}
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
+        if masks:
+            stack.enter_context(masks_kept())
         stack.enter_context(torch.random.fork_rng(devices=devices))
         changed = stack.enter_context(_model_kept(model))
         for module in model.modules() if runs else ():
@@ -75,6 +80,14 @@ def untouched(model: nn.Module, *, runs: bool = True) -> Iterator[None]:
             keeper = _OwnParameters(changed)
             stack.callback(module.register_forward_pre_hook(keeper.before).remove)
             stack.callback(module.register_forward_hook(keeper.after, always_call=True).remove)
+        yield
+
+
+@contextmanager
+def masks_kept() -> Iterator[None]:
+    """Inside, transformers does not leave out an attention mask that hides nothing: what it asks before it does."""
+    masking = sys.modules.get("transformers.masking_utils")
+    with mock.patch.object(masking, "is_torchdynamo_exporting", lambda: True) if masking else nullcontext():
         yield
 
 

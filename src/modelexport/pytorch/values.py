@@ -70,6 +70,11 @@ def output_tensors(output: object) -> NamedTensors:
     return list(tensors_in(output, "output" if plain else ""))
 
 
+def as_stored(tensor: torch.Tensor) -> torch.Tensor:
+    """A parameter as a file has it: complex numbers are pairs of numbers."""
+    return torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor
+
+
 def tensor_specs(tensors: NamedTensors) -> tuple[TensorSpec, ...]:
     """Names, element types and shapes of tensors; a dynamic size is the name of its symbol."""
     return tuple(

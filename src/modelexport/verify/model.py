@@ -17,6 +17,8 @@ from modelexport.format import documents
 from modelexport.graph.nodes import required_inputs
 from modelexport.pytorch.model_run import as_array
 from modelexport.pytorch.perturbation import as_arrays, entries_of
+from modelexport.pytorch.prepared import prepare_inputs
+from modelexport.pytorch.values import as_stored
 from modelexport.pytorch.variations import telling_inputs
 from modelexport.runtime.sessions import CPU
 from modelexport.tagged.file import TaggedFile, read_tagged
@@ -77,11 +79,14 @@ def verify(
         InputsError: The inputs do not fit the file.
         UsageError: The model is not the one that was exported, or a module or provider does not exist.
     """
+    inputs = prepare_inputs(model, inputs).inputs
     tagged = _open(model, path)
     chosen = tagged.select(*modules).calls if modules else ()
     parameters = _parameters(model, tagged.model, weights)
+    claimed = sidecar or tagged.hierarchy
+    constants = () if claimed is None else tuple(claimed.settings.constants)
     runs = ModelRuns(model, tagged, weights, kept or KeptRuns())
-    whole = compare_whole(runs, inputs, perturb=perturb, others=others, provider=provider, tell=tell)
+    whole = compare_whole(runs, inputs, constants, perturb=perturb, others=others, provider=provider, tell=tell)
     if whole.perturbed:
         put_in(tagged.model, as_arrays(model, whole.perturbed, as_array).__getitem__)
     tell("verify: every call")
@@ -253,7 +258,7 @@ def _parameters(
     tensors, apart = entries_of(model), weights.tensors if weights is not None else {}
 
     def read(key: str) -> Any:
-        return apart[key].numpy() if key in apart else as_array(tensors[key])
+        return apart[key].numpy() if key in apart else as_array(as_stored(tensors[key]))
 
     def is_same_place(key: str, tensor: ir.TensorProtocol) -> bool:
         return key in apart and _same_place(apart[key], tensor)

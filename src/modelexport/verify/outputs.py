@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,16 +77,27 @@ class ModelRuns:
 
 
 def compare_whole(
-    runs: ModelRuns, inputs: Inputs, *, perturb: bool | None, others: bool, provider: str, tell: Tell
+    runs: ModelRuns,
+    inputs: Inputs,
+    constants: Collection[str],
+    *,
+    perturb: bool | None,
+    others: bool,
+    provider: str,
+    tell: Tell,
 ) -> WholeComparison:
-    """Run both and compare their outputs, on the inputs and on others."""
+    """Run both and compare their outputs, on the inputs and on others.
+
+    Args:
+        constants: Arguments that the file does not take because it has their values.
+    """
     tagged, notes = runs.tagged, list[str]()
     with runnable(tagged.path, tagged.encoding) as file:
         tell("verify: the file")
         session, told = open_as_run(file, provider)
         notes += [told] if told else []
         given = feeds(inputs, session)
-        if dropped := _dropped(inputs, input_names(session)):
+        if dropped := [name for name in _dropped(inputs, input_names(session)) if name not in constants]:
             notes.append(f"the file does not take {', '.join(dropped)}: the exporter found no use of it")
         outputs = run_session(session, given)
         tell("verify: PyTorch")

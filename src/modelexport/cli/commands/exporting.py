@@ -76,6 +76,14 @@ def export(
     ] = None,
     opset: Annotated[int | None, typer.Option(metavar="N", help="The opset of the file.")] = None,
     inputs: InputsOption = None,
+    constant: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--constant",
+            metavar="NAME",
+            help="An argument whose value the file keeps instead of taking it; auto: those without which it fails.",
+        ),
+    ] = None,
     granularity: GranularityOption = "auto",
     include: IncludeOption = None,
     exclude: ExcludeOption = None,
@@ -128,11 +136,19 @@ def export(
     from modelexport.cli.interfaces import read_interface
     from modelexport.core.stages import Stages
     from modelexport.exporting.interface import widened
-    from modelexport.exporting.options import CheckOptions, FuseOptions, Options, TagOptions, WeightOptions
+    from modelexport.exporting.options import (
+        CaptureOptions,
+        CheckOptions,
+        FuseOptions,
+        Options,
+        TagOptions,
+        WeightOptions,
+    )
     from modelexport.exporting.pipeline import export as run
 
     check_opset(opset)
     options = Options(
+        capture=CaptureOptions(constants=constant or ()),
         tags=TagOptions(
             granularity=granularity,
             include=include or (),
@@ -187,6 +203,8 @@ def export(
                 dag_dir=dag_dir,
                 stages=stages,
             )
+    for note in result.notes:
+        print(f"modelexport: warning: {note}", file=sys.stderr)
     for one in result.unrepeatable:
         from modelexport.exporting.report import told_of
 

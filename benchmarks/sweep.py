@@ -1,0 +1,295 @@
+"""Many models through `modelexport.export` and through the bare `torch.onnx.export(dynamo=True)`, side by side.
+
+    OMP_NUM_THREADS=1 python benchmarks/sweep.py [FAMILY ...] [--models NAME,...] [--ways ours,bare] [--seconds N]
+                                                 [--results FILE.jsonl] [--write]
+
+The models are those of `tests/zoo`, with random weights. Each export runs in a process of its own, which is ended after
+N seconds. A file counts as loaded if ONNX Runtime opens it, and as agreeing if it computes PyTorch's outputs, judged
+here with NumPy alone: the norm of the difference is at most a thousandth of the output's. What was found is appended to
+FILE, and a model and way that are in it are not run again, so that the table can be made in slices. `--write` puts the
+table into `docs/sweep.md`. All families take about an hour.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import multiprocessing
+import os
+import re
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+sys.path[0] = str(ROOT / "tests")  # in place of this folder, which has a file that is called as a module of Python
+
+import numpy as np  # noqa: E402
+import onnxruntime  # noqa: E402
+import torch  # noqa: E402
+from torch import nn  # noqa: E402
+
+PAGE = ROOT / "docs" / "sweep.md"
+BEGIN, END = "<!-- figures: sweep.py -->", "<!-- end -->"
+WAYS = ("ours", "bare")
+CLOSE = 1e-3
+
+
+@dataclasses.dataclass
+class Outcome:
+    """What a way of exporting gave for a model."""
+
+    family: str
+    name: str
+    way: str
+    exported: bool = False
+    loads: bool = False
+    agrees: bool = False
+    tagged: bool = True
+    """Every node has an owner, none of them inferred."""
+    intact: bool = True
+    """The model is as it was."""
+    frontend: str = ""
+    reason: str = ""
+    seconds: float = 0.0
+
+
+def tensors(value: Any, name: str = "", around: tuple[int, ...] = ()) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors in a nested value with the way to each."""
+    if isinstance(value, torch.Tensor):
+        yield name, value
+    if isinstance(value, (torch.Tensor, type, nn.Module)) or id(value) in around:
+        return
+    inside: Iterator[tuple[Any, Any]] | Any = ()
+    if isinstance(value, Mapping):
+        inside = value.items()
+    elif isinstance(value, (list, tuple)):
+        inside = enumerate(value)
+    elif hasattr(value, "__dict__"):
+        inside = vars(value).items()
+    for key, part in inside:
+        yield from tensors(part, f"{name}_{key}".lstrip("_"), (*around, id(value)))
+
+
+def judge(outcome: Outcome, path: Path, model: nn.Module, inputs: Any) -> None:
+    """Run a file beside the model."""
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    outcome.loads = True
+    given = {name.replace(".", "_"): as_numpy(tensor) for name, tensor in tensors(named(model, inputs))}
+    wanted = [value.name for value in session.get_inputs()]
+    plain = [name.removeprefix("input.").replace(".", "_") for name in wanted]
+    if set(plain) <= set(given):
+        feeds = {name: given[key] for name, key in zip(wanted, plain, strict=True)}
+    elif len(wanted) == len(given):
+        feeds = dict(zip(wanted, given.values(), strict=True))
+    else:
+        raise ValueError(f"the file takes {', '.join(wanted)}, and the model {', '.join(given)}")
+    torch.manual_seed(0)
+    with torch.no_grad():
+        made = list(tensors(model(**inputs) if isinstance(inputs, Mapping) else model(*inputs)))
+    actual = session.run(None, feeds)
+    expected = [as_numpy(tensor) for _, tensor in made]
+    if len(actual) != len(expected):
+        raise ValueError(f"PyTorch gives {len(expected)} tensors, the file {len(actual)}")
+    for one, other in zip(expected, actual, strict=True):
+        if one.shape != other.shape or not close(one, other):
+            raise ValueError(f"{one.dtype}{list(one.shape)} is {other.dtype}{list(other.shape)} and not as in PyTorch")
+    outcome.agrees = True
+
+
+def close(one: Any, other: Any) -> bool:
+    if one.dtype.kind not in "fc":
+        return bool(np.mean(one != other) <= CLOSE) if one.size else True
+    if not np.array_equal(np.isfinite(one), np.isfinite(other)):
+        return False
+    finite = np.isfinite(one)
+    difference = np.linalg.norm((one - other)[finite].astype(np.float64))
+    return bool(difference <= CLOSE * max(float(np.linalg.norm(one[finite].astype(np.float64))), 1e-3))
+
+
+def as_numpy(tensor: torch.Tensor) -> Any:
+    tensor = tensor.detach()
+    return tensor.float().numpy() if tensor.dtype is torch.bfloat16 else tensor.resolve_conj().numpy()
+
+
+def named(model: nn.Module, inputs: Any) -> Any:
+    """Positional inputs under the names of ``forward``'s arguments, where it has such."""
+    if isinstance(inputs, Mapping):
+        return inputs
+    import inspect
+
+    with contextlib.suppress(TypeError, ValueError):
+        bound = inspect.signature(model.forward).bind(*inputs)
+        if not any(isinstance(value, tuple) and value is not inputs for value in bound.arguments.values()):
+            return dict(bound.arguments)
+    return list(inputs)
+
+
+def by_ours(outcome: Outcome, case: Any, path: Path) -> None:
+    from modelexport import export
+
+    model, inputs = case()
+    before = {key: value.clone() for key, value in state(model).items()}
+    held = {name: {**vars(module)} for name, module in model.named_modules()}
+    try:
+        result = export(model, inputs, path, verify=True, **({"constants": case.constants} if case.constants else {}))
+    finally:
+        after = state(model)
+        outcome.intact = list(after) == list(before) and all(torch.equal(before[key], after[key]) for key in before)
+        for name, module in model.named_modules():
+            now = vars(module)
+            outcome.intact &= now.keys() == held[name].keys() and all(now[k] is held[name][k] for k in now)
+    outcome.exported = True
+    outcome.frontend = result.hierarchy.settings.frontend
+    outcome.tagged = not (result.coverage.inferred or result.coverage.untagged)
+    if result.verified is not None and not result.verified.agrees:
+        outcome.reason = f"verify: {result.verified.outputs[0].reason or 'a call differs'}"
+    model, inputs = case()
+    if hasattr(model, "config") and isinstance(inputs, Mapping):  # transformers exports no losses, and we say so
+        inputs = {name: value for name, value in inputs.items() if name not in ("labels", "future_values")}
+    judge(outcome, path, model, inputs)
+
+
+def state(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {k: v for k, v in model.state_dict().items() if isinstance(v, torch.Tensor)}
+
+
+def by_bare(outcome: Outcome, case: Any, path: Path) -> None:
+    model, inputs = case()
+    args, kwargs = ((), dict(inputs)) if isinstance(inputs, Mapping) else (tuple(inputs), {})
+    program = torch.onnx.export(model, args, kwargs=kwargs, dynamo=True, verbose=False)
+    assert program is not None
+    program.save(str(path))
+    outcome.exported = True
+    judge(outcome, path, *case())
+
+
+def attempt(case: Any, way: str, connection: Any) -> None:
+    """In a process of its own: one export, judged."""
+    outcome = Outcome(case.family, case.name, way)
+    started = time.perf_counter()
+    with Path(os.devnull).open("w") as nowhere:
+        os.dup2(nowhere.fileno(), 1)
+        os.dup2(nowhere.fileno(), 2)
+    warnings.simplefilter("ignore")
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            {"ours": by_ours, "bare": by_bare}[way](outcome, case, Path(folder) / "m.onnx")
+    except BaseException as error:
+        last: BaseException = error
+        while way == "bare" and last.__cause__ is not None:
+            last = last.__cause__
+        outcome.reason = f"{type(last).__name__}: {' '.join(str(last).split())[:600]}"
+    outcome.seconds = round(time.perf_counter() - started, 2)
+    connection.send(dataclasses.asdict(outcome))
+    connection.close()
+
+
+def run(case: Any, way: str, seconds: float) -> Outcome:
+    context = multiprocessing.get_context("fork")
+    receiving, sending = context.Pipe(duplex=False)
+    process = context.Process(target=attempt, args=(case, way, sending))
+    process.start()
+    sending.close()
+    outcome = Outcome(case.family, case.name, way)
+    try:
+        if receiving.poll(seconds):
+            return Outcome(**receiving.recv())
+        outcome.reason = f"took more than {seconds:.0f} s"
+    except EOFError:
+        outcome.reason = f"the process ended with {process.exitcode}"
+    finally:
+        process.kill()
+        process.join()
+    return outcome
+
+
+def table(outcomes: Sequence[Outcome]) -> str:
+    """The outcomes as Markdown: figures by family, then every model that a way does not export rightly."""
+    families = list(dict.fromkeys(outcome.family for outcome in outcomes))
+    lines = [
+        "| family | models | ours: exported | loads | agrees | all tagged | bare: exported | loads | agrees |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for family in [*families, None]:
+        of = {way: [o for o in outcomes if o.way == way and family in (o.family, None)] for way in WAYS}
+        ours, bare = of["ours"], of["bare"]
+        cells = [
+            family or "all", len(ours),
+            *(sum(getattr(o, field) for o in ours) for field in ("exported", "loads", "agrees")),
+            sum(o.exported and o.tagged for o in ours),
+            *(sum(getattr(o, field) for o in bare) for field in ("exported", "loads", "agrees")),
+        ]  # fmt: skip
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    lines += ["", "| model | way | exported | why it does not agree |", "|---|---|---|---|"]
+    lines += [
+        f"| {o.family}: {o.name} | {o.way} | {'yes' if o.exported else 'no'} | {short(o)} |"
+        for o in sorted(outcomes, key=lambda o: (families.index(o.family), o.name, o.way != "ours"))
+        if not o.agrees
+    ]
+    return "\n".join(lines)
+
+
+def line_of(outcome: Outcome) -> str:
+    """An outcome while the sweep runs: exported, loads, agrees, tagged."""
+    facts = (outcome.exported, outcome.loads, outcome.agrees, outcome.tagged)
+    marks = "".join(mark if fact else "-" for mark, fact in zip("elat", facts, strict=True))
+    changed = "" if outcome.intact else "CHANGED "
+    what = f"{outcome.family}: {outcome.name} {outcome.frontend}"
+    return f"{outcome.seconds:6.1f} {outcome.way} {marks} {what} {changed}{outcome.reason}"
+
+
+def short(outcome: Outcome) -> str:
+    text = re.sub(r"/(?:[\w.+-]+/)+", "", outcome.reason).replace("|", "\\|").replace("<", "\\<")
+    return text if len(text) <= 160 else f"{text[:157]}..."
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("families", nargs="*")
+    parser.add_argument("--models", default="")
+    parser.add_argument("--ways", default=",".join(WAYS))
+    parser.add_argument("--seconds", type=float, default=180)
+    parser.add_argument("--results", type=Path)
+    parser.add_argument("--write", action="store_true")
+    options = parser.parse_args()
+    from zoo import cases
+
+    known: dict[tuple[str, str, str], Outcome] = {}
+    if options.results and options.results.exists():
+        for line in options.results.read_text().splitlines():
+            outcome = Outcome(**json.loads(line))
+            known[outcome.family, outcome.name, outcome.way] = outcome
+    outcomes = []
+    for case in cases():
+        if options.families and case.family not in options.families:
+            continue
+        if options.models and case.name not in options.models.split(","):
+            continue
+        for way in options.ways.split(","):
+            found = known.get((case.family, case.name, way))
+            if found is None:
+                found = run(case, way, options.seconds)
+                print(line_of(found), file=sys.stderr, flush=True)
+                if options.results:
+                    with options.results.open("a") as file:
+                        file.write(json.dumps(dataclasses.asdict(found)) + "\n")
+            outcomes.append(found)
+    print(table(outcomes))
+    if options.write:
+        text = PAGE.read_text(encoding="utf-8")
+        before, _, rest = text.partition(BEGIN)
+        PAGE.write_text(f"{before}{BEGIN}\n\n{table(outcomes)}\n\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    import modelexport.exporting.pipeline
+    import modelexport.verify.model  # noqa: F401
+
+    main()

@@ -1,0 +1,160 @@
+"""Which elements go where: squeezing, bags, writes by masks and indices, counting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from onnxscript import opset18 as op
+from onnxscript.function_libs.torch_lib.ops.core import aten_index_put
+
+from modelexport.capture.repairs.parts import INT64, ints, table
+
+
+def squeeze(self: Any, dim: int) -> Any:
+    """``squeeze(dim)`` of an axis whose size is not 1 is the tensor itself; torchlib squeezes it nevertheless.
+
+    Upstream: https://github.com/onnx/onnx/issues/3764.
+    """
+    if not len(self.shape):
+        return op.Identity(self)
+    size = self.shape[dim]
+    if size != 1 and (isinstance(size, int) or size.value is not None):
+        # A dynamic size is not 1 either: torch.export treats a size of 1 as fixed.
+        return op.Identity(self)
+    return op.Squeeze(self, ints(dim))
+
+
+def embedding_bag(
+    weight: Any,
+    indices: Any,
+    offsets: Any,
+    scale_grad_by_freq: bool = False,
+    mode: int = 0,
+    sparse: bool = False,
+    per_sample_weights: Any = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> Any:
+    """A sum with a table that maps indices to bags, instead of torchlib's loop over a sequence.
+
+    The loop's nodes do not refer to an FX node, so their module would be unknown.
+    """
+    indices, offsets = op.Cast(indices, to=INT64), op.Cast(offsets, to=INT64)
+    starts = op.Slice(offsets, ints(0), ints(-1), ints(0)) if include_last_offset else offsets
+    count = op.Shape(indices)
+    zero, one = op.Constant(value_int=0), op.Constant(value_int=1)
+    positions = op.Range(zero, op.Squeeze(count, ints(0)), one)
+    ends = op.Slice(op.Concat(starts, count, axis=0), ints(1), ints(np.iinfo(np.int64).max), ints(0))
+    row = op.Unsqueeze(positions, ints(0))
+    after = op.GreaterOrEqual(row, op.Unsqueeze(starts, ints(1)))
+    inside = op.And(after, op.Less(row, op.Unsqueeze(ends, ints(1))))
+    if padding_idx is not None:
+        rows = op.Gather(op.Shape(weight), ints(0))
+        padding = ints(padding_idx) if padding_idx >= 0 else op.Add(rows, ints(padding_idx))
+        inside = op.And(inside, op.Unsqueeze(op.Not(op.Equal(indices, padding)), ints(0)))
+    found = op.Gather(weight, indices, axis=0)
+    if per_sample_weights is not None:
+        found = op.Mul(found, op.Unsqueeze(per_sample_weights, ints(1)))
+    member = op.CastLike(inside, weight)
+    sizes = op.ReduceSum(op.Cast(inside, to=INT64), ints(1), keepdims=0)
+    if mode == 2:
+        lowest = op.CastLike(op.Constant(value_float=float(np.finfo(np.float16).min)), weight)
+        if weight.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE):
+            lowest = op.CastLike(op.Constant(value_float=float("-inf")), weight)
+        masked = op.Where(op.Unsqueeze(inside, ints(2)), op.Unsqueeze(found, ints(0)), lowest)
+        filled = op.Unsqueeze(op.Greater(sizes, zero), ints(1))
+        nothing = op.CastLike(op.Constant(value_float=0.0), weight)
+        result = op.Where(filled, op.ReduceMax(masked, ints(1), keepdims=0), nothing)
+    else:
+        result = op.MatMul(member, found)
+        if mode == 1:
+            divisor = op.CastLike(op.Unsqueeze(op.Max(sizes, one), ints(1)), weight)
+            result = op.Div(result, divisor)
+    return result, op.Identity(positions), sizes, op.Identity(offsets)
+
+
+def histc(self: Any, bins: int = 100, min: float = 0.0, max: float = 0.0) -> Any:  # noqa: A002 - torch's names
+    """torch.onnx does not translate it. Elements out of bounds are not counted; the last bin has its upper bound."""
+    flat = op.Reshape(self, ints(-1))
+    low, high = (op.CastLike(op.Constant(value_float=float(bound)), self) for bound in (min, max))
+    if min == max:
+        low, high = op.ReduceMin(flat, keepdims=0), op.ReduceMax(flat, keepdims=0)
+        alike = op.Equal(low, high)
+        one = op.CastLike(op.Constant(value_float=1.0), self)
+        low, high = op.Where(alike, op.Sub(low, one), low), op.Where(alike, op.Add(high, one), high)
+    count = op.CastLike(op.Constant(value_int=bins), self)
+    place = op.Cast(op.Floor(op.Div(op.Mul(op.Sub(flat, low), count), op.Sub(high, low))), to=INT64)
+    place = op.Min(place, op.Constant(value_int=bins - 1))
+    inside = op.And(op.GreaterOrEqual(flat, low), op.LessOrEqual(flat, high))
+    hits = op.And(op.Equal(op.Unsqueeze(place, ints(1)), table(np.arange(bins))), op.Unsqueeze(inside, ints(1)))
+    return op.ReduceSum(op.CastLike(hits, self), ints(0), keepdims=0)
+
+
+def masked_scatter(self: Any, mask: Any, source: Any) -> Any:
+    """The n-th masked element is the n-th of the source; of those that are not masked, nothing is read."""
+    shape = op.Max(op.Shape(self), op.Shape(op.Expand(mask, op.Shape(self))))
+    chosen = op.Reshape(op.Expand(mask, shape), ints(-1))
+    laid = op.Reshape(op.Expand(self, shape), ints(-1))
+    return op.Reshape(op.Where(chosen, _in_turn(chosen, source), laid), shape)
+
+
+def _in_turn(chosen: Any, values: Any) -> Any:
+    """For each place that is chosen the next value; anything for the others.
+
+    transformers gathers from the values alone, which is out of bounds where there are none, and nothing is chosen.
+    """
+    nothing = op.CastLike(op.Constant(value_floats=[0.0]), values)
+    flat = op.Concat(op.Reshape(values, ints(-1)), nothing, axis=0)
+    count = op.CumSum(op.Cast(chosen, to=INT64), op.Constant(value_int=0))
+    return op.Gather(flat, op.Max(op.Sub(count, ints(1)), ints(0)))
+
+
+def index_put(self: Any, indices: Sequence[Any], values: Any, accumulate: bool = False) -> Any:
+    """Torchlib's, with indices of the type that ONNX takes, and writes by a mask also where it chooses nothing."""
+    found = [index for index in indices if index is not None]
+    mask = indices[0]
+    if mask is not None and len(found) == 1 and mask.dtype == ir.DataType.BOOL and not accumulate:
+        for _ in range(len(self.shape) - len(mask.shape)):
+            mask = op.Unsqueeze(mask, ints(-1))
+        shape = op.Shape(self)
+        if _broadcasts(values, self, len(indices[0].shape)):
+            return op.Where(mask, values, self)
+        chosen = op.Reshape(op.Expand(mask, shape), ints(-1))
+        written = _in_turn(chosen, _of_every_row(values, self, len(indices[0].shape)))
+        return op.Reshape(op.Where(chosen, written, op.Reshape(self, ints(-1))), shape)
+    return aten_index_put(self, [_widened(index) for index in indices], values, accumulate)
+
+
+def _widened(index: Any) -> Any:
+    if index is None or index.dtype in (ir.DataType.BOOL, ir.DataType.INT64):
+        return index
+    wide = op.Cast(index, to=INT64)
+    wide.shape, wide.dtype = index.shape, ir.DataType.INT64
+    return wide
+
+
+def _broadcasts(values: Any, self: Any, masked: int) -> bool:
+    """Whether every chosen row gets the same values."""
+    rows = len(values.shape) - (len(self.shape) - masked)
+    return rows <= 0 or (rows == 1 and values.shape[0] == 1)
+
+
+def _of_every_row(values: Any, self: Any, masked: int) -> Any:
+    """Values in the full width of the rows that are written."""
+    inner = list(self.shape[masked:])
+    if list(values.shape[1:]) == inner or not inner:
+        return values
+    shape = op.Concat(op.Shape(values, start=0, end=1), op.Shape(self, start=masked), axis=0)
+    return op.Expand(values, shape)
+
+
+def unique(self: Any, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False) -> Any:  # noqa: A002
+    """ONNX Runtime has code for few types."""
+    known = self.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.INT64)
+    wide = self if known else op.Cast(self, to=INT64)
+    values, _, inverse, counts = op.Unique(wide, sorted=1)
+    values = values if known else op.CastLike(values, self)
+    return values, op.Reshape(inverse, op.Shape(self)), counts

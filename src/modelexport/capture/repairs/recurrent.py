@@ -1,0 +1,94 @@
+"""Recurrent layers that ONNX has no operator for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from onnxscript import opset18 as op
+from onnxscript.function_libs.torch_lib.ops.core import aten_lstm
+
+from modelexport.capture.repairs.parts import ints
+
+_END = np.iinfo(np.int64).max
+
+
+def lstm(
+    input: Any,  # noqa: A002 - torch's names
+    hx: Sequence[Any],
+    params: Sequence[Any],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> Any:
+    """Torchlib takes the fifth parameter of a layer with ``proj_size`` for the first of the next layer.
+
+    ONNX has no projection. A layer without one whose recurrent weights are those of the projected state, ``W P``, makes
+    the same states before they are projected, except in the first step, whose state is given projected: that step is
+    written out. Upstream: https://github.com/k2-fsa/icefall/pull/621.
+    """
+    directions = 2 if bidirectional else 1
+    each = len(params) // (num_layers * directions)
+    if each == (4 if has_biases else 2):
+        return aten_lstm(input, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first)
+    given = op.Transpose(input, perm=[1, 0, 2]) if batch_first else input
+    states: list[Any] = []
+    cells: list[Any] = []
+    for layer in range(num_layers):
+        made = []
+        for direction in range(directions):
+            index = layer * directions + direction
+            weights = params[index * each : (index + 1) * each]
+            first = [op.Squeeze(op.Slice(one, ints(index), ints(index + 1), ints(0)), ints(0)) for one in hx]
+            output, state, cell = _projected(given, first[0], first[1], weights, reverse=bool(direction))
+            made.append(output)
+            states.append(op.Unsqueeze(state, ints(0)))
+            cells.append(op.Unsqueeze(cell, ints(0)))
+        given = made[0] if directions == 1 else op.Concat(*made, axis=-1)
+    output = op.Transpose(given, perm=[1, 0, 2]) if batch_first else given
+    return output, op.Concat(*states, axis=0), op.Concat(*cells, axis=0)
+
+
+def _projected(x: Any, state: Any, cell: Any, weights: Sequence[Any], *, reverse: bool) -> tuple[Any, Any, Any]:
+    """One layer in one direction: what it gives at each step, and the last state and cell."""
+    w, r, projection = weights[0], weights[1], weights[-1]
+    biases = weights[2:4] if len(weights) == 5 else ()
+    hidden = r.shape[0] // 4
+    first, rest = (ints(-1), ints(_END)), (ints(0), ints(-1))
+    if not reverse:
+        first, rest = (ints(0), ints(1)), (ints(1), ints(_END))
+    step = op.Squeeze(op.Slice(x, *first, ints(0)), ints(0))
+    gates = op.Add(op.MatMul(step, _turned(w)), op.MatMul(state, _turned(r)))
+    for bias in biases:
+        gates = op.Add(gates, bias)
+    i, f, g, o = (op.Slice(gates, ints(k * hidden), ints((k + 1) * hidden), ints(-1)) for k in range(4))
+    cell = op.Add(op.Mul(op.Sigmoid(f), cell), op.Mul(op.Sigmoid(i), op.Tanh(g)))
+    plain = op.Mul(op.Sigmoid(o), op.Tanh(cell))
+    given = [
+        op.Slice(x, *rest, ints(0)),
+        op.Unsqueeze(_reordered(w, hidden), ints(0)),
+        op.Unsqueeze(_reordered(op.MatMul(r, projection), hidden), ints(0)),
+        op.Unsqueeze(op.Concat(*(_reordered(bias, hidden) for bias in biases), axis=0), ints(0)) if biases else None,
+        None,
+        op.Unsqueeze(plain, ints(0)),
+        op.Unsqueeze(cell, ints(0)),
+    ]
+    y, last, last_cell = op.LSTM(*given, hidden_size=hidden, direction="reverse" if reverse else "forward")
+    both = [op.Unsqueeze(plain, ints(0)), op.Squeeze(y, ints(1))]
+    steps = op.Concat(*(reversed(both) if reverse else both), axis=0)
+    turned = _turned(projection)
+    return op.MatMul(steps, turned), op.MatMul(op.Squeeze(last, ints(0)), turned), op.Squeeze(last_cell, ints(0))
+
+
+def _turned(matrix: Any) -> Any:
+    return op.Transpose(matrix, perm=[1, 0])
+
+
+def _reordered(weights: Any, hidden: int) -> Any:
+    """PyTorch has the gates as i, f, g, o, ONNX as i, o, f, g."""
+    parts = [op.Slice(weights, ints(k * hidden), ints((k + 1) * hidden), ints(0)) for k in (0, 3, 1, 2)]
+    return op.Concat(*parts, axis=0)

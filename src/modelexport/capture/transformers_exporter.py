@@ -1,0 +1,96 @@
+"""What transformers' ONNX exporter does for its models, also for modules that have one of its models inside.
+
+Its exporter takes a ``PreTrainedModel`` and its keyword arguments. For any other module the same is done here in the
+same order: its patches of transformers and of torch, its fixes of the captured program, its translations, its fixes of
+the graph. All of it is public in ``transformers.exporters`` but for the table of translations.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+from collections.abc import Iterator
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from torch import nn
+
+
+def has_transformers_inside(model: nn.Module) -> bool:
+    """Whether a module is a model of transformers, or has one among its parts."""
+    from transformers import PreTrainedModel
+
+    return any(isinstance(module, PreTrainedModel) for module in model.modules())
+
+
+def export_pretrained(
+    model: nn.Module, kwargs: dict[str, Any], *, dynamic: bool, opset: int | None
+) -> tuple[ir.Model, tuple[str, ...]]:
+    """Export a ``PreTrainedModel`` by keyword arguments; the graph and the names of its outputs."""
+    from transformers.exporters.exporter_onnx import OnnxConfig
+
+    config = OnnxConfig(dynamic=dynamic, opset_version=opset, optimize=False)
+    with contextlib.ExitStack() as translation:
+        program = _silent_exporter(translation).export(model, kwargs, config).program
+    return program, tuple(value.name for value in program.graph.outputs)
+
+
+def _silent_exporter(translation: contextlib.ExitStack) -> Any:
+    """transformers' exporter, which does not print what ``torch.onnx`` says while it translates.
+
+    It prints, and has no option not to. What the model itself prints, while it is captured before that, is shown.
+    """
+    from transformers.exporters.exporter_dynamo import DynamoExporter
+    from transformers.exporters.exporter_onnx import OnnxExporter
+
+    class Captured(DynamoExporter):  # type: ignore[misc, unused-ignore]
+        def export_program(self, *args: Any, **kwargs: Any) -> Any:
+            captured = super().export_program(*args, **kwargs)
+            translation.enter_context(contextlib.redirect_stdout(io.StringIO()))
+            return captured
+
+    class Silent(OnnxExporter, Captured):  # type: ignore[misc, unused-ignore]
+        pass
+
+    return Silent()
+
+
+def export_around_pretrained(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any, opset: int | None
+) -> Any:
+    """Export a module with a model of transformers inside; what ``torch.onnx.export`` gives."""
+    from transformers.exporters import exporter_onnx
+    from transformers.exporters.utils import apply_fx_node_fixes, apply_patches
+
+    with _prepared(model), apply_patches("onnx"):
+        with torch.no_grad(), apply_patches("dynamo"):
+            program = torch.export.export(
+                model, copy.deepcopy(args), copy.deepcopy(kwargs), dynamic_shapes=shapes, strict=False
+            )
+        apply_fx_node_fixes("onnx", program.graph_module)
+        exported = torch.onnx.export(
+            program,
+            args,
+            kwargs=kwargs,
+            custom_translation_table=exporter_onnx._ONNX_TRANSLATION_TABLE,
+            opset_version=opset,
+            dynamo=True,
+            optimize=False,
+            verbose=False,
+        )
+    exporter_onnx.apply_onnx_ir_fixes(exported)
+    return exported
+
+
+@contextlib.contextmanager
+def _prepared(model: nn.Module) -> Iterator[None]:
+    from transformers import PreTrainedModel
+    from transformers.exporters.exporter_dynamo import register_cache_pytrees_for_model, reset_model_state
+
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel):
+            register_cache_pytrees_for_model(module)
+    with reset_model_state(model):
+        yield

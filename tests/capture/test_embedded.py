@@ -1,0 +1,111 @@
+"""Modules with a model of transformers inside, attention masks that hide nothing, and ScriptModules."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import zoo.embedded
+from modelexport import export
+from modelexport.pytorch.repeatability import find_unrepeatable
+from modelexport.pytorch.traced import masks_kept
+
+QUICK = ["mixtral"]
+"""Experts, which the bare exporter has no translation for."""
+
+
+def _check(case: Any, path: Path) -> None:
+    model, inputs = case()
+    result = export(model, inputs, path, frontend="dynamo", verify=True)
+    assert result.verified is not None
+    assert result.verified.agrees
+    assert (result.coverage.inferred, result.coverage.untagged) == (0, 0)
+
+
+@pytest.mark.parametrize("case", [c for c in zoo.embedded.CASES if c.name in QUICK], ids=lambda case: case.name)
+def test_a_module_around_a_transformers_model(case: Any, tmp_path: Path) -> None:
+    _check(case, tmp_path / "m.onnx")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [c for c in zoo.embedded.CASES if c.name not in QUICK], ids=lambda case: case.name)
+def test_every_other_module_around_a_transformers_model(case: Any, tmp_path: Path) -> None:
+    _check(case, tmp_path / "m.onnx")
+
+
+class Bidirectional(nn.Module):
+    """Attends causally by its mask, and both ways where there is none."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        from transformers import masking_utils
+
+        keep = not masking_utils._ignore_causal_mask_sdpa(torch.ones(x.shape[:2]).bool(), x.shape[1], x.shape[1], 0, 0)
+        mask = torch.ones(x.shape[1], x.shape[1]).tril().bool() if keep else None
+        return nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=mask)
+
+
+def test_a_model_that_computes_otherwise_without_its_mask_is_told() -> None:
+    x = torch.linspace(-1, 1, 24).reshape(1, 6, 4).sin()
+    model = Bidirectional()
+    assert [one.kind for one in find_unrepeatable(model, (x,))] == ["mask"]
+    with masks_kept():
+        kept = model(x)
+    assert not torch.allclose(kept, model(x))
+
+
+def test_what_is_asked_before_a_mask_is_left_out_is_still_that() -> None:
+    """A canary: `masks_kept` answers a question of another package."""
+    from transformers import masking_utils
+
+    for function in (masking_utils._ignore_causal_mask_sdpa, masking_utils._ignore_bidirectional_mask_sdpa):
+        assert "is_torchdynamo_exporting()" in inspect.getsource(function)
+
+
+class Part(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.relu(self.inner(x))
+        if x.shape[0] > 2:
+            y = y + 1
+        return y
+
+
+class Scripted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self.part = torch.jit.script(Part().eval())
+        self.out = nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.part(x) + self.part(x * 2))
+
+
+@pytest.mark.parametrize("frontend", ["dynamo", "torchscript"])
+def test_a_scripted_part_is_one_call_with_its_own_parameters(frontend: Any, tmp_path: Path) -> None:
+    model, x = Scripted().eval(), torch.linspace(-1, 1, 12).reshape(3, 4)
+    part = model.part
+    result = export(model, (x,), tmp_path / "m.onnx", frontend=frontend, verify=True)
+    assert model.part is part
+    assert result.verified is not None
+    assert result.verified.agrees
+    assert [call.address for call in result.hierarchy.calls] == ["", "part", "part@1", "out"]
+    parameters = {key for one in result.hierarchy.initializers for key in one.parameter}
+    assert {"part.inner.weight", "part.inner.bias"} <= parameters
+
+
+def test_a_scripted_model(tmp_path: Path) -> None:
+    model, x = Scripted().part, torch.linspace(-1, 1, 12).reshape(3, 4)
+    result = export(model, {"x": x}, tmp_path / "m.onnx", verify=True)
+    assert result.verified is not None
+    assert result.verified.agrees

@@ -1,0 +1,56 @@
+"""Models from outside the tests' table: each is exported, tagged and right, or refused with a known reason."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import zoo
+from modelexport import export
+from modelexport.errors import ModelExportError
+
+QUICK = {"dict-out", "in-place", "masked-scatter", "graph"}
+"""The rest is run with the slow tests."""
+REFUSED = {
+    "branches": "data-dependent",
+    "fft": "einsum",
+    "istft": "int32",
+    "func-grad": "constant",
+    "svd": "_linalg_svd",
+    "statistics": "aten.equal",
+    "hdemucs": "aten.pad",
+    "tacotron2": "packed sequences",
+    "univnet": "randn",
+    "mimi": "data-dependent",
+    "fastspeech2": "data-dependent",
+}
+"""Name to part of the reason."""
+RANDOM = {"timeseries", "vits"}
+"""Models that draw random numbers, so that no file agrees with them."""
+CASES = [case for case in zoo.cases() if case.family != "with transformers inside"]
+
+
+def _check(case: zoo.Case, path: Path) -> None:
+    model, inputs = case()
+    if case.name in REFUSED:
+        with pytest.raises(ModelExportError, match=REFUSED[case.name]):
+            export(model, inputs, path, constants=case.constants)
+        return
+    result = export(model, inputs, path, constants=case.constants)
+    assert result.check is not None
+    assert result.check.status == ("skipped" if case.name in RANDOM else "passed")
+    assert (result.coverage.inferred, result.coverage.untagged) == (0, 0)
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.name in QUICK], ids=lambda case: case.name)
+def test_a_model_is_exported_tagged_and_right(case: zoo.Case, tmp_path: Path) -> None:
+    _check(case, tmp_path / "m.onnx")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "case", [c for c in CASES if c.name not in QUICK], ids=lambda case: f"{case.family}-{case.name}"
+)
+def test_every_other_model(case: zoo.Case, tmp_path: Path) -> None:
+    _check(case, tmp_path / "m.onnx")
