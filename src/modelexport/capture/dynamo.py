@@ -30,6 +30,7 @@ from modelexport.capture.exported import Exported
 from modelexport.capture.hints import check_returned, way_out
 from modelexport.capture.opsets import convert_to_opset, translated_opset
 from modelexport.capture.repairs import translations_added
+from modelexport.capture.reuse import decomposed_once
 from modelexport.core.calls import ROOT, CallTree, ModuleCall, Port, Side, TracedCall
 from modelexport.core.messages import collected
 from modelexport.core.owners import Evidence, Owner
@@ -52,6 +53,7 @@ def capture_by_dynamo(
     *,
     dynamic: bool = False,
     opset: int | None = None,
+    reuse: bool = True,
 ) -> Exported:
     """Capture and translate a model. It is as before afterwards, also when this fails.
 
@@ -59,6 +61,7 @@ def capture_by_dynamo(
         inputs: Keyword or positional arguments of ``model.forward``; not changed.
         dynamic: Leave every axis of every input that the model does not fix open.
         opset: The opset of the ONNX standard domain; ``None`` for the exporter's default.
+        reuse: Decompose calls whose captured graphs are equal once. The result is the same without.
 
     Raises:
         CaptureError: The exporter gave up. Names the module call that was running.
@@ -69,7 +72,8 @@ def capture_by_dynamo(
     watcher = _TensorWatcher()
     recorder = CallRecorder(model, _annotated, watcher.watch)
     args, kwargs = by_name(model, *run_arguments(copy.deepcopy(inputs)))
-    with untouched(model, runs=False), recorder.attached(), translations_added() as programs, collected():
+    once = decomposed_once(recorder.seen, ADDRESS_KEY, reuse=reuse)
+    with untouched(model, runs=False), recorder.attached(), translations_added() as programs, once, collected():
         failure: CaptureError | None = None
         try:
             translated, output_names = _translate(model, args, kwargs, dynamic=dynamic, opset=translated_in)
