@@ -153,6 +153,16 @@ def test_equal_layers_are_decomposed_once() -> None:
     assert (nodes[True] - placeholders) * 2 < nodes[False] - placeholders
 
 
+class Named(nn.Module):
+    def forward(self, input: torch.Tensor, sum: torch.Tensor) -> torch.Tensor:
+        return input.sum() + sum
+
+
+def test_inputs_keep_names_that_torch_fx_avoids() -> None:
+    exported = capture_by_dynamo(Named(), {"input": torch.randn(2), "sum": torch.randn(2)})
+    assert [value.name for value in exported.model.graph.inputs] == ["input", "sum"]
+
+
 def run_case(name: str, dynamic: bool) -> None:
     case = models.case(name)
     model, inputs = case.build().eval(), case.inputs()

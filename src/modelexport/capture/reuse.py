@@ -102,6 +102,7 @@ def _reduced(graph: torch.fx.Graph, classes: Sequence[tuple[Region, ...]]) -> to
     for node in graph.nodes:
         if node not in skipped:
             env[node] = reduced.node_copy(node, env.__getitem__)
+            env[node].name = node.name
             if node in positions:
                 env[node].meta["custom"] = {**(node.meta.get("custom") or {}), _POSITION: positions[node]}
         elif node in ends:
@@ -145,6 +146,7 @@ def _rebuild(program: ExportedProgram, copies: Sequence[Region]) -> None:
     for node in old.nodes:
         if node.op == "placeholder":  # first, so that nothing else has their names
             env[node] = new.node_copy(node)
+            env[node].name = node.name  # also one that torch.fx avoids, such as `input`
     bodies: dict[tuple[torch.fx.Node, ...], list[torch.fx.Node]] = {}
     for node in old.nodes:
         if node in env:
