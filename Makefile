@@ -1,11 +1,12 @@
 # make demo   set up, export the built-in model, show its tree
 # make test   set up, lint, check types and imports, run the tests
+# make figures   measure again, and rewrite the tables of figures in the docs; ONLY=extract for one script
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test check test-slow bench clean
+.PHONY: demo test check test-slow bench figures clean
 
 demo: .venv/installed
 	@mkdir -p demo
@@ -24,7 +25,10 @@ test-slow: .venv/installed-for-tests
 	$(BIN)/pytest -n 2 -m slow
 
 bench: .venv/installed-for-tests
-	for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done
+	for script in $(filter-out benchmarks/tables.py,$(wildcard benchmarks/*.py)); do $(BIN)/python $$script || exit 1; done
+
+figures: .venv/installed-for-tests
+	$(BIN)/python benchmarks/tables.py $(ONLY)
 
 clean:
 	rm -rf .venv demo

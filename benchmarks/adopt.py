@@ -1,12 +1,14 @@
 """Adopt what other exporters write, and compare the owners with those of our own export of the same model.
 
-    OMP_NUM_THREADS=1 python benchmarks/adopt.py [MODEL ...]
+    OMP_NUM_THREADS=1 python benchmarks/adopt.py [MODEL ...]     the table of exporters by models
+    OMP_NUM_THREADS=1 python benchmarks/adopt.py --cost          time by nodes
 
 Two exports of a model have no names in common. So what is compared is how many nodes of each operator each call has,
 for the operators of which both files have equally many: `compared` is their share of the nodes. Of these, `call` is the
 share that the same call has in both, and `module` that the same module has, whatever the number of the call. Constants
-and Identity are left out. A node of several owners counts for the first. At the end, what adopting costs: a chain of
-many modules, against reading and writing the same file.
+and Identity are left out. A node of several owners counts for the first. A cell is `call of compared`, or
+`call, module of compared` where these two differ. `--cost` is what adopting costs: a chain of many modules, against
+reading and writing the same file.
 
 Needs what `make test` installs; about three minutes.
 """
@@ -164,37 +166,53 @@ def quiet(work: Callable[[], Any]) -> Any:
 def main() -> None:
     logging.disable(logging.WARNING)
     transformers.logging.set_verbosity_error()
-    print("| model | adopted | exact | derived | inferred | untagged | compared | call | module |")
-    print("|---|---|---|---|---|---|---|---|---|")
-    for name in sys.argv[1:] or MODELS:
-        build, inputs = MODELS[name]
-        torch.manual_seed(0)
-        model = build()
-        with tempfile.TemporaryDirectory() as directory:
-            folder = Path(directory)
-            for optimized in (False, True):
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")
-                    modelexport.export(model, inputs, folder / f"own-{optimized}.onnx", optimized=optimized)
-            for what, optimized, make in programs(model, inputs, folder):
-                try:
-                    program = quiet(make)
-                except Exception as error:  # what an exporter cannot export is a result
-                    print(f"| {name} | {what} | not exported: {type(error).__name__} | | | | | | |", flush=True)
-                    continue
-                coverage = modelexport.adopt(program, folder / "adopted.onnx").coverage
-                own = folder / f"own-{optimized}.onnx"
-                wrapper = "model" if what == "TorchScript file" else ""
-                nodes, compared, call, module = compare(folder / "adopted.onnx", own, wrapper)
-                shares = f"{compared / nodes:.1%} | {call / compared:.1%} | {module / compared:.1%}"
-                counts = f"{coverage.exact} | {coverage.derived} | {coverage.inferred} | {coverage.untagged}"
-                print(f"| {name} | {what} | {counts} | {shares} |", flush=True)
-    if not sys.argv[1:]:
+    if sys.argv[1:] == ["--cost"]:
         cost()
+        return
+    names = sys.argv[1:] or list(MODELS)
+    rows: defaultdict[str, list[str]] = defaultdict(list)
+    for name in names:
+        for what, cell in agreement(name):
+            rows[what].append(cell)
+    print(f"| adopted | {' | '.join(names)} |\n|{'---|' * (len(names) + 1)}")
+    for what, cells in rows.items():
+        print(f"| {what} | {' | '.join(cells)} |")
+
+
+def agreement(name: str) -> Iterator[tuple[str, str]]:
+    """For each thing that a model can be adopted from, how it agrees with our own export."""
+    build, inputs = MODELS[name]
+    torch.manual_seed(0)
+    model = build()
+    with tempfile.TemporaryDirectory() as directory:
+        folder = Path(directory)
+        for optimized in (False, True):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                modelexport.export(model, inputs, folder / f"own-{optimized}.onnx", optimized=optimized)
+        for what, optimized, make in programs(model, inputs, folder):
+            try:
+                program = quiet(make)
+            except Exception as error:  # what an exporter cannot export is a result
+                print(f"{name}, {what}: {type(error).__name__}: {error}"[:300], file=sys.stderr, flush=True)
+                yield what, "not exported"
+                continue
+            coverage = modelexport.adopt(program, folder / "adopted.onnx").coverage
+            own = folder / f"own-{optimized}.onnx"
+            wrapper = "model" if what == "TorchScript file" else ""
+            nodes, compared, call, module = compare(folder / "adopted.onnx", own, wrapper)
+            print(f"{name}, {what}: {coverage}", file=sys.stderr, flush=True)
+            shares = dict.fromkeys((percent(call / compared), percent(module / compared)))
+            yield what, f"{', '.join(shares)} of {compared / nodes:.0%}".replace("%", " %")
+
+
+def percent(share: float) -> str:
+    """With a decimal where there is one to see."""
+    return f"{100 * share:.1f}".removesuffix(".0") + "%"
 
 
 def cost() -> None:
-    print("\n| nodes | load and save | adopt | ratio |\n|---|---|---|---|")
+    print("| nodes | load and save | adopt | ratio |\n|---|---|---|---|")
     with tempfile.TemporaryDirectory() as directory:
         path, output = Path(directory, "chain.onnx"), Path(directory, "out.onnx")
         for size in SIZES:

@@ -1,6 +1,6 @@
 """How many operations carry the tag of another layer than the one that computed them, for three ways of tagging.
 
-    python benchmarks/contamination.py [--write] [NAME ...]
+    python benchmarks/contamination.py [NAME ...]
 
 - `projected`, the older way: hooks record the order of the modules in a run, and the record is laid over the nodes of
   a finished graph in order, each module on as many nodes as any other;
@@ -12,9 +12,6 @@ without which a layer's output cannot be computed from what the layer got is tha
 only; one that no layer's output needs behind its boundaries is outside. What several layers need (a mask that a model
 makes only while it is captured) is not judged. Layers are the outermost calls of modules with a number for a name
 whose class is not torch's.
-
-`--write` puts the tables into docs/frontends.md. Beyond the dependencies of the project it needs what tests/models.py
-does.
 
 Needs what `make test` installs; about four minutes.
 """
@@ -37,24 +34,22 @@ import onnx_ir as ir
 import torch
 from torch import nn
 
-REPOSITORY = Path(__file__).parent.parent
-sys.path.insert(0, str(REPOSITORY / "tests"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
-import modelexport  # noqa: E402
-import models  # noqa: E402
-from modelexport.api import TaggedModel  # noqa: E402
-from modelexport.core.calls import ModuleCall  # noqa: E402
-from modelexport.core.modules import ModuleTree  # noqa: E402
-from modelexport.graph.owners import owner_of  # noqa: E402
-from modelexport.pytorch.loading import load_model  # noqa: E402
-from modelexport.pytorch.recorder import CallRecorder  # noqa: E402
-from modelexport.pytorch.static import module_tree  # noqa: E402
-from modelexport.pytorch.traced import untouched  # noqa: E402
-from modelexport.runtime.sessions import open_session, run_session, with_outputs  # noqa: E402
-from modelexport.verify.model import as_array, feeds  # noqa: E402
+import modelexport
+import models
+from modelexport.api import TaggedModel
+from modelexport.core.calls import ModuleCall
+from modelexport.core.modules import ModuleTree
+from modelexport.graph.owners import owner_of
+from modelexport.pytorch.loading import load_model
+from modelexport.pytorch.model_run import as_array
+from modelexport.pytorch.recorder import CallRecorder
+from modelexport.pytorch.static import module_tree
+from modelexport.pytorch.traced import untouched
+from modelexport.runtime.sessions import open_session, run_session, with_outputs
+from modelexport.verify.feeding import feeds
 
-PAGE = REPOSITORY / "docs" / "frontends.md"
-BEGIN, END = "<!-- contamination -->", "<!-- end of contamination -->"
 WAYS = ("projected", "torchscript", "dynamo")
 Built = tuple[nn.Module, dict[str, Any]]
 
@@ -272,7 +267,6 @@ def listed(counts: Counter[str]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="put the tables into docs/frontends.md")
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(MODELS))
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -286,12 +280,7 @@ def main() -> None:
             for way in WAYS:
                 results[name, way] = measure(way, model, inputs, Path(folder))
                 print(f"{name}, {way}: {results[name, way].pairs.total()} contaminated", file=sys.stderr)
-    text = tables(results)
-    print(text)
-    if arguments.write:
-        page = PAGE.read_text()
-        before, after = page.partition(BEGIN)[0], page.partition(END)[2]
-        PAGE.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}")
+    print(tables(results))
     if any(m.pairs for (_, way), m in results.items() if way != "projected"):
         raise SystemExit("a front end gave an operation another layer's tag")
 

@@ -23,6 +23,7 @@ from torch import nn
 
 from modelexport.exporting.pipeline import export
 from modelexport.exporting.result import ExportResult
+from modelexport.files.atomic import Replacement
 from modelexport.tagged.documents import reading
 from modelexport.tagged.documents.dag import write_dag_files
 
@@ -59,7 +60,8 @@ def measure(nodes: int, directory: Path) -> tuple[ExportResult, float, float]:
     for file, content in zip(files, written, strict=True):  # the export writes them together with the model
         file.write_bytes(content)
     merged = time.perf_counter()
-    write_dag_files(directory / f"dags-{nodes}", dags)
+    with Replacement() as replacement:
+        write_dag_files(replacement, directory / f"dags-{nodes}", dags)
     return result, result.seconds["documents"] + merged - began, time.perf_counter() - merged
 
 

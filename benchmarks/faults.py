@@ -7,6 +7,8 @@ if the report says `differ` and names the call that owns the changed node, or th
 found, `first` counts the ones that the report points at before any other. What is not found is run again, both files in
 ONNX Runtime with the same inputs: where the values are what they were, within rounding, the fault computes the same and
 is listed apart, with the largest difference measured. Everything else is an error, and ends with status 1.
+
+Needs what `make test` installs; about a minute for each model of the list.
 """
 
 from __future__ import annotations

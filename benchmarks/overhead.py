@@ -8,7 +8,7 @@ Each run is a process of its own, which builds the model, exports a tiny one to 
 take turns, and the ratios are those of the medians of the same table. Seconds are those of the clock; `--cpu` counts
 the processor's, for a machine that has other work.
 
-Needs the project alone; about fifteen minutes for all models.
+Needs the project alone; about fifteen minutes for all models, five with `--runs 1`.
 """
 
 from __future__ import annotations
@@ -128,23 +128,31 @@ def main() -> None:
     if arguments.measure:
         measure(*arguments.measure)
         return
-    measures = (("cpu" if arguments.cpu else "seconds", "s", 1, "8.2f"), ("megabytes", "MB", 1, "8.0f"))
-    measures += (("graph", "kB", 1000, "8.0f"),)
-    header = " ".join(f"{side:>8.8} {'ratio':>6}" if side != "bare" else f"{side:>8}" for side in SIDES)
-    print(" ".join(["model".ljust(20), *(f"{header} {unit}".ljust(len(header) + 3) for _, unit, _, _ in measures)]))
+    results: dict[str, dict[str, dict[str, float]]] = {}
     for name in arguments.names or MODELS:
         runs: dict[str, list[dict[str, float]]] = {side: [] for side in SIDES}
         for _ in range(arguments.runs):
-            for side, results in runs.items():
-                results.append(in_process(side, name))
-        cells = [name.ljust(20)]
-        for key, unit, scale, form in measures:
-            medians = {side: statistics.median(result[key] for result in runs[side]) / scale for side in SIDES}
-            for side, median in medians.items():
-                cells.append(f"{median:{form}}")
-                cells += [f"{median / medians['bare']:6.2f}"] if side != "bare" else []
-            cells.append(unit.ljust(2))
-        print(" ".join(cells), flush=True)
+            for side, done in runs.items():
+                done.append(in_process(side, name))
+        print(name, file=sys.stderr)
+        results[name] = {
+            side: {key: statistics.median(one[key] for one in done) for key in done[0]} for side, done in runs.items()
+        }
+    print(table(results, "cpu" if arguments.cpu else "seconds", "s", 1, ".2f"), end="\n\n")
+    print(table(results, "megabytes", "peak MB", 1, ",.0f"), end="\n\n")
+    print(table(results, "graph", "graph kB", 1000, ",.0f"))
+
+
+def table(results: dict[str, dict[str, dict[str, float]]], key: str, unit: str, scale: int, form: str) -> str:
+    """One figure of all sides, and its ratio to the bare exporter's, as Markdown."""
+    others = [side for side in SIDES if side != "bare"]
+    lines = [f"| model, {unit} | bare |" + "".join(f" `{side}` | ratio |" for side in others)]
+    lines.append("|---|---|" + "---|---|" * len(others))
+    for name, sides in results.items():
+        bare = sides["bare"][key]
+        cells = "".join(f" {sides[side][key] / scale:{form}} | {sides[side][key] / bare:.2f} |" for side in others)
+        lines.append(f"| {name} | {bare / scale:{form}} |{cells}")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -163,33 +163,28 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="where to write; removed afterwards what was written")
     parser.add_argument("--bare-limit", type=float, default=6, help="GB of the largest checkpoint to load whole")
     options = parser.parse_args()
-    print(
-        "size   weights    way   seconds     CPU s  peak GB  written GB  written/weights   "
-        "of bare: seconds, CPU, memory"
-    )
+    print("| parameters | weights, GB | | wall, s | CPU, s | peak memory, GB | written, GB | of the weights |")
+    print("|---|---|---|---|---|---|---|---|")
     for size in options.sizes:
         with tempfile.TemporaryDirectory(dir=options.folder) as folder:
             checkpoint = Path(folder, "checkpoint")
             _, weights = write_checkpoint(checkpoint, size)
             ways = [way for way in options.ways if way != "bare" or weights < options.bare_limit * 1e9]
-            found = {}
+            model = f"{size} billion | {weights / 1e9:.1f}"
             for way in sorted(ways):  # bare first
                 output = Path(folder, way)
                 output.mkdir()
                 seconds, busy, peak, said = measured(command_of(way, checkpoint, output / "model.onnx"))
                 written = sum(file.stat().st_size for file in output.iterdir() if file.stat().st_nlink == 1)
-                found[way] = (seconds, busy, peak)
-                ratios = [now / bare for now, bare in zip(found[way], found.get("bare", ()), strict=False)]
-                print(
-                    f"{size:>4} {weights / 1e9:6.1f} GB {way:>6} {seconds:9.1f} {busy:9.1f} {peak / 1e9:8.2f} "
-                    f"{written / 1e9:11.3f} {written / weights:16.2%}" + "".join(f"{ratio:12.2f}" for ratio in ratios),
-                    flush=True,
-                )
+                costs = f"{seconds:.1f} | {busy:.1f} | {peak / 1e9:.2f}"
+                files = f"{written / 1e9:.3f} | {100 * written / weights:.2f} %"
+                name = "bare exporter" if way == "bare" else f"`{way}`"
+                print(f"| {model} | {name} | {costs} | {files} |", flush=True)
+                model = " | "
                 details = json.loads(said.splitlines()[-1] if way == "bare" else said)
-                if isinstance(details, float):
-                    print(f"       export and save alone: {details:.1f} s")
-                else:
-                    print("       " + ", ".join(f"{stage} {spent:.1f}" for stage, spent in details["seconds"].items()))
+                stages = {"export and save alone": details} if isinstance(details, float) else details["seconds"]
+                told = ", ".join(f"{stage} {spent:.1f} s" for stage, spent in stages.items())
+                print(f"{size} billion, {way}: {told}", file=sys.stderr)
                 shutil.rmtree(output)
 
 

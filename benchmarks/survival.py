@@ -17,7 +17,7 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -191,10 +191,7 @@ def contaminated(truth: Truth) -> list[str]:
 
 
 def survival(names: list[str], folder: Path) -> None:
-    header = ("nodes", "exact", "derived", "inferred", "untagged", "contaminated", "differ", "over 4")
-    print(f"{'model':<17}{'tool':<20}" + "".join(f"{title:>13}" for title in header))
-    totals: dict[str, int] = defaultdict(int)
-    many: list[str] = []
+    totals: dict[str, Counter[str]] = defaultdict(Counter)
     for name in names:
         source = folder / f"{name}.onnx"
         model, inputs = MODELS[name]()
@@ -206,28 +203,29 @@ def survival(names: list[str], folder: Path) -> None:
             after = modelexport.load(output)
             wrong = contaminated(Truth(before, after, LOSSY.get(tool, LOSSLESS)))
             compared = modelexport.verify_against(source, output)
-            differ = 0 if tool in LOSSY else sum(call.status == "differ" for call in compared.calls)
-            fused = [node for node in (*report.fused, *report.unclear) if len(node.calls) > 4]
             coverage = report.coverage
-            figures = {
-                "nodes": len(after.nodes),
-                "exact": coverage.exact,
-                "derived": coverage.derived,
-                "inferred": coverage.inferred,
-                "untagged": coverage.untagged,
-                "contaminated": len(wrong),
-                "differ": differ,
-                "over 4": len(fused),
-            }
-            for title, figure in figures.items():
-                totals[title] += figure
-            print(f"{name:<17}{tool:<20}" + "".join(f"{figures[title]:>13}" for title in header), flush=True)
-            many += [f"{name}, {tool}: {f.op_type} {f.name}: {len(f.calls)} owners, {f.reason}" for f in fused]
-            for line in wrong:
-                print(f"    {line}")
-    print(f"{'all':<37}" + "".join(f"{totals[title]:>13}" for title in header))
-    print(f"exact or derived: {(totals['exact'] + totals['derived']) / totals['nodes']:.2%}")
-    print("\nnew or fused nodes with more than four owners:", *many, sep="\n  ")
+            totals[tool].update(
+                {
+                    "nodes": len(after.nodes),
+                    "exact": coverage.exact,
+                    "derived": coverage.derived,
+                    "inferred, untagged": coverage.inferred + coverage.untagged,
+                    "contaminated": len(wrong),
+                    "differ": 0 if tool in LOSSY else sum(call.status == "differ" for call in compared.calls),
+                }
+            )
+            fused = [node for node in (*report.fused, *report.unclear) if len(node.calls) > 4]
+            print(f"{name}, {tool}: {len(after.nodes)} nodes", *wrong, sep="\n    ", file=sys.stderr)
+            for node in fused:
+                print(f"    {node.op_type} {node.name}: {len(node.calls)} owners, {node.reason}", file=sys.stderr)
+    titles = ("nodes", "exact", "derived", "inferred, untagged", "contaminated", "differ")
+    print(f"| tool | {' | '.join(titles)} |\n|{'---|' * (len(titles) + 1)}")
+    for tool, counts in totals.items():
+        cells = [f"{counts[title]:,}" for title in titles[:-1]]
+        cells.append("numbers change" if tool in LOSSY else f"{counts['differ']:,}")
+        print(f"| `{tool}` | {' | '.join(cells)} |")
+    every = sum(totals.values(), Counter())
+    print(f"| all | {' | '.join(f'{every[title]:,}' for title in titles)} |")
 
 
 def tagged_chain(nodes: int, path: Path) -> None:
@@ -288,7 +286,9 @@ def seconds(work: Callable[[], object]) -> tuple[float, float]:
 
 
 def cost(folder: Path) -> None:
-    print(f"{'nodes':>7}  {'tool':<18}{'changed':>8}{'load+save, s':>14}{'retag, s':>10}{'CPU, s':>8}{'ratio':>8}")
+    print("| nodes of the tagged file | tool | nodes of the changed file | retag, s ", end="")
+    print("| ratio to `onnx.load` and `onnx.save` |")
+    print("|---|---|---|---|---|")
     for nodes in SIZES:
         source = folder / f"{nodes}.onnx"
         tagged_chain(nodes, source)
@@ -300,11 +300,7 @@ def cost(folder: Path) -> None:
             both = tuple(a + b for a, b in zip(both, seconds(lambda s=source: onnx.load(s)), strict=True))
             work = seconds(lambda c=changed, s=source: modelexport.retag(c, source=s, output=folder / "out.onnx"))
             count = len(onnx.load(changed).graph.node)
-            print(
-                f"{nodes:>7}  {tool:<18}{count:>8}{both[0]:>14.2f}{work[0]:>10.2f}{work[1]:>8.2f}"
-                f"{work[1] / both[1]:>8.1f}",
-                flush=True,
-            )
+            print(f"| {nodes:,} | `{tool}` | {count:,} | {work[0]:.2f} | {work[1] / both[1]:.0f} |", flush=True)
 
 
 def main() -> None:

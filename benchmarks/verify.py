@@ -22,8 +22,10 @@ from transformers import BertConfig, BertModel
 
 import modelexport
 from modelexport.runtime.sessions import open_session, run_session
-from modelexport.tagged.reference import reference_path, verify_reference
-from modelexport.verify.model import feeds, run_module
+from modelexport.tagged.reference import reference_path
+from modelexport.verify.feeding import feeds
+from modelexport.verify.outputs import run_module
+from modelexport.verify.reference import verify_reference
 
 LAYERS = (2, 6, 12)
 RUNS = 3
@@ -64,16 +66,17 @@ def measure(layers: int, folder: Path) -> None:
     base = median["load"] + median["PyTorch"] + median["ONNX Runtime"]
     calls = len(modelexport.load(path).calls)
     weights, kept = path.stat().st_size / 1e6, reference_path(path).stat().st_size / 1e6
-    columns = "".join(f"{median[name]:14.2f}" for name in work)
-    ratios = f"{median['verify'] / base:9.1f} x{median['with reference values'] / base:9.1f} x"
-    print(f"{layers:6}{calls:7}{weights:9.0f}{kept:9.0f}{columns}{ratios}", flush=True)
+    columns = " | ".join(f"{median[name]:.2f}" for name in work)
+    ratios = f"{median['verify'] / base:.1f} | {median['with reference values'] / base:.1f}"
+    print(f"| {layers} | {calls} | {weights:,.0f} | {kept:,.0f} | {columns} | {ratios} |", flush=True)
 
 
 def main() -> None:
-    header = "".join(f"{name:>14}" for name in ("load", "PyTorch", "ONNX Runtime", "verify", "with reference values"))
     print(
-        f"{'layers':>6}{'calls':>7}{'file MB':>9}{'kept MB':>9}{header}{'verify/base':>11}{'reference values/base':>13}"
+        "| layers | calls | file, MB | reference values, MB | reading, s | PyTorch, s | ONNX Runtime, s | `verify`, s "
+        "| with reference values, s | ratio | ratio |"
     )
+    print("|---" * 11 + "|")
     with tempfile.TemporaryDirectory() as folder:
         for layers in [int(argument) for argument in sys.argv[1:]] or LAYERS:
             measure(layers, Path(folder))

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 NOT_CALLED = {
-    "Container": "a base class of the past",
+    "Container": "an obsolete base class",
     "Module": "a base class",
     "ModuleDict": "a container without forward",
     "ModuleList": "a container without forward",
@@ -23,7 +23,7 @@ NOT_CALLED = {
     "RNNBase": "a base class",
     "RNNCellBase": "a base class",
 }
-"""The classes that nobody calls."""
+"""The classes that are not called."""
 
 
 @dataclass(frozen=True)
@@ -280,15 +280,15 @@ HEADER = """# torch.nn
 
 Every public class of `torch.nn` with a `forward`, exported with `modelexport.export` in evaluation mode. The test
 suite checks each line: the file passes `onnx.checker`, ONNX Runtime loads it, its outputs are those of PyTorch, and
-every node has an owner, none of them inferred. Where the front end is `torchscript`, `dynamo` cannot and `auto` goes on
-to the next.
+every node has an owner, none of them inferred. If the front end is `torchscript`, `dynamo` cannot export the class.
+[frontends.md](frontends.md) describes the front ends.
 
 This page is generated from the table in the tests: `python tests/torch_nn.py`.
 """
 
 
 def page() -> str:
-    """``docs/torch-nn.md``: a line for each case, then the classes that nobody calls."""
+    """``docs/torch-nn.md``: a line for each case, then the classes that are not called."""
     lines = [HEADER, "| class | variant | exported | why not |", "|---|---|---|---|"]
     for case in sorted(CASES, key=lambda case: (case.name, case.variant)):
         how = "no" if case.failure else f"`{case.frontend}`"
@@ -301,8 +301,8 @@ def page() -> str:
 REASONS = {
     "CTCLoss": "neither exporter has a translation of `aten._ctc_loss`",
     "LSTM-projected": "`dynamo` writes a file with wrong shapes, which the check refuses; ONNX has no projection",
-    "AdaptiveLogSoftmaxWithLoss": "it decides in Python how many labels lie in each cluster",
-    "CrossMapLRN2d": "it is an autograd function that writes into memory of its own; use `LocalResponseNorm`",
+    "AdaptiveLogSoftmaxWithLoss": "its Python code depends on the number of labels in each cluster",
+    "CrossMapLRN2d": "it is an autograd function with its own buffers; use `LocalResponseNorm`",
 }
 """Of each case with a failure."""
 

@@ -17,6 +17,7 @@ from torch import nn
 import models
 from exports import Exporter
 from modelexport import export, verify
+from modelexport.capture import TRACED_OPSETS
 from modelexport.capture.choice import FRONT_ENDS, FrontEnd, capture
 from modelexport.capture.exported import Exported
 from modelexport.errors import CaptureError, InputsError, UsageError
@@ -367,9 +368,7 @@ def test_an_opset_that_the_exporter_does_not_write_is_refused() -> None:
 def test_torch_still_has_what_the_front_end_relies_on() -> None:
     from torch.onnx import _constants
 
-    from modelexport.capture import torchscript
-
-    assert torchscript.OPSETS[-1] == _constants.ONNX_TORCHSCRIPT_EXPORTER_MAX_OPSET
+    assert TRACED_OPSETS[-1] == _constants.ONNX_TORCHSCRIPT_EXPORTER_MAX_OPSET
     for name in ("_jit_pass_cse", "_jit_pass_onnx_peephole", "_jit_onnx_log", "_get_value_trace", "_set_value_trace"):
         assert hasattr(torch._C, name), f"torch._C.{name} is gone"
     made = captured("torchscript", "blocks")

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 import models
+from modelexport.capture.internals.exporters import study
 from modelexport.capture.internals.facts import FrontEnd, Internals, Quality, Stage, quality
-from modelexport.capture.internals.study import study
 from modelexport.cli.show_internals import format_internals
-from modelexport.pytorch.inputs import example_inputs
+from modelexport.pytorch.inputs import generate_inputs
 from modelexport.pytorch.loading import load_model
 
 STAGES = {
@@ -40,7 +40,7 @@ def studied(name: str) -> Internals:
 @pytest.fixture(scope="module")
 def bert_tiny() -> Internals:
     model = load_model("bert-tiny").model
-    return study(model, example_inputs(model), "bert-tiny")
+    return study(model, generate_inputs(model), "bert-tiny")
 
 
 def test_every_module_of_bert_tiny_is_in_the_map_by_class_and_own_name(bert_tiny: Internals) -> None:

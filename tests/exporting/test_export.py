@@ -13,7 +13,8 @@ from exports import Exporter
 from modelexport import load
 from modelexport.graph.owners import owner_of
 from modelexport.verify.differences import compare_outputs
-from modelexport.verify.model import feeds, run_module
+from modelexport.verify.feeding import feeds
+from modelexport.verify.outputs import run_module
 
 TABLE = [case.name for case in (*models.CASES, *models.TRAINED)]
 DYNAMIC = [case.name for case in (*models.CASES, *models.TRAINED) if case.dynamic is not None]

@@ -322,7 +322,7 @@ def test_bad_input_is_one_line(llama: tuple[Path, Path], tmp_path: Path) -> None
         parts_with(folder, "nothing")
     for arguments, told in (
         (("export", model, "-o", f"{model}/"), "is the folder of the model"),
-        (("tree", tmp_path), "is no package"),
+        (("tree", tmp_path), "is not a package"),
         (("verify", folder), "give --model"),
     ):
         done = run(*arguments, cwd=tmp_path)

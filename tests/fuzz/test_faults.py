@@ -24,7 +24,7 @@ from corpus import copied
 from modelexport.errors import ModelExportError
 from modelexport.format import keys
 from modelexport.tagged.file import read_tagged
-from modelexport.tagged.skim import skim
+from modelexport.tagged.skimming import skim
 
 OUTPUT = "out.onnx"
 WRITERS: Mapping[str, list[str]] = {

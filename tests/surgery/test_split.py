@@ -19,8 +19,8 @@ from modelexport.files.onnx_models import load_onnx, save_model
 from modelexport.runtime.sessions import open_session, run_session
 from modelexport.surgery.balance import SLACK, Units, balanced_cuts, best_limit, fewest_stages
 from modelexport.surgery.chain import read_stages, run_chain
-from modelexport.surgery.points import Timeline
 from modelexport.surgery.splitting import split
+from modelexport.surgery.timeline import Timeline
 
 SPLIT = [
     "blocks",

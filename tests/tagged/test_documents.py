@@ -24,7 +24,7 @@ from modelexport.format import keys, schemas
 from modelexport.graph.names import name_nodes_apart
 from modelexport.graph.nodes import all_nodes, initializers, nested_graphs
 from modelexport.graph.owners import owner_of
-from modelexport.pytorch.inputs import example_inputs
+from modelexport.pytorch.inputs import generate_inputs
 from modelexport.pytorch.loading import load_model
 from modelexport.tagged import file
 from modelexport.tagged.documents import reading
@@ -340,7 +340,7 @@ def test_there_are_no_other_schemas() -> None:
 
 def test_the_examples_of_the_format_page_are_excerpts_of_a_real_export(tmp_path: Path) -> None:
     loaded = load_model("bert-tiny")
-    export(loaded.model, example_inputs(loaded.model), tmp_path / "bert-tiny.onnx", name="bert-tiny")
+    export(loaded.model, generate_inputs(loaded.model), tmp_path / "bert-tiny.onnx", name="bert-tiny")
     model = ir.load(tmp_path / "bert-tiny.onnx")
     real = {
         "properties of the model": model.metadata_props,

@@ -42,7 +42,7 @@ from modelexport.tagged.encodings.grouping import (
     group_calls,
 )
 from modelexport.tagged.encodings.metadata import write_metadata
-from modelexport.verify.model import feeds
+from modelexport.verify.feeding import feeds
 
 QUICK = ("blocks", "condition", "bert", "albert", "bloom", "t5")
 """Shared modules, branches, repeated calls, merged nodes, an encoder and a decoder of one class."""

@@ -15,7 +15,7 @@ import modelexport
 from exports import Exporter
 from modelexport.errors import FileFormatError, UsageError
 from modelexport.files.onnx_models import EmbeddedTensor, load_onnx, save_model
-from modelexport.tagged.skim import skim
+from modelexport.tagged.skimming import skim
 
 
 @pytest.fixture(scope="module")

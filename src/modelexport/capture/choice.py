@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from modelexport.capture import OPSETS, FrontEnd, dynamo, torchscript
+from modelexport.capture import FrontEnd, dynamo, torchscript
 from modelexport.capture.exported import Exported
 from modelexport.core.messages import collected
 from modelexport.errors import CaptureError, CheckError, UntaggedNodeError, UsageError
@@ -83,16 +83,6 @@ def _none_passes(errors: Sequence[Exception]) -> Exception:
         return first
     combined.__cause__ = first
     return combined
-
-
-def check_opset(opset: int | None) -> None:
-    """Refuse an opset that no front end writes, before anything runs.
-
-    Raises:
-        UsageError: It is one.
-    """
-    if opset is not None and opset not in OPSETS:
-        raise UsageError(f"no front end writes opset {opset}: choose one from {OPSETS[0]} to {OPSETS[-1]}")
 
 
 def capture(

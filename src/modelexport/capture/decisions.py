@@ -13,8 +13,7 @@ class DecisionError(RuntimeError):
     """The model reads a number that depends on the values of its inputs or parameters."""
 
 
-# torch is not followed by mypy.
-class NoDecisions(TorchFunctionMode):  # type: ignore[misc]
+class NoDecisions(TorchFunctionMode):
     """Refuses what a trace cannot follow: Python that reads a number which depends on inputs or parameters.
 
     The trace would keep what was decided for the example inputs, for all others too. Numbers that depend on sizes alone

@@ -19,7 +19,6 @@ import torch
 import torch.onnx
 from onnxscript import opset18 as op
 
-_FLOAT = int(ir.DataType.FLOAT)
 _INT64 = int(ir.DataType.INT64)
 
 

@@ -30,6 +30,7 @@ import torch
 import torch.jit._trace
 from torch import nn
 
+from modelexport.capture import TRACED_OPSETS
 from modelexport.capture.arguments import by_name, state_dict_names
 from modelexport.capture.decisions import NoDecisions
 from modelexport.capture.exported import Exported
@@ -47,9 +48,6 @@ from modelexport.pytorch.traced import trace_calls, untouched
 from modelexport.pytorch.tracing import in_trace
 from modelexport.pytorch.values import NamedTensors, input_tensors, output_tensors, run_arguments
 
-OPSETS = range(9, 21)
-"""What the TorchScript exporter writes."""
-
 _INPUT = "modelexport.input."
 _SCOPE = re.compile(r"(?:^|/)c(\d+)/[^/]*$")
 
@@ -66,16 +64,16 @@ def capture_by_tracing(
     Args:
         inputs: Keyword or positional arguments of ``model.forward``; not changed.
         dynamic: Leave every axis of every input open. A trace cannot tell which of them the model fixes.
-        opset: The opset of the ONNX standard domain, from :data:`OPSETS`; ``None`` for the exporter's default.
+        opset: The opset of the ONNX standard domain, from :data:`TRACED_OPSETS`; ``None`` for the exporter's default.
 
     Raises:
         CaptureError: The exporter gave up, or the model decides by values in Python. Names the call and the line.
         InputsError: The inputs do not fit, or the model has lazy parameters.
         UsageError: The exporter does not write this opset.
     """
-    if opset is not None and opset not in OPSETS:
+    if opset is not None and opset not in TRACED_OPSETS:
         raise UsageError(
-            f"the TorchScript exporter writes opsets {OPSETS[0]} to {OPSETS[-1]}, not {opset}: "
+            f"the TorchScript exporter writes opsets {TRACED_OPSETS[0]} to {TRACED_OPSETS[-1]}, not {opset}: "
             f"choose one of these, or the front end dynamo"
         )
     args, kwargs = by_name(model, *run_arguments(copy.deepcopy(inputs)))
@@ -193,8 +191,7 @@ class _Recorder(CallRecorder):
             super()._leave(*arguments)
 
 
-# torch is not followed by mypy.
-class _Traced(nn.Module):  # type: ignore[misc]
+class _Traced(nn.Module):
     """What is traced: takes the tensors in the arguments of a model one by one and hands them to it by keyword.
 
     It returns the tensors in the model's result, then those that calls get and return.

@@ -43,9 +43,9 @@ def load_with_inputs(
     if not make_inputs or (loaded.inputs is not None and inputs is None):
         return loaded, loaded.inputs
     with stages("inputs"):
-        from modelexport.pytorch.inputs import example_inputs
+        from modelexport.pytorch.inputs import generate_inputs
 
-        return loaded, example_inputs(
+        return loaded, generate_inputs(
             loaded.model,
             spec=inputs,
             directory=loaded.directory,
@@ -96,11 +96,11 @@ def load_for_package(choice: ModelChoice, parts: str, stages: Callable[[str], An
     from modelexport.pytorch.generation import can_generate
 
     if parts == "whole" or not can_generate(loaded.model):
-        from modelexport.pytorch.inputs import example_inputs
+        from modelexport.pytorch.inputs import generate_inputs
 
         if choice.inputs is not None or loaded.inputs is None:
             with stages("inputs"):
-                example = example_inputs(
+                example = generate_inputs(
                     loaded.model,
                     spec=choice.inputs,
                     directory=loaded.directory,

@@ -123,11 +123,11 @@ class _Printable(io.TextIOBase):
         return True
 
     @property
-    def encoding(self) -> str:  # type: ignore[override]
+    def encoding(self) -> str:  # type: ignore[override]  # an attribute in typeshed
         return self._stream.encoding
 
     @property
-    def errors(self) -> str | None:  # type: ignore[override]
+    def errors(self) -> str | None:  # type: ignore[override]  # an attribute in typeshed
         return self._stream.errors
 
     @property
@@ -138,7 +138,7 @@ class _Printable(io.TextIOBase):
 @contextlib.contextmanager
 def _printable(stream: TextIO) -> Iterator[TextIO]:
     shown = _Printable(stream)
-    yield shown  # type: ignore[misc]
+    yield shown  # type: ignore[misc]  # TextIO is a class of typing that streams do not inherit from
     with contextlib.suppress(BrokenPipeError, ValueError):
         stream.flush()
 

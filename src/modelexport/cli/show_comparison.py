@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from modelexport.core.calls import ModuleCall
+from modelexport.core.tags import class_in_tag
 from modelexport.core.text import align, plural, shortened
 
 if TYPE_CHECKING:
@@ -42,11 +43,6 @@ def format_comparison(comparison: FileComparison) -> str:
     rows = [(_span([e.key for e in group]), _arrow(*group[0].entry)) for group in entries]
     parts += [_section("state_dict entries that differ", rows), "\n".join(comparison.notes), _summary(comparison)]
     return "\n\n".join(part for part in parts if part)
-
-
-def print_comparison(comparison: FileComparison) -> None:
-    """Write :func:`format_comparison` to standard output."""
-    print(format_comparison(comparison))
 
 
 def _files(one: FileFacts, other: FileFacts) -> str:
@@ -151,7 +147,7 @@ def _address(one: OnlyInOne) -> str:
 
 
 def _class(one: OnlyInOne) -> str:
-    return one.tag.rpartition("/")[2].partition("@")[0].partition(".")[0]
+    return class_in_tag(one.tag)
 
 
 def _grouped(items: Iterable[T], name: Callable[[T], str], what: Callable[[T], str]) -> list[list[T]]:

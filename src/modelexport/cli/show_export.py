@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TextIO
+from typing import TYPE_CHECKING, Literal
 
 from modelexport.cli.show_verification import format_verification
 from modelexport.core.calls import CallTree, ModuleCall, TensorSpec, TracedCall
@@ -18,10 +17,8 @@ if TYPE_CHECKING:
     from modelexport.core.hierarchies import Comparison
     from modelexport.exporting.checks import FileCheck
     from modelexport.exporting.result import ExportResult
-    from modelexport.format.documents import Coverage
     from modelexport.surgery.extraction import Extracted
     from modelexport.tagged.file import NodeRow
-    from modelexport.tagged.tree import TreeRow
     from modelexport.weights.placement import WeightsSummary
 
 HierarchyMode = Literal["static", "traced", "compare", "trace"]
@@ -59,23 +56,6 @@ def format_hierarchy(
         case "trace" if calls is not None:
             return _format_steps(tree, calls, tags)
     raise ValueError(f"mode {mode} needs {'a comparison' if mode == 'compare' else 'calls'}")
-
-
-def print_hierarchy(
-    mode: HierarchyMode,
-    tree: ModuleTree,
-    calls: CallTree | None = None,
-    *,
-    tags: Tags | None = None,
-    static_tags: Tags | None = None,
-    comparison: Comparison | None = None,
-    file: TextIO | None = None,
-) -> None:
-    """Write :func:`format_hierarchy` to ``file``, standard output by default."""
-    print(
-        format_hierarchy(mode, tree, calls, tags=tags, static_tags=static_tags, comparison=comparison),
-        file=file or sys.stdout,
-    )
 
 
 def _format_modules(tree: ModuleTree, tags: Tags | None) -> str:
@@ -180,11 +160,6 @@ def _shapes(tensors: Iterable[TensorSpec], *, names: bool = False) -> str:
     return ", ".join(listed) or "()"
 
 
-def print_tree(rows: Sequence[TreeRow], coverage: Coverage, untagged: Mapping[str, int] | None = None) -> None:
-    """Write :func:`format_tree` to standard output."""
-    print(format_tree(rows, coverage, untagged))
-
-
 def format_nodes(nodes: Sequence[NodeRow]) -> str:
     """Nodes, one a line: operator, name, the call that owns it, evidence, tag, other owners."""
     table = [("OPERATOR", "NAME", "CALL", "EVIDENCE", "TAG", "ALSO OWNED BY")]
@@ -193,11 +168,6 @@ def format_nodes(nodes: Sequence[NodeRow]) -> str:
         for n in nodes
     ]
     return f"{align(table)}\n\n{plural(len(nodes), 'node')}"
-
-
-def print_nodes(nodes: Sequence[NodeRow]) -> None:
-    """Write :func:`format_nodes` to standard output."""
-    print(format_nodes(nodes))
 
 
 def format_inputs(described: Mapping[str, Mapping[str, object]]) -> str:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 
-from modelexport.core.exclusive import EXCLUSIVE
+from modelexport.core.locking import EXCLUSIVE
 from modelexport.core.text import without_paths
 
 PACKAGES = ("torch", "transformers", "onnx", "onnx_ir", "onnxscript", "onnxruntime", "torch_onnx")

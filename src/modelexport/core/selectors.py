@@ -20,7 +20,7 @@ from fnmatch import fnmatchcase
 
 from modelexport.core.calls import CallTree, ModuleCall
 from modelexport.core.tags import class_in_tag
-from modelexport.core.text import nearest
+from modelexport.core.text import first_few, nearest
 from modelexport.errors import UsageError
 
 _CLASS = "class:"
@@ -95,7 +95,7 @@ def find_call(name: str, tags: Mapping[ModuleCall, str], *, where: object = "the
     if len(meant) == 1:
         return meant[0]
     if meant:
-        raise UsageError(f"'{name}' is ambiguous in {where}: it could be {_some(meant)}; give one of these")
+        raise UsageError(f"'{name}' is ambiguous in {where}: it could be {first_few(meant)}; give one of these")
     known = [known for known in by_name if known.startswith("/") == name.startswith("/")]
     raise UsageError(
         f"{where} has no module call '{name}'{nearest(name, known)}; `modelexport tree {where}` lists them"
@@ -169,7 +169,3 @@ def _part(part: str, between: str) -> str:
             text += {"*": f"[^{between}]*", "?": f"[^{between}]"}.get(character) or re.escape(character)
             position += 1
     return text
-
-
-def _some(calls: list[ModuleCall]) -> str:
-    return ", ".join(map(str, calls[:5])) + (f" and {len(calls) - 5} more" if len(calls) > 5 else "")

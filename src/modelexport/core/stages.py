@@ -22,6 +22,10 @@ class Stages:
         """Say more about the running stage."""
         self._progress(detail)
 
+    def within(self, name: str) -> Stages:
+        """Stages of their own, for a part of the work: they are announced with its name before them."""
+        return Stages(lambda stage: self.tell(f"{name}: {stage}"))
+
     @contextmanager
     def __call__(self, stage: str) -> Iterator[None]:
         self._progress(stage)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 _HIDDEN = re.compile(
@@ -68,6 +68,18 @@ def align(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> str:
 
 def shortened(text: str, width: int) -> str:
     return text if len(text) <= width else f"{text[: width - 3].rpartition(',')[0]}, ..."
+
+
+def first_few(names: Iterable[object], most: int = 5) -> str:
+    """``a, b and 7 more``."""
+    texts = [str(name) for name in names]
+    return ", ".join(texts[:most]) + (f" and {len(texts) - most} more" if len(texts) > most else "")
+
+
+def error_line(error: BaseException | None, limit: int = 240) -> str:
+    """An exception's type and message, on one line that fits a screen."""
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return text if len(text) <= limit else f"{text[:limit]}..."
 
 
 def nearest(name: str, known: Collection[str]) -> str:

@@ -18,7 +18,7 @@ from modelexport.format import documents
 from modelexport.tagged.flattening import runnable
 from modelexport.verify.differences import UNITS, Difference, compare_arrays
 from modelexport.verify.verdicts import VerifyReport
-from modelexport.weights.placement import WeightsSummary
+from modelexport.weights.placement import WeightsSummary, reachable
 
 if TYPE_CHECKING:
     from torch import nn
@@ -37,7 +37,7 @@ class FileCheck(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The largest error of any output: the norm of the difference over the norm of the output."""
 
 
-def check_file(
+def _check_written(
     model: nn.Module,
     inputs: Mapping[str, Any] | Sequence[Any],
     path: Path,
@@ -82,7 +82,8 @@ def _check_outputs(
     model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any], path: Path, names: Sequence[str | None]
 ) -> FileCheck:
     from modelexport.runtime.sessions import open_session, run_session
-    from modelexport.verify.model import feeds, run_module
+    from modelexport.verify.feeding import feeds
+    from modelexport.verify.outputs import run_module
 
     expected = run_module(model, copy.deepcopy(inputs))
     step: CheckStep = "loading"
@@ -124,7 +125,7 @@ a file that leaves a step out is beyond it."""
 
 def _is_random(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any]) -> bool:
     """Whether the model gives something else for the same inputs when random numbers begin elsewhere."""
-    from modelexport.verify.model import run_module
+    from modelexport.verify.outputs import run_module
 
     one, other = (run_module(model, copy.deepcopy(inputs), seed=seed) for seed in (1, 2))
     return any(
@@ -136,6 +137,7 @@ def _is_random(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any]) -> b
 def run_checks(
     model: nn.Module,
     inputs: Mapping[str, Any] | Sequence[Any],
+    staged: Path,
     path: Path,
     hierarchy: documents.Hierarchy,
     weights: WeightsSummary,
@@ -146,6 +148,9 @@ def run_checks(
 ) -> tuple[FileCheck | None, VerifyReport | None]:
     """Check a file that was just written, verify it and keep its reference values, as far as the options ask for it.
 
+    Args:
+        staged: The file, which will be moved to ``path``.
+
     Returns:
         The check and the verification; ``None`` for what was not asked for.
 
@@ -155,28 +160,31 @@ def run_checks(
     from modelexport.verify.model import record_reference, verify  # nothing else of an export needs ONNX Runtime
 
     check = verified = None
-    if options.checks.check:
-        with stages("check"):
-            check = check_file(model, inputs, path, hierarchy, weights, options)
-        if check.status == "failed" and must_pass:
-            raise CheckError(
-                f"the file is wrong and was not written ({check.step}): {check.reason}; "
-                f"--keep-anyway (keep_anyway=True) writes it all the same",
-                reason=check.reason,
-            )
-    kept, source = options.checks.reference, options.weights.source
-    if options.checks.verify:
-        with stages("verify"), runnable(path, options.tags.tags_as) as file:
-            verified = verify(model, inputs, file, sidecar=hierarchy, weights=source)
-    if kept:
-        with stages("reference values"):
-            record_reference(
-                model,
-                inputs,
-                path,
-                modules=() if isinstance(kept, bool) else kept,
-                sidecar=hierarchy,
-                announce=lambda size: stages.tell(f"reference values, {size / 1e6:,.1f} MB"),
-                weights=source,
-            )
+    if not options.checks.any:
+        return check, verified
+    with reachable(staged.parent, path, weights):
+        if options.checks.check:
+            with stages("check"):
+                check = _check_written(model, inputs, staged, hierarchy, weights, options)
+            if check.status == "failed" and must_pass:
+                raise CheckError(
+                    f"the file is wrong and was not written ({check.step}): {check.reason}; "
+                    f"--keep-anyway (keep_anyway=True) writes it all the same",
+                    reason=check.reason,
+                )
+        kept, source = options.checks.reference, options.weights.source
+        if options.checks.verify:
+            with stages("verify"), runnable(staged, options.tags.tags_as) as file:
+                verified = verify(model, inputs, file, sidecar=hierarchy, weights=source)
+        if kept:
+            with stages("reference values"):
+                record_reference(
+                    model,
+                    inputs,
+                    staged,
+                    modules=() if isinstance(kept, bool) else kept,
+                    sidecar=hierarchy,
+                    announce=lambda size: stages.tell(f"reference values, {size / 1e6:,.1f} MB"),
+                    weights=source,
+                )
     return check, verified

@@ -43,8 +43,7 @@ def optimize_graph(
                 FoldParameters(parameters, may_fold),
                 RewritePass(default_rules(), keep),
                 passes.RemoveUnusedNodesPass(),
-                # Its constructor has no annotations.
-                passes.RemoveUnusedFunctionsPass(),  # type: ignore[no-untyped-call]
+                passes.RemoveUnusedFunctionsPass(),  # type: ignore[no-untyped-call]  # onnx_ir has no annotation here
                 passes.RemoveUnusedOpsetsPass(),
             ],
             steps=2,

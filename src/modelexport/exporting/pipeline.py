@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from modelexport.capture import FrontEnd
-from modelexport.capture.choice import Attempt, capture, check_opset, first_that_passes
+from modelexport.capture import FrontEnd, check_opset
+from modelexport.capture.choice import Attempt, capture, first_that_passes
 from modelexport.capture.exported import Exported
-from modelexport.core.exclusive import exclusive
+from modelexport.core.locking import exclusive
 from modelexport.core.stages import Stages
 from modelexport.exporting import steps
 from modelexport.exporting.checks import run_checks
 from modelexport.exporting.interface import AS_CAPTURED
 from modelexport.exporting.options import Keywords, Options
-from modelexport.exporting.report import write_report
+from modelexport.exporting.report import report_path, write_report
 from modelexport.exporting.result import ExportResult
 from modelexport.files.atomic import Replacement, check_writable
 from modelexport.graph.owners import owned_operators
 from modelexport.pytorch.repeatability import Unrepeatable, find_unrepeatable
 from modelexport.pytorch.static import module_tree
-from modelexport.tagged.documents.dag import check_dag_directory, dag_document, write_dag_files
+from modelexport.tagged.documents.dag import check_dag_directory, write_dag_files
 from modelexport.tagged.tree import tree_rows
-from modelexport.weights.placement import reachable
 
 if TYPE_CHECKING:
     from torch import nn
@@ -75,7 +73,7 @@ def export(
     options = (options or Options()).replaced_by(keywords)
     check_opset(opset)
     check_writable(path)
-    if (folder := None if dag_dir is None else Path(dag_dir)) is not None:
+    if (folder := Path(dag_dir) if dag_dir is not None else None) is not None:
         check_dag_directory(folder)
     with stages("repeat"):
         unrepeatable = [] if options.weights.source is not None else find_unrepeatable(model, inputs)
@@ -113,29 +111,25 @@ class _Job:
             tagged = steps.tag(exported, before, tree, options.tags)
         with stages("documents"):
             settings = options.settings(exported.frontend, attempts, dynamic=self.dynamic, optimized=self.optimized)
-            hierarchy = steps.describe(model, exported, before, tagged, name=self.name, settings=settings)
-            dags = dag_document(exported.model, tagged.tags)
-            documents = steps.encode_documents(hierarchy, dags, exported.model, tagged.tags)
+            described = steps.describe(model, exported, before, tagged, name=self.name, settings=settings)
+            hierarchy = described.hierarchy
         with stages("encoding"):
             functions = steps.encode(exported.model, tagged.tags, options.tags.tags_as)
         with Replacement() as replacement:
-            staged = (staging := replacement.folder(self.path.parent)) / self.path.name
+            staged = replacement.folder(self.path.parent) / self.path.name
             with stages("write"):
                 graph = functions.model if functions else exported.model
-                weights = steps.write_files(graph, tagged, documents, self.path, staging, options.weights)
-            with reachable(staging, self.path, weights) if options.checks.any else nullcontext():
-                check, verified = run_checks(
-                    model, self.inputs, staged, hierarchy, weights, options, stages, must_pass=not keep_anyway
-                )
-            report = staged.with_suffix(".report.md")
-            files = [self.path.parent / file.name for file in sorted([*staging.iterdir(), report])]
+                weights = steps.write_files(graph, tagged, described.files, self.path, staged, options.weights)
+            check, verified = run_checks(
+                model, self.inputs, staged, self.path, hierarchy, weights, options, stages, must_pass=not keep_anyway
+            )
             result = ExportResult(
                 path=self.path,
                 hierarchy=hierarchy,
                 tree=tree_rows(owned_operators(exported.model), exported.calls, tagged.tags.tag),
                 seconds=stages.seconds,
                 verified=verified,
-                files=files,
+                files=steps.list_files(staged, self.path, self.dag_dir),
                 check=check,
                 attempts=attempts,
                 functions=functions,
@@ -143,8 +137,7 @@ class _Job:
                 messages=messages,
                 unrepeatable=self.unrepeatable,
             )
-            write_report(report, result)
+            write_report(report_path(staged), result)
             if self.dag_dir is not None:
-                write_dag_files(replacement, self.dag_dir, dags)
-                files.append(self.dag_dir)
+                write_dag_files(replacement, self.dag_dir, described.dags)
         return result

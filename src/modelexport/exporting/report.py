@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from modelexport.verify.verdicts import VerifyReport
 
 
+def report_path(path: Path) -> Path:
+    """Where the report of a file lies."""
+    return path.with_suffix(keys.REPORT_SUFFIX)
+
+
 def write_report(path: Path, result: ExportResult) -> None:
     """Write the report of an export as Markdown."""
     path.write_text(format_report(result), encoding="utf-8")

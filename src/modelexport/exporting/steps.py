@@ -17,6 +17,7 @@ from modelexport.core.modules import ModuleTree
 from modelexport.core.tags import Tags
 from modelexport.exporting.optimizer import finish, optimize_graph
 from modelexport.exporting.options import TagOptions, WeightOptions
+from modelexport.exporting.report import report_path
 from modelexport.format import documents
 from modelexport.graph.coverage import check_coverage
 from modelexport.graph.initializers import bind_tensors
@@ -25,6 +26,7 @@ from modelexport.graph.path_names import name_nodes_by_path
 from modelexport.graph.snapshot import SourceGraph, take_snapshot
 from modelexport.lineage.derivation import derive_owners
 from modelexport.pytorch.static import containers
+from modelexport.tagged.documents.dag import dag_document
 from modelexport.tagged.documents.operations import operations_document
 from modelexport.tagged.documents.sidecar import hierarchy_document
 from modelexport.tagged.documents.tables import encode_table
@@ -112,6 +114,16 @@ def tag(exported: Exported, before: Unoptimized, tree: ModuleTree, options: TagO
     return Tagged(tags, coverage, origins, present)
 
 
+@dataclass(frozen=True)
+class Described:
+    """The documents of an export."""
+
+    hierarchy: documents.Hierarchy
+    dags: Mapping[str, documents.Dag]
+    files: Mapping[str, bytes]
+    """Suffix to content, as they are written."""
+
+
 def describe(
     model: nn.Module,
     exported: Exported,
@@ -120,10 +132,10 @@ def describe(
     *,
     name: str | None,
     settings: documents.Settings,
-) -> documents.Hierarchy:
-    """The sidecar of an export."""
+) -> Described:
+    """The documents of an export."""
     tree = tagged.tags.tree
-    return hierarchy_document(
+    hierarchy = hierarchy_document(
         name=name or tree.root.class_name,
         model=exported.model,
         source=before.source,
@@ -136,6 +148,13 @@ def describe(
         coverage=tagged.coverage,
         settings=settings,
     )
+    dags = dag_document(exported.model, tagged.tags)
+    files = {
+        ".hierarchy.json": msgspec.json.format(msgspec.json.encode(hierarchy), indent=1),
+        ".dag.json": encode_table(dags),
+        ".operations.json": encode_table(operations_document(exported.model, tagged.tags)),
+    }
+    return Described(hierarchy, dags, files)
 
 
 def encode(graph: ir.Model, tags: Tags, tags_as: str) -> FunctionsModel | None:
@@ -147,35 +166,30 @@ def encode(graph: ir.Model, tags: Tags, tags_as: str) -> FunctionsModel | None:
     return None
 
 
-def encode_documents(
-    hierarchy: documents.Hierarchy, dags: Mapping[str, documents.Dag], graph: ir.Model, tags: Tags
-) -> dict[str, bytes]:
-    """The JSON documents of an export: suffix to content."""
-    return {
-        ".hierarchy.json": msgspec.json.format(msgspec.json.encode(hierarchy), indent=1),
-        ".dag.json": encode_table(dags),
-        ".operations.json": encode_table(operations_document(graph, tags)),
-    }
-
-
 def write_files(
     graph: ir.Model,
     tagged: Tagged,
     documents: Mapping[str, bytes],
     path: Path,
-    staging: Path,
+    staged: Path,
     options: WeightOptions,
 ) -> WeightsSummary:
-    """Write a model and its documents to ``staging``, from where they will be moved beside ``path``."""
+    """Write a model to ``staged`` and its documents beside it, from where they will be moved beside ``path``."""
     weights = save_with_weights(
         graph,
         path,
-        staging,
+        staged.parent,
         mode=options.weights,
         parameters=tagged.origins,
         weights=options.source,
         documents=documents,
     )
     for suffix, document in documents.items():
-        (staging / path.name).with_suffix(suffix).write_bytes(document)
+        staged.with_suffix(suffix).write_bytes(document)
     return weights
+
+
+def list_files(staged: Path, path: Path, dag_dir: Path | None) -> list[Path]:
+    """What there will be once the files beside ``staged`` are beside ``path``, and the report is written."""
+    files = [path.parent / file.name for file in sorted({*staged.parent.iterdir(), report_path(staged)})]
+    return files if dag_dir is None else [*files, dag_dir]

@@ -20,7 +20,7 @@ from modelexport.format.keys import DATA_SUFFIX, DESCRIBING_SUFFIXES, DOCUMENT_S
 try:
     import fcntl
 except ImportError:  # not on Windows: what a killed run left stays there
-    fcntl = None  # type: ignore[assignment]
+    fcntl = None  # type: ignore[assignment]  # a module has no optional type
 
 _PREFIX = ".modelexport-"
 _LOCK = ".lock"

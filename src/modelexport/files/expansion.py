@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-
 import onnx
 
 from modelexport.core.limits import CALL_DEPTH, INLINED_NODES
 from modelexport.errors import FileFormatError
+from modelexport.files.tensors import with_nested
 
 _Key = tuple[str, str, str]
 
@@ -25,7 +24,7 @@ def check_functions(model: onnx.ModelProto) -> None:
     depth: dict[_Key, int] = {}
     for key in bodies:
         _measure(key, bodies, sizes, depth)
-    total = sum(1 + sizes.get(_identifier(node), 0) for node in _nodes(model.graph.node))
+    total = sum(1 + sizes.get(_identifier(node), 0) for node in with_nested(model.graph.node))
     if total > INLINED_NODES:
         raise FileFormatError(
             f"the functions of the model would make {total:,} nodes of it, and at most {INLINED_NODES:,} are read"
@@ -43,7 +42,7 @@ def _measure(
         if key in sizes:
             pending.pop()
             continue
-        called = [_identifier(node) for node in _nodes(bodies[key].node)]
+        called = [_identifier(node) for node in with_nested(bodies[key].node)]
         inner = [other for other in called if other in bodies]
         if key not in running:
             running[key] = None
@@ -62,11 +61,3 @@ def _measure(
 
 def _identifier(node: onnx.NodeProto) -> _Key:
     return node.domain, node.op_type, node.overload
-
-
-def _nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    for node in nodes:
-        yield node
-        for attribute in node.attribute:
-            for graph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-                yield from _nodes(graph.node)

@@ -22,7 +22,7 @@ import onnx_ir as ir
 from modelexport.errors import FileFormatError, WeightsError
 from modelexport.files.regular import open_regular
 from modelexport.files.safetensors_files import read_header
-from modelexport.files.tensors import all_tensors
+from modelexport.files.tensors import serialized_tensors
 from modelexport.files.wire import without_weights
 from modelexport.format import documents, keys
 from modelexport.graph.initializers import bind_tensors
@@ -203,8 +203,8 @@ def read_linked(model: ir.Model, folder: Path, *, ours: bool = True) -> None:
     Raises:
         FileFormatError: What the model says of its files is damaged.
     """
-    linked = _recorded(model.metadata_props, keys.WEIGHTS, documents.WeightsFile)
-    written = _recorded(model.metadata_props, keys.DATA, documents.DataFile) if ours else {}
+    linked = recorded_files(model.metadata_props, keys.WEIGHTS, documents.WeightsFile)
+    written = recorded_files(model.metadata_props, keys.DATA, documents.DataFile) if ours else {}
     files: dict[str, WeightsBeside] = {}
 
     def checked(tensor: ir.ExternalTensor) -> LinkedTensor:
@@ -234,9 +234,19 @@ def read_linked(model: ir.Model, folder: Path, *, ours: bool = True) -> None:
                     )
 
 
-def _recorded(properties: Mapping[str, str], key: str, kind: type[T]) -> dict[str, T]:
+def recorded_files(properties: Mapping[str, str], key: str, kind: type[T]) -> dict[str, T]:
+    """What the properties of a model say of the files that hold its weights, by location.
+
+    Args:
+        key: The property, :data:`keys.WEIGHTS` or :data:`keys.DATA`.
+        kind: What it holds of each file.
+
+    Raises:
+        FileFormatError: It is damaged.
+    """
     try:
-        return msgspec.json.decode(properties.get(key, "{}"), type=dict[str, kind])  # type: ignore[valid-type]
+        text = properties.get(key, "{}")
+        return msgspec.json.decode(text, type=dict[str, kind])  # type: ignore[valid-type]  # a variable, for msgspec
     except (msgspec.DecodeError, UnicodeError) as error:
         raise FileFormatError(f"the property {key} is damaged ({error}): export it again") from error
 
@@ -323,7 +333,7 @@ def data_files(path: Path) -> list[Path]:
     except Exception as error:  # protobuf's exception type is not public
         raise FileFormatError(f"{path} is not an ONNX file, or damaged ({type(error).__name__})") from error
     locations = {
-        entry.value for tensor in all_tensors(model) for entry in tensor.external_data if entry.key == "location"
+        entry.value for tensor in serialized_tensors(model) for entry in tensor.external_data if entry.key == "location"
     }
     return [path.parent / location for location in sorted(locations) if "\0" not in location]
 

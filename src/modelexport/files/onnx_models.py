@@ -248,9 +248,8 @@ def to_proto(model: ir.Model, tensors: Mapping[ir.Value, ir.TensorProtocol]) -> 
         name=graph.name,
         metadata_props=dict(graph.metadata_props),
     )
-    # A model of a view can be serialized, says GraphView; the annotation of Model does not.
     with_view = ir.Model(
-        view,  # type: ignore[arg-type]
+        view,  # type: ignore[arg-type]  # GraphView says that a model of a view can be serialized
         ir_version=model.ir_version,
         producer_name=model.producer_name,
         producer_version=model.producer_version,
@@ -317,7 +316,7 @@ def _is_large(tensor: ir.TensorProtocol) -> bool:
     return tensor.nbytes >= SMALL or isinstance(tensor, ir.LazyTensor)
 
 
-def check_file(path: Path) -> None:
+def check_weight_files(path: Path) -> None:
     """Look at the files with weights of a model that somebody else will read.
 
     Raises:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import stat
 from collections.abc import Iterator
@@ -50,19 +49,6 @@ def read_regular(path: Path, limit: int) -> bytes:
             return file.read(limit + 1)
         except OSError as error:
             raise FileFormatError(f"cannot read {path}: {error.strerror or error}") from error
-
-
-def file_digest(path: Path) -> str:
-    """The SHA-256 of a file, in hexadecimal.
-
-    Raises:
-        FileFormatError: It is not a regular file or cannot be read.
-    """
-    with open_regular(path) as file:
-        digest = hashlib.sha256()
-        while block := file.read(_BLOCK):
-            digest.update(block)
-        return digest.hexdigest()
 
 
 def _kind(mode: int) -> str:

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -22,6 +22,7 @@ import onnx_ir as ir
 from safetensors import SafetensorError, safe_open
 
 from modelexport.core.limits import SETTINGS_BYTES
+from modelexport.core.text import first_few
 from modelexport.errors import FileFormatError, WeightsError
 from modelexport.files.regular import open_regular, read_regular
 from modelexport.format.dtypes import SAFETENSORS_NAMES, parse_dtype, parse_safetensors_dtype
@@ -86,12 +87,12 @@ def checkpoint(directory: Path) -> list[SafetensorsFile] | None:
         raise WeightsError(f"{index} names {outside[0]}, which is not a file beside it: copy or download it again")
     if missing := [name for name in names if not (directory / name).is_file()]:
         raise WeightsError(
-            f"{directory} lacks {_some(missing)}, which {INDEX} names: copy or download it", missing=missing
+            f"{directory} lacks {first_few(missing, 3)}, which {INDEX} names: copy or download it", missing=missing
         )
     files = {name: read_header(directory / name) for name in names}
     if lost := [key for key, name in places.items() if key not in files[name].tensors]:
         raise WeightsError(
-            f"{index} names {len(lost)} tensors that their files do not have ({_some(lost)}; the first should be in "
+            f"{index} names {len(lost)} tensors that their files do not have ({first_few(lost, 3)}; the first "
             f"{places[lost[0]]}): copy or download the files again",
             missing=lost,
         )
@@ -169,8 +170,3 @@ def encode_header(tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: 
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
-
-
-def _some(names: Iterable[str]) -> str:
-    names = list(names)
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from math import prod
 
 import onnx
@@ -10,22 +10,25 @@ import onnx
 from modelexport.errors import FileFormatError
 
 
-def all_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
+def with_nested(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """Nodes, each followed by those of the graphs that it holds."""
+    for node in nodes:
+        yield node
+        for attribute in node.attribute:
+            for graph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+                yield from with_nested(graph.node)
+
+
+def serialized_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
     """Every node, those of nested graphs and functions included."""
-    pending = [model.graph.node, *(function.node for function in model.functions)]
-    while pending:
-        for node in pending.pop():
-            yield node
-            for attribute in node.attribute:
-                pending.extend(graph.node for graph in attribute.graphs)
-                if attribute.HasField("g"):
-                    pending.append(attribute.g.node)
+    for graph in (model.graph, *model.functions):
+        yield from with_nested(graph.node)
 
 
-def all_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+def serialized_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
     """Initializers and the tensors of attributes, those of nested graphs and functions included."""
     yield from model.graph.initializer
-    for node in all_nodes(model):
+    for node in serialized_nodes(model):
         for attribute in node.attribute:
             if attribute.HasField("t"):
                 yield attribute.t
@@ -40,7 +43,7 @@ def check_nodes(model: onnx.ModelProto) -> None:
     Raises:
         FileFormatError: There is one. Names it.
     """
-    for node in all_nodes(model):
+    for node in serialized_nodes(model):
         if not node.output:
             raise FileFormatError(f"the node {node.name!r} ({node.op_type}) has no outputs")
         for attribute in node.attribute:
@@ -61,7 +64,7 @@ def check_data(model: onnx.ModelProto, elsewhere: Collection[str]) -> None:
     Raises:
         FileFormatError: There is one. Names it.
     """
-    for tensor in all_tensors(model):
+    for tensor in serialized_tensors(model):
         if tensor.data_type not in _BITS or tensor.data_type == onnx.TensorProto.UNDEFINED:
             raise FileFormatError(f"the tensor {tensor.name!r} has the unknown type {tensor.data_type}")
         if tensor.data_location == onnx.TensorProto.EXTERNAL:

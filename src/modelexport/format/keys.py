@@ -66,8 +66,6 @@ DATA = "modelexport.data"
 """A JSON object: the location of each data file that was written with the model, to its :class:`DataFile`."""
 DOCUMENTS = "modelexport.documents"
 """A JSON object: the end of the name of each document that was written with the model, to its SHA-256."""
-MODEL_DIGEST = "modelexport.model_sha256"
-"""In the metadata of reference values: the SHA-256 of the model that they belong to."""
 
 DATA_SUFFIX = ".data"
 """Behind the whole name of a model: the file with its weights."""

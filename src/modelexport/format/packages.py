@@ -34,3 +34,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     parts: list[PartEntry]
     weights: list[str]
     """Relative to the folder."""
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """The manifest as the folder holds it."""
+    return msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"

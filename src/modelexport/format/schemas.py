@@ -39,7 +39,7 @@ def format_schema(name: str) -> bytes:
     return msgspec.json.format(msgspec.json.encode(make_json_schema(name)), indent=1) + b"\n"
 
 
-def main() -> None:
+def write_schemas() -> None:
     """Write every schema into the package."""
     DIRECTORY.mkdir(exist_ok=True)
     for name in DOCUMENTS:
@@ -47,4 +47,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    write_schemas()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+import onnx
 import onnx_ir as ir
 
 
@@ -72,3 +73,9 @@ def consumers(node: ir.Node, enclosing: Mapping[ir.Graph, ir.Node]) -> Iterator[
             yield user
         if value.is_graph_output() and isinstance(value.graph, ir.Graph) and value.graph in enclosing:
             yield enclosing[value.graph]
+
+
+def is_random(schema: onnx.defs.OpSchema) -> bool:
+    """Whether an operator may give something else for the same inputs."""
+    determinism = schema.node_determinism  # type: ignore[attr-defined]  # onnx has it, its type stubs do not
+    return bool(determinism == onnx.defs.OpSchema.NodeDeterminism.NonDeterministic)

@@ -11,7 +11,7 @@ from modelexport.graph.nodes import all_nodes, initializers
 from modelexport.graph.owners import owner_of
 
 
-def path_names(model: ir.Model) -> dict[ir.Node, str]:
+def _names_by_path(model: ir.Model) -> dict[ir.Node, str]:
     """For each node a name like ``/encoder/layer.0/attention/self/MatMul_1``: its module's path, then its operator.
 
     A part of the path that is a number stays with the part before it, as exporters of old wrote it. Nodes of one
@@ -44,7 +44,7 @@ def _folder(call: ModuleCall) -> str:
 def name_nodes_by_path(model: ir.Model) -> dict[str, str]:
     """Rename the nodes of a model in place; returns the old names to the new ones where they differ."""
     renamed: dict[str, str] = {}
-    for node, name in path_names(model).items():
+    for node, name in _names_by_path(model).items():
         if node.name != name:
             renamed[node.name or ""] = name
             node.name = name

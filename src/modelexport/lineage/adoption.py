@@ -21,12 +21,12 @@ from modelexport.files.linked import check_files
 from modelexport.files.onnx_models import load_onnx, save_model
 from modelexport.format import documents, keys
 from modelexport.format.call_tree import call_tree_entries, encode_call_tree
-from modelexport.format.node_tags import read_source_tags, write_tags
+from modelexport.format.node_tags import write_tags
 from modelexport.graph.names import name_nodes_apart
 from modelexport.graph.nodes import all_nodes, initializers
 from modelexport.graph.owners import owned_operators, owner_of
 from modelexport.lineage.exporters.local_functions import inline_functions
-from modelexport.lineage.exporters.placement import infer, place
+from modelexport.lineage.exporters.placement import infer, place_by_stacks
 from modelexport.lineage.exporters.stacks import CallSource, read_fx_nodes, read_metadata
 from modelexport.lineage.exporters.torchscript_names import read_scoped_names
 from modelexport.tagged.encodings.metadata import drop_torch_metadata, initializer_tags, write_owner
@@ -92,7 +92,7 @@ def adopt(program: Any, output: str | Path, *, keep_torch_metadata: bool = False
             f"nothing in {name} says which module a node came from: no metadata of torch.onnx, no namespaces, no local "
             "functions, no scoped names of nodes; export the model again, with modelexport or torch.onnx.export"
         )
-    placing = place(model, found)
+    placing = place_by_stacks(model, found)
     placing.sources[CallSource.NEIGHBOURS] += infer(model)
     tags = Tags(placing.tree, placing.calls)
     repeated = _repeated(model, {node for node, known in found.items() if known.stack[-1].index is None})
@@ -142,10 +142,7 @@ def _adopt_tagged(path: Path, output: Path, keep_torch_metadata: bool) -> Adopte
     sources = Counter(earlier)
     if not earlier:
         sources[CallSource.TAGS] = sum(owner_of(node) is not None for node in tagged.nodes)
-    source_tags: dict[ModuleCall, str] = {}
-    for node in tagged.nodes:
-        if (owner := owner_of(node)) is not None:
-            source_tags.update(zip(owner.calls, read_source_tags(node.metadata_props), strict=True))
+    source_tags = tagged.source_tags  # read before nodes get owners that they have no tags for
     sources[CallSource.NEIGHBOURS] += infer(tagged.model)
     if not keep_torch_metadata:
         drop_torch_metadata(tagged.model)

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 import msgspec
 import onnx_ir as ir
 import onnx_ir.passes.common as passes
 
-from modelexport.core.calls import CallTree, ModuleCall
+from modelexport.core.calls import ModuleCall
 from modelexport.errors import FileFormatError, UntaggedNodeError, UsageError
 from modelexport.files.atomic import check_writable, written_together
 from modelexport.files.linked import check_files
 from modelexport.files.onnx_models import load_onnx, save_model
 from modelexport.format import documents, keys
-from modelexport.format.node_tags import read_source_tags
 from modelexport.graph.coverage import count_coverage
 from modelexport.graph.names import name_nodes_apart
 from modelexport.graph.nodes import all_nodes, initializers
@@ -31,7 +28,7 @@ from modelexport.tagged.documents.sidecar import descended_document
 from modelexport.tagged.documents.tables import encode_table
 from modelexport.tagged.encodings.metadata import write_metadata
 from modelexport.tagged.encodings.unpacking import unpack_tags
-from modelexport.tagged.file import TaggedFile, read_tagged
+from modelexport.tagged.file import FileTags, TaggedFile, read_tagged
 from modelexport.weights.transforms import state_dict_of
 
 RELATED = 0.4
@@ -121,7 +118,7 @@ def retag(changed: str | Path, *, source: str | Path, output: str | Path) -> Ret
         raise UntaggedNodeError(untagged)
     name_nodes_apart(model)
     inheritance = inherited(tagged.model, before, model, descent)
-    tags = _FileTags(tagged)
+    tags = FileTags(tagged)
     entries = state_dict_of(tagged.model)
     _write(model, tagged, tags, inheritance, entries)
     documents = _documents(tagged, model, tags, descent, inheritance, coverage)
@@ -169,35 +166,6 @@ def _report(
     )
 
 
-@dataclass(frozen=True)
-class _FileTags:
-    """The tags of the calls of a tagged file."""
-
-    tagged: TaggedFile
-
-    @property
-    def calls(self) -> CallTree:
-        return self.tagged.calls
-
-    def tag(self, call: ModuleCall) -> str:
-        return self.tagged.tags[call]
-
-    def namespace(self, call: ModuleCall) -> str:
-        return self.tagged.tags[call].removeprefix("/")
-
-    def source_tag(self, call: ModuleCall) -> str:
-        return self._source_tags[call]
-
-    @cached_property
-    def _source_tags(self) -> Mapping[ModuleCall, str]:
-        found: dict[ModuleCall, str] = {}
-        for node in self.tagged.nodes:
-            owner = owner_of(node)
-            if owner is not None:
-                found.update(zip(owner.calls, read_source_tags(node.metadata_props), strict=True))
-        return found
-
-
 def _flat(path: Path, tagged: TaggedFile) -> tuple[ir.Model, bool]:
     """The changed model, with local functions inlined and without any tags that the tool kept."""
     model = _read(path)
@@ -214,8 +182,7 @@ def _flat(path: Path, tagged: TaggedFile) -> tuple[ir.Model, bool]:
             passes.InlinePass()(model)
         except (ValueError, LookupError, ir.passes.PassError) as error:
             raise FileFormatError(f"the functions of {path} cannot be inlined: {_cause(error)}") from error
-        # Its constructor has no annotations.
-        passes.RemoveUnusedFunctionsPass()(model)  # type: ignore[no-untyped-call]
+        passes.RemoveUnusedFunctionsPass()(model)  # type: ignore[no-untyped-call]  # onnx_ir has no annotation here
         passes.RemoveUnusedOpsetsPass()(model)
     try:
         model.graph.sort()  # some tools put new nodes at the end
@@ -274,7 +241,7 @@ def _check_related(changed: Path, tagged: TaggedFile, descent: Descent) -> None:
 def _write(
     model: ir.Model,
     tagged: TaggedFile,
-    tags: _FileTags,
+    tags: FileTags,
     inheritance: Inheritance,
     entries: Mapping[str, documents.StateDictEntry],
 ) -> None:
@@ -288,7 +255,7 @@ def _write(
 def _documents(
     tagged: TaggedFile,
     model: ir.Model,
-    tags: _FileTags,
+    tags: FileTags,
     descent: Descent,
     inheritance: Inheritance,
     coverage: documents.Coverage,

@@ -130,7 +130,7 @@ def _quantize_static(quant_format: str) -> Callable[[Path, Path, Inputs], None]:
     def run(source: Path, target: Path, inputs: Inputs) -> None:
         from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantize_static
 
-        class Once(CalibrationDataReader):  # type: ignore[misc]
+        class Once(CalibrationDataReader):
             def __init__(self) -> None:
                 self._left = [inputs()]
 

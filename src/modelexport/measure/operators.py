@@ -104,17 +104,18 @@ def work_of(node: ir.Node, shapes: Shapes) -> Work | None:
     if node.op_type in COMPOSITES:
         return None if out is None else Work(0, COMPOSITES[node.op_type] * elements(out))
     if node.op_type in ("MaxPool", "AveragePool", "LpPool", "QLinearAveragePool"):
-        kernel = _ints(node, "kernel_shape")
+        kernel = node.attributes.get_ints("kernel_shape", ())
         return None if out is None else Work(0, elements(kernel) * elements(out))
     if node.op_type == "Resize":
-        return None if out is None else Work(0, 0 if _text(node, "mode", "nearest") == "nearest" else 8 * elements(out))
+        nearest = node.attributes.get_string("mode", "nearest") == "nearest"
+        return None if out is None else Work(0, 0 if nearest else 8 * elements(out))
     return None
 
 
 def _matmul(node: ir.Node, ins: list[Shape | None], out: Shape) -> Size | None:
     first = ins[0]
     assert first is not None
-    inner = first[-2] if _int(node, "transA", 0) and len(first) > 1 else first[-1]
+    inner = first[-2] if node.attributes.get_int("transA", 0) and len(first) > 1 else first[-1]
     return elements(out) * inner if first else None
 
 
@@ -135,7 +136,7 @@ def _conv_transpose(node: ir.Node, ins: list[Shape | None], out: Shape) -> Size 
 
 
 def _einsum(node: ir.Node, ins: list[Shape | None], out: Shape) -> Size | None:
-    equation = _text(node, "equation", "").replace(" ", "")
+    equation = node.attributes.get_string("equation", "").replace(" ", "")
     terms = equation.partition("->")[0].split(",")
     if "." in equation or any(shape is None for shape in ins):
         return None
@@ -177,7 +178,7 @@ def _packed_attention(node: ir.Node, ins: list[Shape | None], out: Shape) -> Siz
 
 def _bits(node: ir.Node, ins: list[Shape | None], out: Shape) -> Size | None:
     """``MatMulNBits``, whose weight is packed: its sizes are attributes."""
-    return elements(out) * _int(node, "K", 0)
+    return elements(out) * node.attributes.get_int("K", 0)
 
 
 _RULES: Mapping[str, Callable[[ir.Node, list[Shape | None], Shape], Size | None]] = {
@@ -205,18 +206,3 @@ def _added(node: ir.Node, out: Shape) -> Size:
     bias = index is not None and len(node.inputs) > index and node.inputs[index] is not None
     activation = node.op_type.startswith("Fused") and "activation" in node.attributes
     return elements(out) * (int(bias) + int(activation))
-
-
-def _int(node: ir.Node, name: str, default: int) -> int:
-    attribute = node.attributes.get(name)
-    return default if attribute is None else attribute.as_int()
-
-
-def _ints(node: ir.Node, name: str) -> tuple[int, ...]:
-    attribute = node.attributes.get(name)
-    return () if attribute is None else tuple(attribute.as_ints())
-
-
-def _text(node: ir.Node, name: str, default: str) -> str:
-    attribute = node.attributes.get(name)
-    return default if attribute is None else attribute.as_string()

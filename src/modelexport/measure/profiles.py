@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -121,10 +121,6 @@ def profile(
                 path, feeds, folder, runs=runs, warmup=warmup, level=level, provider=provider
             )
             nodes = _joined(tagged, load_onnx(optimized), measured)
-    nodes.append(NodeFigures(RUNTIME, "", (), _seconds(measured.overhead), tuple(measured.overhead)))
-    kernels = sum(node.figures["seconds"] for node in nodes[:-1])
-    owned = sum(node.figures["seconds"] for node in nodes if node.calls)
-    whole = statistics.median(sum(taken) for taken in zip(measured.overhead, *measured.kernels.values(), strict=True))
     facts = RunFacts(
         file=str(tagged.path),
         provider=provider,
@@ -134,22 +130,41 @@ def profile(
         inputs={name: f"{array.dtype}{list(array.shape)}" for name, array in feeds.items()},
         inputs_from=source,
         wall_seconds=statistics.median(wall) / 1e9,
-        profiled_seconds=whole / 1e9,
-        kernel_seconds=kernels / 1e9,
-        attributed=owned / kernels if kernels else 1.0,
+        profiled_seconds=_whole_runs(measured) / 1e9,
+        kernel_seconds=_total(nodes) / 1e9,
+        attributed=_total(node for node in nodes if node.calls) / _total(nodes) if _total(nodes) else 1.0,
     )
-    shown: tuple[Column, ...] = (columns.SECONDS, columns.SHARE, columns.SPREAD)
-    shown += (columns.PEAK_BYTES,) if measured.memory else ()
-    table = Table(
+    return ModuleProfile(_table(tagged, nodes, measured, facts), facts, feeds)
+
+
+def _total(nodes: Iterable[NodeFigures]) -> int:
+    """Nanoseconds."""
+    return sum(node.figures[columns.SECONDS.name] for node in nodes)
+
+
+def _whole_runs(measured: Profile) -> float:
+    """Nanoseconds of a whole run: all its nodes and what the runtime does between them."""
+    runs = zip(measured.overhead, *measured.kernels.values(), strict=True)
+    return float(statistics.median(sum(taken) for taken in runs))
+
+
+def _table(tagged: TaggedFile, nodes: Sequence[NodeFigures], measured: Profile, facts: RunFacts) -> Table:
+    """The table of a profile, with a row for what the runtime does between the nodes."""
+    between = NodeFigures(RUNTIME, "", (), _seconds(measured.overhead), tuple(measured.overhead))
+    return Table(
         calls=tagged.calls,
         tags=tagged.tags,
-        columns=shown,
-        nodes=tuple(nodes),
+        columns=(
+            columns.SECONDS,
+            columns.SHARE,
+            columns.SPREAD,
+            *((columns.PEAK_BYTES,) if measured.memory else ()),
+        ),
+        nodes=(*nodes, between),
         name=tagged.path.name,
         graph=tagged.model.graph.name or "main_graph",
         notes=tuple(_notes(facts)),
     )
-    return ModuleProfile(table, facts, feeds)
 
 
 def profile_against(one: ModuleProfile, other: ModuleProfile) -> ModuleProfile:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -234,8 +233,3 @@ def _memory(runs: Sequence[Sequence[_Event]]) -> dict[Kernel, int]:
         kernel = Kernel(event.name.removesuffix(_KERNEL), event.args.op_name, "")
         found[kernel] = max(found.get(kernel, 0), int(event.args.mem_bytes_requested_in_use) - before)
     return found
-
-
-def threads() -> int:
-    """How many processors ONNX Runtime may use here."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

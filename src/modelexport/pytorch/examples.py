@@ -10,7 +10,7 @@ from torch import nn
 
 from modelexport.errors import OutputError
 from modelexport.files.atomic import check_writable, written_together
-from modelexport.pytorch import inputs as generated
+from modelexport.pytorch.inputs import generate_inputs
 from modelexport.pytorch.loading import load_model
 from modelexport.pytorch.model_run import as_array
 from modelexport.pytorch.values import tensors_in
@@ -47,9 +47,7 @@ def example_inputs(
             given: Inputs = loaded.inputs
             return given
         model, directory, has_weights = loaded.model, directory or loaded.directory, loaded.weights is None
-    return generated.example_inputs(
-        model, spec=spec, directory=directory, seed=seed, batch=batch, has_weights=has_weights
-    )
+    return generate_inputs(model, spec=spec, directory=directory, seed=seed, batch=batch, has_weights=has_weights)
 
 
 def describe_inputs(inputs: Inputs) -> dict[str, dict[str, Any]]:

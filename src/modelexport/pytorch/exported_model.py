@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from modelexport.format.packages import Manifest
+from modelexport.pytorch.private_torch import tree_structure, treespec_dumps
 
 
 def exported_model_manifest(model: nn.Module, manifest: Manifest) -> tuple[str, dict[str, Any]]:
@@ -31,7 +31,7 @@ def exported_model_manifest(model: nn.Module, manifest: Manifest) -> tuple[str, 
                     export_dtype=dtype.removeprefix("torch."),
                     export_device="cpu",
                     kwargs={name: {} for name in _nested(part.inputs)},
-                    out_spec=pytree.treespec_dumps(pytree.tree_structure(_nested(part.outputs))),
+                    out_spec=treespec_dumps(tree_structure(_nested(part.outputs))),
                 )
             ),
         }

@@ -15,7 +15,7 @@ from torch import nn
 
 from modelexport.core.messages import collected
 from modelexport.errors import CaptureError, InputsError
-from modelexport.pytorch.inputs import example_inputs
+from modelexport.pytorch.inputs import generate_inputs
 from modelexport.pytorch.traced import untouched
 
 
@@ -178,7 +178,7 @@ def encoder_inputs(model: nn.Module) -> dict[str, Any]:
         inputs = _token_inputs(model)
         # What an encoder reads is padded right.
         return {name: value.flip(1) for name, value in inputs.items()}
-    made = example_inputs(model)
+    made = generate_inputs(model)
     value = made[model.main_input_name]
     return {model.main_input_name: torch.cat([value, value])[:2]}
 

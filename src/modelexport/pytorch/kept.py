@@ -16,8 +16,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import is_lazy
+
+from modelexport.pytorch.private_torch import FakeTensor
 
 _DEPTH = 6
 """How deep containers and objects inside a module's attributes are followed."""

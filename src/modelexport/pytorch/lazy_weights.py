@@ -24,8 +24,7 @@ from modelexport.format.dtypes import dtype_name
 from modelexport.weights.sources import Weights
 
 
-# torch is not followed by mypy.
-class _Recorded(torch.Tensor):  # type: ignore[misc]
+class _Recorded(torch.Tensor):
     """A tensor without bytes that knows how to make them: ``origin`` is a place in a file, or a call and its arguments.
 
     Moving it to a device, as ``from_pretrained`` does, is ignored: that would need bytes.
@@ -174,7 +173,7 @@ def _without_memory(like: torch.Tensor) -> torch.Tensor:
 
 
 @contextlib.contextmanager
-def with_weights(model: nn.Module, weights: Weights, never_called: Collection[str] = ()) -> Iterator[None]:
+def lend_weights(model: nn.Module, weights: Weights, never_called: Collection[str] = ()) -> Iterator[None]:
     """Inside, each module of a model without weights has its own while it runs, and only then.
 
     Args:

@@ -14,13 +14,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from modelexport.core.calls import ROOT, ModuleCall, Side
 from modelexport.core.limits import BATCH_BYTES
 from modelexport.core.messages import collected
-from modelexport.pytorch.lazy_weights import with_weights
+from modelexport.pytorch.lazy_weights import lend_weights
+from modelexport.pytorch.private_torch import TorchDispatchMode, tree_leaves, tree_map
 from modelexport.pytorch.recorder import CallRecorder
 from modelexport.pytorch.traced import untouched
 from modelexport.pytorch.values import NamedTensors, input_tensors, output_tensors, run_arguments, tensors_in
@@ -88,7 +87,7 @@ class ModelRun:
             # A module without weights of its own has none that it could overwrite.
             stack.enter_context(untouched(self._model, runs=self._weights is None))
             if self._weights is not None:
-                stack.enter_context(with_weights(self._model, self._weights, self._never_called))
+                stack.enter_context(lend_weights(self._model, self._weights, self._never_called))
             entries = _entries(self._model)
             for key, tensor in self._parameters.items():
                 entries[key].data = tensor
@@ -132,7 +131,7 @@ class ModelRun:
         for key, tensor in self._parameters.items():
             entries[key].data = tensor
         model = model.double()
-        inputs = pytree.tree_map(_widened, self._inputs)
+        inputs = tree_map(_widened, self._inputs)
         try:
             with _reset(model, self) if from_right_values else contextlib.nullcontext():
                 run = ModelRun(model, inputs, operations=False)
@@ -166,7 +165,7 @@ def _reset(model: nn.Module, right: ModelRun) -> Iterator[None]:
         return found
 
     def exchange(value: Any, found: Mapping[int, torch.Tensor]) -> Any:
-        return pytree.tree_map(lambda part: found.get(id(part), part), value)
+        return tree_map(lambda part: found.get(id(part), part), value)
 
     def hooks(path: str) -> tuple[Any, Any]:
         def enter(module: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -194,8 +193,7 @@ def _reset(model: nn.Module, right: ModelRun) -> Iterator[None]:
             handle.remove()
 
 
-# torch is not followed by mypy.
-class _Operations(TorchDispatchMode):  # type: ignore[misc]
+class _Operations(TorchDispatchMode):
     """Takes the fingerprint of what each operation of a run gives."""
 
     supports_higher_order_operators = True
@@ -210,8 +208,8 @@ class _Operations(TorchDispatchMode):  # type: ignore[misc]
         call = self._recorder.running
         if call is None:
             return output
-        taken = [getattr(value, _SEEN, None) for value in pytree.tree_leaves((args, kwargs))]
-        for tensor in pytree.tree_leaves(output):
+        taken = [getattr(value, _SEEN, None) for value in tree_leaves((args, kwargs))]
+        for tensor in tree_leaves(output):
             if isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and tensor.numel() > 3:
                 fingerprint = fingerprint_of(as_array(tensor))
                 if fingerprint.telling:

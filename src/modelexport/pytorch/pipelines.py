@@ -18,10 +18,8 @@ from modelexport.weights.sources import Weights
 
 SENTENCE_TRANSFORMER = "modules.json"
 
-# torch is not followed by mypy.
 
-
-class SentencePipeline(nn.Module):  # type: ignore[misc]
+class SentencePipeline(nn.Module):
     """A model of sentence-transformers: its modules one after the other, from tokens to an embedding."""
 
     def __init__(self, modules: Mapping[str, nn.Module]) -> None:
@@ -36,7 +34,7 @@ class SentencePipeline(nn.Module):  # type: ignore[misc]
         return {"sentence_embedding": features["sentence_embedding"]}
 
 
-class Transformer(nn.Module):  # type: ignore[misc]
+class Transformer(nn.Module):
     """Tokens to their embeddings."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -51,7 +49,7 @@ class Transformer(nn.Module):  # type: ignore[misc]
 _MODES = ("cls", "max", "mean", "mean_sqrt_len", "weightedmean", "lasttoken")
 
 
-class Pooling(nn.Module):  # type: ignore[misc]
+class Pooling(nn.Module):
     """The embeddings of tokens to one of the sentence: those of several modes side by side."""
 
     def __init__(self, modes: list[str]) -> None:
@@ -78,7 +76,7 @@ def _pool(mode: str, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return (tokens * weights).sum(1) / (total.sqrt() if mode == "mean_sqrt_len" else total)
 
 
-class Dense(nn.Module):  # type: ignore[misc]
+class Dense(nn.Module):
     """A linear layer on the embedding of the sentence."""
 
     def __init__(self, linear: nn.Linear, activation: nn.Module) -> None:
@@ -89,7 +87,7 @@ class Dense(nn.Module):  # type: ignore[misc]
         return {"sentence_embedding": self.activation_function(self.linear(features["sentence_embedding"]))}
 
 
-class Normalize(nn.Module):  # type: ignore[misc]
+class Normalize(nn.Module):
     """The embedding at a length of one."""
 
     def forward(self, features: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

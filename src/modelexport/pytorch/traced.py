@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import is_lazy
 
 from modelexport.core.calls import ROOT, CallTree
 from modelexport.errors import InputsError
 from modelexport.pytorch.kept import KeptState
+from modelexport.pytorch.private_torch import FakeTensor
 from modelexport.pytorch.recorder import CallRecorder
 from modelexport.pytorch.tracing import in_trace
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import onnx_ir as ir
 import torch
-from torch.utils import _pytree as pytree
 
+from modelexport.pytorch.private_torch import tree_map
 from modelexport.pytorch.values import tensors_in
 
 Inputs = Mapping[str, Any] | Sequence[Any]
@@ -41,7 +41,7 @@ def _changed(inputs: Inputs, names: Mapping[int, str], change: Change) -> Inputs
     def one(value: Any) -> Any:
         return change(names[id(value)], value) if id(value) in names else value
 
-    changed: Inputs = pytree.tree_map(one, inputs)
+    changed: Inputs = tree_map(one, inputs)
     return changed
 
 

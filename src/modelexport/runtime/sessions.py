@@ -11,7 +11,7 @@ import onnxruntime
 
 from modelexport.errors import UsageError
 from modelexport.files.linked import check_tensors
-from modelexport.files.onnx_models import check_file, to_proto
+from modelexport.files.onnx_models import check_weight_files, to_proto
 from modelexport.graph.nodes import initializers
 
 CPU = "CPUExecutionProvider"
@@ -46,7 +46,7 @@ def open_session(
         options.add_session_config_entry(_EXTERNAL_FOLDER, str(folder.absolute()))
     weights: dict[str, ir.TensorProtocol] = {}
     if isinstance(model, Path):
-        check_file(model)
+        check_weight_files(model)
         source: Path | bytes = model
     else:
         check_tensors([value.const_value for value in initializers(model)])
@@ -62,8 +62,7 @@ def open_session(
     return runs
 
 
-# onnxruntime has no annotations.
-class _Session(onnxruntime.InferenceSession):  # type: ignore[misc]
+class _Session(onnxruntime.InferenceSession):
     """Keeps the weights that it was handed: the runtime reads them where they are."""
 
     weights: Sequence[object] = ()

@@ -6,11 +6,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from modelexport.errors import FileFormatError, InputsError
-from modelexport.format.packages import MANIFEST, PACKAGE_VERSION, Manifest
+from modelexport.format.packages import Manifest
 from modelexport.runtime.sessions import open_session, run_session
+from modelexport.tagged.package import read_manifest
 
 
 def read_stages(folder: str | Path) -> Manifest:
@@ -19,22 +18,9 @@ def read_stages(folder: str | Path) -> Manifest:
     Raises:
         FileFormatError: There is none, it is damaged or of another kind or version, or a part is missing.
     """
-    path = Path(folder) / MANIFEST
-    try:
-        manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
-    except OSError as error:
-        raise FileFormatError(f"{folder} has no {MANIFEST}: make it with `modelexport split`") from error
-    except msgspec.DecodeError as error:
-        raise FileFormatError(f"{path} is damaged ({error}): split the model again") from error
-    if manifest.format_version != PACKAGE_VERSION:
-        raise FileFormatError(
-            f"{path} has format version {manifest.format_version}, and this version of modelexport reads "
-            f"{PACKAGE_VERSION}: split the model again"
-        )
+    manifest = read_manifest(Path(folder))
     if manifest.kind != "stages":
         raise FileFormatError(f"{folder} is a package of the kind '{manifest.kind}', not of stages")
-    if missing := [part.file for part in manifest.parts if not (path.parent / part.file).is_file()]:
-        raise FileFormatError(f"{folder} lacks {', '.join(missing)}: split the model again")
     return manifest
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import msgspec
-import onnx_ir as ir
 
 from modelexport.core.calls import CallTree, ModuleCall, TracedCall
+from modelexport.core.tags import class_in_tag
 from modelexport.format import documents, keys
-from modelexport.graph.owners import owner_of
 from modelexport.tagged.file import TaggedFile
 
 
@@ -19,7 +18,7 @@ class EditedTags:
     def __init__(self, tagged: TaggedFile) -> None:
         self._calls = {traced.call: traced for traced in tagged.calls}
         self._tags = dict(tagged.tags)
-        self._sources = source_tags(tagged.nodes)
+        self._sources = dict(tagged.source_tags)
         for call in tagged.tags:
             self._sources.setdefault(call, self._guess(tagged, call))
 
@@ -50,7 +49,7 @@ class EditedTags:
         return self._sources[call]
 
     def class_of(self, call: ModuleCall) -> str:
-        return self._tags[call].rpartition("/")[2].partition("@")[0].partition(".")[0]
+        return class_in_tag(self._tags[call])
 
     def remove_inside(self, call: ModuleCall, used: Iterable[ModuleCall]) -> None:
         """Take out the calls inside one, except those that own a node that is still there and the calls around them."""
@@ -95,20 +94,3 @@ class EditedTags:
             for traced in self._calls.values()
         ]
         return msgspec.json.encode(entries).decode()
-
-
-def source_tags(nodes: Iterable[ir.Node]) -> dict[ModuleCall, str]:
-    """What the nodes that each call owns have as their tag."""
-    found: dict[ModuleCall, str] = {}
-    for node in nodes:
-        owner = owner_of(node)
-        if owner is not None:
-            found.update(zip(owner.calls, node_tags(node.metadata_props), strict=True))
-    return found
-
-
-def node_tags(properties: Mapping[str, str]) -> list[str]:
-    """The tags of a node, in the order of its owners."""
-    several = properties.get(keys.HIERARCHY_TAGS)
-    tags: list[str] = msgspec.json.decode(several) if several else [properties[keys.SOURCE_MODULE]]
-    return tags

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import onnx
 import onnx_ir as ir
 
-from modelexport.graph.nodes import nested_graphs
+from modelexport.graph.nodes import is_random, nested_graphs
 
 
 class Repeating:
@@ -109,9 +109,7 @@ def _is_deterministic(operator: ir.OperatorIdentifier, version: int | None) -> b
         known = onnx.defs.get_schema(op_type, version or 1, domain)
     except onnx.defs.SchemaError:  # an operator that onnx does not know may do anything
         return False
-    # onnx has it, its type stubs do not.
-    determinism = known.node_determinism  # type: ignore[attr-defined]
-    return bool(determinism != onnx.defs.OpSchema.NodeDeterminism.NonDeterministic)
+    return not is_random(known)
 
 
 def is_size(value: ir.Value) -> bool:
@@ -135,7 +133,7 @@ def renew(node: ir.Node, measured: ir.Value, arguments: Iterable[ir.Value]) -> R
     wanted = _sizes(measured)
     if wanted is None:
         return None
-    wanted = wanted[slice(_int(node, "start"), _int(node, "end"))]
+    wanted = wanted[slice(node.attributes.get_int("start"), node.attributes.get_int("end"))]
     if None in wanted:
         return None
     for source in arguments:
@@ -150,10 +148,6 @@ def _sizes(value: ir.Value) -> list[int | str | None] | None:
     if value.shape is None:
         return None
     return [size if isinstance(size, int) else size.value for size in value.shape]
-
-
-def _int(node: ir.Node, name: str) -> int | None:
-    return node.attributes[name].as_int() if name in node.attributes else None
 
 
 def read_off(graph: ir.Graph, renewal: Renewed, size: ir.Value, source: ir.Value) -> None:

@@ -15,15 +15,17 @@ from modelexport.core.owners import Owner
 from modelexport.errors import OutputError, UsageError
 from modelexport.files.atomic import check_writable, written_together
 from modelexport.format import keys
+from modelexport.format.node_tags import read_source_tags
 from modelexport.graph.nodes import all_nodes, initializers, nested_graphs
 from modelexport.graph.owners import OWNER, owner_of
 from modelexport.surgery import Sharing
 from modelexport.surgery.cutter import Cut, Cutter
-from modelexport.surgery.edited_tags import EditedTags, node_tags
+from modelexport.surgery.edited_tags import EditedTags
 from modelexport.surgery.interfaces import Interface, interface_of
 from modelexport.surgery.repeating import values_taken
 from modelexport.surgery.saving import SharedFiles
-from modelexport.surgery.substitutes import FromModel, Parts, Site, Substitute, check_opsets
+from modelexport.surgery.substitutes import FromModel, Parts, Site, Substitute
+from modelexport.surgery.substitutes.from_model import check_opsets
 from modelexport.tagged.encodings.attributes import write_attributes
 from modelexport.tagged.encodings.functions import write_functions
 from modelexport.tagged.encodings.metadata import write_owner
@@ -354,7 +356,7 @@ class _Replacer:
                 value.metadata_props[keys.PARAMETER] = json.dumps(list(names))
         for value in initializers(self._model):
             if value in self._dirty:
-                users = {tag: None for node, _ in value.uses() for tag in node_tags(node.metadata_props)}
+                users = {tag: None for node, _ in value.uses() for tag in read_source_tags(node.metadata_props)}
                 value.metadata_props[keys.HIERARCHY_TAGS] = json.dumps(list(users))
         for function in self._model.functions.values():
             for node in function.all_nodes():

@@ -10,7 +10,7 @@ import msgspec
 import onnx_ir as ir
 
 from modelexport.errors import FileFormatError, OutputError
-from modelexport.files.linked import check_files
+from modelexport.files.linked import check_files, recorded_files
 from modelexport.files.links import clone, clone_or_link
 from modelexport.files.onnx_models import LARGEST_INSIDE, record_documents, save_model, save_with_references
 from modelexport.format import documents, keys
@@ -26,8 +26,8 @@ class SharedFiles:
     def __init__(self, source: Path, model: ir.Model, folder: Path, staging: Path, sharing: Sharing = "auto") -> None:
         self._source = source
         self._folder, self._staging, self._sharing = folder, staging, sharing
-        self._linked = _recorded(model, keys.WEIGHTS, documents.WeightsFile)
-        self._written = _recorded(model, keys.DATA, documents.DataFile)
+        self._linked = recorded_files(model.metadata_props, keys.WEIGHTS, documents.WeightsFile)
+        self._written = recorded_files(model.metadata_props, keys.DATA, documents.DataFile)
         self._placed: dict[str, str | None] = {}
 
     def save(self, model: ir.Model, name: str) -> list[str]:
@@ -111,11 +111,6 @@ class SharedFiles:
                 "or above, or copy them with --weights copy"
             ) from error
         return target.name
-
-
-def _recorded(model: ir.Model, key: str, kind: type[T]) -> dict[str, T]:
-    """What a model says of the files that hold its weights, by location."""
-    return msgspec.json.decode(model.metadata_props.get(key, "{}"), type=dict[str, kind])  # type: ignore[valid-type]
 
 
 def size_of_weights(model: ir.Model, source: Path) -> int:

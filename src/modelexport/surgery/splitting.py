@@ -17,13 +17,13 @@ from modelexport.core.selectors import Selection
 from modelexport.core.text import plural
 from modelexport.errors import OutputError, UsageError
 from modelexport.files.atomic import check_writable, written_together
-from modelexport.format.packages import MANIFEST, PACKAGE_VERSION, Manifest, PartEntry
+from modelexport.format.packages import MANIFEST, PACKAGE_VERSION, Manifest, PartEntry, encode_manifest
 from modelexport.surgery import Sharing
 from modelexport.surgery.balance import SLACK, Units, balanced_cuts, best_limit, fewest_stages
 from modelexport.surgery.cutter import Cut, Cutter
-from modelexport.surgery.points import Timeline
 from modelexport.surgery.repeating import values_taken
 from modelexport.surgery.saving import SharedFiles, size_of_weights
+from modelexport.surgery.timeline import Timeline
 from modelexport.tagged.file import TaggedFile
 
 Measure = Callable[[ir.Node], int]
@@ -99,43 +99,19 @@ def split(
         OutputError: The folder cannot be written.
     """
     folder = Path(folder)
-    check_folder(folder)
+    check_stages_folder(folder)
     timeline = Timeline(tagged)
     allowed = _allowed(timeline, tagged.select(*at)) if at else timeline.points
+    points = sorted(allowed)
+    units = _units(timeline, points, measure)
     if at and stages is None and max_bytes is None:
-        cuts = sorted(allowed)
-        units = _units(timeline, cuts, measure)
-        ends = list(range(1, len(cuts) + 1))
+        ends = list(range(1, len(points) + 1))  # a cut at each of them
     else:
-        points = sorted(allowed)
-        units = _units(timeline, points, measure)
         ends = _balanced(timeline, units, points, stages, max_bytes, tagged.path)
-        cuts = [points[end - 1] for end in ends]
-    parts = _Stages(tagged, timeline, cuts).cut()
+    cuts = [points[end - 1] for end in ends]
     sizes = units.sizes(ends)
-    with written_together(folder.parent) as staging:
-        (staging / folder.name).mkdir()
-        shared = SharedFiles(tagged.path, tagged.model, folder, staging / folder.name, weights)
-        files: dict[str, None] = {}
-        written: list[Stage] = []
-        for part in parts:
-            size = size_of_weights(part.cut.model, tagged.path)
-            files.update(dict.fromkeys(shared.save(part.cut.model, part.file)))
-            written.append(_describe(part, size, sizes[part.index] / max(sum(sizes), 1)))
-        manifest = Manifest(
-            format_version=PACKAGE_VERSION,
-            kind="stages",
-            parts=[
-                PartEntry(name=s.name, file=s.file, module=part.module.address, inputs=s.inputs, outputs=s.outputs)
-                for s, part in zip(written, parts, strict=True)
-            ],
-            weights=list(files),
-        )
-        (staging / folder.name / MANIFEST).write_bytes(
-            msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
-        )
-        keep = {file.name for file in (staging / folder.name).iterdir()}
-        _remove_stages(folder, keep)
+    parts = _Stages(tagged, timeline, cuts).cut()
+    written, files = _write_stages(tagged, folder, parts, sizes, weights)
     return Split(
         path=str(folder),
         by=by,
@@ -143,11 +119,37 @@ def split(
         best=best_limit(units, len(sizes)) if len(sizes) > 1 else sizes[0],
         crossing=[len(timeline.crossing_values(cut)) for cut in cuts],
         stages=written,
-        weights=list(files),
+        weights=files,
     )
 
 
-def check_folder(folder: Path) -> None:
+def _write_stages(
+    tagged: TaggedFile, folder: Path, parts: Sequence[_Part], sizes: Sequence[int], weights: Sharing
+) -> tuple[list[Stage], list[str]]:
+    """Write stages, their weights and the manifest into a folder; returns what was written and the files of weights."""
+    with written_together(folder.parent) as staging:
+        (inside := staging / folder.name).mkdir()
+        shared = SharedFiles(tagged.path, tagged.model, folder, inside, weights)
+        files: dict[str, None] = {}
+        written: list[Stage] = []
+        for part in parts:
+            size = size_of_weights(part.cut.model, tagged.path)
+            files.update(dict.fromkeys(shared.save(part.cut.model, part.file)))
+            written.append(_describe(part, size, sizes[part.index] / max(sum(sizes), 1)))
+        (inside / MANIFEST).write_bytes(encode_manifest(_manifest(parts, written, list(files))))
+        _remove_stages(folder, {file.name for file in inside.iterdir()})
+    return written, list(files)
+
+
+def _manifest(parts: Sequence[_Part], written: Sequence[Stage], weights: list[str]) -> Manifest:
+    entries = [
+        PartEntry(name=s.name, file=s.file, module=part.module.address, inputs=s.inputs, outputs=s.outputs)
+        for s, part in zip(written, parts, strict=True)
+    ]
+    return Manifest(format_version=PACKAGE_VERSION, kind="stages", parts=entries, weights=weights)
+
+
+def check_stages_folder(folder: Path) -> None:
     """Fail when a package cannot be written to a folder.
 
     Raises:

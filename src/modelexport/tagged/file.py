@@ -25,7 +25,7 @@ from modelexport.graph.owners import OWNER, owned_operators, owner_of
 from modelexport.tagged.documents.belonging import check_documents
 from modelexport.tagged.documents.reading import check_same_calls, check_same_nodes, load_hierarchy
 from modelexport.tagged.encodings.unpacking import unpack_tags
-from modelexport.tagged.skim import Skimmed
+from modelexport.tagged.skimming import Skimmed
 
 SIDECAR = ".hierarchy.json"
 UNTAGGED = "none"
@@ -87,6 +87,20 @@ class TaggedFile:
             UsageError: There is none, or there are several; names those, or the nearest that there are.
         """
         return find_call(name, self.tags, where=self.path)
+
+    @cached_property
+    def source_tags(self) -> Mapping[ModuleCall, str]:
+        """The tag that the nodes of each call carry: of its deepest level. Calls without nodes of their own have none.
+
+        Raises:
+            ValueError: A node has other owners than tags.
+        """
+        found: dict[ModuleCall, str] = {}
+        for node in self.nodes:
+            owner = owner_of(node)
+            if owner is not None:
+                found.update(zip(owner.calls, read_source_tags(node.metadata_props), strict=True))
+        return found
 
     def select(self, *selectors: str) -> Selection:
         """The calls that selectors pick (see :mod:`modelexport.core.selectors`); without any, all.
@@ -152,6 +166,30 @@ class NodeRow(msgspec.Struct, frozen=True):
     outputs: list[str]
     also: list[str]
     """The other calls that own it."""
+
+
+@dataclass(frozen=True)
+class FileTags:
+    """The tags of the calls of a tagged file, as documents and encodings want them (:class:`CallTags`)."""
+
+    tagged: TaggedFile
+
+    @property
+    def calls(self) -> CallTree:
+        """Every call of the file."""
+        return self.tagged.calls
+
+    def tag(self, call: ModuleCall) -> str:
+        """The call's own tag."""
+        return self.tagged.tags[call]
+
+    def namespace(self, call: ModuleCall) -> str:
+        """The same without the leading slash."""
+        return self.tagged.tags[call].removeprefix("/")
+
+    def source_tag(self, call: ModuleCall) -> str:
+        """What a node that the call owns carries."""
+        return self.tagged.source_tags[call]
 
 
 def read_tagged(path: str | Path, *, checked: bool = True) -> TaggedFile:

@@ -41,11 +41,6 @@ class Package:
         raise UsageError(f"{self.folder} has no part {name}{nearest(name, names)}; it has {', '.join(names)}")
 
 
-def is_package(path: Path) -> bool:
-    """Whether a path is a folder with a manifest."""
-    return (path / MANIFEST).is_file()
-
-
 def read_package(folder: str | Path) -> Package:
     """Read the manifest of a package and see whether its files are there and belong together.
 
@@ -53,25 +48,37 @@ def read_package(folder: str | Path) -> Package:
         FileFormatError: It has no manifest, one of an unknown version, lacks a file, or has files of other exports.
     """
     folder = Path(folder)
-    try:
-        manifest = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=Manifest)
-    except OSError as error:
-        raise FileFormatError(
-            f"{folder} is no package: it has no {MANIFEST}; export it with `modelexport export MODEL -o {folder}/`"
-        ) from error
-    except msgspec.MsgspecError as error:
-        raise FileFormatError(f"{folder / MANIFEST} cannot be read ({error}): export the package again") from error
-    if manifest.format_version != PACKAGE_VERSION:
-        raise FileFormatError(
-            f"{folder / MANIFEST} has format version {manifest.format_version}, which this version of modelexport does "
-            f"not read ({PACKAGE_VERSION}): export the package again"
-        )
-    needed = [*(part.file for part in manifest.parts), *manifest.weights]
-    if missing := [name for name in needed if not (folder / name).is_file()]:
-        raise FileFormatError(f"{folder} lacks {', '.join(missing)}: copy it there, or export the package again")
+    manifest = read_manifest(folder)
     package = Package(folder, manifest)
     _check_together(package)
     return package
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read the manifest of a package of any kind and see whether its files are there.
+
+    Raises:
+        FileFormatError: There is none, it is damaged or of an unknown version, or a file is missing.
+    """
+    path = folder / MANIFEST
+    try:
+        manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
+    except OSError as error:
+        raise FileFormatError(
+            f"{folder} is not a package: it has no {MANIFEST}; make one with "
+            f"`modelexport export MODEL -o {folder}/` or `modelexport split`"
+        ) from error
+    except msgspec.MsgspecError as error:
+        raise FileFormatError(f"{path} cannot be read ({error}): make the package again") from error
+    if manifest.format_version != PACKAGE_VERSION:
+        raise FileFormatError(
+            f"{path} has format version {manifest.format_version}, which this version of modelexport does not read "
+            f"({PACKAGE_VERSION}): make the package again"
+        )
+    needed = [*(part.file for part in manifest.parts), *manifest.weights]
+    if missing := [name for name in needed if not (folder / name).is_file()]:
+        raise FileFormatError(f"{folder} lacks {', '.join(missing)}: copy it there, or make the package again")
+    return manifest
 
 
 def _check_together(package: Package) -> None:

@@ -10,44 +10,42 @@ from dataclasses import dataclass
 from functools import partial
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from modelexport.core.calls import ModuleCall
 from modelexport.errors import FileFormatError, OutputError
+from modelexport.files.safetensors_files import encode_header
 from modelexport.format import documents, keys
+from modelexport.format.dtypes import SAFETENSORS_NAMES, parse_dtype
 from modelexport.runtime.evidence import Computed, Evidence, SeenTensor
 from modelexport.runtime.fingerprints import Fingerprint
 from modelexport.tagged.file import TaggedFile
 
-_TYPES = {
-    "float64": "F64",
-    "int64": "I64",
-    "uint64": "U64",
-    "float32": "F32",
-    "int32": "I32",
-    "uint32": "U32",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "int16": "I16",
-    "uint16": "U16",
-    "int8": "I8",
-    "uint8": "U8",
-    "bool": "BOOL",
-}
-"""NumPy's name of an element type to that of safetensors; widest first, so that every tensor is aligned in the file."""
+_TYPES = [name for name, code in SAFETENSORS_NAMES.items() if not code.startswith("F8_")]
+"""Element types that safetensors reads into NumPy; widest first, so that every tensor is aligned in the file."""
 
 _INPUTS, _VALUES, _TENSORS = "inputs/", "values/", "tensors/"
 _MODULES, _OUTPUTS, _WEIGHTS, _KEYS, _RUN = "modules", "outputs", "weights", "keys", "run"
 
-TypeAndShape = tuple[str, tuple[int, ...]]
+
+class _Kept(NamedTuple):
+    """A tensor to write; it is read when its turn comes."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    read: Callable[[], Any]
+
+    @classmethod
+    def of(cls, array: Any) -> _Kept:
+        return cls(str(array.dtype), tuple(array.shape), lambda: array)
 
 
 def reference_path(path: Path) -> Path:
     """Where the reference values of a file lie."""
-    return path.with_suffix(".reference.safetensors")
+    return path.with_suffix(keys.REFERENCE_SUFFIX)
 
 
 @dataclass(frozen=True)
@@ -117,41 +115,24 @@ def write_reference(
     Raises:
         OutputError: The disk has no room for it.
     """
-    kept = [t for t in run.tensors if not modules or _is_inside(t.call, set(modules), run.parents)]
-    names = [value.name or "" for value in tagged.model.graph.outputs]
-    names += [f"output {i}" for i in range(len(names), len(run.outputs))]
-    arrays: dict[str, tuple[TypeAndShape, Callable[[], Any]]] = {}
-
-    def hold(key: str, array: Any) -> None:
-        arrays[key] = ((str(array.dtype), tuple(array.shape)), lambda: array)
-
-    for name, array in inputs.items():
-        hold(f"{_INPUTS}{name}", array)
-    for name, array in zip(names, run.outputs, strict=False):
-        hold(f"{_VALUES}{name}", array)
-    where: dict[str, str] = {}
-    named = _names(sidecar, tagged)
-    for tensor in kept:
-        name = named.get((tensor.call.address, tensor.side, tensor.name), "")
-        key = f"{_VALUES}{name}" if name else f"{_TENSORS}{tensor.content}"
-        if not name and tensor.content in where:
-            continue
-        where.setdefault(tensor.content, key)
-        arrays.setdefault(key, ((tensor.dtype, tensor.shape), partial(run.array, tensor.content)))
-    known = {key: one for key, one in arrays.items() if one[0][0] in _TYPES}
-    order = list(_TYPES)
-    known = dict(sorted(known.items(), key=lambda one: order.index(one[1][0][0])))
-    sizes = {key: _width(dtype) * prod(shape) for key, ((dtype, shape), _) in known.items()}
-    metadata = {
-        keys.FORMAT_VERSION_KEY: keys.FORMAT_VERSION,
-        _OUTPUTS: json.dumps(names[: len(run.outputs)]),
-        _MODULES: json.dumps([call.address for call in modules]),
-        _WEIGHTS: json.dumps(dict(weights)),
-        _KEYS: json.dumps({content: key for content, key in where.items() if key in known}),
-        _RUN: msgspec.json.encode(_as_data(run, [t for t in kept if where[t.content] in known])).decode(),
-    }
-    header = _header(metadata, {key: kind for key, (kind, _) in known.items()}, sizes)
-    total = len(header) + sum(sizes.values())
+    seen = [t for t in run.tensors if not modules or _is_inside(t.call, set(modules), run.parents)]
+    outputs = _output_names(tagged, len(run.outputs))
+    found = {f"{_INPUTS}{name}": _Kept.of(array) for name, array in inputs.items()}
+    found |= {f"{_VALUES}{name}": _Kept.of(array) for name, array in zip(outputs, run.outputs, strict=True)}
+    where = _add_boundaries(found, seen, run, _names(sidecar, tagged))
+    arrays = {key: kept for dtype in _TYPES for key, kept in found.items() if kept.dtype == dtype}
+    header = encode_header(
+        {key: (kept.dtype, kept.shape) for key, kept in arrays.items()},
+        {
+            keys.FORMAT_VERSION_KEY: keys.FORMAT_VERSION,
+            _OUTPUTS: json.dumps(outputs),
+            _MODULES: json.dumps([call.address for call in modules]),
+            _WEIGHTS: json.dumps(dict(weights)),
+            _KEYS: json.dumps({content: key for content, key in where.items() if key in arrays}),
+            _RUN: msgspec.json.encode(_as_data(run, [t for t in seen if where[t.content] in arrays])).decode(),
+        },
+    )
+    total = len(header) + sum(_nbytes(kept) for kept in arrays.values())
     announce(total)
     if total > (free := shutil.disk_usage(path.parent).free):
         raise OutputError(
@@ -159,8 +140,38 @@ def write_reference(
         )
     with path.open("wb") as file:
         file.write(header)
-        for _, read in known.values():
-            file.write(np.ascontiguousarray(read()).tobytes())
+        for kept in arrays.values():
+            file.write(np.ascontiguousarray(kept.read()).tobytes())
+
+
+def _output_names(tagged: TaggedFile, count: int) -> list[str]:
+    """Names for what the model returned: those of the file's outputs, as far as it has as many."""
+    names = [value.name or "" for value in tagged.model.graph.outputs]
+    names += [f"output {i}" for i in range(len(names), count)]
+    return names[:count]
+
+
+def _add_boundaries(
+    arrays: dict[str, _Kept], seen: Sequence[SeenTensor], run: Evidence, values: Mapping[tuple[str, str, str], str]
+) -> dict[str, str]:
+    """Add the tensors at boundaries, each content once but under each name that it has in the file.
+
+    Returns:
+        Content of a tensor to where it lies.
+    """
+    where: dict[str, str] = {}
+    for tensor in seen:
+        name = values.get((tensor.call.address, tensor.side, tensor.name), "")
+        key = f"{_VALUES}{name}" if name else f"{_TENSORS}{tensor.content}"
+        if not name and tensor.content in where:
+            continue
+        where.setdefault(tensor.content, key)
+        arrays.setdefault(key, _Kept(tensor.dtype, tensor.shape, partial(run.array, tensor.content)))
+    return where
+
+
+def _nbytes(kept: _Kept) -> int:
+    return int(parse_dtype(kept.dtype).itemsize * prod(kept.shape))
 
 
 def _is_inside(call: ModuleCall, chosen: set[ModuleCall], parents: Mapping[ModuleCall, ModuleCall | None]) -> bool:
@@ -193,21 +204,6 @@ def _as_data(run: Evidence, tensors: Sequence[SeenTensor]) -> _Run:
     )
 
 
-def _header(metadata: Mapping[str, str], tensors: Mapping[str, TypeAndShape], sizes: Mapping[str, int]) -> bytes:
-    entries: dict[str, Any] = {"__metadata__": dict(metadata)}
-    end = 0
-    for key, (dtype, shape) in tensors.items():
-        begin, end = end, end + sizes[key]
-        entries[key] = {"dtype": _TYPES[dtype], "shape": list(shape), "data_offsets": [begin, end]}
-    text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
-
-
-def _width(dtype: str) -> int:
-    return 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
-
-
 @contextmanager
 def open_reference(tagged: TaggedFile) -> Iterator[ReferenceValues]:
     """The reference values beside a file.
@@ -226,8 +222,7 @@ def open_reference(tagged: TaggedFile) -> Iterator[ReferenceValues]:
         )
     try:
         opened = safe_open(path, framework="numpy")
-        # safetensors has no annotations here.
-        metadata = opened.metadata() or {}  # type: ignore[no-untyped-call]
+        metadata = opened.metadata() or {}  # type: ignore[no-untyped-call]  # safetensors has no annotation here
         version = metadata.get(keys.FORMAT_VERSION_KEY)
         if version not in keys.READ_VERSIONS or _RUN not in metadata:
             raise FileFormatError(

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from modelexport.core.calls import CallTree, ModuleCall
+from modelexport.core.calls import ModuleCall
+from modelexport.core.tags import class_in_tag
 from modelexport.errors import FileFormatError
 from modelexport.format import documents, keys
 from modelexport.format.dtypes import dtype_name
+from modelexport.format.node_tags import read_source_tags
 from modelexport.graph.nodes import initializers
 from modelexport.graph.owners import owner_of
 from modelexport.runtime.evidence import Evidence
@@ -19,7 +21,7 @@ from modelexport.tagged.documents.dag import dag_document
 from modelexport.tagged.documents.operations import operations_document
 from modelexport.tagged.documents.reading import load_dag, load_operations
 from modelexport.tagged.encodings.metadata import initializer_tags
-from modelexport.tagged.file import TaggedFile
+from modelexport.tagged.file import FileTags, TaggedFile
 from modelexport.verify.verdicts import FalseClaim
 from modelexport.weights.transforms import parameter_plan
 
@@ -70,14 +72,13 @@ def _text(value: object) -> str:
 
 
 def _metadata(tagged: TaggedFile, evidence: Evidence, classes: Mapping[str, str]) -> Iterator[FalseClaim]:
-    tags = _FileTags(tagged)
+    tags = _ClaimedTags(tagged)
     for traced in tagged.calls:
         call, tag = traced.call, tagged.tags[traced.call]
         if call in evidence.parents:
             yield from _false("metadata", call.address, traced.parent, evidence.parents[call])
-        last = tag.rpartition("/")[2].partition("@")[0].partition(".")[0]
         if call.path in classes:
-            yield from _false("metadata", call.address, last, classes[call.path])
+            yield from _false("metadata", call.address, class_in_tag(tag), classes[call.path])
         if traced.parent is not None and not tag.startswith(tags.level_above(traced.parent)):
             yield from _false("metadata", call.address, tag, f"inside {tags.level_above(traced.parent)}")
     for node in tagged.nodes:
@@ -98,7 +99,7 @@ def _metadata(tagged: TaggedFile, evidence: Evidence, classes: Mapping[str, str]
 
 
 def _documents(tagged: TaggedFile) -> Iterator[FalseClaim]:
-    tags = _FileTags(tagged)
+    tags = _ClaimedTags(tagged)
     dag, operations = (tagged.path.with_suffix(suffix) for suffix in (".dag.json", ".operations.json"))
     if dag.is_file():
         here = dag_document(tagged.model, tags)
@@ -121,7 +122,7 @@ def _sidecar(
     contents: Mapping[str, str],
     classes: Mapping[str, str],
 ) -> Iterator[FalseClaim]:
-    tags = _FileTags(tagged)
+    tags = _ClaimedTags(tagged)
     yield from _false("hierarchy", "coverage", sidecar.coverage, tagged.coverage)
     for side, values in (("inputs", tagged.model.graph.inputs), ("outputs", tagged.model.graph.outputs)):
         listed = [value.name for value in getattr(sidecar, side)]
@@ -155,7 +156,7 @@ def _sidecar(
         yield from _false("hierarchy", module.path, module.calls, count)
 
 
-def _initializers(tagged: TaggedFile, sidecar: documents.Hierarchy, tags: _FileTags) -> Iterator[FalseClaim]:
+def _initializers(tagged: TaggedFile, sidecar: documents.Hierarchy, tags: _ClaimedTags) -> Iterator[FalseClaim]:
     values = {value.name or "": value for value in initializers(tagged.model)}
     listed = {entry.name: entry for entry in sidecar.initializers}
     yield from _false("hierarchy", "initializers", sorted(listed), sorted(values))
@@ -225,20 +226,8 @@ def _value(where: str, tensor: documents.CallTensor, content: str, contents: Map
 
 
 @dataclass(frozen=True)
-class _FileTags:
+class _ClaimedTags(FileTags):
     """The tags of the calls of a file; which modules are levels the tags themselves tell."""
-
-    tagged: TaggedFile
-
-    @property
-    def calls(self) -> CallTree:
-        return self.tagged.calls
-
-    def tag(self, call: ModuleCall) -> str:
-        return self.tagged.tags[call]
-
-    def namespace(self, call: ModuleCall) -> str:
-        return self.tagged.tags[call][1:]
 
     def source_tag(self, call: ModuleCall) -> str:
         return self._sources.get(call) or self.level_above(call)
@@ -256,8 +245,7 @@ class _FileTags:
         votes: dict[ModuleCall, dict[str, int]] = {}
         for node in self.tagged.nodes:
             owner = owner_of(node)
-            several = node.metadata_props.get(keys.HIERARCHY_TAGS)
-            listed = json.loads(several) if several else [node.metadata_props.get(keys.SOURCE_MODULE)]
+            listed = read_source_tags(node.metadata_props)
             for call, said in zip(owner.calls if owner is not None else (), listed, strict=False):
                 those = votes.setdefault(call, {})
                 those[said] = those.get(said, 0) + 1

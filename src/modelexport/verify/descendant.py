@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -120,44 +121,82 @@ def verify_against(
     one, two = read_tagged(path), read_tagged(other)
     chosen = one.select(*modules).inside if modules else frozenset()
     given, source = _inputs(one, provider, seed)
-    fed = _fit(given, two)
-    pairs = _pairs(one, two)
-    if not pairs:
+    comparison = _Comparison(one, two, _pairs(one, two), given, _fit(given, two), provider, batch_bytes)
+    if not comparison.pairs:
         raise UsageError(f"{other} has no value of a module in common with {path}: it is no descendant of it")
-    sizes = _sizes(one, pairs)
-    ends = zip(one.model.graph.outputs, two.model.graph.outputs, strict=False)
-    names = {a.name or "": b.name or "" for a, b in ends}
-    if len(one.model.graph.outputs) != len(two.model.graph.outputs):
-        raise UsageError(f"{path} and {other} have different numbers of outputs: they are not of one model")
-    outputs = _finish(names, _whole(one, given, names, provider), _whole(two, fed, names.values(), provider))
-    end_to_end: dict[str, Loss] = {}
-    types: dict[str, Any] = {}
-    for batch in split_batches(sizes, batch_bytes):
-        right = _values(one, given, batch, provider)
-        found = _values(two, fed, [pairs[name] for name in batch], provider)
-        types.update((name, array.dtype) for name, array in found.items())
-        end_to_end.update((name, _loss(name, right[name], found[pairs[name]], WHOLE_UNITS)) for name in batch)
-    _set_types(two.model, types)
-    per_module: dict[str, Loss] = {}
-    back = {b: a for a, b in pairs.items()}
-    for batch in split_batches(sizes, batch_bytes):
-        cut = segmented(two.model, back, [pairs[name] for name in batch])
-        needed = [str(value.name) for value in cut.graph.inputs]
-        boundaries = {name: back[name.removesuffix(GIVEN)] for name in needed if name.endswith(GIVEN)}
-        right = _values(one, given, {*batch, *boundaries.values()}, provider)
-        pieces = open_session(cut, folder=two.path.parent, provider=provider)
-        feeds = {
-            name: right[boundaries[name]].astype(types[name.removesuffix(GIVEN)]) if name in boundaries else fed[name]
-            for name in needed
-        }
-        found = run_session(pieces, feeds)
-        per_module.update((name, _loss(name, right[name], found[pairs[name]])) for name in batch)
+    outputs = comparison.outputs()
+    end_to_end, types = comparison.end_to_end()
+    per_module = comparison.per_module(types)
     return AgainstReport(
         outputs=outputs,
-        calls=list(_calls(one, two, pairs, end_to_end, per_module, chosen)),
+        calls=list(_calls(one, two, comparison.pairs, end_to_end, per_module, chosen)),
         inputs=source,
         provider=provider,
     )
+
+
+@dataclass(frozen=True)
+class _Comparison:
+    """Runs of two files, and what the second loses in them."""
+
+    one: TaggedFile
+    two: TaggedFile
+    pairs: Mapping[str, str]
+    """Boundary values of the first file to what they are in the second."""
+    given: Mapping[str, Any]
+    """Inputs of the first file."""
+    fed: Mapping[str, Any]
+    """The same for the second."""
+    provider: str
+    batch_bytes: int
+
+    def _batches(self) -> Iterator[list[str]]:
+        """The values to compare, as many at a time as may be in memory together."""
+        return split_batches(_sizes(self.one, self.pairs), self.batch_bytes)
+
+    def outputs(self) -> list[Loss]:
+        """What the outputs lose."""
+        first, second = self.one.model.graph.outputs, self.two.model.graph.outputs
+        if len(first) != len(second):
+            raise UsageError(
+                f"{self.one.path} and {self.two.path} have different numbers of outputs: they are not of one model"
+            )
+        names = {a.name or "": b.name or "" for a, b in zip(first, second, strict=True)}
+        right = _whole(self.one, self.given, names, self.provider)
+        found = _whole(self.two, self.fed, names.values(), self.provider)
+        return [_loss(name, right[name], found[names[name]], WHOLE_UNITS) for name in names]
+
+    def end_to_end(self) -> tuple[dict[str, Loss], dict[str, Any]]:
+        """What each value loses in one run of each file, and the element types that the second file's values have."""
+        losses: dict[str, Loss] = {}
+        types: dict[str, Any] = {}
+        for batch in self._batches():
+            right = _values(self.one, self.given, batch, self.provider)
+            found = _values(self.two, self.fed, [self.pairs[name] for name in batch], self.provider)
+            types.update((name, array.dtype) for name, array in found.items())
+            losses.update((name, _loss(name, right[name], found[self.pairs[name]], WHOLE_UNITS)) for name in batch)
+        return losses, types
+
+    def per_module(self, types: Mapping[str, Any]) -> dict[str, Loss]:
+        """What each value loses where the stretch of the second file before it gets the first file's values."""
+        _set_types(self.two.model, types)
+        losses: dict[str, Loss] = {}
+        back = {b: a for a, b in self.pairs.items()}
+        for batch in self._batches():
+            cut = segmented(self.two.model, back, [self.pairs[name] for name in batch])
+            needed = [str(value.name) for value in cut.graph.inputs]
+            boundaries = {name: back[name.removesuffix(GIVEN)] for name in needed if name.endswith(GIVEN)}
+            right = _values(self.one, self.given, {*batch, *boundaries.values()}, self.provider)
+            pieces = open_session(cut, folder=self.two.path.parent, provider=self.provider)
+            feeds = {
+                name: right[boundaries[name]].astype(types[name.removesuffix(GIVEN)])
+                if name in boundaries
+                else self.fed[name]
+                for name in needed
+            }
+            found = run_session(pieces, feeds)
+            losses.update((name, _loss(name, right[name], found[self.pairs[name]])) for name in batch)
+        return losses
 
 
 def _inputs(tagged: TaggedFile, provider: str, seed: int) -> tuple[Mapping[str, Any], str]:
@@ -190,10 +229,6 @@ def _whole(tagged: TaggedFile, feeds: Mapping[str, Any], names: Collection[str],
     with runnable(tagged.path, tagged.encoding) as file:
         found = run_session(open_session(file, provider=provider), feeds)
     return {name: found[name] for name in names}
-
-
-def _finish(names: Mapping[str, str], right: Mapping[str, Any], found: Mapping[str, Any]) -> list[Loss]:
-    return [_loss(name, right[name], found[names[name]], WHOLE_UNITS) for name in names]
 
 
 def _values(tagged: TaggedFile, feeds: Mapping[str, Any], names: Collection[str], provider: str) -> dict[str, Any]:

@@ -42,10 +42,6 @@ class FileRun:
     """How far each recognised value is from its content, in norms."""
     differences: dict[str, Difference] = field(default_factory=dict)
 
-    def values_of(self, content: str) -> list[str]:
-        """The values that are a content, in the order of the graph."""
-        return [name for name, its in self.contents.items() if its == content]
-
 
 def run_file(
     model: ir.Model,

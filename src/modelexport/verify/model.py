@@ -2,55 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
-import torch
 from torch import nn
 
 from modelexport.core.calls import ModuleCall
-from modelexport.core.exclusive import exclusive
-from modelexport.core.messages import collected
-from modelexport.errors import UsageError
+from modelexport.core.locking import exclusive
 from modelexport.files.linked import check_files
 from modelexport.format import documents
-from modelexport.graph.nodes import nested_graphs
-from modelexport.pytorch.model_run import ModelRun, as_array
-from modelexport.pytorch.perturbation import as_arrays, entries_of, has_equal_values, perturbed
-from modelexport.pytorch.traced import untouched
-from modelexport.pytorch.values import run_arguments, tensors_in
-from modelexport.runtime.sessions import CPU, input_names, open_session, run_session
+from modelexport.pytorch.model_run import as_array
+from modelexport.pytorch.perturbation import as_arrays, entries_of
+from modelexport.runtime.sessions import CPU
 from modelexport.tagged.file import TaggedFile, read_tagged
-from modelexport.tagged.flattening import runnable
 from modelexport.tagged.reference import reference_path, write_reference
 from modelexport.verify.calls import prove_calls, sampled_calls, verdicts_of
 from modelexport.verify.claims import false_claims
-from modelexport.verify.differences import UNITS, Difference, compare_outputs
-from modelexport.verify.feeding import feeds, under_names
-from modelexport.verify.matching import WHOLE_UNITS
-from modelexport.verify.optimizers import blamed_optimizer
-from modelexport.verify.others import run_others
+from modelexport.verify.differences import UNITS
+from modelexport.verify.feeding import under_names
+from modelexport.verify.outputs import Inputs, Tell, compare_whole, run_observed
 from modelexport.verify.parameters import (
     check_same_entries,
     compare_parameters,
     parameter_digests,
-    perturbable,
     put_in,
     users_of,
 )
 from modelexport.verify.sampling import verify_alone
 from modelexport.verify.verdicts import CallVerdict, ParameterReport, VerifyReport
 from modelexport.weights.sources import Weights
-
-__all__ = ["as_array", "feeds", "record_reference", "run_module", "verify", "verify_parameters", "verify_sample"]
-
-Inputs = Mapping[str, Any] | Sequence[Any]
-Tell = Callable[[str], None]
 
 
 @exclusive
@@ -91,49 +73,23 @@ def verify(
     tagged = _open(model, path)
     chosen = tagged.select(*modules).calls if modules else ()
     parameters = _parameters(model, tagged.model, weights)
-    notes: list[str] = []
-    with runnable(tagged.path, tagged.encoding) as file:
-        tell("verify: the file")
-        session = open_session(file, provider=provider, optimized=True)
-        given, dropped = feeds(inputs, session), _dropped(inputs, input_names(session))
-        if dropped:
-            notes.append(f"the file does not take {', '.join(dropped)}: the exporter found no use of it")
-        outputs = run_session(session, given)
-        tell("verify: PyTorch")
-        others_in = _other_weights(model, tagged, weights, perturb)
-        run = _run(model, inputs, tagged, weights, others_in)
-        if others_in and not _finite(run):
-            others_in, run = {}, _run(model, inputs, tagged, weights, {})
-            notes.append("weights were not perturbed: with others the model gives no finite numbers")
-        right = run_module(model, inputs, weights) if others_in else run.outputs
-        whole = _Whole(right, run if not others_in else None, lambda: _run(model, inputs, tagged, weights, {}))
-        compared = whole.compare(outputs)
-        optimizer = ""
-        if any(one.status == "differ" for one in compared):
-            tell("verify: the runtime's optimiser")
-            optimizer = blamed_optimizer(file, given, whole.agrees, provider)
-        more = []
-        if others and weights is None:
-            tell("verify: other inputs")
-            more = run_others(inputs, tagged, session, lambda other: run_module(model, other))
-        del session
-    if others_in:
-        values = as_arrays(model, others_in, as_array)
-        put_in(tagged.model, values.__getitem__)
+    whole = compare_whole(model, inputs, tagged, weights, perturb=perturb, others=others, provider=provider, tell=tell)
+    if whole.perturbed:
+        put_in(tagged.model, as_arrays(model, whole.perturbed, as_array).__getitem__)
     tell("verify: every call")
-    proof = prove_calls(tagged, given, run, provider=provider, modules=chosen)
+    proof = prove_calls(tagged, whole.given, whole.run, provider=provider, modules=chosen)
     proof.wrong_weights = _wrong_weights(tagged, parameters)
     return VerifyReport(
-        outputs=compared,
+        outputs=whole.outputs,
         calls=verdicts_of(proof, chosen),
         provider=provider,
         units=dict(UNITS),
         parameters=parameters,
-        claims=false_claims(tagged, sidecar, run, proof.hints, model_classes(model)),
-        others=more,
-        perturbed=bool(others_in),
-        optimizer=optimizer,
-        notes=notes,
+        claims=false_claims(tagged, sidecar, whole.run, proof.hints, model_classes(model)),
+        others=whole.others,
+        perturbed=bool(whole.perturbed),
+        optimizer=whole.optimizer,
+        notes=whole.notes,
     )
 
 
@@ -148,58 +104,6 @@ def _open(model: nn.Module, path: str | Path) -> TaggedFile:
 def model_classes(model: nn.Module) -> dict[str, str]:
     """Path of a module to the name of its class."""
     return {path: type(module).__name__ for path, module in model.named_modules(remove_duplicate=False)}
-
-
-def _run(
-    model: nn.Module, inputs: Inputs, tagged: TaggedFile, weights: Weights | None, others: Mapping[str, Any]
-) -> ModelRun:
-    called = {traced.call.path for traced in tagged.calls}
-    never = {path for path, _ in model.named_modules()} - called
-    # PyTorch compiles the branches of a condition, and cannot where its operations are looked at.
-    operations = not any(nested_graphs(node) for node in tagged.model.graph)
-    return ModelRun(model, inputs, weights, parameters=others, never_called=never, operations=operations)
-
-
-@dataclass(frozen=True)
-class _Whole:
-    """Outputs of a whole run, where rounding adds up on the way: its size is measured if a few units are not enough."""
-
-    right: Sequence[Any]
-    run: ModelRun | None
-    make: Callable[[], ModelRun]
-    """Gives the run where there is none."""
-
-    @cached_property
-    def exact(self) -> Sequence[Any] | None:
-        precise = (self.run or self.make()).in_float64(from_right_values=False)
-        return None if precise is None else precise.outputs
-
-    def compare(self, found: Mapping[str, Any]) -> list[Difference]:
-        names, arrays = list(found), list(found.values())
-        compared = compare_outputs(names, self.right, arrays)
-        if all(one.status == "agree" for one in compared):
-            return compared
-        if self.exact is None:
-            return compare_outputs(names, self.right, arrays, units=WHOLE_UNITS)
-        return compare_outputs(names, self.right, arrays, self.exact)
-
-    def agrees(self, found: Mapping[str, Any]) -> bool:
-        return all(one.status == "agree" for one in self.compare(found))
-
-
-def _other_weights(
-    model: nn.Module, tagged: TaggedFile, weights: Weights | None, perturb: bool | None
-) -> Mapping[str, Any]:
-    if weights is not None or perturb is False:
-        return {}
-    keys = perturbable(tagged.model)
-    if perturb is None and not has_equal_values(model, keys):
-        return {}
-    return perturbed(model, keys)
-
-
-def _finite(run: ModelRun) -> bool:
-    return all(np.isfinite(array.astype(np.float64)).all() for array in run.outputs if array.dtype.kind == "f")
 
 
 def _wrong_weights(tagged: TaggedFile, parameters: ParameterReport) -> dict[ModuleCall, str]:
@@ -244,7 +148,7 @@ def verify_sample(
     verdicts: list[CallVerdict] = []
     needed: set[str] = set()
     if calls:
-        run = _run(model, inputs, tagged, weights, {})
+        run = run_observed(model, inputs, tagged, weights, {})
         verdicts, needed = verify_alone(tagged, under_names(inputs, names), run, calls, provider=provider)
     return VerifyReport(
         outputs=[],
@@ -287,7 +191,7 @@ def record_reference(
     """
     tagged = read_tagged(path)
     chosen = tagged.select(*modules).calls if modules else ()
-    run = _run(model, inputs, tagged, weights, {})
+    run = run_observed(model, inputs, tagged, weights, {})
     target = reference_path(tagged.path)
     write_reference(
         target,
@@ -331,28 +235,3 @@ def _same_place(one: ir.TensorProtocol, other: ir.TensorProtocol) -> bool:
         return False
     facts = [(t.offset, t.length, t.dtype, tuple(t.shape.numpy())) for t in (one, other)]
     return facts[0] == facts[1] and Path(one.path).samefile(other.path)
-
-
-def run_module(
-    model: nn.Module, inputs: Inputs, weights: Weights | None = None, *, seed: int | None = None
-) -> list[Any]:
-    """The tensors in what a model returns, in order.
-
-    Args:
-        seed: Where the model's random numbers begin.
-    """
-    if weights is not None:
-        raise UsageError("a model without weights of its own does not run here")
-    args, kwargs = run_arguments(inputs)
-    with untouched(model), collected():
-        if seed is not None:
-            torch.manual_seed(seed)
-        return [as_array(tensor) for _, tensor in tensors_in(model(*args, **kwargs))]
-
-
-def _dropped(inputs: Inputs, wanted: Sequence[str]) -> list[str]:
-    """The names of the given tensors that a file does not take."""
-    given = [name for name, _ in tensors_in(inputs)]
-    return (
-        [] if len(given) <= len(wanted) else [n for n in given if n not in {w.removeprefix("input.") for w in wanted}]
-    )

@@ -33,7 +33,7 @@ def with_errors(table: Table, report: VerifyReport) -> Table:
     )
 
 
-def write_report(
+def write_report_page(
     file: str | Path, output: Path, *, sizes: Mapping[str, int] | None = None, profiled: bool = False
 ) -> None:
     """Write one page with the tree, coverage, cost and, where reference values lie beside the file, verification.

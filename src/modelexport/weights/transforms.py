@@ -17,6 +17,7 @@ from modelexport.errors import FileFormatError
 from modelexport.format.documents import StateDictEntry, TransformStep
 from modelexport.format.dtypes import dtype_name, parse_dtype
 from modelexport.format.keys import PARAMETER, STATE_DICT, TRANSFORM, UNRECORDED, UNRECORDED_DOMAIN
+from modelexport.graph.nodes import is_random
 
 
 class ParameterPlan(msgspec.Struct, frozen=True):
@@ -129,10 +130,7 @@ def since_version(operator: ir.OperatorIdentifier, opsets: Mapping[str, int]) ->
     if overload or not onnx.defs.has(op_type, domain):
         return None
     schema = onnx.defs.get_schema(op_type, opsets[domain], domain)
-    # onnx has it, its type stubs do not.
-    if schema.node_determinism == onnx.defs.OpSchema.NodeDeterminism.NonDeterministic:  # type: ignore[attr-defined]
-        return None
-    return int(schema.since_version)
+    return None if is_random(schema) else int(schema.since_version)
 
 
 def tensor_attributes(attributes: Mapping[str, ir.Attr]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from modelexport.core.limits import DOCUMENT_BYTES
-from modelexport.core.text import nearest
+from modelexport.core.text import first_few, nearest
 from modelexport.errors import FileFormatError, WeightsError
 from modelexport.files.atomic import check_writable, written_together
 from modelexport.files.linked import check_weights
@@ -174,16 +174,12 @@ def _check_recorded(
     lost = [key for key, entry in entries.items() if entry.used and key not in there]
     if changed or lost:
         lists = {"changed": changed, "lost": lost}
-        told = " and ".join(f"{word} {_some(names)}" for word, names in lists.items() if names)
+        told = " and ".join(f"{word} {first_few(names)}" for word, names in lists.items() if names)
         raise WeightsError(
             f"another tool has {told} in {path}: put the weights into the file that it was made from, with "
             "`modelexport update-weights`, and run the tool on that again",
             missing=[*changed, *lost],
         )
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def _new_tensor(path: Path, value: ir.Value, plan: ParameterPlan, read: Callable[[str], np.ndarray]) -> ir.LazyTensor:

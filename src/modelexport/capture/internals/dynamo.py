@@ -58,8 +58,7 @@ def _from_transformers(model: nn.Module, kwargs: dict[str, Any], stages: list[St
     from transformers.exporters.exporter_dynamo import DynamoExporter
     from transformers.exporters.exporter_onnx import OnnxConfig, OnnxExporter
 
-    # transformers is not followed by mypy.
-    class Recording(DynamoExporter):  # type: ignore[misc]
+    class Recording(DynamoExporter):
         """Sees the exported program on its way from the one exporter to the other, before it is changed in place."""
 
         def export_program(self, *args: Any, **options: Any) -> Any:
@@ -67,7 +66,7 @@ def _from_transformers(model: nn.Module, kwargs: dict[str, Any], stages: list[St
             stages.append(_fx_stage("captured", made[0].graph_module))
             return made
 
-    class Exporter(OnnxExporter, Recording):  # type: ignore[misc]
+    class Exporter(OnnxExporter, Recording):
         pass
 
     program: ir.Model = Exporter().export(model, kwargs, OnnxConfig(optimize=False)).program

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from modelexport.capture import OPSETS, FrontEnd
+from modelexport.capture import FrontEnd, check_opset
 from modelexport.cli.json_documents import export_document, package_document
 from modelexport.cli.options import (
     DtypeOption,
@@ -121,8 +121,7 @@ def export(
     from modelexport.exporting.pipeline import export as run
     from modelexport.files.atomic import check_writable
 
-    if opset is not None and opset not in OPSETS:
-        raise UsageError(f"no front end writes opset {opset}: choose one from {OPSETS[0]} to {OPSETS[-1]}")
+    check_opset(opset)
     options = Options(
         tags=TagOptions(
             granularity=granularity,
@@ -215,14 +214,14 @@ def _export_folder(
     from modelexport.cli.garbage import only_new_garbage
     from modelexport.cli.running import load_for_package
     from modelexport.core.stages import Stages
-    from modelexport.exporting.packages.folders import check_folder
+    from modelexport.exporting.packages.folders import check_package_folder
     from modelexport.exporting.packages.package import export_package
 
     if options.tags.tags_as != "metadata":
         raise UsageError("the parts of a package carry their tags as metadata: leave out --tags-as")
     if options.weights.weights == "none":
         raise UsageError("a package has its weights: give --weights link or copy")
-    check_folder(folder, Path(choice.model))
+    check_package_folder(folder, Path(choice.model))
     with progress_shown() as progress:
         stages = Stages(progress)
         loaded, example = load_for_package(choice, parts, stages)
@@ -285,7 +284,7 @@ def hierarchy(
     if as_json:
         print_json(overview.document())
     else:
-        show_export.print_hierarchy(
+        text = show_export.format_hierarchy(
             "trace" if trace else mode,
             overview.tree,
             overview.calls,
@@ -293,6 +292,7 @@ def hierarchy(
             static_tags=overview.static_tags,
             comparison=overview.comparison,
         )
+        print(text)
 
 
 def inputs(
@@ -339,7 +339,7 @@ def internals(
     with progress_shown() as progress:
         stages = Stages(progress)
         loaded, example = load_with_inputs(model, inputs, model_class, trust_remote_code, seed, stages)
-        from modelexport.capture.internals.study import study
+        from modelexport.capture.internals.exporters import study
 
         with stages("export"):
             found = study(loaded.model, example, loaded.name)

@@ -107,7 +107,7 @@ def profile(
                 against_torch, inputs, model_class, trust_remote_code, seed, stages, dtype=None
             )
             from modelexport.measure.runs import open_file, session_options
-            from modelexport.verify.model import feeds
+            from modelexport.verify.feeding import feeds
 
             given = feeds(example, open_file(file, session_options("none", provider), provider))
         with stages(f"run {file.name}"):
@@ -149,12 +149,12 @@ def report(
 ) -> None:
     """Put the tree of FILE, its coverage, its verification and its cost on one page."""
     from modelexport.core.stages import Stages
-    from modelexport.verify.page import write_report
+    from modelexport.verify.page import write_report_page
 
     with progress_shown() as progress:
         stages = Stages(progress)
         with stages("report"):
-            write_report(file, output, sizes=_sizes(size or []), profiled=profiled)
+            write_report_page(file, output, sizes=_sizes(size or []), profiled=profiled)
     print(output)
 
 

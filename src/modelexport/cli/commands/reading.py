@@ -12,7 +12,7 @@ from modelexport.cli.running import named_files, print_json
 from modelexport.errors import UsageError
 
 if TYPE_CHECKING:
-    from modelexport.tagged.skim import Skimmed
+    from modelexport.tagged.skimming import Skimmed
 
 
 def tree(
@@ -51,7 +51,7 @@ def tree(
 
 
 def _skimmed(file: Path) -> Skimmed:
-    from modelexport.tagged.skim import skim
+    from modelexport.tagged.skimming import skim
 
     found = skim(file)
     if found is None:  # what reads the whole file is slow to import

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from modelexport.errors import UsageError
-from modelexport.exporting.packages.folders import check_folder, replaced_whole
+from modelexport.exporting.packages.folders import check_package_folder, replaced_whole
 from modelexport.files.onnx_models import load_onnx
 from modelexport.lineage.retagging import RetagReport, retag
 from modelexport.tagged.package import read_package
@@ -31,7 +31,7 @@ def update_package(folder: Path, state_dict: Path, output: Path) -> UpdateResult
         UsageError: A part holds a weight itself.
     """
     package = read_package(folder)
-    check_folder(output, folder)
+    check_package_folder(output, folder)
     used: dict[str, tuple[str, ...]] = {}
     written: dict[tuple[str, int], str] = {}
     weights = WeightsInFile(state_dict)
@@ -80,8 +80,8 @@ def retag_package(changed: Path, *, source: Path, output: Path) -> dict[str, Ret
         OutputError: The output cannot be written. What was there before is still there.
     """
     package = read_package(source)
-    check_folder(output, source)
-    check_folder(output, changed)
+    check_package_folder(output, source)
+    check_package_folder(output, changed)
     reports = {}
     with replaced_whole(output) as staging:
         shutil.copytree(source, staging, dirs_exist_ok=True)

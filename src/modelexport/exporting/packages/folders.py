@@ -13,7 +13,7 @@ from modelexport.errors import OutputError
 from modelexport.format.packages import MANIFEST
 
 
-def check_folder(folder: Path, directory: Path | None = None) -> None:
+def check_package_folder(folder: Path, directory: Path | None = None) -> None:
     """Fail before the work, not after it, when a package cannot be written.
 
     Raises:

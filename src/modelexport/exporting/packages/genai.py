@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,29 @@ from modelexport.format.packages import Manifest
 GENAI_CONFIG = "genai_config.json"
 
 _KEY = re.compile(r"past_key_values\.(\d+)\.key")
+_PLAIN = {"input_ids", "attention_mask", "position_ids"}
+"""The inputs that onnxruntime-genai gives a decoder besides its cache."""
 
 
 class GenaiError(Exception):
     """Why onnxruntime-genai cannot run a package."""
 
 
-def genai_config(config: Any, folder: Path, manifest: Manifest) -> dict[str, Any]:
+@dataclass(frozen=True)
+class _Decoder:
+    """A graph that onnxruntime-genai can run."""
+
+    file: str
+    inputs: list[str]
+    """Those that are not its cache."""
+    layers: int
+    heads: int
+    """Of keys and values."""
+    width: int
+    """Of a head."""
+
+
+def make_genai_config(config: Any, folder: Path, manifest: Manifest) -> dict[str, Any]:
     """The configuration for a decoder whose one graph takes a prompt and single tokens alike.
 
     Args:
@@ -29,56 +46,16 @@ def genai_config(config: Any, folder: Path, manifest: Manifest) -> dict[str, Any
     Raises:
         GenaiError: The package has other parts or another cache than onnxruntime-genai runs.
     """
-    if len(manifest.parts) != 1:
-        raise GenaiError("onnxruntime-genai runs decoders of one graph")
-    part = manifest.parts[0]
-    inputs = {value.name or "": value for value in load_onnx(folder / part.file).graph.inputs}
-    layers = sorted(int(found[1]) for name in inputs if (found := _KEY.fullmatch(name)))
-    if layers != list(range(len(layers))) or not layers:
-        raise GenaiError("its cache is not one key and one value for each layer")
-    cache = {f"past_key_values.{layer}.{kind}" for layer in layers for kind in ("key", "value")}
-    plain = {"input_ids", "attention_mask", "position_ids"}
-    if other := sorted(inputs.keys() - cache - plain):
-        raise GenaiError(f"onnxruntime-genai does not give a decoder the input {other[0]}")
-    if "input_ids" not in inputs or "logits" not in part.outputs:
-        raise GenaiError("it does not take input_ids and give logits")
-    if any(isinstance(size, int) for size in inputs["input_ids"].shape or ()):
-        raise GenaiError("it takes a fixed batch or a fixed number of tokens")
-    shapes = {_sizes(inputs[name]) for name in cache}
-    if len(shapes) != 1:
-        raise GenaiError(f"its layers have caches of different sizes: {sorted(map(str, shapes))}")
-    heads, width = shapes.pop()
+    decoder = _read_decoder(folder, manifest)
     text = config.get_text_config()
     length = int(getattr(text, "max_position_embeddings", 0) or 0) or 2048
-    attention = int(getattr(text, "num_attention_heads", 0) or heads)
-    tokens = {name: _token(getattr(text, name, None)) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    eos = tokens["eos_token_id"]
-    padding = tokens["pad_token_id"]
-    first_eos = eos[0] if isinstance(eos, list) else eos
     return {
         "model": {
             "type": "decoder",
-            "bos_token_id": tokens["bos_token_id"] if tokens["bos_token_id"] is not None else first_eos or 0,
-            "eos_token_id": eos if eos is not None else 0,
-            "pad_token_id": padding if padding is not None and padding >= 0 else first_eos or 0,
+            **_special_tokens(text),
             "vocab_size": int(text.vocab_size),
             "context_length": length,
-            "decoder": {
-                "session_options": {"log_id": "onnxruntime-genai", "provider_options": []},
-                "filename": part.file,
-                "num_hidden_layers": len(layers),
-                "num_attention_heads": attention,
-                "num_key_value_heads": heads,
-                "head_size": width,
-                "hidden_size": int(getattr(text, "hidden_size", 0) or attention * width),
-                "inputs": {name: name for name in sorted(plain & inputs.keys())}
-                | {"past_key_names": "past_key_values.%d.key", "past_value_names": "past_key_values.%d.value"},
-                "outputs": {
-                    "logits": "logits",
-                    "present_key_names": "present.%d.key",
-                    "present_value_names": "present.%d.value",
-                },
-            },
+            "decoder": _describe_decoder(decoder, text),
         },
         "search": {
             "do_sample": False,
@@ -90,8 +67,61 @@ def genai_config(config: Any, folder: Path, manifest: Manifest) -> dict[str, Any
     }
 
 
-def _sizes(value: ir.Value) -> tuple[int, int]:
-    """Heads and their width."""
+def _read_decoder(folder: Path, manifest: Manifest) -> _Decoder:
+    """The one graph of a package; fails where it is not what onnxruntime-genai runs."""
+    if len(manifest.parts) != 1:
+        raise GenaiError("onnxruntime-genai runs decoders of one graph")
+    part = manifest.parts[0]
+    inputs = {value.name or "": value for value in load_onnx(folder / part.file).graph.inputs}
+    layers = sorted(int(found[1]) for name in inputs if (found := _KEY.fullmatch(name)))
+    if layers != list(range(len(layers))) or not layers:
+        raise GenaiError("its cache is not one key and one value for each layer")
+    cache = {f"past_key_values.{layer}.{kind}" for layer in layers for kind in ("key", "value")}
+    if other := sorted(inputs.keys() - cache - _PLAIN):
+        raise GenaiError(f"onnxruntime-genai does not give a decoder the input {other[0]}")
+    if "input_ids" not in inputs or "logits" not in part.outputs:
+        raise GenaiError("it does not take input_ids and give logits")
+    if any(isinstance(size, int) for size in inputs["input_ids"].shape or ()):
+        raise GenaiError("it takes a fixed batch or a fixed number of tokens")
+    shapes = {_heads_and_width(inputs[name]) for name in cache}
+    if len(shapes) != 1:
+        raise GenaiError(f"its layers have caches of different sizes: {sorted(map(str, shapes))}")
+    heads, width = shapes.pop()
+    return _Decoder(part.file, sorted(_PLAIN & inputs.keys()), len(layers), heads, width)
+
+
+def _special_tokens(text: Any) -> dict[str, Any]:
+    """What begins, ends and pads a sequence; where the model says nothing of the one, it is the end's."""
+    beginning, end, padding = (_token(getattr(text, f"{name}_token_id", None)) for name in ("bos", "eos", "pad"))
+    first_end = end[0] if isinstance(end, list) else end
+    return {
+        "bos_token_id": beginning if beginning is not None else first_end or 0,
+        "eos_token_id": end if end is not None else 0,
+        "pad_token_id": padding if padding is not None and padding >= 0 else first_end or 0,
+    }
+
+
+def _describe_decoder(decoder: _Decoder, text: Any) -> dict[str, Any]:
+    attention = int(getattr(text, "num_attention_heads", 0) or decoder.heads)
+    return {
+        "session_options": {"log_id": "onnxruntime-genai", "provider_options": []},
+        "filename": decoder.file,
+        "num_hidden_layers": decoder.layers,
+        "num_attention_heads": attention,
+        "num_key_value_heads": decoder.heads,
+        "head_size": decoder.width,
+        "hidden_size": int(getattr(text, "hidden_size", 0) or attention * decoder.width),
+        "inputs": {name: name for name in decoder.inputs}
+        | {"past_key_names": "past_key_values.%d.key", "past_value_names": "past_key_values.%d.value"},
+        "outputs": {
+            "logits": "logits",
+            "present_key_names": "present.%d.key",
+            "present_value_names": "present.%d.value",
+        },
+    }
+
+
+def _heads_and_width(value: ir.Value) -> tuple[int, int]:
     sizes = list(value.shape or ())
     if len(sizes) != 4 or not isinstance(sizes[1], int) or not isinstance(sizes[3], int):
         raise GenaiError(f"{value.name} is not of batch, heads, positions and width")

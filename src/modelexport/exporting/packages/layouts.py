@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from modelexport.core.messages import collected
-from modelexport.exporting.packages.genai import GENAI_CONFIG, GenaiError, genai_config
+from modelexport.exporting.packages.genai import GENAI_CONFIG, GenaiError, make_genai_config
 from modelexport.format.packages import Manifest
 from modelexport.pytorch.exported_model import exported_model_manifest
 from modelexport.pytorch.generation import ModelPart
@@ -57,7 +57,7 @@ def write_layouts(
             (folder / f"{part.file}.data").touch()
     if manifest.kind == "generate":
         try:
-            _write(folder / GENAI_CONFIG, genai_config(config, folder, manifest))
+            _write(folder / GENAI_CONFIG, make_genai_config(config, folder, manifest))
         except GenaiError as reason:
             notes.append(f"no {GENAI_CONFIG}: {reason}")
     return notes

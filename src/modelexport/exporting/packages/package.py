@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
-
-import msgspec
 
 from modelexport.capture import FrontEnd
 from modelexport.capture.exported import Exported
@@ -15,19 +14,23 @@ from modelexport.core.stages import Stages
 from modelexport.errors import InputsError
 from modelexport.exporting.interface import AS_CAPTURED
 from modelexport.exporting.options import Keywords, Options
-from modelexport.exporting.packages.folders import check_folder, replaced_whole
+from modelexport.exporting.packages.folders import check_package_folder, replaced_whole
 from modelexport.exporting.packages.layouts import write_layouts
 from modelexport.exporting.packages.modes import PartsMode
 from modelexport.exporting.packages.naming import name_generation, name_pipeline
 from modelexport.exporting.packages.weights import share_weights
 from modelexport.exporting.pipeline import export
 from modelexport.exporting.result import ExportResult
-from modelexport.format.packages import MANIFEST, PACKAGE_VERSION, Kind, Manifest, PartEntry
+from modelexport.format.packages import MANIFEST, PACKAGE_VERSION, Kind, Manifest, PartEntry, encode_manifest
 from modelexport.pytorch.generation import ModelPart, can_generate, generation_parts
 from modelexport.pytorch.pipelines import SENTENCE_TRANSFORMER, SentencePipeline, pipeline_parts
 
 if TYPE_CHECKING:
     from torch import nn
+
+
+_INTERFACES: Mapping[Kind, Callable[[Exported], Exported]] = {"generate": name_generation, "pipeline": name_pipeline}
+"""The kinds of packages whose parts get names that runtimes know."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,53 +91,30 @@ def export_package(
         UntaggedNodeError: A node has no owner. Nothing is written.
     """
     folder, stages = Path(folder), stages or Stages()
+    lies_in = None if directory is None else Path(directory)
     options = (options or Options()).replaced_by(keywords)
-    check_folder(folder, None if directory is None else Path(directory))
+    check_package_folder(folder, lies_in)
     with stages("parts"):
         kind, found = _parts_of(model, parts, inputs)
-    seconds: dict[str, float] = dict(stages.seconds)
-    results: dict[str, ExportResult] = {}
     with replaced_whole(folder) as staging:
         with stages("weights"):
             shared = share_weights(model, options.weights.source, staging, options.weights.weights)
         linked = replace(options, weights=replace(options.weights, weights="link", source=shared))
-        seconds |= stages.seconds
-        for part in found:
-            own = Stages(lambda stage, part=part: stages.tell(f"{part.name}: {stage}"))  # type: ignore[misc]
-            results[part.name] = export(
-                part.model,
-                part.inputs,
-                staging / f"{part.name}.onnx",
-                name=name,
-                frontend=frontend,
-                dynamic=True,
-                opset=opset,
-                optimized=optimized,
-                interface=_interface_of(kind),
-                options=linked,
-                stages=own,
-            )
-            for stage, took in own.seconds.items():
-                seconds[stage] = seconds.get(stage, 0.0) + took
+        export_part = partial(
+            export,
+            name=name,
+            frontend=frontend,
+            dynamic=True,
+            opset=opset,
+            optimized=optimized,
+            interface=_INTERFACES.get(kind, AS_CAPTURED),
+            options=linked,
+        )
+        results, seconds = _export_each(found, export_part, staging, stages)
         manifest = _manifest(kind, found, results, [file.path.name for file in shared.files])
-        (staging / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n")
-        notes = [f"{part.name}: {note}" for part in found for note in part.notes]
-        if kind == "generate":
-            notes += [note for name, result in results.items() for note in _fixed_axes(name, result)]
-        notes += write_layouts(model, None if directory is None else Path(directory), staging, manifest, found)
-        graph_bytes = sum((staging / part.file).stat().st_size for part in manifest.parts)
-        weight_bytes = sum((staging / file).stat().st_size for file in manifest.weights)
-        written = sorted(file.relative_to(staging) for file in staging.rglob("*") if file.is_file())
-    return PackageResult(
-        folder=folder,
-        manifest=manifest,
-        parts=results,
-        seconds=seconds,
-        notes=notes,
-        files=[folder / file for file in written],
-        graph_bytes=graph_bytes,
-        weight_bytes=weight_bytes,
-    )
+        (staging / MANIFEST).write_bytes(encode_manifest(manifest))
+        notes = [*_notes(kind, found, results), *write_layouts(model, lies_in, staging, manifest, found)]
+        return _result(folder, staging, manifest, results, seconds, notes)
 
 
 def _parts_of(
@@ -147,10 +127,31 @@ def _parts_of(
             raise InputsError(f"{type(model).__name__} is no pipeline: give a folder with {SENTENCE_TRANSFORMER}")
         return "pipeline", pipeline_parts(model)
     if inputs is None:
-        from modelexport.pytorch.inputs import example_inputs
+        from modelexport.pytorch.inputs import generate_inputs
 
-        inputs = example_inputs(model)
+        inputs = generate_inputs(model)
     return "whole", [ModelPart("model", model, inputs)]
+
+
+def _export_each(
+    parts: Sequence[ModelPart], export_part: Callable[..., ExportResult], folder: Path, stages: Stages
+) -> tuple[dict[str, ExportResult], dict[str, float]]:
+    """Name of a part to its export; stage to wall time, of all parts together and of what came before them."""
+    seconds: dict[str, float] = dict(stages.seconds)
+    results: dict[str, ExportResult] = {}
+    for part in parts:
+        own = stages.within(part.name)
+        results[part.name] = export_part(part.model, part.inputs, folder / f"{part.name}.onnx", stages=own)
+        for stage, took in own.seconds.items():
+            seconds[stage] = seconds.get(stage, 0.0) + took
+    return results, seconds
+
+
+def _notes(kind: Kind, parts: Sequence[ModelPart], results: Mapping[str, ExportResult]) -> list[str]:
+    notes = [f"{part.name}: {note}" for part in parts for note in part.notes]
+    if kind == "generate":
+        notes += [note for name, result in results.items() for note in _fixed_axes(name, result)]
+    return notes
 
 
 def _fixed_axes(part: str, result: ExportResult) -> list[str]:
@@ -162,11 +163,6 @@ def _fixed_axes(part: str, result: ExportResult) -> list[str]:
         for what, size in zip(("the batch", "the number of tokens"), value.shape, strict=False)
         if isinstance(size, int)
     ]
-
-
-def _interface_of(kind: Kind) -> Callable[[Exported], Exported]:
-    names = {"generate": name_generation, "pipeline": name_pipeline}
-    return names.get(kind, AS_CAPTURED)
 
 
 def _manifest(
@@ -183,3 +179,25 @@ def _manifest(
         for part in parts
     ]
     return Manifest(format_version=PACKAGE_VERSION, kind=kind, parts=entries, weights=weights)
+
+
+def _result(
+    folder: Path,
+    staging: Path,
+    manifest: Manifest,
+    results: Mapping[str, ExportResult],
+    seconds: Mapping[str, float],
+    notes: Sequence[str],
+) -> PackageResult:
+    """What was written to ``staging``, as it will lie in ``folder``."""
+    written = sorted(file.relative_to(staging) for file in staging.rglob("*") if file.is_file())
+    return PackageResult(
+        folder=folder,
+        manifest=manifest,
+        parts=results,
+        seconds=seconds,
+        notes=notes,
+        files=[folder / file for file in written],
+        graph_bytes=sum((staging / part.file).stat().st_size for part in manifest.parts),
+        weight_bytes=sum((staging / file).stat().st_size for file in manifest.weights),
+    )

@@ -28,7 +28,7 @@ class Placing:
     sources: Counter[CallSource]
 
 
-def place(model: ir.Model, found: Mapping[ir.Node, Found]) -> Placing:
+def place_by_stacks(model: ir.Model, found: Mapping[ir.Node, Found]) -> Placing:
     """Give nodes with a stack their owner, in ``node.meta``, and find the calls that there are."""
     numbers = _Numbers(found.values())
     calls: dict[ModuleCall, TracedCall] = {ROOT: TracedCall(ROOT, None, 0, None, None)}

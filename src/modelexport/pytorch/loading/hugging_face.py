@@ -1,135 +1,30 @@
-"""MODEL, the way it is given on the command line, to a module in eval mode.
-
-Over 400 lines because each way to name a model fails in its own ways, each of which gets one line that says what to do.
-"""
+"""A Hugging Face directory or hub name to a module; whatever fails gets one line that says what to do."""
 
 from __future__ import annotations
 
 import difflib
-import importlib
-import importlib.util
 import json
-import operator
 import re
-import sys
-import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from types import ModuleType
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from modelexport.core.limits import SETTINGS_BYTES
+from modelexport.core.text import error_line, first_few
 from modelexport.errors import FileFormatError, ModelLoadError
 from modelexport.files.regular import read_regular
 from modelexport.files.safetensors_files import INDEX, SINGLE, SafetensorsFile, checkpoint
 from modelexport.pytorch.lazy_weights import build_without_weights
+from modelexport.pytorch.loading.loaded import LoadedModel
 from modelexport.pytorch.trust import check_config, no_larger_than, no_questions
-from modelexport.weights.sources import Weights
-
-BERT_TINY = "bert-tiny"
-"""The built-in example: the configuration of google/bert_uncased_L-2_H-128_A-2, with seeded random weights."""
 
 _LOCAL = "a directory with config.json and model.safetensors, bert-tiny, or file.py:factory"
 
 
-@dataclass(frozen=True)
-class LoadedModel:
-    """A module in eval mode, and what is known about it beside its weights."""
-
-    model: torch.nn.Module
-    inputs: dict[str, Any] | tuple[Any, ...] | None
-    """What the factory returned with the module: keyword arguments, or positional ones."""
-    name: str
-    """A short name for reports, without any path of this machine."""
-    directory: Path | None = None
-    """Where a local Hugging Face model lies, with its tokenizer or processor."""
-    warnings: tuple[str, ...] = ()
-    """What a person should know before trusting the weights, one line each: tensors that the checkpoint lacks, ..."""
-    weights: Weights | None = None
-    """Where the weights are, if the module was built without them."""
-
-
-def load_model(
-    spec: str | None = None,
-    *,
-    model_class: str | None = None,
-    trust_remote_code: bool = False,
-    seed: int = 0,
-    dtype: str | None = None,
-    weights: Literal["memory", "files", "auto"] = "memory",
-) -> LoadedModel:
-    """The module that ``spec`` names, in eval mode. The caller's random state stays as it was.
-
-    Args:
-        spec: A Hugging Face directory or hub name, ``package.module:factory``, ``file.py:factory``, or ``bert-tiny``,
-            which ``None`` means too. A factory returns the module, or the module and its inputs: a dict of keyword
-            arguments, or a tuple of positional ones.
-        model_class: A class of transformers, an ``Auto`` class included, in place of the one that the config names.
-        trust_remote_code: Whether Python code from the model's own repository may run.
-        seed: For all weights that are generated: those of ``bert-tiny``, of a factory, and those a checkpoint lacks.
-        dtype: ``float32``, ``float16``, ...; ``None`` keeps what the checkpoint or the factory has.
-        weights: ``files`` builds the module without them: it cannot run by itself, and ``LoadedModel.weights`` says
-            where they are. ``auto`` does so if the checkpoint is in safetensors files of more than 1 GB.
-
-    Raises:
-        ModelLoadError: The model is not there, is damaged, has no weights, needs code that is not trusted, or its
-            factory failed.
-        WeightsError: With ``weights="files"``, a safetensors file is missing or damaged.
-    """
-    if dtype is not None and not isinstance(getattr(torch, dtype, None), torch.dtype):
-        raise ModelLoadError(f"unknown dtype {dtype!r}: give float32, float16 or bfloat16")
-    spec = spec or BERT_TINY
-    # A directory that happens to be called bert-tiny is ./bert-tiny.
-    is_directory = spec != BERT_TINY and Path(spec).expanduser().is_dir()
-    is_code = not is_directory and (spec == BERT_TINY or ":" in spec)
-    if is_code and model_class is not None:
-        raise ModelLoadError(f"--model-class {model_class} needs a Hugging Face directory or hub name, not {spec}")
-    if not is_code and not is_directory:
-        _refuse_paths(spec)
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-        torch.manual_seed(seed)
-        if not is_code:
-            return _from_hugging_face(spec, model_class, trust_remote_code, dtype, weights)
-        if weights == "files":
-            raise ModelLoadError(
-                f"the weights of {spec} are in no safetensors files: only a Hugging Face directory or hub name has such"
-            )
-        loaded = LoadedModel(_bert_tiny(), None, BERT_TINY) if spec == BERT_TINY else _from_factory(spec)
-    loaded.model.eval()
-    if dtype is not None:
-        loaded.model.to(getattr(torch, dtype))
-    return loaded
-
-
-def _bert_tiny() -> torch.nn.Module:
-    from transformers import BertConfig, BertModel
-
-    config = BertConfig(
-        vocab_size=30522,
-        hidden_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=512,
-        max_position_embeddings=512,
-    )
-    model: torch.nn.Module = BertModel(config)
-    return model
-
-
-def _line(error: BaseException, limit: int = 240) -> str:
-    """The exception's type and message, on one line that fits a screen."""
-    text = " ".join(f"{type(error).__name__}: {error}".split())
-    return text if len(text) <= limit else f"{text[:limit]}..."
-
-
-# Hugging Face
-
-
-def _refuse_paths(spec: str) -> None:
+def refuse_paths(spec: str) -> None:
     """Raise for what is neither a directory nor can be a hub name (``name`` or ``owner/name``)."""
     path = Path(spec).expanduser()
     if path.is_file():
@@ -143,7 +38,7 @@ LARGE = 10**9
 """Bytes of safetensors files above which a model is built without its weights, if that is left to this module."""
 
 
-def _from_hugging_face(
+def load_hugging_face(
     spec: str, model_class: str | None, trust_remote_code: bool, dtype: str | None, weights: str
 ) -> LoadedModel:
     directory = Path(spec).expanduser() if Path(spec).expanduser().is_dir() else None
@@ -190,7 +85,7 @@ def _checkpoint(spec: str, directory: Path | None, local_only: bool) -> list[Saf
         try:
             directory = Path(snapshot_download(spec, allow_patterns=wanted, local_files_only=local_only))
         except Exception as error:
-            raise ModelLoadError(f"the weights of {spec} cannot be fetched: {_line(error)}") from error
+            raise ModelLoadError(f"the weights of {spec} cannot be fetched: {error_line(error)}") from error
     return checkpoint(directory)
 
 
@@ -255,7 +150,7 @@ def _fetch_config(name: str, local_only: bool) -> dict[str, Any]:
     try:
         config: dict[str, Any] = PreTrainedConfig.get_config_dict(name, local_files_only=local_only)[0]
     except Exception as error:
-        why = "not a directory, and the hub cannot be reached" if local_only else _line(error)
+        why = "not a directory, and the hub cannot be reached" if local_only else error_line(error)
         raise ModelLoadError(f"no model {name}: {why}; give {_LOCAL}") from error
     if not config:
         raise ModelLoadError(f"no model {name}: it has no config.json; give {_LOCAL}")
@@ -341,7 +236,8 @@ def _why_no_weights(spec: str, directory: Path | None, cls: Any, error: Exceptio
             return f"{path} is damaged or cut off ({damage}): copy or download it again"
     if "weights_only" in str(error) or "Weights only" in str(error):
         return f"the weights of {spec} hold more than tensors, which could run code: convert them to model.safetensors"
-    return f"{spec} cannot be loaded as {cls.__name__}: {_line(error)}; check its files or give another --model-class"
+    reason = error_line(error)
+    return f"{spec} cannot be loaded as {cls.__name__}: {reason}; check its files or give another --model-class"
 
 
 def _compare_keys(spec: str, model: torch.nn.Module, info: dict[str, Any]) -> list[str]:
@@ -356,124 +252,12 @@ def _compare_keys(spec: str, model: torch.nn.Module, info: dict[str, Any]) -> li
     if parameters and not set(parameters) - set(missing):
         raise ModelLoadError(
             f"none of the {len(parameters)} parameters of {kind} is in the weights of {spec} "
-            f"(they have {_some(unused)}): name the class that saved them with --model-class"
+            f"(they have {first_few(unused, 3) or 'none'}): name the class that saved them with --model-class"
         )
     notes = []
     if missing:
-        notes.append(f"{len(missing)} of {kind}'s tensors are not in the checkpoint and are random: {_some(missing)}")
+        few = first_few(missing, 3)
+        notes.append(f"{len(missing)} of {kind}'s tensors are not in the checkpoint and are random: {few}")
     if unused:
-        notes.append(f"{len(unused)} tensors of the checkpoint have no place in {kind}: {_some(unused)}")
+        notes.append(f"{len(unused)} tensors of the checkpoint have no place in {kind}: {first_few(unused, 3)}")
     return notes
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "") if names else "none"
-
-
-# Factories
-
-
-def _from_factory(spec: str) -> LoadedModel:
-    place, _, attribute = spec.rpartition(":")
-    file = Path(place).expanduser().resolve() if place.endswith(".py") else None
-    if not place or not attribute:
-        raise ModelLoadError(f"{spec} names no factory: give file.py:factory or package.module:factory")
-    if file is not None and not file.is_file():
-        raise ModelLoadError(f"no such file: {place} (for {spec})")
-    # The console script does not put the working directory on the path, and a file's siblings are nowhere on it.
-    with _import_path(file.parent if file else Path.cwd()):
-        if file is not None:
-            module = _run(lambda: _import_file(file), f"{place} cannot be imported", file)
-        else:
-            module = _run(lambda: importlib.import_module(place), f"module {place} cannot be imported", None)
-        try:
-            factory = operator.attrgetter(attribute)(module)
-        except AttributeError as error:
-            callables = [name for name, value in vars(module).items() if callable(value)]
-            close = difflib.get_close_matches(attribute, callables, 1)
-            hint = f"did you mean {place}:{close[0]}?" if close else "name a callable that returns the module"
-            raise ModelLoadError(f"{place} has no {attribute}: {hint}") from error
-        if not callable(factory):
-            raise ModelLoadError(f"{spec} is {_article(factory)}, no callable: name one that returns the module")
-        own = file or Path(getattr(module, "__file__", None) or place)
-        made = factory if isinstance(factory, torch.nn.Module) else _run(factory, f"{spec} failed", own)
-    model, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
-    if not isinstance(model, torch.nn.Module):
-        raise ModelLoadError(f"{spec} returned {_article(made)}: return the torch.nn.Module, or it and its inputs")
-    if inputs is not None and not isinstance(inputs, dict | tuple):
-        raise ModelLoadError(
-            f"{spec} returned {_article(inputs)} as inputs: return a dict of keyword arguments or a tuple of arguments"
-        )
-    return LoadedModel(model, inputs, attribute.rpartition(".")[2])
-
-
-def _article(value: object) -> str:
-    return f"a value of type {type(value).__name__}"
-
-
-def _run(call: Callable[[], Any], failed: str, file: Path | None) -> Any:
-    """What the user's code returns; what it raises becomes one line with the place in ``file`` that it came from."""
-    try:
-        return call()
-    except (Exception, SystemExit) as error:
-        frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename not in (__file__, "<string>")]
-        frames = [f for f in frames if not f.filename.startswith("<frozen") and f.filename != importlib.__file__]
-        own = [frame for frame in frames if Path(frame.filename) == file] or frames
-        where = ""
-        if isinstance(error, SyntaxError) and error.filename:
-            where = f" ({Path(error.filename).name}, line {error.lineno})"
-        elif own:
-            where = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})"
-        reason = _line(SyntaxError(error.msg)) if isinstance(error, SyntaxError) else _line(error)
-        raise ModelLoadError(f"{failed}: {reason}{where}") from error
-
-
-@contextmanager
-def _import_path(directory: Path) -> Iterator[None]:
-    """``directory`` first on ``sys.path``, for as long as the block runs."""
-    sys.path.insert(0, str(directory))
-    try:
-        yield
-    finally:
-        with suppress(ValueError):
-            sys.path.remove(str(directory))
-
-
-def _import_file(file: Path) -> ModuleType:
-    """Run a Python file as a module named after it.
-
-    It and the siblings that it imports stay in ``sys.modules``: classes look there for the module they come from.
-    """
-    _forget_siblings_of_others(file.parent)
-    taken = sys.modules.get(file.stem)
-    # A file called json.py must not become everybody's json.
-    name = file.stem if taken is None or getattr(taken, "__file__", None) == str(file) else f"_{file.stem}"
-    spec = importlib.util.spec_from_file_location(name, file)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{file.name} is no Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
-
-
-def _forget_siblings_of_others(directory: Path) -> None:
-    """Drop modules that have a sibling's name but were loaded with a file of another directory.
-
-    Only those: what lies on ``sys.path`` is an ordinary import and stays.
-    """
-    for entry in directory.iterdir():
-        is_package = (entry / "__init__.py").is_file()
-        if not is_package and entry.suffix != ".py":
-            continue
-        file = getattr(sys.modules.get(entry.stem), "__file__", None)
-        if file is None:
-            continue
-        root = Path(file).parents[1] if Path(file).name == "__init__.py" else Path(file).parent
-        if root != directory and str(root) not in sys.path:
-            for name in [n for n in sys.modules if n == entry.stem or n.startswith(f"{entry.stem}.")]:
-                del sys.modules[name]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from modelexport.core.calls import CallTree, ModuleCall
 from modelexport.core.owners import Evidence
 from modelexport.files.expansion import check_functions
 from modelexport.files.regular import open_regular
+from modelexport.files.tensors import serialized_nodes
 from modelexport.files.wire import without_weights
 from modelexport.format import documents, keys
 from modelexport.format.call_tree import check_version, read_call_tree
@@ -53,11 +53,10 @@ def skim(path: Path) -> Skimmed | None:
         evidence: list[Evidence | None] = []
         owners = OwnerReader(calls)
         check_functions(model)
-        for graph in (model.graph, *model.functions):
-            for node in _nodes(graph.node):
-                owner = owners.read(_properties(node))
-                nodes.append((None if owner is None else owner.call, node.op_type))
-                evidence.append(None if owner is None else owner.evidence)
+        for node in serialized_nodes(model):
+            owner = owners.read(_properties(node))
+            nodes.append((None if owner is None else owner.call, node.op_type))
+            evidence.append(None if owner is None else owner.evidence)
     except Exception:  # the full reader raises the error that names the fault
         return None
     check_documents(path, properties)
@@ -66,12 +65,3 @@ def skim(path: Path) -> Skimmed | None:
 
 def _properties(proto: onnx.ModelProto | onnx.NodeProto) -> dict[str, str]:
     return {entry.key: entry.value for entry in proto.metadata_props}
-
-
-def _nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """Nodes and those of the graphs that they hold."""
-    for node in nodes:
-        yield node
-        for attribute in node.attribute:
-            for graph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-                yield from _nodes(graph.node)

@@ -1,10 +1,12 @@
 """What `modelexport profile` costs over a plain profiled run of ONNX Runtime, on files of many nodes.
 
-    python benchmarks/profile.py [--runs N] [NODES ...]
+    python benchmarks/profiling.py [--runs N] [NODES ...]
 
 Each file is a chain of blocks of eight nodes, tagged. `plain` is a session with profiling on, opened, run as often, and
 its profile read as JSON; `profile` is the command's function; `beyond` is the second without the time that its own
 sessions need to open and to run.
+
+Needs the project alone; about one minute.
 """
 
 from __future__ import annotations
@@ -80,7 +82,8 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=10)
     parser.add_argument("nodes", nargs="*", type=int, default=[1_000, 10_000])
     arguments = parser.parse_args()
-    print("nodes   plain s  profile s  ratio  beyond s  cost s  page s  page kB")
+    print("| nodes | plain, s | `profile`, s | ratio | beyond, s | `cost`, s | page, s | page, kB |")
+    print("|---" * 8 + "|")
     for nodes in arguments.nodes:
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary)
@@ -115,8 +118,8 @@ def main() -> None:
             assert table.whole["macs"] == nodes // 8 * 64**3
             assert found.facts.attributed > 0.99
             print(
-                f"{nodes:6,} {alone:8.2f} {whole:10.2f} {whole / alone:6.2f} {whole - inside[0]:9.2f} {costs:7.2f} "
-                f"{drawn:7.2f} {len(page.encode()) / 1000:8.0f}",
+                f"| {nodes:,} | {alone:.2f} | {whole:.2f} | {whole / alone:.2f} | {whole - inside[0]:.2f} "
+                f"| {costs:.2f} | {drawn:.2f} | {len(page.encode()) / 1000:,.0f} |",
                 flush=True,
             )
 

@@ -11,6 +11,7 @@ from torch import nn
 from modelexport.capture.internals import dynamo, torchscript
 from modelexport.capture.internals.facts import FrontEnd, Internals, MapEntry, Stage, quality
 from modelexport.core.messages import collected
+from modelexport.core.text import error_line
 from modelexport.pytorch.static import module_tree
 from modelexport.pytorch.traced import trace_calls, untouched
 from modelexport.pytorch.values import run_arguments
@@ -56,13 +57,12 @@ def _front_end(name: str, model: nn.Module, look: Callable[[list[Stage]], None])
         with untouched(model, runs=False), collected():
             look(stages)
     except Exception as error:
-        return FrontEnd(name, stages, _reason(error))
+        return FrontEnd(name, stages, error_line(_bottom(error), 200))
     return FrontEnd(name, stages, None)
 
 
-def _reason(error: BaseException, limit: int = 200) -> str:
-    """The exception at the bottom of the chain, on one line."""
+def _bottom(error: BaseException) -> BaseException:
+    """The exception at the bottom of the chain."""
     while error.__cause__ is not None:
         error = error.__cause__
-    text = " ".join(f"{type(error).__name__}: {error}".split())
-    return text if len(text) <= limit else f"{text[:limit]}..."
+    return error

@@ -1,0 +1,85 @@
+"""Runs of a model that leave no trace, to see which inputs it takes."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from modelexport.core.messages import collected
+from modelexport.pytorch.inputs.fitting import fitting_shapes
+from modelexport.pytorch.private_torch import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from modelexport.pytorch.traced import untouched
+
+Inputs = dict[str, Any]
+
+
+class TrialRuns:
+    """Runs a model without leaving a trace, and remembers the first inputs that it did not take."""
+
+    def __init__(self, model: torch.nn.Module, has_weights: bool = True) -> None:
+        self.model = model
+        self._fake = None if has_weights else FakeTensorMode(allow_non_fake_inputs=True)
+        self.first_inputs: Inputs | None = None
+        self.first_error: BaseException | None = None
+
+    def run(self, inputs: Mapping[str, Any] | tuple[Any, ...]) -> bool:
+        try:
+            self.call(self.model, self._shapes_of(inputs))
+        except (DataDependentOutputException, DynamicOutputShapeException):
+            return True  # from here on the values decide, which a model without weights does not have
+        except Exception as error:
+            if self.first_error is None:
+                self.first_inputs = dict(inputs) if isinstance(inputs, Mapping) else None
+                self.first_error = error
+            return False
+        return True
+
+    def _shapes_of(self, inputs: Mapping[str, Any] | tuple[Any, ...]) -> Mapping[str, Any] | tuple[Any, ...]:
+        """The inputs as they are, or, for a model without weights, tensors of the same types and shapes."""
+        if self._fake is None:
+            return inputs
+        if isinstance(inputs, Mapping):
+            return {name: self._shape_of(value) for name, value in inputs.items()}
+        return tuple(map(self._shape_of, inputs))
+
+    def _shape_of(self, value: Any) -> Any:
+        return self._fake.from_tensor(value) if self._fake and isinstance(value, torch.Tensor) else value
+
+    def call(self, function: Callable[..., Any], inputs: Mapping[str, Any] | tuple[Any, ...]) -> Any:
+        with (
+            untouched(self.model, runs=self._fake is None),
+            # Shapes that do not fit are logged with a traceback before they are raised.
+            contextlib.nullcontext() if self._fake is None else collected(),
+            self._fake or contextlib.nullcontext(),
+            warnings.catch_warnings(action="ignore"),
+        ):
+            torch.manual_seed(0)
+            return function(**inputs) if isinstance(inputs, Mapping) else function(*inputs)
+
+    def watch(self, inputs: Inputs) -> list[tuple[str | None, torch.nn.Module]]:
+        """The ``torch.nn`` modules that a run calls before it ends or fails, with the argument that each receives.
+
+        ``None`` is a value that the forward computed.
+        """
+        given = self._shapes_of(inputs)
+        assert isinstance(given, Mapping)
+        arguments = {id(value): name for name, value in given.items()}
+        seen: list[tuple[str | None, torch.nn.Module]] = []
+
+        def note(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if fitting_shapes(module, 1):
+                received = [arguments[id(value)] for value in (*args, *kwargs.values()) if id(value) in arguments]
+                seen.extend([(name, module) for name in received] or [(None, module)])
+
+        handles = [m.register_forward_pre_hook(note, with_kwargs=True) for m in self.model.modules()]
+        try:
+            with contextlib.suppress(Exception):
+                self.call(self.model, given)
+        finally:
+            for handle in handles:
+                handle.remove()
+        return seen

@@ -1,0 +1,127 @@
+"""``package.module:factory`` or ``file.py:factory`` to the module that it returns."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import operator
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from modelexport.core.text import error_line
+from modelexport.errors import ModelLoadError
+from modelexport.pytorch.loading.loaded import LoadedModel
+
+
+def load_from_factory(spec: str) -> LoadedModel:
+    place, _, attribute = spec.rpartition(":")
+    file = Path(place).expanduser().resolve() if place.endswith(".py") else None
+    if not place or not attribute:
+        raise ModelLoadError(f"{spec} names no factory: give file.py:factory or package.module:factory")
+    if file is not None and not file.is_file():
+        raise ModelLoadError(f"no such file: {place} (for {spec})")
+    # The console script does not put the working directory on the path, and a file's siblings are nowhere on it.
+    with _import_path(file.parent if file else Path.cwd()):
+        if file is not None:
+            module = _run(lambda: _import_file(file), f"{place} cannot be imported", file)
+        else:
+            module = _run(lambda: importlib.import_module(place), f"module {place} cannot be imported", None)
+        try:
+            factory = operator.attrgetter(attribute)(module)
+        except AttributeError as error:
+            callables = [name for name, value in vars(module).items() if callable(value)]
+            close = difflib.get_close_matches(attribute, callables, 1)
+            hint = f"did you mean {place}:{close[0]}?" if close else "name a callable that returns the module"
+            raise ModelLoadError(f"{place} has no {attribute}: {hint}") from error
+        if not callable(factory):
+            raise ModelLoadError(f"{spec} is {_article(factory)}, no callable: name one that returns the module")
+        own = file or Path(getattr(module, "__file__", None) or place)
+        made = factory if isinstance(factory, torch.nn.Module) else _run(factory, f"{spec} failed", own)
+    model, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    if not isinstance(model, torch.nn.Module):
+        raise ModelLoadError(f"{spec} returned {_article(made)}: return the torch.nn.Module, or it and its inputs")
+    if inputs is not None and not isinstance(inputs, dict | tuple):
+        raise ModelLoadError(
+            f"{spec} returned {_article(inputs)} as inputs: return a dict of keyword arguments or a tuple of arguments"
+        )
+    return LoadedModel(model, inputs, attribute.rpartition(".")[2])
+
+
+def _article(value: object) -> str:
+    return f"a value of type {type(value).__name__}"
+
+
+def _run(call: Callable[[], Any], failed: str, file: Path | None) -> Any:
+    """What the user's code returns; what it raises becomes one line with the place in ``file`` that it came from."""
+    try:
+        return call()
+    except (Exception, SystemExit) as error:
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename not in (__file__, "<string>")]
+        frames = [f for f in frames if not f.filename.startswith("<frozen") and f.filename != importlib.__file__]
+        own = [frame for frame in frames if Path(frame.filename) == file] or frames
+        where = ""
+        if isinstance(error, SyntaxError) and error.filename:
+            where = f" ({Path(error.filename).name}, line {error.lineno})"
+        elif own:
+            where = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})"
+        reason = error_line(SyntaxError(error.msg)) if isinstance(error, SyntaxError) else error_line(error)
+        raise ModelLoadError(f"{failed}: {reason}{where}") from error
+
+
+@contextmanager
+def _import_path(directory: Path) -> Iterator[None]:
+    """``directory`` first on ``sys.path``, for as long as the block runs."""
+    sys.path.insert(0, str(directory))
+    try:
+        yield
+    finally:
+        with suppress(ValueError):
+            sys.path.remove(str(directory))
+
+
+def _import_file(file: Path) -> ModuleType:
+    """Run a Python file as a module named after it.
+
+    It and the siblings that it imports stay in ``sys.modules``: classes look there for the module they come from.
+    """
+    _forget_siblings_of_others(file.parent)
+    taken = sys.modules.get(file.stem)
+    # A file called json.py must not become everybody's json.
+    name = file.stem if taken is None or getattr(taken, "__file__", None) == str(file) else f"_{file.stem}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{file.name} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _forget_siblings_of_others(directory: Path) -> None:
+    """Drop modules that have a sibling's name but were loaded with a file of another directory.
+
+    Only those: what lies on ``sys.path`` is an ordinary import and stays.
+    """
+    for entry in directory.iterdir():
+        is_package = (entry / "__init__.py").is_file()
+        if not is_package and entry.suffix != ".py":
+            continue
+        file = getattr(sys.modules.get(entry.stem), "__file__", None)
+        if file is None:
+            continue
+        root = Path(file).parents[1] if Path(file).name == "__init__.py" else Path(file).parent
+        if root != directory and str(root) not in sys.path:
+            for name in [n for n in sys.modules if n == entry.stem or n.startswith(f"{entry.stem}.")]:
+                del sys.modules[name]

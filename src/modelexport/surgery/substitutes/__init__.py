@@ -1,0 +1,8 @@
+"""What takes the place of a module: another model, one operator, or nothing."""
+
+from modelexport.surgery.substitutes.custom_operator import CustomOperator
+from modelexport.surgery.substitutes.from_model import FromModel
+from modelexport.surgery.substitutes.identity import Identity
+from modelexport.surgery.substitutes.parts import Parts, Site, Substitute
+
+__all__ = ["CustomOperator", "FromModel", "Identity", "Parts", "Site", "Substitute"]

@@ -1,0 +1,187 @@
+"""One operator in the place of a module, with the module as its body where there is no kernel."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import onnx_ir as ir
+
+from modelexport.core.calls import ModuleCall
+from modelexport.core.owners import Owner
+from modelexport.errors import UsageError
+from modelexport.format import keys
+from modelexport.graph.initializers import detach_tensors
+from modelexport.graph.owners import OWNER, owner_of
+from modelexport.surgery.edited_tags import EditedTags
+from modelexport.surgery.interfaces import offered_names
+from modelexport.surgery.repeating import values_taken
+from modelexport.surgery.substitutes.parts import Parts, Site
+from modelexport.weights.transforms import parameter_plan
+
+
+@dataclass
+class CustomOperator:
+    """One node of another operator, which gets the inputs of the call and then its weights."""
+
+    domain: str
+    op_type: str
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    keep_body: bool = False
+    """With a function of the same name whose body is the old module: for where there is no kernel."""
+    inputs: Sequence[str] = ()
+    """Names of what the node gets, instead: arguments, values, ``state_dict`` keys."""
+    _bodies: list[tuple[ir.Function, str]] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return f"{self.domain}:{self.op_type}" if self.domain else self.op_type
+
+    def build(self, site: Site, tags: EditedTags, used: Iterable[ModuleCall]) -> Parts:
+        interface = site.interface
+        attributes = [_attribute(name, value) for name, value in self.attributes.items()]
+        if not self.keep_body:
+            inputs = self._chosen(site) if self.inputs else [*interface.inputs, *site.weights]
+            node = ir.Node(self.domain, self.op_type, inputs, attributes, num_outputs=len(interface.outputs))
+            tags.remove_inside(site.call, used)
+            return Parts([node], list(node.outputs), opsets={self.domain: 1})
+        if self.inputs:
+            raise UsageError(
+                "an operator with the old module as its body takes what the module takes: leave out --input"
+            )
+        weights, new = self._body(site)
+        node = ir.Node(
+            self.domain,
+            self.op_type,
+            [*interface.inputs, *weights],
+            attributes,
+            num_outputs=len(interface.outputs),
+        )
+        return Parts([node], list(node.outputs), functions=new, opsets={self.domain: 1})
+
+    def _chosen(self, site: Site) -> list[ir.Value]:
+        offered = offered_names(site.interface, site.interface.inputs)
+        for value in site.weights:
+            plan = parameter_plan(value)
+            offered |= {value.name or "": value} | dict.fromkeys(plan.keys if plan is not None else (), value)
+        if unknown := [name for name in self.inputs if name not in offered]:
+            raise UsageError(f"'{site.call}' has no value '{unknown[0]}': it has {', '.join(offered)}")
+        return [offered[name] for name in self.inputs]
+
+    def _body(self, site: Site) -> tuple[list[ir.Value], list[ir.Function]]:
+        """The weights that the function takes as inputs, and the function if it is not there yet."""
+        assert site.cut is not None
+        graph = site.cut.model.graph
+        by_name = {value.name: value for value in site.weights}
+        inside = {name: value for name, value in graph.initializers.items() if not _is_input(value)}
+        outside = [value for name, value in graph.initializers.items() if name not in inside]
+        for value in inside.values():
+            node = ir.Node("", "Constant", [], [ir.AttrTensor("value", _loaded(value))], outputs=None, name=value.name)
+            node.outputs[0].name, node.outputs[0].type = value.name, value.type
+            node.outputs[0].shape = value.shape
+            user = next(iter(value.uses())).node
+            node.metadata_props.update(user.metadata_props)
+            node.meta.update(user.meta)
+            ir.convenience.replace_all_uses_with(value, node.outputs[0])
+        nodes = _depth_first(graph.outputs)
+        used = {value: index for index, value in enumerate(v for node in nodes for v in values_taken(node))}
+        outside.sort(key=lambda value: used.get(value, len(used)))
+        graph.remove(list(graph))
+        inputs, outputs = [*graph.inputs, *outside], list(graph.outputs)
+        graph.inputs.clear()
+        graph.outputs.clear()
+        graph.initializers.clear()
+        detach_tensors(outside)
+        for value in outside:
+            value.metadata_props.clear()
+        body = ir.Graph(inputs, outputs, nodes=nodes, opset_imports=dict(graph.opset_imports), name=self.op_type)
+        declared = [ir.Attr(name, _attribute(name, value).type, None) for name, value in self.attributes.items()]
+        function = ir.Function(self.domain, self.op_type, graph=body, attributes=declared)
+        weights = [by_name[value.name] for value in outside]
+        text = _canonical(function)
+        for known, same in self._bodies:
+            if same != text:
+                raise UsageError(
+                    f"'{site.call}' computes something else than the other calls that {self.name} replaces, and one "
+                    "operator has one body: replace them by operators of different names"
+                )
+            for mine, other in zip(known, function, strict=True):
+                _add_owners(mine, other)
+            return weights, []
+        self._bodies.append((function, text))
+        return weights, [function]
+
+
+def _attribute(name: str, value: Any) -> ir.Attr:
+    try:
+        return ir.convenience.convert_attribute(name, value)
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            f"'{value}' is not a value of an attribute ({error}): give a number, a text, or a list"
+        ) from error
+
+
+def _is_input(value: ir.Value) -> bool:
+    """Whether a weight of a module becomes an input of a function: parameters do, small constants do not."""
+    tensor = value.const_value
+    return keys.PARAMETER in value.metadata_props or tensor is None or tensor.nbytes > 1024
+
+
+def _loaded(value: ir.Value) -> ir.TensorProtocol:
+    assert value.const_value is not None
+    return ir.Tensor(value.const_value.numpy().copy(), dtype=value.const_value.dtype, name=value.name)
+
+
+def _depth_first(outputs: Iterable[ir.Value]) -> list[ir.Node]:
+    """The nodes that values depend on, in an order that follows from how they are connected and nothing else."""
+    found: dict[ir.Node, None] = {}
+    pending = [producer for value in reversed(list(outputs)) if (producer := value.producer()) is not None]
+    while pending:
+        node = pending[-1]
+        before = [p for v in values_taken(node) if (p := v.producer()) is not None and p not in found]
+        if before and node not in found:
+            pending.extend(reversed(before))
+            continue
+        found[pending.pop()] = None
+    return list(found)
+
+
+def _canonical(function: ir.Function) -> str:
+    """What a function computes, without the names of its values and nodes."""
+    names: dict[ir.Value, str] = {}
+    lines: list[str] = []
+    for value in function.inputs:
+        names[value] = str(len(names))
+    _describe(function, names, lines)
+    return "\n".join([*lines, ",".join(names[value] for value in function.outputs)])
+
+
+def _describe(graph: Iterable[ir.Node], names: dict[ir.Value, str], lines: list[str]) -> None:
+    for node in graph:
+        proto = [
+            ir.serde.serialize_attribute(attribute).SerializeToString(deterministic=True).hex()
+            for _, attribute in sorted(node.attributes.items())
+            if attribute.type not in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS, ir.AttributeType.TENSOR)
+        ]
+        for _, attribute in sorted(node.attributes.items()):
+            if attribute.type is ir.AttributeType.TENSOR:
+                tensor = attribute.as_tensor()
+                proto.append(f"{tensor.dtype}{tensor.shape}{tensor.tobytes().hex()}")
+            elif attribute.type is ir.AttributeType.GRAPH:
+                inner = attribute.as_graph()
+                names.update((value, str(len(names))) for value in inner.inputs)
+                _describe(inner, names, lines)
+        names.update((value, f"{len(names) + index}") for index, value in enumerate(node.outputs))
+        taken = ["" if value is None else names.get(value, value.name or "") for value in node.inputs]
+        lines.append(json.dumps([node.domain, node.op_type, taken, proto]))
+
+
+def _add_owners(node: ir.Node, other: ir.Node) -> None:
+    """A node of a body that several calls share belongs to all of them."""
+    mine, more = owner_of(node), owner_of(other)
+    if mine is None or more is None:
+        return
+    calls = tuple(dict.fromkeys([*mine.calls, *more.calls]))
+    node.meta[OWNER] = Owner(calls, mine.evidence)

@@ -1,0 +1,89 @@
+"""What this project uses of torch's private names does what it is used for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import nn
+from torch.utils import _pytree
+
+from modelexport.pytorch.private_torch import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    TorchDispatchMode,
+    tree_leaves,
+    tree_map,
+    tree_structure,
+    treespec_dumps,
+)
+
+
+def test_a_model_runs_without_values() -> None:
+    model = nn.Linear(3, 4)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        output = model(mode.from_tensor(torch.ones(2, 3)))
+    assert isinstance(output, FakeTensor)
+    assert (output.shape, output.dtype) == (torch.Size([2, 4]), torch.float32)
+
+
+def test_what_needs_values_says_so() -> None:
+    with FakeTensorMode() as mode:
+        tensor = mode.from_tensor(torch.ones(3))
+        with pytest.raises(DynamicOutputShapeException):
+            tensor.nonzero()
+        with pytest.raises(DataDependentOutputException):
+            tensor.sum().item()
+
+
+def test_a_dispatch_mode_sees_what_operations_get_and_return() -> None:
+    seen: list[tuple[str, Any, Any]] = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            output = func(*args, **(kwargs or {}))
+            seen.append((str(func), args, output))
+            return output
+
+    x = torch.ones(2)
+    with Watch():
+        y = x.relu()
+    assert [name for name, _, _ in seen] == ["aten.relu.default"]
+    assert seen[0][1][0] is x
+    assert seen[0][2] is y
+
+
+def test_nested_values_are_taken_apart_and_put_together() -> None:
+    nested = {"a": [1, (2, None)], "b": 3}
+    assert tree_leaves(nested) == [1, 2, None, 3]
+    assert tree_map(lambda leaf: leaf and leaf * 2, nested) == {"a": [2, (4, None)], "b": 6}
+    assert _pytree.treespec_loads(treespec_dumps(tree_structure(nested))) == tree_structure(nested)
+
+
+def test_writing_into_a_tensor_is_counted() -> None:
+    tensor = torch.ones(2)
+    before = tensor._version
+    tensor.add_(1)
+    assert tensor._version == before + 1
+
+
+def test_children_are_found_below_every_name_that_they_have() -> None:
+    model = nn.Sequential(child := nn.ReLU(), child)
+    assert list(model._modules.items()) == [("0", child), ("1", child)]
+
+
+def test_auto_classes_say_which_models_they_are_for() -> None:
+    assert hasattr(transformers.AutoModel, "_model_mapping")
+    assert not hasattr(transformers.BertConfig, "_model_mapping")
+
+
+def test_operators_say_what_they_write_into() -> None:
+    schema = torch.ops.aten.add_.Tensor._schema
+    written, other = (argument.alias_info for argument in schema.arguments[:2])
+    assert written.is_write
+    assert other is None
+    assert schema.returns[0].alias_info is not None
