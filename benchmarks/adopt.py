@@ -1,14 +1,14 @@
-"""Adopt what other exporters write, and compare the owners with those of our own export of the same model.
+"""Adopt files of other exporters, and compare the owners with those of our own export of the same model.
 
     OMP_NUM_THREADS=1 python benchmarks/adopt.py [MODEL ...]     the table of exporters by models
     OMP_NUM_THREADS=1 python benchmarks/adopt.py --cost          time by nodes
 
-Two exports of a model have no names in common. So what is compared is how many nodes of each operator each call has,
-for the operators of which both files have equally many: `compared` is their share of the nodes. Of these, `call` is the
-share that the same call has in both, and `module` that the same module has, whatever the number of the call. Constants
-and Identity are left out. A node of several owners counts for the first. A cell is `call of compared`, or
-`call, module of compared` where these two differ. `--cost` is what adopting costs: a chain of many modules, against
-reading and writing the same file.
+Two exports of a model have no names in common. So the numbers of nodes of each operator in each call are compared, for
+the operators that occur equally often in both files: `compared` is their share of the nodes. Of these, `call` is the
+share that belongs to the same call in both files, and `module` the share that belongs to the same module, whatever its
+number. Constants and Identity are left out. A node with several owners counts for the first. A cell is `call of
+compared`, or `call, module of compared` if these two differ. `--cost` is the time of adopting a chain of many modules,
+compared with reading and writing the same file.
 
 Needs what `make test` installs; about three minutes.
 """
@@ -78,7 +78,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], dict[str, torch.Tensor]]] = {
 
 
 class ByPosition(nn.Module):
-    """TorchScript passes inputs by position; what it makes has the model below a module of its own."""
+    """TorchScript passes inputs by position, so the model is wrapped in another module."""
 
     def __init__(self, model: nn.Module, names: list[str]) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ def saved(program: Any, path: Path) -> Path:
 def programs(
     model: nn.Module, inputs: dict[str, torch.Tensor], folder: Path
 ) -> Iterator[tuple[str, bool, Callable[[], Any]]]:
-    """Name of what is adopted, whether it is optimised, and how to make it."""
+    """Name of the adopted export, whether it is optimized, and how to make it."""
     for optimize in (False, True):
         how = ", optimised" if optimize else ""
         yield f"OnnxExporter in memory{how}", optimize, lambda o=optimize: in_memory(model, inputs, o)
@@ -125,7 +125,7 @@ def programs(
 
 
 def owners(path: Path, wrapper: str = "") -> dict[str, Counter[ModuleCall | None]]:
-    """Operator to how many of its nodes each call has; addresses below ``wrapper`` are those of the model in it."""
+    """Operator to the number of its nodes in each call; addresses below ``wrapper`` are those of the model in it."""
     found: defaultdict[str, Counter[ModuleCall | None]] = defaultdict(Counter)
     for node in modelexport.load(path).nodes:
         if node.op_type not in ("Constant", "Identity"):
@@ -138,7 +138,7 @@ def owners(path: Path, wrapper: str = "") -> dict[str, Counter[ModuleCall | None
 
 
 def compare(adopted: Path, own: Path, wrapper: str) -> tuple[int, int, int, int]:
-    """Nodes, compared, of the same call, of the same module."""
+    """The numbers of nodes: all, compared, of the same call, of the same module."""
     theirs, ours = owners(adopted, wrapper), owners(own)
     counts: Counter[str] = Counter()
     for operator, calls in theirs.items():
@@ -193,7 +193,7 @@ def agreement(name: str) -> Iterator[tuple[str, str]]:
         for what, optimized, make in programs(model, inputs, folder):
             try:
                 program = quiet(make)
-            except Exception as error:  # what an exporter cannot export is a result
+            except Exception as error:  # a failure of an exporter is a result
                 print(f"{name}, {what}: {type(error).__name__}: {error}"[:300], file=sys.stderr, flush=True)
                 yield what, "not exported"
                 continue

@@ -1,17 +1,16 @@
-"""How many operations carry the tag of another layer than the one that computed them, for three ways of tagging.
+"""Count the operations that carry the tag of another layer than the one that computed them, for three ways of tagging.
 
     python benchmarks/contamination.py [NAME ...]
 
-- `projected`, the older way: hooks record the order of the modules in a run, and the record is laid over the nodes of
-  a finished graph in order, each module on as many nodes as any other;
+- `projected`, the older way: hooks record the order of the modules in a run, and the nodes of a finished graph are
+  divided among the modules in that order, each module getting the same number of nodes;
 - `torchscript` and `dynamo`, the front ends.
 
-The truth knows none of them. In a run of PyTorch, hooks keep what each layer gets and returns; in a run of the file
-every value is computed; a value of the file that has the numbers of a layer's input or output is that boundary. A node
-without which a layer's output cannot be computed from what the layer got is that layer's, if that is so of one layer
-only; one that no layer's output needs behind its boundaries is outside. What several layers need (a mask that a model
-makes only while it is captured) is not judged. Layers are the outermost calls of modules with a number for a name
-whose class is not torch's.
+The reference is independent of all three. In a run of PyTorch, hooks record the inputs and outputs of each layer; in a
+run of the file every value is computed; a value of the file with the numbers of a layer's input or output is that
+boundary. A node that is needed to compute the outputs of exactly one layer from its inputs belongs to that layer; a
+node that no layer needs is outside. Nodes that several layers need (a mask that a model makes only during a capture)
+are not judged. Layers are the outermost calls of modules whose name is a number and whose class is not torch's.
 
 Needs what `make test` installs; about four minutes.
 """
@@ -153,7 +152,7 @@ class Measured:
 
 
 def layers_of(tree: ModuleTree, stack: Sequence[ModuleCall]) -> ModuleCall | None:
-    """The layer that a call ran in, if any: the outermost of those with a number for a name."""
+    """The layer that a call ran in, if any: the outermost module whose name is a number."""
     return next((c for c in stack if tree[c.path].name.isdigit() and not tree[c.path].is_torch_nn), None)
 
 
@@ -210,7 +209,7 @@ def recorded(model: nn.Module, inputs: dict[str, Any]) -> Record:
 def computed_in(
     tagged: TaggedModel, tree: ModuleTree, record: Record, inputs: dict[str, Any]
 ) -> dict[ir.Node, ModuleCall | None]:
-    """Which layer's call computed each node (``None``: outside of all); only those of which this is certain."""
+    """The layer's call that computed each node (``None``: outside of all), for nodes for which this is certain."""
     values = [value for node in tagged.model.graph for value in node.outputs if value.name]
     every = open_session(with_outputs(tagged.model, values))
     arrays = run_session(every, feeds(inputs, every))

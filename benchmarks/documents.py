@@ -1,12 +1,12 @@
-"""What the documents cost: all of them together, DAG files included, as a share of the export that they belong to.
+"""The cost of the documents: all of them together, with DAG files, as a share of their export.
 
     python benchmarks/documents.py [--nodes N ...]
 
-The model is a chain of stages of ten blocks each, as long as it takes for about N nodes. The ratio is that of one
-run: the time to make, encode and write the documents by the time of the whole export. Ends with status 1 if it is
-above 10 % at any size. Capture grows faster than the model: 10,000 nodes take minutes.
+The model is a chain of stages of ten blocks each, with about N nodes. The ratio is that of one run: the time to make,
+encode and write the documents divided by the time of the whole export. Ends with status 1 if it is above 10 % at any
+size. The time of the capture grows faster than the model: 10,000 nodes take minutes.
 
-Needs the project alone; about six minutes, most of them for 10,000 nodes.
+Needs only the project; about six minutes, most of them for 10,000 nodes.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def chain(nodes: int) -> nn.Module:
 
 
 def measure(nodes: int, directory: Path) -> tuple[ExportResult, float, float]:
-    """An export, the seconds that its documents took, and those that the DAG files took on top."""
+    """An export, the seconds for its documents, and the additional seconds for the DAG files."""
     path = directory / f"chain-{nodes}.onnx"
     result = export(chain(nodes), {"input": torch.ones(2, 8)}, path)
     files = [path.with_suffix(f".{name}.json") for name in ("hierarchy", "dag", "operations")]

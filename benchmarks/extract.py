@@ -2,10 +2,9 @@
 
     OMP_NUM_THREADS=1 python benchmarks/extract.py
 
-Both cut the same layer at the same values, from a file to a file. Times are medians of runs that take turns in one
-process, loading included; peaks are those of processes of their own, above what they need before they begin.
-
-Needs the project alone, and 6 GB of disk; about three minutes.
+Both cut the same layer at the same values, from a file to a file. Times are medians of alternating runs in one process,
+with loading; peaks are measured in separate processes, above the memory before the work.
+Needs only the project, and 6 GB of disk; about three minutes.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ MODELS = {
     "48 layers of 320, external": (48, 320, 1000, True),
     "24 layers of 1024, external": (24, 1024, 1000, True),
 }
-"""Name to the number of layers, their width, the vocabulary, and whether the weights are in a file of their own."""
+"""Name to the number of layers, their width, the vocabulary, and whether the weights are in a separate file."""
 
 
 def build(path: Path, layers: int, width: int, vocabulary: int, external: bool) -> None:
-    """Export the model, and write down the boundary of the layer for ``extract_model``."""
+    """Export the model, and save the boundary of the layer for ``extract_model``."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -81,7 +80,7 @@ def seconds(path: Path) -> dict[str, float]:
 
 
 def peak(path: Path, tool: str) -> float:
-    """Megabytes that extracting once adds to the peak of this process."""
+    """Megabytes that one extraction adds to the peak of this process."""
     work = tools(path)[tool]
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     work()
@@ -89,7 +88,7 @@ def peak(path: Path, tool: str) -> float:
 
 
 def in_process(what: str, path: Path, *arguments: object) -> object:
-    """Run a function of this file in a fresh process: a peak counts everything that was ever done in one."""
+    """Run a function of this file in a new process, since a peak covers the whole life of a process."""
     command = [sys.executable, __file__, what, str(path), json.dumps(arguments)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])

@@ -1,12 +1,12 @@
-"""Plant faults in files and documents, one at a time, and ask `verify` for them: found, and in the right call?
+"""Plant faults in files and documents, one at a time, and check whether `verify` finds them in the right call.
 
     OMP_NUM_THREADS=1 python benchmarks/faults.py [MODEL,...] [--folder DIR] [--kinds KIND,...] [--each N]
 
-For each model of the table the kinds below are planted where they can be, at up to N places each. A fault is found
-if the report says `differ` and names the call that owns the changed node, or the name that the fault is about; of those
-found, `first` counts the ones that the report points at before any other. What is not found is run again, both files in
-ONNX Runtime with the same inputs: where the values are what they were, within rounding, the fault computes the same and
-is listed apart, with the largest difference measured. Everything else is an error, and ends with status 1.
+For each model of the table the kinds below are planted wherever possible, at up to N places each. A fault is found if
+the report says `differ` and names the call that owns the changed node, or the name that was changed; of the faults
+found, `first` counts those that the report names before any other. If a fault is not found, both files are run again in
+ONNX Runtime with the same inputs: if the values are unchanged, within rounding, the fault computes the same and is
+listed separately, with the largest difference measured. Everything else is an error, and ends with status 1.
 
 Needs what `make test` installs; about a minute for each model of the list.
 """
@@ -47,7 +47,7 @@ MODELS = (
 CALL, SOURCE, TAGS, CALLS = (f"modelexport.{key}" for key in ("call", "source_module", "hierarchy_tags", "calls"))
 PARAMETER, TRANSFORM, TREE = (f"modelexport.{key}" for key in ("parameter", "transform", "call_tree"))
 SAME = 4e-6
-"""Up to here, in norms, all values of the file are what they were: 64 units of roundoff of float32."""
+"""The difference, in norms, up to which values count as unchanged: 64 units of roundoff of float32."""
 SUFFIXES = (".hierarchy.json", ".dag.json", ".operations.json")
 
 
@@ -58,13 +58,13 @@ class Place:
     kind: str
     what: str
     expected: frozenset[str]
-    """Addresses or names of which one has to be reported; for values, the first diverging call."""
+    """Addresses or names, one of which has to be reported; for values, the first diverging call."""
     plant: Callable[[ir.Model, Path], bool]
-    """Change the model, or the documents beside the path; says whether it could."""
+    """Change the model, or the documents beside the path; returns whether that was possible."""
     node: str = ""
-    """The node whose value is changed, for the proof that it is not."""
+    """The node whose value is changed, to check whether it really changed."""
     documents: bool = False
-    """Whether the documents stay: those of a file whose tags are changed would give it away."""
+    """Whether the documents are kept: after a change of tags they would reveal it."""
 
 
 def nodes_with(model: ir.Model, *types: str) -> Iterator[tuple[int, ir.Node]]:
@@ -225,7 +225,7 @@ def attributes(model: ir.Model) -> Iterator[Place]:
 
 
 class _Copy:
-    """What a change of attributes needs of a node, apart from it."""
+    """The conditions on a node for a change of its attributes."""
 
     def __init__(self, node: ir.Node) -> None:
         self.op_type, self.attributes, self.outputs = node.op_type, dict(node.attributes), node.outputs
@@ -235,7 +235,7 @@ class _Copy:
 
 
 def insert_after(node: ir.Node, op_type: str, *inputs: Any) -> None:
-    """Put an operation behind a node, which the node's call owns."""
+    """Insert an operation after a node, owned by the node's call."""
     value = node.outputs[0]
     constants = []
     for index, array in enumerate(inputs):
@@ -260,7 +260,7 @@ def insert_after(node: ir.Node, op_type: str, *inputs: Any) -> None:
         new.outputs[0].name = f"{name}.faulty"
 
 
-OTHER = {  # an operation that takes the same inputs
+OTHER = {  # an operation with the same inputs
     "Relu": "Sigmoid", "Tanh": "Sigmoid", "Sigmoid": "Tanh", "Add": "Sub", "Mul": "Add", "Sub": "Add",
     "Erf": "Tanh", "Sqrt": "Abs", "Cos": "Sin", "Sin": "Cos", "Gelu": "Relu",
 }  # fmt: skip
@@ -290,7 +290,7 @@ def edges(model: ir.Model) -> Iterator[Place]:
         return True
 
     def bypassed(node: ir.Node) -> bool:
-        """An input from before the operation that makes it."""
+        """Replace an input by the input of the operation that computes it."""
         for index, value in enumerate(node.inputs):
             producer = value.producer() if value is not None else None
             if producer is None or not is_number(value) or value.shape is None:
@@ -590,22 +590,22 @@ def is_found(place: Place, report: VerifyReport) -> bool:
     if report.agrees:
         return False
     expected = {address or "." for address in place.expected}
-    # What is inside a call is found in it.
+    # A fault inside a call may be reported for that call.
     found = {name for one in reported(report) for name in (one, *(e for e in expected if one.startswith(f"{e}.")))}
     return "*" in expected or not expected.isdisjoint(found)
 
 
 def is_first(place: Place, report: VerifyReport) -> bool:
-    """Whether the report points at the right call before any other."""
+    """Whether the report names the right call before any other."""
     if "*" in place.expected or place.documents or report.diverging is None:
         return True
     return report.diverging.address in place.expected
 
 
 def node_difference(original: Path, changed: Path, place: Place, feeds: dict[str, Any]) -> float:
-    """How far the values of all nodes of the main graph are from what they were, in norms.
+    """The distance of the values of all nodes of the main graph from the original ones, in norms.
 
-    0 where the outputs are the same bit for bit: what the node gives is only asked whether it is above zero, say.
+    0 if the outputs are equal bit for bit, for instance if a later node only compares the value with zero.
     """
     runs = []
     for path in (original, changed):
@@ -647,7 +647,7 @@ def places_of(model: ir.Model, path: Path, each: int, kinds: set[str]) -> list[P
             by_kind[place.kind].append(place)
     chosen = []
     for kind, places in by_kind.items():
-        # More than are wanted: some turn out not to be possible.
+        # More than needed, since some turn out not to be possible.
         random.Random(f"{path.name}{kind}").shuffle(places)
         chosen += places[: 6 * each]
     return chosen
@@ -692,8 +692,8 @@ def main() -> int:
                 try:
                     report = verify(model, inputs, path)
                 except UsageError as error:
-                    if "does not load" in str(error) or "does not run" in str(error):
-                        continue  # the runtime refuses it: nobody can be fooled
+                    if "cannot load" in str(error) or "cannot run" in str(error):
+                        continue  # the runtime refuses the file, so nobody can use it
                     report = None
                     refused = str(error)
                 done[place.kind] += 1

@@ -1,12 +1,12 @@
-"""What tags cost: `modelexport.export`, with either front end, against the bare exporter, export and save.
+"""The cost of tags: `modelexport.export`, with both front ends, compared with the bare exporter, export and save.
 
-Time, peak memory and the size of the graph file; each ratio is that of the column before it to the bare exporter's.
+Time, peak memory and the size of the graph file; each ratio compares the column before it with the bare exporter's.
 
     python benchmarks/overhead.py [--runs N] [--cpu] [NAME ...]
 
-Each run is a process of its own, which builds the model, exports a tiny one to warm up, and then measures. The sides
-take turns, and the ratios are those of the medians of the same table. Seconds are those of the clock; `--cpu` counts
-the processor's, for a machine that has other work.
+Each run is a separate process, which builds the model, exports a tiny one to warm up, and then measures. The sides
+alternate, and the ratios are those of the medians in the same table. Seconds are wall time; `--cpu` measures processor
+time, for a machine that has other work.
 
 Needs the project alone; about fifteen minutes for all models, five with `--runs 1`.
 """
@@ -79,7 +79,7 @@ def ours(frontend: str) -> Callable[[Any, dict[str, Any], Path], None]:
     def run(model: Any, inputs: dict[str, Any], path: Path) -> None:
         import modelexport
 
-        # As the bare exporter saves: the weights in a file of their own.
+        # As the bare exporter saves: the weights in a separate file.
         modelexport.export(model, inputs, path, frontend=frontend, weights="copy")
 
     return run
@@ -89,7 +89,7 @@ SIDES = {"bare": bare, "dynamo": ours("dynamo"), "torchscript": ours("torchscrip
 
 
 def measure(side: str, name: str) -> None:
-    """In a process of its own: export one model and print seconds, peak memory and the size of the graph file."""
+    """In a separate process: export one model and print seconds, peak memory and the size of the graph file."""
     import torch
     import transformers
 
@@ -121,7 +121,7 @@ def in_process(side: str, name: str) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--cpu", action="store_true", help="time of the processor, not of the clock")
+    parser.add_argument("--cpu", action="store_true", help="measure processor time, not wall time")
     parser.add_argument("--measure", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(MODELS))
     arguments = parser.parse_args()

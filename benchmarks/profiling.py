@@ -1,10 +1,10 @@
-"""What `modelexport profile` costs over a plain profiled run of ONNX Runtime, on files of many nodes.
+"""The cost of `modelexport profile` above a plain profiled run of ONNX Runtime, on files with many nodes.
 
     python benchmarks/profiling.py [--runs N] [NODES ...]
 
-Each file is a chain of blocks of eight nodes, tagged. `plain` is a session with profiling on, opened, run as often, and
-its profile read as JSON; `profile` is the command's function; `beyond` is the second without the time that its own
-sessions need to open and to run.
+Each file is a tagged chain of blocks of eight nodes. `plain` is a session with profiling, opened and run as often, with
+its profile read as JSON; `profile` is the command's function; `beyond` is `profile` without the time that its own
+sessions take to open and to run.
 
 Needs the project alone; about one minute.
 """
@@ -31,7 +31,7 @@ OPERATORS = ("MatMul", "Add", "Relu", "Mul", "Sub", "Tanh", "Div", "Sigmoid")
 
 
 def chain(nodes: int, path: Path) -> None:
-    """Write a tagged file of that many nodes."""
+    """Write a tagged file with this number of nodes."""
     blocks = nodes // len(OPERATORS)
     weight = numpy_helper.from_array(np.eye(64, dtype=np.float32), "weight")
     bias = numpy_helper.from_array(np.ones(64, dtype=np.float32), "bias")

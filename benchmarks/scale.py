@@ -1,12 +1,12 @@
-"""What an export costs as models grow: linked, copied, and by the bare exporter with loaded weights.
+"""The cost of an export for models of growing size: linked, copied, and by the bare exporter with loaded weights.
 
 For each size a Llama checkpoint with random weights is written in shards of at most 1 GB, never whole in memory. Each
-export is a process of its own: wall time from its start to its end, so imports and loading count, peak memory as the
-kernel counts it (pages of mapped files included), and the bytes of the files it wrote; a hard link writes none.
+export is a separate process: wall time from start to end, with imports and loading, peak memory as measured by the
+kernel (with pages of mapped files), and the bytes of the files that it wrote; a hard link writes none.
 
     python benchmarks/scale.py [--sizes 0.1 1 3 7] [--ways link copy bare] [--folder DIR] [--bare-limit GB]
 
-Needs the project alone, 40 GB of disk and 16 GB of memory for all sizes; `--sizes 0.1` takes two minutes.
+Needs only the project, 40 GB of disk and 16 GB of memory for all sizes; `--sizes 0.1` takes two minutes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathlib import Path
 
 import numpy as np
 
-SIZES = {  # billions of parameters: hidden size, size between, layers, heads, heads of keys
+SIZES = {  # billions of parameters: hidden size, intermediate size, layers, heads, key heads
     "0.1": (640, 1728, 12, 10, 5),
     "1": (2048, 5504, 18, 16, 8),
     "3": (3072, 8192, 26, 24, 8),
@@ -34,7 +34,7 @@ SIZES = {  # billions of parameters: hidden size, size between, layers, heads, h
 SHARD = 10**9
 TOKENS = 16
 CHUNK = 1 << 22
-"""Elements that are drawn at a time."""
+"""The number of elements that are drawn at a time."""
 
 
 def config_of(size: str) -> dict[str, object]:
@@ -72,7 +72,7 @@ def shapes_of(config: dict[str, object]) -> Iterator[tuple[str, tuple[int, ...]]
 
 
 def write_checkpoint(folder: Path, size: str) -> tuple[int, int]:
-    """Write a checkpoint; its parameters and its bytes."""
+    """Write a checkpoint; returns its parameters and its bytes."""
     folder.mkdir()
     config = config_of(size)
     (folder / "config.json").write_text(json.dumps(config))
@@ -134,7 +134,7 @@ print(json.dumps(time.perf_counter() - began))
 
 
 def measured(command: Sequence[str]) -> tuple[float, float, int, str]:
-    """Wall time, processor time, peak memory in bytes, and what a process wrote to its output."""
+    """Wall time, processor time, peak memory in bytes, and the output of a process."""
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
         began = time.perf_counter()
         process = subprocess.Popen(command, stdout=output, stderr=errors)
@@ -160,7 +160,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", nargs="+", default=["0.1", "1", "3"], choices=SIZES)
     parser.add_argument("--ways", nargs="+", default=["link", "copy", "bare"], choices=["link", "copy", "bare"])
-    parser.add_argument("--folder", type=Path, help="where to write; removed afterwards what was written")
+    parser.add_argument("--folder", type=Path, help="where to write; the files are removed afterwards")
     parser.add_argument("--bare-limit", type=float, default=6, help="GB of the largest checkpoint to load whole")
     options = parser.parse_args()
     print("| parameters | weights, GB | | wall, s | CPU, s | peak memory, GB | written, GB | of the weights |")

@@ -1,12 +1,12 @@
-"""Tags after other packages' tools: what is known of every node, whether it is true, and what it costs.
+"""Tags after other packages' tools: how much is known about every node, whether it is true, and the cost.
 
     OMP_NUM_THREADS=1 python benchmarks/survival.py [MODEL ...]     the table of tools by models
     OMP_NUM_THREADS=1 python benchmarks/survival.py --cost          time by nodes, against onnx.load and onnx.save
 
-A node is *contaminated* when one of its owners is contradicted by the values: the tagged file and the changed one are
-both run, the second cut at the values that both have, and only names whose values agree are believed. An owner has to
-own something that the tagged file computes between the believed values before and behind the node, or, for a node that
-makes no believed value itself, what makes the ones before it. Tools that do not change numbers also have to agree in
+A node is *contaminated* if the values contradict one of its owners: the tagged file and the changed one are both run,
+the second cut at the values that both have, and only names whose values agree are trusted. An owner has to own a node
+that the tagged file computes between the trusted values before and after the node, or, if the node does not produce a
+trusted value, a node that produces the values before it. Tools that do not change numbers also have to agree in
 ``verify --against``.
 
 Needs what `make test` installs; about twelve minutes, `--cost` two.
@@ -39,7 +39,7 @@ from modelexport.tagged.reference import open_reference
 from modelexport.verify.segments import GIVEN, segmented
 
 LOSSY = {"quantize-dynamic": 0.3, "quantize-qdq": 0.5, "quantize-qoperator": 0.5, "quantize-4bit": 0.5, "float16": 0.03}
-"""How far two values may be apart, as the norm of the difference over the norm."""
+"""The largest distance of equal values: the norm of the difference divided by the norm."""
 LOSSLESS = 1e-3
 SIZES = (1_000, 10_000, 20_000)
 
@@ -80,7 +80,7 @@ MODELS: Mapping[str, Build] = {
 
 
 def values_of(tagged: modelexport.TaggedModel, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Every value that the nodes of the main graph make, in one run."""
+    """Every value that the nodes of the main graph produce, in one run."""
     given = {value.name: inputs[value.name] for value in tagged.model.graph.inputs if value.name in inputs}
     made = [value for node in tagged.model.graph for value in node.outputs if value.name]
     return run_session(open_session(with_outputs(tagged.model, made), folder=tagged.path.parent), given)
@@ -89,7 +89,7 @@ def values_of(tagged: modelexport.TaggedModel, inputs: Mapping[str, Any]) -> dic
 def per_module(
     tagged: modelexport.TaggedModel, right: Mapping[str, Any], made: Mapping[str, Any], inputs: Mapping[str, Any]
 ) -> dict[str, np.ndarray]:
-    """The values of a file, each computed from those of the tagged one: small losses do not add up."""
+    """The values of a file, each computed from those of the tagged one, so that small losses do not add up."""
     for node in tagged.model.graph:
         for value in node.outputs:
             if value.name in made and value.dtype is None:
@@ -229,7 +229,7 @@ def survival(names: list[str], folder: Path) -> None:
 
 
 def tagged_chain(nodes: int, path: Path) -> None:
-    """A tagged file of that many nodes: blocks of a linear layer, an activation and a skip connection."""
+    """A tagged file with this number of nodes: blocks of a linear layer, an activation and a skip connection."""
     random = np.random.default_rng(0)
     blocks = nodes // 4
     x = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([2, 8]))
@@ -296,7 +296,7 @@ def cost(folder: Path) -> None:
             changed = folder / f"{nodes}.{tool}.onnx"
             TOOLS[tool].run(source, changed, dict)
             both = seconds(lambda c=changed: onnx.save(onnx.load(c), folder / "copy.onnx"))
-            # The tagged file is read too: the same work is that for both files.
+            # The tagged file is read too, so the comparable work covers both files.
             both = tuple(a + b for a, b in zip(both, seconds(lambda s=source: onnx.load(s)), strict=True))
             work = seconds(lambda c=changed, s=source: modelexport.retag(c, source=s, output=folder / "out.onnx"))
             count = len(onnx.load(changed).graph.node)

@@ -1,11 +1,11 @@
-"""Verify every module of BERT-sized models: what it takes above one run in PyTorch, one in ONNX Runtime, and loading.
+"""Verify every module of BERT-sized models: the cost above one run in PyTorch, one in ONNX Runtime, and loading.
 
     OMP_NUM_THREADS=1 python benchmarks/verify.py
 
-Both parts of a ratio are measured in turns in the same process, and are medians. The baseline is what nobody can do
-without: one PyTorch run, one ONNX Runtime run with its session, and reading the tagged file.
+Both parts of a ratio are medians, measured alternately in the same process. The baseline is the unavoidable work: one
+PyTorch run, one ONNX Runtime run with its session, and reading the tagged file.
 
-Needs the project alone; about two minutes.
+Needs only the project; about two minutes.
 """
 
 from __future__ import annotations

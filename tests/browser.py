@@ -1,4 +1,4 @@
-"""Chromium without a window, driven over the WebDriver protocol: enough to click, type, look, and hear complaints."""
+"""Headless Chromium, driven over the WebDriver protocol: enough to click, type, read the page and its console."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chrome")
 DRIVER = shutil.which("chromedriver")
 MISSING = "" if CHROMIUM and DRIVER else "needs Chromium and its driver: apt-get install chromium chromium-driver"
-"""Why no browser can be driven here; empty where one can."""
+"""Why no browser can be used on this machine; empty if one can."""
 
 
 class Browser:
@@ -38,19 +38,19 @@ class Browser:
         self._call("POST", f"{self._session}/url", {"url": page.as_uri()})
 
     def run(self, script: str, *arguments: Any) -> Any:
-        """What a script returns."""
+        """Run a script and return its result."""
         return self._call("POST", f"{self._session}/execute/sync", {"script": script, "args": list(arguments)})
 
     def click(self, selector: str) -> None:
-        """Click the first element of a CSS selector, as its user does or, where something is drawn, by an event."""
+        """Click the first element of a CSS selector, as a user does or, for drawings, by an event."""
         assert self.run(
             "const e = document.querySelector(arguments[0]); if (!e) return false;"
             "e.dispatchEvent(new MouseEvent('click', {bubbles: true})); return true;",
             selector,
-        ), f"there is no {selector}"
+        ), f"no element matches {selector}"
 
     def type(self, selector: str, text: str) -> None:
-        """Put a text into an input."""
+        """Type a text into an input."""
         self.run(
             "const e = document.querySelector(arguments[0]); e.value = arguments[1];"
             "e.dispatchEvent(new Event('input')); e.dispatchEvent(new Event('change'));",
@@ -68,11 +68,11 @@ class Browser:
         return int(self.run("return document.querySelectorAll(arguments[0]).length", selector))
 
     def complaints(self) -> list[str]:
-        """What was written to the console."""
+        """The messages written to the console."""
         return [entry["message"] for entry in self._log("browser")]
 
     def requests(self) -> list[str]:
-        """What was asked for, files and the network alike."""
+        """The requested URLs, of files and of the network."""
         messages = [json.loads(entry["message"])["message"] for entry in self._log("performance")]
         return [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
 
@@ -97,7 +97,7 @@ class Browser:
 
 @contextmanager
 def browser() -> Iterator[Browser]:
-    """A browser of its own, ended whatever happens."""
+    """A separate browser, which is always closed at the end."""
     assert DRIVER is not None
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

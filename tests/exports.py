@@ -26,7 +26,7 @@ class ExportedCase:
     case: models.ModelCase
     path: Path
     document: dict[str, Any]
-    """What ``modelexport export --verify --json`` prints."""
+    """The output of ``modelexport export --verify --json``."""
 
     @property
     def hierarchy(self) -> documents.Hierarchy:

@@ -1,6 +1,6 @@
-"""An independent judge of an exported file: not a line of the project, so that its faults cannot hide themselves.
+"""An independent judge of an exported file: it uses no code of the project, so errors of the project cannot hide.
 
-Only torch, NumPy, onnx and onnxruntime. What the format page says of the metadata is read here a second time.
+It uses only torch, NumPy, onnx and onnxruntime, and reads the metadata as described on the format page.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import torch
 from torch import nn
 
 CLOSE = 1e-3
-"""In norms: rounding over a whole small model, and nothing near another tensor."""
+"""The tolerance in norms: above the rounding of a small model, and far below the distance of another tensor."""
 
 
 def judge_outputs(model: nn.Module, inputs: Mapping[str, Any], path: Path) -> int:
-    """The file gives what the model gives; returns how many outputs were compared."""
+    """Check that the file computes the model's outputs; returns the number of outputs that were compared."""
     session = onnxruntime.InferenceSession(str(path))
     found = session.run(None, _feeds(inputs, [value.name for value in session.get_inputs()]))
     with torch.no_grad():
@@ -37,7 +37,7 @@ def judge_outputs(model: nn.Module, inputs: Mapping[str, Any], path: Path) -> in
 
 
 def judge_parameters(model: nn.Module, path: Path) -> int:
-    """Initializers that say which entry they are have its bytes; returns how many there are."""
+    """Check that initializers have the bytes of the entries that they name; returns their number."""
     entries = model.state_dict()
     count = 0
     for tensor in onnx.load(path).graph.initializer:
@@ -59,10 +59,10 @@ def judge_parameters(model: nn.Module, path: Path) -> int:
 
 
 def judge_tags(model: nn.Module, inputs: Mapping[str, Any], path: Path) -> int:
-    """What each call returns is computed by nodes that the file gives to it, or to a call inside it.
+    """Check that the outputs of each call are computed by nodes of that call, or of a call inside it.
 
-    Parameters are other than equal to each other for this: every number of the model and of the file is changed alike.
-    Returns how many calls could be judged: those whose result is in the file, and is not what they got.
+    Parameters are made different from each other for this, in the model and in the file in the same way.
+    Returns the number of calls that could be judged: those whose outputs are in the file and are not their inputs.
     """
     file = onnx.load(path)
     onnx.load_external_data_for_model(file, str(path.parent)) if not file.graph.initializer else None
@@ -94,9 +94,9 @@ def judge_tags(model: nn.Module, inputs: Mapping[str, Any], path: Path) -> int:
 
 
 def _shaken(model: nn.Module, file: onnx.ModelProto) -> nn.Module:
-    """A copy of a model with other parameters, which the initializers that are parameters as they stand get too.
+    """A copy of a model with changed parameters, and the file with the same changes in its initializers.
 
-    A file in which a parameter is only there transformed is judged with the parameters as they are.
+    A file that contains a parameter only in a transformed form is judged with unchanged parameters.
     """
     plain: dict[str, onnx.TensorProto] = {}
     for tensor in file.graph.initializer:
@@ -116,7 +116,7 @@ def _shaken(model: nn.Module, file: onnx.ModelProto) -> nn.Module:
         if name not in parameters or parameters[name].dtype != torch.float32 or uses[id(tensor)] > 1:
             continue
         parameter = parameters[name]
-        if parameter.ndim == 1 and id(parameter) not in done:  # norms and biases: the ones that start out equal
+        if parameter.ndim == 1 and id(parameter) not in done:  # norms and biases, which are initially equal
             with torch.no_grad():
                 parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator).abs())
             done[id(parameter)] = parameter
@@ -128,7 +128,7 @@ def _shaken(model: nn.Module, file: onnx.ModelProto) -> nn.Module:
 
 
 def _record(model: nn.Module, inputs: Mapping[str, Any]) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
-    """Address of each call to what it returned, and to what it got."""
+    """Address of each call to its outputs, and to its inputs."""
     counts: Counter[str] = Counter()
     running: list[str] = []
     returned: dict[str, list[Any]] = {}
@@ -186,7 +186,7 @@ def _owners(node: onnx.NodeProto) -> set[str]:
 
 
 def _tree(file: onnx.ModelProto) -> dict[str, set[str]]:
-    """Each call to itself and those inside it."""
+    """Each call to itself and the calls inside it."""
     properties = {prop.key: prop.value for prop in file.metadata_props}
     entries = json.loads(properties["modelexport.call_tree"])
     inside: dict[str, set[str]] = {entry["call"]: {entry["call"]} for entry in entries}

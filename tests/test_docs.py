@@ -1,4 +1,4 @@
-"""The documentation says what there is: links, commands, options, Python names and modules."""
+"""The documentation is right about links, commands, options, Python names and modules."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ by_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relat
 
 
 def anchors(page: Path) -> set[str]:
-    """The anchors of a page's headings, as forges make them."""
+    """The anchors of a page's headings, as GitHub makes them."""
     headings = re.findall(r"^#+ (.*)$", BLOCK.sub("", page.read_text()), re.M)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -64,7 +64,7 @@ def test_links_lead_somewhere(page: Path) -> None:
             continue
         name, _, anchor = target.partition("#")
         path = (page.parent / name).resolve() if name else page
-        assert path.exists(), f"{target} is not there"
+        assert path.exists(), f"{target} does not exist"
         assert path.is_relative_to(ROOT), f"{target} is outside of the project"
         assert not anchor or anchor in anchors(path), f"{target}: there is no such heading"
 

@@ -28,16 +28,16 @@ NOT_CALLED = {
 
 @dataclass(frozen=True)
 class NnCase:
-    """A class of ``torch.nn``, made one way, and the inputs of one call."""
+    """A class of ``torch.nn``, constructed in one way, and the inputs of one call."""
 
     name: str
     build: Callable[[], nn.Module]
     inputs: Callable[[], Sequence[Any]]
     variant: str = ""
     failure: str = ""
-    """Part of the reason where it cannot be exported; no file is written then."""
+    """Part of the reason if it cannot be exported; then no file is written."""
     frontend: str = "dynamo"
-    """The front end whose file is taken."""
+    """The front end whose file is used."""
 
     @property
     def label(self) -> str:
@@ -74,7 +74,7 @@ def _case(
     runs: bool = False,
     **kwargs: Any,
 ) -> NnCase:
-    """A case of a class by its name; ``runs`` for those that their first run makes."""
+    """A case of a class by its name; ``runs`` for classes that are initialized by their first run."""
 
     def build() -> nn.Module:
         torch.manual_seed(0)
@@ -131,7 +131,7 @@ REFUSED: dict[str, dict[str, str]] = {
     "CTCLoss": {"failure": "aten._ctc_loss"},
     "GaussianNLLLoss": {"frontend": "torchscript"},
 }
-"""What is known of single classes: the reason why one cannot be exported, or that the second front end does it."""
+"""Facts about single classes: the reason why one cannot be exported, or that the second front end exports it."""
 
 
 def _by_dimension() -> list[NnCase]:
@@ -304,7 +304,7 @@ REASONS = {
     "AdaptiveLogSoftmaxWithLoss": "its Python code depends on the number of labels in each cluster",
     "CrossMapLRN2d": "it is an autograd function with its own buffers; use `LocalResponseNorm`",
 }
-"""Of each case with a failure."""
+"""The reason of each case with a failure."""
 
 
 if __name__ == "__main__":

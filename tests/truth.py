@@ -1,4 +1,4 @@
-"""Judges a file by ONNX Runtime against PyTorch with NumPy alone: nothing of the project's own comparison is used."""
+"""Compares a file in ONNX Runtime with PyTorch using only NumPy, without the project's own comparison."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def wrong(path: Path, model: nn.Module, inputs: Sequence[Any]) -> str:
-    """What is wrong with a file; nothing where it is valid, loads, and computes what the model does."""
+    """What is wrong with a file; empty if it is valid, loads, and computes what the model does."""
     onnx.checker.check_model(str(path), full_check=True)
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     names = [value.name for value in session.get_inputs()]
     feeds = dict(zip(names, (one.numpy() for one in tensors(list(inputs))), strict=True))
     with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of some losses, about their own defaults
+        warnings.simplefilter("ignore")  # warnings of some losses about their own defaults
         expected = [one.numpy() for one in tensors(model(*inputs))]
     actual = session.run(None, feeds)
     if len(expected) != len(actual):

@@ -1,6 +1,6 @@
 """Export PyTorch models to ONNX with the exact module call on every node.
 
-Importing this package imports neither torch nor anything else that is slow: each public name does when it is used.
+Importing this package is fast: torch and other slow packages are imported when a public name is first used.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def __getattr__(name: str) -> Any:
 
 
 class _Package(ModuleType):
-    """Keeps a public name from being replaced by the submodule of that name when that is imported."""
+    """Keeps a public name when the submodule of the same name is imported."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if not (name in _PUBLIC and isinstance(value, ModuleType)):

@@ -1,4 +1,4 @@
-"""``load``, :class:`TaggedModel` and :class:`ModuleView`: a tagged file and its module calls, for people."""
+"""``load``, :class:`TaggedModel` and :class:`ModuleView`: the Python interface to a tagged file and its calls."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from modelexport.weights.transforms import parameter_plan
 class TaggedModel(TaggedFile):
     """An ONNX model whose nodes carry the module calls they came from.
 
-    ``tagged["encoder.layer.0"]`` is a call, by address or tag; iteration gives every call, callers before callees.
-    Printed, and in a notebook, it is a tree.
+    ``tagged["encoder.layer.0"]`` returns a call by address or tag; iteration yields every call, callers before callees.
+    ``print`` and notebooks show it as a tree.
     """
 
     def __getitem__(self, name: str) -> ModuleView:
-        """The call that an address or a tag names (see :meth:`find`)."""
+        """The call with this address or tag (see :meth:`find`)."""
         return ModuleView(self, self.find(name))
 
     def __contains__(self, name: object) -> bool:
@@ -61,10 +61,10 @@ class TaggedModel(TaggedFile):
 
 
 def load(path: str | Path) -> TaggedModel:
-    """Read a tagged ONNX file. Weights are read when they are used, from the file as it was.
+    """Read a tagged ONNX file. Weights are read from the file when they are first used.
 
     Raises:
-        FileFormatError: It is missing, not an ONNX file, has no tags, or has those of an unknown format version.
+        FileFormatError: The file is missing, is not an ONNX file, has no tags, or has an unknown format version.
     """
     tagged = read_tagged(path)
     return TaggedModel(**{field.name: getattr(tagged, field.name) for field in fields(TaggedFile)})
@@ -104,7 +104,7 @@ class ModuleView:
 
     @property
     def inputs(self) -> tuple[ir.Value, ...]:
-        """The values that enter its nodes; initializers do not count."""
+        """The values that enter its nodes, without initializers."""
         return tuple(self.tagged.boundaries[self.call].inputs)
 
     @property
@@ -114,7 +114,7 @@ class ModuleView:
 
     @property
     def parameters(self) -> Mapping[str, ir.Value]:
-        """``state_dict`` keys to the initializers that its nodes use and that are, or are computed from, those."""
+        """``state_dict`` keys to those initializers of its nodes that hold or are computed from these entries."""
         found: dict[str, ir.Value | None] = {}
         for node in self.nodes:
             for value in node.inputs:
@@ -148,7 +148,7 @@ class ModuleView:
 
 
 def _details(view: ModuleView) -> str:
-    """The call and what is inside it, to unfold; closed below the first level."""
+    """HTML for the call and the calls inside it, collapsible; collapsed below the first level."""
     own = _operators(view.own_nodes)
     label = f"<b>{html.escape(view.tag.rpartition('/')[2])}</b> <code>{html.escape(view.address)}</code> "
     line = f"{label}{len(view.nodes)} nodes{f': {html.escape(own)}' if own else ''}"

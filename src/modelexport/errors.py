@@ -6,7 +6,7 @@
     │   ├── InputsError           example inputs cannot be generated, or do not fit
     │   ├── CaptureError          the model cannot be exported: names the module and the exporter's own reason
     │   ├── FileFormatError       a file is missing, empty, not ONNX, without tags, or of an unknown version
-    │   ├── WeightsError          weights are not those of the exported module: lists every entry that does not fit
+    │   ├── WeightsError          weights do not fit the exported module: lists every entry that does not fit
     │   └── OutputError           a file cannot be written
     ├── CheckError                an exported file is invalid, does not load, or computes something else
     └── UntaggedNodeError         a node of the exported graph has no owner; lists every one of them
@@ -28,7 +28,7 @@ class UsageError(ModelExportError):
 
 
 class ModelLoadError(UsageError):
-    """MODEL cannot be loaded: not there, not a model, without weights, or its code raised."""
+    """MODEL cannot be loaded: it is missing, is not a model, has no weights, or its code raised an exception."""
 
 
 class InputsError(UsageError):
@@ -39,7 +39,7 @@ class CaptureError(UsageError):
     """The model cannot be exported.
 
     Attributes:
-        problem: What went wrong, where, as one exporter says it.
+        problem: What went wrong and where, in the exporter's words.
         address: The address of the module call that was running when it failed; ``None`` when not known.
         reason: The exporter's own reason, shortened to what fits a screen.
     """
@@ -59,7 +59,7 @@ class WeightsError(UsageError):
     """Weights do not fit an exported file.
 
     Attributes:
-        missing: Keys that the file needs and that are not there.
+        missing: Keys that the file needs and the weights lack.
         surplus: Keys that the exported module does not have.
         misshapen: Keys whose tensor has another shape or element type.
     """
@@ -74,13 +74,13 @@ class WeightsError(UsageError):
 
 
 class OutputError(UsageError):
-    """A file cannot be written. What was there before is still there."""
+    """A file cannot be written. An existing file of that name is unchanged."""
 
 
 class CheckError(ModelExportError):
-    """An exported file is invalid, ONNX Runtime does not load it, or it computes something else than the model.
+    """An exported file is invalid, ONNX Runtime cannot load it, or it computes something else than the model.
 
-    The file was not written; ``keep_anyway`` (``--keep-anyway``) writes it all the same.
+    The file was not written; ``keep_anyway`` (``--keep-anyway``) writes it nevertheless.
 
     Attributes:
         reason: What is wrong with the file.
@@ -95,7 +95,7 @@ class UntaggedNodeError(ModelExportError):
     """Nodes of the exported graph have no owner.
 
     Attributes:
-        nodes: One line a node: its graph, name and operator.
+        nodes: One line for each node: its graph, name and operator.
     """
 
     def __init__(self, nodes: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""The values at a call's boundary are those that PyTorch has there when the call ends, or none; never earlier ones."""
+"""The values at a call's boundary are PyTorch's at the end of the call, or missing; they are never earlier ones."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class BothWays(nn.Module):
 
 
 class CutByValues(nn.Module):
-    """Captured by torch.onnx's strict way, which runs no hooks."""
+    """Captured by torch.onnx's strict mode, which runs no hooks."""
 
     def __init__(self) -> None:
         super().__init__()

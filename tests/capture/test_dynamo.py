@@ -1,4 +1,4 @@
-"""The dynamo front end: exact owners, and canaries for what it knows of torch that is no documented interface."""
+"""The dynamo front end: exact owners, and canaries for the undocumented interfaces of torch that it uses."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def assert_same(before: object, after: object) -> None:
 
 
 @pytest.mark.parametrize("name", ["blocks", "residual-network", "bert"])
-def test_the_model_is_as_it_was_before_an_export(name: str) -> None:
+def test_the_model_is_unchanged_after_an_export(name: str) -> None:
     case = models.case(name)
     model, inputs = case.build().train(), case.inputs()
     before, given = state(model), copy.deepcopy(inputs)

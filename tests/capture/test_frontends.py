@@ -36,13 +36,13 @@ COMPARED = (
 )  # fmt: skip
 
 KEPT_BY_TORCHSCRIPT = {
-    # `dynamo` looks up rows of these tables by constants, which is folded; here the rows are computed from sizes.
+    # `dynamo` looks up rows of these tables by constants, which is folded; `torchscript` computes the rows from sizes.
     "bert": {"embeddings.token_type_embeddings"},
     "bart": {"encoder.embed_positions"},
-    # The relative positions, which `dynamo` computes while it captures.
+    # The relative positions, which `dynamo` computes during the capture.
     "mpnet": {"encoder"},
 }
-"""Calls that own nodes of the optimised graph with this front end only: the other one's were folded."""
+"""Calls that own nodes of the optimized graph only with this front end; those of the other one were folded."""
 
 STOPPED = {
     "module-dict": "UnsupportedOperatorError in mix: Exporting the operator 'aten::bilinear'",
@@ -52,7 +52,7 @@ STOPPED = {
     "condition": r"RuntimeError in \. \(models.py:\d+\): Detected that you are using FX to torch.jit.trace",
     "data-dependent": r"DecisionError in \. \(models.py:\d+\): data-dependent: Python reads a tensor \(bool\)",
 }
-"""What `torchscript` cannot export, and the operator or line that stops it."""
+"""Models that `torchscript` cannot export, and the operator or line that prevents it."""
 
 frontends = pytest.mark.parametrize("frontend", BOTH)
 
@@ -145,7 +145,7 @@ def test_one_is_exported_with_an_operator_that_the_runtime_does_not_have(tmp_pat
 
 
 @pytest.mark.parametrize("name", ["unet", "bert", "gpt2", "marian", "resnet", "clip"])
-def test_a_traced_model_with_open_sizes_takes_other_sizes(name: str, exported: Exporter) -> None:
+def test_a_traced_model_with_dynamic_sizes_takes_other_sizes(name: str, exported: Exporter) -> None:
     export = exported(name, dynamic=True, frontend="torchscript")
     assert export.document["verify"]["agrees"]
     assert export.case.dynamic is not None
@@ -281,7 +281,7 @@ def test_the_exporters_passes_merge_nothing_across_boundaries() -> None:
 
 
 class InPlace(nn.Module):
-    """What a module returned is written into afterwards, as ``ReLU(inplace=True)`` does, and through a view."""
+    """The output of a module is written into afterwards, as ``ReLU(inplace=True)`` does, and through a view."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -356,7 +356,7 @@ def test_what_python_reads_of_values_is_not_frozen(forward: Forward) -> None:
         lambda x: x * float(torch.arange(4)[1]),
     ],
 )  # fmt: skip
-def test_what_python_reads_of_sizes_is_no_decision(forward: Forward) -> None:
+def test_what_python_reads_of_sizes_is_allowed(forward: Forward) -> None:
     assert FRONT_ENDS["torchscript"](Reading(forward), {"x": torch.ones(3, 4)}).frontend == "torchscript"
 
 
@@ -382,7 +382,7 @@ def test_torch_still_has_what_the_front_end_relies_on() -> None:
 
 
 class OnlyTraced(nn.Module):
-    """`torch.export` does not know the length of a list that depends on what Python counted."""
+    """`torch.export` does not know the length of a list that depends on a count in Python."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -411,5 +411,5 @@ def test_auto_takes_torchscript_where_dynamo_fails_and_the_report_has_the_reason
 
 def test_auto_tells_both_reasons_where_both_fail() -> None:
     case = models.case("data-dependent")
-    with pytest.raises(CaptureError, match=r"(?s)GuardOnData.*neither with the front end torchscript:.*DecisionError"):
+    with pytest.raises(CaptureError, match=r"(?s)GuardOnData.*the front end torchscript failed too:.*DecisionError"):
         capture(case.build(), case.inputs(), "auto")

@@ -1,4 +1,4 @@
-"""What PyTorch's exporters record, counted for models whose modules and calls are known; canaries of private names."""
+"""The records of PyTorch's exporters, for models whose modules and calls are known; canaries of private names."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_every_module_of_bert_tiny_is_in_the_map_by_class_and_own_name(bert_tiny
     modules = dict(load_model("bert-tiny").model.named_modules())
     assert [entry.path for entry in bert_tiny.module_map] == list(modules)
     for entry in bert_tiny.module_map:
-        # PyTorch looks past numbers for a name: `layer.0`, not `0`.
+        # PyTorch skips numbers to find a name: `layer.0`, not `0`.
         parts = entry.path.split(".")
         start = max(index for index, part in enumerate(parts) if not part.isdecimal())
         assert entry.scope == f"{torch.typename(modules[entry.path])}::{'.'.join(parts[start:])}"
@@ -113,8 +113,8 @@ def test_a_model_that_torchscript_cannot_export_is_one_line_and_the_rest_is_ther
         path for path, _ in models.case("condition").build().named_modules()
     ]
     text = format_internals(found)
-    assert f"torchscript gave up: {error}" in text.splitlines()
-    # Nothing is recorded of the modules in the branches.
+    assert f"torchscript failed: {error}" in text.splitlines()
+    # Nothing is recorded about the modules in the branches.
     captured = stages(found)["dynamo", "captured"]
     assert 0 < captured.located < captured.nodes
 
@@ -163,7 +163,7 @@ def test_quality_tells_plain_names_classes_and_hierarchies_apart() -> None:
 
 
 def test_pytorch_has_the_private_names_that_show_its_stages() -> None:
-    """A canary: ``internals/torchscript.py`` is to be adapted when this fails."""
+    """A canary: ``internals/torchscript.py`` has to be adapted when this fails."""
     from torch.onnx._internal.torchscript_exporter import utils
 
     assert torch.jit._trace._trace_module_map is None

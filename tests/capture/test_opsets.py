@@ -1,4 +1,4 @@
-"""Every opset from 9 to 24: exported, of that opset and tagged, or refused in one line."""
+"""Every opset from 9 to 24: either exported with that opset and tags, or refused in one line."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def test_below_18_owners_come_through_the_conversion(opset: int, tmp_path: Path)
     assert owners[0] == owners[1]
 
 
-def test_where_onnx_has_no_way_down_the_reason_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(CaptureError, match="from opset 18 to no opset 12") as caught:
+def test_if_onnx_cannot_convert_the_graph_the_reason_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match="from opset 18 to opset 12") as caught:
         export(Small(), (torch.ones(2, 4),), tmp_path / "m.onnx", opset=12, frontend="dynamo")
     assert len(str(caught.value).splitlines()) == 1
     assert not (tmp_path / "m.onnx").exists()
 
 
 @pytest.mark.parametrize("opset", [8, 25])
-def test_an_opset_that_nothing_writes_is_refused(opset: int, tmp_path: Path) -> None:
+def test_an_opset_that_no_front_end_writes_is_refused(opset: int, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="choose one from 9 to 24"):
         export(Small(), (torch.ones(2, 4),), tmp_path / "m.onnx", opset=opset)

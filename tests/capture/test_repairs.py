@@ -65,5 +65,5 @@ def test_the_file_computes_what_pytorch_does(case: str, tmp_path: Path) -> None:
 
 
 def test_every_operator_of_the_table_is_there() -> None:
-    """A canary: a name that torch drops would be an attribute error far away."""
+    """A canary: if torch dropped a name, the error would appear far away."""
     assert all(isinstance(operator, torch._ops.OpOverload) for operator in translations())

@@ -12,7 +12,7 @@ from modelexport.errors import ModelExportError
 from truth import wrong
 
 QUICK = torch_nn.CASES[::6]
-"""The rest is run with the slow tests."""
+"""The other classes run with the slow tests."""
 
 
 def test_the_table_has_every_public_class() -> None:

@@ -1,4 +1,4 @@
-"""Selectors pick module calls: addresses, globs, tags, classes, their union, without what is taken away."""
+"""Selectors pick module calls: addresses, globs, tags, classes, their union, and exclusions."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_several_are_a_union_in_the_order_of_the_calls() -> None:
     assert [str(call) for call in select("head", "embed", "class:Embedding").calls] == ["embed", "head"]
 
 
-def test_a_module_stands_for_everything_inside() -> None:
+def test_a_module_includes_everything_inside() -> None:
     assert {str(call) for call in select("encoder.layer.0").inside} == {
         "encoder.layer.0",
         "encoder.layer.0.mlp",
@@ -97,7 +97,7 @@ def test_a_module_stands_for_everything_inside() -> None:
     }
 
 
-def test_an_exclamation_mark_takes_away_wherever_it_stands() -> None:
+def test_an_exclamation_mark_removes_calls_in_any_position() -> None:
     assert named("!encoder.layer.0", "encoder.layer.[0-1]") == {"encoder.layer.1"}
     without = select("encoder.layer.0", "!*.mlp")
     assert {str(call) for call in without.calls} == {"encoder.layer.0"} == {str(call) for call in without.inside}
@@ -129,7 +129,7 @@ def test_what_matches_nothing_is_an_error_that_offers_near_names(selector: str, 
         select(selector)
 
 
-def test_taking_everything_away_is_an_error() -> None:
+def test_removing_everything_is_an_error() -> None:
     with pytest.raises(UsageError, match=r"leaves no module of net\.onnx"):
         select("embed", "!embed")
 

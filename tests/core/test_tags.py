@@ -32,7 +32,7 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """Calls the children named in ``order``, which may lead below them, one after the other."""
+    """Calls the modules named in ``order``, which may be below its children, one after the other."""
 
     def __init__(self, order: str = "", **children: nn.Module) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Model(nn.Module):
 
 
 class Caller(nn.Module):
-    """Calls a module that it does not hold."""
+    """Calls a module that is not its child."""
 
     def __init__(self, other: nn.Module) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ def tags_of(model: nn.Module, *args: object, **options: object) -> Tags:
 
 
 def addressed(tags: Tags, *, levels_only: bool = True) -> dict[str, str]:
-    """Address -> tag, of the levels or of every call."""
+    """Address to tag, of the levels or of every call."""
     return {
         str(traced.call): tags.tag(traced.call)
         for traced in tags.calls
@@ -379,7 +379,7 @@ def test_tags_need_no_torch() -> None:
 
 
 class Runner(nn.Module):
-    """Calls what its program says, held by it or not."""
+    """Calls the modules in its program, its children or not."""
 
     def __init__(self, children: list[tuple[str, nn.Module]], program: list[nn.Module]) -> None:
         super().__init__()
@@ -398,13 +398,13 @@ class Other(Runner):
     pass
 
 
-# Of the name of a class of torch.nn, so that a level and a module that is none have the same class name.
+# With the name of a class of torch.nn, so that a level and a module that is not a level have the same class name.
 Namesake = type("Identity", (Runner,), {})
 
 
 @st.composite
 def models(draw: st.DrawFn) -> nn.Module:
-    """Modules that hold earlier ones under one or more names and call some of them, or of theirs, up to three times."""
+    """Modules with earlier ones as children, under one or more names, some called up to three times."""
     built: list[nn.Module] = [nn.Identity()]
     for _ in range(draw(st.integers(1, 7))):
         names = st.sampled_from(["a", "b", "0", "1", "a/b", "a@1"])

@@ -1,4 +1,4 @@
-"""Only a file that is valid, loads and computes the model's outputs is written, unless it is kept anyway."""
+"""A file is written only if it is valid, loads and computes the model's outputs, unless it is kept anyway."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from modelexport.errors import CheckError
 
 
 class Otherwise(nn.Module):
-    """Computes something else when one of the front ends looks at it."""
+    """Computes something else when one of the front ends captures it."""
 
     def __init__(self, dynamo: bool = True, torchscript: bool = False) -> None:
         super().__init__()
@@ -43,13 +43,13 @@ def test_a_wrong_file_makes_auto_take_the_next_front_end(tmp_path: Path) -> None
     result = export(Otherwise(), (X,), tmp_path / "m.onnx")
     assert result.hierarchy.settings.frontend == "torchscript"
     assert [attempt.frontend for attempt in result.attempts] == ["dynamo"]
-    assert "is not what PyTorch computes" in result.attempts[0].reason
+    assert "differs from PyTorch's output" in result.attempts[0].reason
     report = (tmp_path / "m.report.md").read_text()
-    assert "is not what PyTorch computes" in report and "Passed" in report
+    assert "differs from PyTorch's output" in report and "Passed" in report
 
 
 def test_where_no_file_is_right_nothing_is_written(tmp_path: Path) -> None:
-    with pytest.raises(CheckError, match=r"(?s)not what PyTorch computes.*neither with the front end torchscript"):
+    with pytest.raises(CheckError, match=r"(?s)differs from PyTorch's output.*the front end torchscript failed too"):
         export(Otherwise(torchscript=True), (X,), tmp_path / "m.onnx")
     assert not list(tmp_path.iterdir())
 
@@ -94,7 +94,7 @@ def test_the_command_ends_with_1_and_one_line(tmp_path: Path) -> None:
     refused = subprocess.run(command, capture_output=True, text=True, check=False)
     assert refused.returncode == 1
     assert len(refused.stderr.strip().splitlines()) == 1
-    assert "not what PyTorch computes" in refused.stderr
+    assert "differs from PyTorch's output" in refused.stderr
     assert not output.exists()
     kept = subprocess.run([*command, "--keep-anyway"], capture_output=True, text=True, check=False)
     assert kept.returncode == 1

@@ -24,8 +24,8 @@ QUICK_DYNAMIC = [
 ]  # fmt: skip
 
 NOT_ALL_COMPARED = ("condition", "recurrent", "mixtral", "qwen3-moe")
-"""What PyTorch has no value of in the file: modules in a branch, which run no hooks, results of an operator that is one
-node here, and modules that the exporter calls for all experts at once."""
+"""Calls without a PyTorch value in the file: modules in a branch, which run no hooks, results inside an operator that
+is one node, and modules that the exporter calls for all experts at once."""
 
 
 def test_the_table_has_the_models_that_the_claims_are_about() -> None:

@@ -1,4 +1,4 @@
-"""Names of inputs, outputs and open axes, and outputs that are left out."""
+"""Names of inputs, outputs and dynamic axes, and outputs that are left out."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def shapes(path: Path) -> dict[str, list[str | int]]:
 
 def test_inputs_outputs_and_axes_have_the_names_that_were_asked_for(tmp_path: Path) -> None:
     interface = read_interface("tokens,offset", "pooled=embedding", "embedding,hid*", ["batch,sequence"])
-    # A capture takes a batch of one for a batch that is always one.
+    # A capture treats a batch of one as fixed.
     inputs = widened(INPUTS, interface)
     assert [tensor.shape[0] for tensor in inputs.values()] == [2, 2]
     result = export(Net(), inputs, tmp_path / "x.onnx", dynamic=True, interface=interface)
@@ -62,7 +62,7 @@ def test_a_file_with_other_names_is_verified(tmp_path: Path) -> None:
 
 def test_an_axis_that_the_capture_fixes_is_refused(tmp_path: Path) -> None:
     interface = read_interface(None, None, None, ["x:2=width"])
-    with pytest.raises(UsageError, match=r"axis 2 of x cannot stay open as width: .* fixes it at 4; give an example"):
+    with pytest.raises(UsageError, match=r"axis 2 of x cannot be dynamic as width: .* fixes it at 4; give an example"):
         export(Net(), INPUTS, tmp_path / "x.onnx", dynamic=True, interface=interface)
     assert not list(tmp_path.iterdir())
 
@@ -73,7 +73,7 @@ def test_an_axis_that_the_capture_fixes_is_refused(tmp_path: Path) -> None:
         (("a,b,c", None, None, []), "3 names for 2 inputs"),
         (("z=a", None, None, []), "no input z"),
         ((None, None, "nothing", []), "no output nothing"),
-        ((None, "hidden=x,wide=x", None, []), "two outputs would be called x"),
+        ((None, "hidden=x,wide=x", None, []), "two outputs would have the name x"),
         ((None, None, None, ["x:7=batch"]), "no axis 7"),
     ],
 )

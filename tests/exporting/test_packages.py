@@ -1,4 +1,4 @@
-"""A folder for what generation runs: one set of weights, names for people, PyTorch's tokens, loaders of others."""
+"""A package for generation: one set of weights, readable names, PyTorch's tokens, other loaders."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ ENCODER_DECODERS: dict[str, Callable[[], Any]] = {
 def decoder(name: str) -> Any:
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(CONFIGS[name]()).eval()
-    for parameter in model.parameters():  # fresh weights are so small that any model says the same
+    for parameter in model.parameters():  # fresh weights are so small that all models generate the same
         parameter.data.mul_(5 if parameter.dim() > 1 else 1)
     return model
 
@@ -129,7 +129,7 @@ def test_the_weights_are_the_checkpoint_and_are_there_once(llama: tuple[Path, Pa
     assert (folder / "model.safetensors").read_bytes() == (model / "model.safetensors").read_bytes()
     entries = sum(p.numel() * 4 for p in transformers.AutoModelForCausalLM.from_pretrained(model).parameters())
     assert document["weight_bytes"] < entries + 10_000
-    # The graph holds tags and constants, no weights: its largest tensor is the table of rotations or smaller.
+    # The graph contains tags and constants but no weights: no tensor is larger than the table of rotations.
     held = [t for t in onnx.load(folder / "decode.onnx", load_external_data=False).graph.initializer if t.raw_data]
     assert all(len(tensor.raw_data) < 4096 for tensor in held)
 
@@ -148,7 +148,7 @@ def test_verify_generates_in_both_from_padded_prompts_and_from_each_alone(llama:
     assert runs.keys() == {"batch", "prompt 0", "prompt 1", "prompt 2", "prompt 3"}
     assert len(set(runs["batch"]["prompts"])) > 1
     assert [one["steps"] for one in runs.values()] == [24] * 5
-    # Padding changes nothing, and the prompts do not all go on in one way.
+    # Padding changes nothing, and the prompts continue in different ways.
     alone = [runs[f"prompt {index}"]["tokens"][0] for index in range(4)]
     assert runs["batch"]["tokens"] == alone
     assert len({tuple(tokens) for tokens in alone}) == 4
@@ -195,7 +195,7 @@ def test_encoder_decoders_give_pytorchs_tokens(name: str, tmp_path: Path) -> Non
     assert list(package.files) == ["encoder", "prefill", "decode"]
     # The encoder's states are read only where their keys and values are computed.
     assert ["encoder_hidden_states" in part.inputs for part in package.manifest.parts] == [False, True, False]
-    # A module has the address that it has in the whole model, in every part.
+    # A module has the same address in every part as in the whole model.
     tagged = {part: modelexport.load(file) for part, file in package.files.items()}
     assert package.part("encoder").module in tagged["encoder"]
     report = modelexport.verify_generation(model, tmp_path / "out", example_prompts(model, None)[:3], new_tokens=12)
@@ -249,7 +249,7 @@ def test_transformers_loads_the_package_and_runs_its_part(llama: tuple[Path, Pat
     positions = torch.arange(3)[None]
     made = exported(input_ids=ids, attention_mask=torch.ones_like(ids), position_ids=positions, past_key_values=past)
     torch.testing.assert_close(made["logits"], model(ids).logits, atol=1e-5, rtol=1e-4)
-    # What a step returns goes into the next.
+    # The results of a step are inputs of the next.
     further = exported(
         input_ids=torch.tensor([[9]]),
         attention_mask=torch.ones(1, 4, dtype=torch.int64),

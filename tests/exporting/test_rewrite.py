@@ -59,7 +59,7 @@ def test_the_graph_is_the_one_that_a_rule_set_makes(text: str) -> None:
 def test_what_two_rewrites_add_under_one_name_is_kept_apart() -> None:
     import onnx
 
-    # Both rules call the shape that they add `v/shape`.
+    # Both rules name the shape that they add `v/shape`.
     model = ir.from_proto(
         onnx.parser.parse_model("""
         <ir_version: 10, opset_import: ["" : 20]>

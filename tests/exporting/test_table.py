@@ -1,8 +1,8 @@
-"""What an export of each model of the table says, compared with what it said when the golden was written.
+"""The content of the exports of the table's models, compared with the golden.
 
-The files are read with plain onnx. Of each model the golden has counts that can be reviewed and a digest of everything
-that the file says: nodes, their inputs and outputs, tags and evidence, initializers, their entries, transforms and
-bytes. ``pytest tests/exporting/test_table.py --rewrite-goldens`` writes it anew.
+The files are read with plain onnx. For each model the golden has counts that can be reviewed and a digest of the whole
+content: nodes, their inputs and outputs, tags and evidence, initializers, their entries, transforms and bytes.
+``pytest tests/exporting/test_table.py --rewrite-goldens`` rewrites it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def properties(proto: onnx.NodeProto | onnx.TensorProto) -> dict[str, str]:
 
 
 def said_by(path: Path) -> dict[str, Any]:
-    """Counts and a digest of what a file says."""
+    """Counts and a digest of a file's content."""
     model = onnx.load(path)
     nodes = [
         [node.name, node.op_type, node.domain, list(node.input), list(node.output), properties(node)]
@@ -68,4 +68,4 @@ def test_an_export_says_what_it_said(exported: Exporter, name: str, request: pyt
             table = json.loads(GOLDEN.read_bytes()) if GOLDEN.exists() else {}
             table[name] = said
             GOLDEN.write_text(json.dumps(dict(sorted(table.items())), indent=1) + "\n")
-    assert said == json.loads(GOLDEN.read_bytes())[name], "if the change is meant, run this with --rewrite-goldens"
+    assert said == json.loads(GOLDEN.read_bytes())[name], "if the change is intended, run this with --rewrite-goldens"

@@ -1,4 +1,4 @@
-"""A file is read by `docs/format.md` alone: with onnx and json, without a line of modelexport."""
+"""A file is read as `docs/format.md` describes: with onnx and json, without modelexport."""
 
 from __future__ import annotations
 

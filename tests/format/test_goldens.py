@@ -1,6 +1,6 @@
-"""Files of every published format version are read, and today's export is the newest golden.
+"""Files of every published format version can be read, and the current export equals the newest golden.
 
-``pytest tests/format/test_goldens.py --rewrite-goldens`` writes the goldens of today's version; review the diff.
+``pytest tests/format/test_goldens.py --rewrite-goldens`` writes the goldens of the current version; review the diff.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Golden(nn.Module):
 
 
 def golden_model() -> nn.Module:
-    """Its weights are small numbers that are written down exactly."""
+    """Its weights are small numbers that have an exact text form."""
     model = Golden().eval()
     with torch.no_grad():
         for index, parameter in enumerate(model.parameters()):
@@ -67,7 +67,7 @@ def golden_model() -> nn.Module:
 
 
 def properties(model: ir.Model) -> dict[str, Any]:
-    """Everything that the model carries for us, in a form that can be reviewed."""
+    """All of our properties in the model, in a form that can be reviewed."""
     return {
         "model": dict(model.metadata_props),
         "nodes": {node.name: dict(node.metadata_props) for node in all_nodes(model)},
@@ -77,13 +77,13 @@ def properties(model: ir.Model) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def today(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
-    """The folder of today's export; the folder of the goldens, if they are to be rewritten."""
+    """The folder of the current export; with --rewrite-goldens, the folder of the goldens."""
     rewrite = request.config.getoption("--rewrite-goldens")
     directory = GOLDEN / keys.FORMAT_VERSION if rewrite else tmp_path_factory.mktemp("today")
     directory.mkdir(exist_ok=True, parents=True)
-    # Three axes, so that the weights are transposed and no Gemm is used.
+    # Three axes, so that the weights are transposed and Gemm is not used.
     export(golden_model(), {"x": torch.ones(1, 2, 2)}, directory / "golden.onnx")
-    (directory / "golden.report.md").unlink()  # it has times in it
+    (directory / "golden.report.md").unlink()  # it contains times
     document = json.dumps(properties(ir.load(directory / "golden.onnx")), indent=1)
     (directory / "golden.properties.json").write_text(document + "\n")
     return directory
@@ -105,7 +105,9 @@ def test_todays_export_is_the_golden_of_its_version(today: Path, name: str) -> N
         without_versions(name, json.loads((directory / f"golden.{name}.json").read_bytes()))
         for directory in (GOLDEN / keys.FORMAT_VERSION, today)
     )
-    assert made == golden, "if the change is meant, run this file with --rewrite-goldens, and give the format a version"
+    assert made == golden, (
+        "if the change is intended, run this file with --rewrite-goldens, and give the format a new version"
+    )
 
 
 def test_todays_version_has_goldens() -> None:

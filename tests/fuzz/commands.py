@@ -15,7 +15,7 @@ from unittest import mock
 from modelexport.cli.app import main
 
 SECONDS = 20
-"""Of processor time; and ten times as many on the clock, for what waits."""
+"""Seconds of processor time; the limit of wall time is ten times higher."""
 BYTES = 2 * 2**30
 
 
@@ -27,11 +27,11 @@ class Ended:
 
 
 class TooLongError(BaseException):
-    """Not an ``Exception``, which a command would turn into a message."""
+    """Not an ``Exception``, which a command would convert to a message."""
 
 
 def run(*arguments: str | Path) -> Ended:
-    """Run a command; it may neither take long nor need much memory.
+    """Run a command with limits of time and memory.
 
     Raises:
         TooLongError: It hangs.
@@ -55,7 +55,7 @@ def run(*arguments: str | Path) -> Ended:
 
 
 def fault(ended: Ended) -> str:
-    """What is wrong with how a command ended; empty if it is a success, a "no", or one clear message."""
+    """What is wrong with the result of a command; empty for a success, a failed check, or one clear message."""
     if ended.status not in (0, 1, 2):
         return f"status {ended.status}"
     for word in ("Traceback", "internal error"):

@@ -12,7 +12,7 @@ from corpus import make_checkpoint, make_corpus
 
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
-    """A folder of small files of every kind. Cases copy what they change."""
+    """A folder of small files of every kind. Cases copy the files that they change."""
     base = tmp_path_factory.getbasetemp()
     folder = (base if worker_id == "master" else base.parent) / "corpus"
     with FileLock(folder.with_suffix(".lock")):

@@ -1,4 +1,4 @@
-"""Small files of every kind that the commands read, made once for all workers: what the mutators start from."""
+"""Small files of every kind that the commands read, made once for all workers: the input of the mutators."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def tiny() -> tuple[nn.Module, dict[str, Any]]:
 
 
 def make_corpus(folder: Path) -> None:
-    """Write the files; their names say what they are."""
+    """Write the files, with descriptive names."""
     model, inputs = tiny()
     tagged = {"frontend": "torchscript", "granularity": "all"}
     export(model, inputs, folder / "plain.onnx", reference=True, **tagged)
@@ -108,7 +108,7 @@ def set_property(proto: Any, key: str, value: str) -> None:
 
 
 def make_checkpoint(folder: Path) -> None:
-    """A directory of a small model of transformers, as ``save_pretrained`` writes it, in two files."""
+    """A directory of a small transformers model, as ``save_pretrained`` writes it, in two files."""
     from transformers import BertConfig, BertModel
 
     torch.manual_seed(0)

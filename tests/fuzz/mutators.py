@@ -1,4 +1,4 @@
-"""Damage that knows the formats: what a file says is changed so that the rest of it still makes sense."""
+"""Format-aware damage: one part of a file is changed so that the rest is still consistent."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def choose(random: Random, options: list[Any]) -> Any:
 
 
 def mutate_json(random: Random, document: Any) -> Any:
-    """The document with one value replaced, removed, moved or doubled, at a random depth."""
+    """The document with one value replaced, removed, moved or duplicated, at a random depth."""
     if isinstance(document, (dict, list)) and document and random.random() < 0.85:
         key = choose(random, list(document) if isinstance(document, dict) else list(range(len(document))))
         changed = dict(document) if isinstance(document, dict) else list(document)
@@ -51,7 +51,7 @@ def mutate_json(random: Random, document: Any) -> Any:
 
 
 def mutate_bytes(random: Random, data: bytes) -> bytes:
-    """Cut off, flipped, doubled, or overwritten in places."""
+    """The bytes truncated, flipped, duplicated, or overwritten in places."""
     if not data:
         return b"\x00"
     position = int(random.integers(len(data)))
@@ -141,7 +141,7 @@ def call_tree(random: Random, model: onnx.ModelProto, folder: Path) -> None:
 
 
 def doubling(times: int) -> list[dict[str, Any]]:
-    """Calls each of which has the one before it inside it twice."""
+    """Calls each of which contains the call before it twice."""
     entries: list[dict[str, Any]] = [{"call": "c0", "tag": "/A/C0", "parent": ""}]
     for n in range(1, times):
         entries.append({"call": f"c{n}", "tag": f"/A/C{n}", "parent": ""})
@@ -275,7 +275,7 @@ MODEL_MUTATORS = [
 
 
 def mutate_model(random: Random, path: Path) -> str:
-    """Change one ONNX file, in place; returns what was done."""
+    """Change one ONNX file, in place; returns a description of the change."""
     if random.random() < 0.12:
         path.write_bytes(mutate_bytes(random, path.read_bytes()))
         return "bytes"
@@ -286,14 +286,14 @@ def mutate_model(random: Random, path: Path) -> str:
         try:
             mutator(random, model, path.parent)
             done.append(mutator.__name__)
-        except (ValueError, IndexError, TypeError, OverflowError):  # the other one took what it needs
+        except (ValueError, IndexError, TypeError, OverflowError):  # an earlier change removed what this one needs
             continue
     path.write_bytes(model.SerializeToString())
     return "+".join(done)
 
 
 def mutate_document(random: Random, model: Path, suffix: str) -> str:
-    """Change a document; mostly the model is told that it belongs to it, so that its content is read."""
+    """Change a document; in most cases the model's digest is updated, so that the content is read."""
     path = model.with_suffix(suffix)
     if random.random() < 0.05:
         path.unlink()
@@ -313,7 +313,7 @@ def mutate_document(random: Random, model: Path, suffix: str) -> str:
 
 
 def mutate_safetensors(random: Random, path: Path) -> str:
-    """Change the header of a safetensors file: overlaps, holes, names that are there twice, lengths that cannot be."""
+    """Change the header of a safetensors file: overlaps, gaps, duplicate names, impossible lengths."""
     data = path.read_bytes()
     length = int.from_bytes(data[:8], "little")
     header, rest = json.loads(data[8 : 8 + length]), data[8 + length :]

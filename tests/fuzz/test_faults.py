@@ -1,4 +1,4 @@
-"""Faults while files are written: what was there stays, or all that is new is there; no reader takes a mixture."""
+"""Faults while files are written: either all old files or all new files remain; readers never accept a mixture."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ Files = dict[str, bytes]
 
 
 def files(folder: Path) -> Files:
-    """Everything in a folder, but for the time that an export took."""
+    """Everything in a folder except the time that an export took."""
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in folder.rglob("*")
@@ -66,7 +66,7 @@ def files(folder: Path) -> Files:
 
 @pytest.fixture
 def place(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the corpus in which the export of another model, with all documents, is at the output's place."""
+    """A copy of the corpus in which the export of another model, with all documents, is in the place of the output."""
     folder = copied(corpus, tmp_path / "place")
     for suffix in (".onnx", ".hierarchy.json", ".dag.json", ".operations.json"):
         shutil.copy((folder / "plain.onnx").with_suffix(suffix), (folder / OUTPUT).with_suffix(suffix))
@@ -75,7 +75,7 @@ def place(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 
 
 def new_set(writer: str, place: Path, tmp_path: Path) -> Files:
-    """What the writer leaves when nothing goes wrong; a second run gives the same bytes."""
+    """The files of the writer without a fault; a second run gives the same bytes."""
     folder = Path(shutil.copytree(place, tmp_path / "whole"))
     with contextlib.chdir(folder):
         ended = run(*WRITERS[writer])
@@ -88,7 +88,7 @@ def staging(folder: Path) -> list[Path]:
 
 
 def check_after(folder: Path, before: Files, after: Files) -> None:
-    """No input was touched; what a reader accepts is all old or all new, or documents that its model records."""
+    """No input was changed; files that a reader accepts are all old, all new, or documents that the model records."""
     now = files(folder)
     for name, content in before.items():
         if not name.startswith("out"):
@@ -111,7 +111,7 @@ def check_after(folder: Path, before: Files, after: Files) -> None:
 
 
 def in_child(work: Callable[[], int]) -> int:
-    """Run in a process of its own that may be killed; returns its status as ``os.waitpid`` gives it."""
+    """Run in a separate process that may be killed; returns its status from ``os.waitpid``."""
     child = os.fork()
     if child == 0:
         try:
@@ -122,7 +122,7 @@ def in_child(work: Callable[[], int]) -> int:
 
 
 def counting(name: str, at: int, then: Callable[[], Any]) -> Any:
-    """A patch of a function of ``os`` that does something else instead, the ``at``-th time."""
+    """Patch a function of ``os`` to do something else at its ``at``-th call."""
     original, calls = getattr(os, name), 0
 
     def counted(*arguments: Any, **keywords: Any) -> Any:
@@ -179,11 +179,11 @@ def failed_at(writer: str, at: int, place: Path, after: Files, name: str, number
         ended = run(*WRITERS[writer])
     assert not staging(place)
     if ended.status == 0:
-        assert not reached or name == "link", "a fault was not told"
+        assert not reached or name == "link", "a fault was not reported"
         return bool(reached)
     assert ended.status == 2
     assert ended.err.startswith("modelexport: cannot ") and ended.err.count("\n") == 1, ended.err
-    assert files(place) == before, "a failure left something else than what was there"
+    assert files(place) == before, "a failure left changed files"
     return True
 
 

@@ -1,4 +1,4 @@
-"""Whatever a file says, a command ends with success, "no", or one clear message: soon, and without much memory."""
+"""On any file, a command ends with success, a failed check, or one clear message, quickly and with little memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from mutators import (
 )
 
 QUICK, SLOW = 330, 10_000
-"""Cases in all, spread over the kinds by their shares."""
+"""The number of cases, divided among the kinds by their shares."""
 BATCH = 11
 
 
@@ -112,7 +112,7 @@ KINDS: dict[Kind, float] = {
 
 
 def check(kind: Kind, seed: int, corpus: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Run one case; returns what was wrong with how it ended."""
+    """Run one case; returns what was wrong with its result."""
     random = seeded(kind.__name__, seed)
     copied(corpus, folder)
     monkeypatch.chdir(folder)

@@ -1,4 +1,4 @@
-"""Nobody is let in, and nothing is lost: one test for each promise of docs/security.md that has no sweep of its own."""
+"""One test for each promise of docs/security.md that is not covered by a sweep."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_transformers_still_has_the_time_to_wait_that_makes_its_question_impossi
 
 
 def rewritten(file: Path) -> None:
-    """The same tensors at other places: longer metadata moves them."""
+    """The same tensors at other offsets: longer metadata moves them."""
     save_file(load_file(file), file, metadata={"more": "x" * 80})
 
 
@@ -76,7 +76,7 @@ def swapped(file: Path) -> None:
 
 @pytest.mark.parametrize("change", [rewritten, swapped])
 @pytest.mark.parametrize("command", READERS, ids=" ".join)
-def test_linked_weights_that_changed_are_used_by_nobody(
+def test_linked_weights_that_changed_are_refused(
     command: list[str], change: Callable[[Path], None], place: Path
 ) -> None:
     change(place / "linked.safetensors")
@@ -88,11 +88,11 @@ def test_linked_weights_that_changed_are_used_by_nobody(
 
 
 @pytest.mark.parametrize("command", READERS, ids=" ".join)
-def test_data_of_another_run_is_used_by_nobody(command: list[str], place: Path) -> None:
+def test_data_of_another_run_is_refused(command: list[str], place: Path) -> None:
     data = place / "copied.onnx.data"
     data.write_bytes(bytes(len(data.read_bytes())))
     ended = run(*(part.replace("FILE", "copied.onnx") for part in command))
-    if command[:2] == ["retag", "FILE"]:  # what another tool wrote under the same name
+    if command[:2] == ["retag", "FILE"]:  # written by another tool under the same name
         return
     assert ended.status == (1 if command[0] == "tree" else 2)
     assert "copied.onnx.data does not belong to the model beside it" in ended.out + ended.err
@@ -235,7 +235,7 @@ def test_two_threads_that_export_get_their_own_call_trees(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("opset", [5, 0, 9999, -1])
-def test_an_opset_that_nobody_writes_is_refused_before_anything_runs(opset: int, tmp_path: Path) -> None:
+def test_an_opset_that_no_front_end_writes_is_refused_before_the_model_runs(opset: int, tmp_path: Path) -> None:
     ended = run("export", "nowhere", "-o", tmp_path / "x.onnx", "--opset", str(opset))
     assert ended.status == 2 and f"no front end writes opset {opset}: choose one from 9" in ended.err
     with pytest.raises(UsageError, match="no front end writes opset"):

@@ -1,4 +1,4 @@
-"""Files and programs of other exporters become tagged files; each source of evidence, and what is left unknown."""
+"""Files and programs of other exporters become tagged files: each source of evidence, and what remains unknown."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from test_cli import run
 @contextlib.contextmanager
 def silent() -> Iterator[None]:
     with collected(), warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-        warnings.simplefilter("ignore")  # the exporters warn of themselves
+        warnings.simplefilter("ignore")  # the exporters warn about themselves
         yield
 
 
@@ -108,7 +108,7 @@ def blocks_file(folder: Path, blocks_program: Any) -> Path:
 
 @pytest.fixture(scope="module")
 def condition(folder: Path) -> Path:
-    """Adopted; of the nodes in the branches nothing is known."""
+    """An adopted file; nothing is known about the nodes in the branches."""
     by_dynamo("condition").save(folder / "condition.onnx")
     modelexport.adopt(folder / "condition.onnx", folder / "condition.adopted.onnx")
     return folder / "condition.adopted.onnx"
@@ -128,7 +128,7 @@ def test_a_program_in_memory_has_exact_owners_and_all_calls(
     own = owners(modelexport.load(exported("blocks").path))
     found = owners(tagged)
     assert len(own.keys() & found.keys()) > 20
-    # torch.export knows a module by the name that it was called by, an alias.
+    # torch.export records a module by the name through which it was called, an alias.
     assert {name: found[name].replace("entry", "stem") for name in own if name in found} == {
         name: call for name, call in own.items() if name in found
     }
@@ -191,7 +191,7 @@ def test_a_program_in_memory_has_the_owners_that_our_own_export_gives(name: str,
     }
     assert {value: found[value] for value in compared} == {value: expected[value] for value in compared}
     assert adopted.repeated == []
-    if name != "condition":  # nothing is known of branches
+    if name != "condition":  # nothing is known about branches
         assert adopted.coverage.untagged == 0
 
 
@@ -278,7 +278,7 @@ def test_scoped_names_of_torchscript_tell_paths_and_calls(tmp_path: Path) -> Non
 
 
 class Containers(nn.Module):
-    """Modules in containers that are called and in others that are not."""
+    """Modules in containers that are called and in containers that are not."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -393,7 +393,7 @@ def chain(*names: str | None) -> ir.Model:
         ((None, "/a/Relu"), ["a", "a"]),
     ],
 )
-def test_only_what_lies_inside_one_call_is_inferred(
+def test_only_nodes_inside_one_call_are_inferred(
     names: tuple[str | None, ...], owners_found: list[str | None], tmp_path: Path
 ) -> None:
     adopted = modelexport.adopt(chain(*names), tmp_path / "x.onnx")
@@ -402,7 +402,7 @@ def test_only_what_lies_inside_one_call_is_inferred(
     assert adopted.coverage.inferred == adopted.sources.get("neighbours", 0)
 
 
-def test_a_file_that_says_nothing_of_modules_is_refused(tmp_path: Path) -> None:
+def test_a_file_without_information_about_modules_is_refused(tmp_path: Path) -> None:
     ir.save(chain(None, None), tmp_path / "x.onnx")
     with pytest.raises(UsageError, match=r"nothing in .*x\.onnx says which module"):
         modelexport.adopt(tmp_path / "x.onnx", tmp_path / "y.onnx")
@@ -489,11 +489,11 @@ def test_metadata_of_torch_stays_when_asked_for(blocks_file: Path, tmp_path: Pat
 
 def test_new_weights_are_refused_where_the_parameters_are_not_all_known(blocks_file: Path, tmp_path: Path) -> None:
     modelexport.adopt(blocks_file, tmp_path / "x.onnx")
-    with pytest.raises(FileFormatError, match="does not say which parameters"):
+    with pytest.raises(FileFormatError, match="has no list of its module's parameters"):
         modelexport.update_weights(tmp_path / "x.onnx", models.case("blocks").build().state_dict(), tmp_path / "y.onnx")
 
 
-def test_what_is_no_program_and_no_onnx_file_is_refused(tmp_path: Path, blocks_file: Path) -> None:
+def test_an_object_that_is_neither_a_program_nor_an_onnx_file_is_refused(tmp_path: Path, blocks_file: Path) -> None:
     with pytest.raises(UsageError, match="cannot adopt a Linear"):
         modelexport.adopt(nn.Linear(1, 1), tmp_path / "y.onnx")
     with pytest.raises(FileFormatError, match="there is no file"):
@@ -512,7 +512,7 @@ def test_the_commands_work_on_an_adopted_file(condition: Path, blocks_file: Path
     assert document["untagged"] == []
     shown = run("adopt", blocks_file, "-o", "x.onnx", cwd=tmp_path).stdout
     assert "sources: torch_metadata 26" in shown
-    assert "perhaps several calls that look like one: shared.linear, shared.norm" in shown
+    assert "may be several calls that look like one: shared.linear, shared.norm" in shown
     tree = json.loads(run("tree", condition, "--json", cwd=tmp_path).stdout)
     assert tree["untagged"] == {"Gemm": 5, "LayerNormalization": 3, "Relu": 3}
     assert "(no module known)" in run("tree", condition, cwd=tmp_path).stdout

@@ -52,7 +52,7 @@ def test_the_same_operator_that_fused_another_is_not_exact() -> None:
     assert found == {"y": ("derived", ["b", "a"])}
 
 
-def test_a_node_named_after_a_value_makes_a_form_of_it() -> None:
+def test_a_node_named_after_a_value_produces_a_variant_of_it() -> None:
     after = (
         "(float[2] x) => (float[2] y) { t_quantized = Neg(x)  u_quantized = Neg(t_quantized)  y = Exp(u_quantized) }"
     )
@@ -60,7 +60,7 @@ def test_a_node_named_after_a_value_makes_a_form_of_it() -> None:
     assert found == {"t_quantized": ("derived", ["a"]), "u_quantized": ("derived", ["b"]), "y": ("derived", ["c"])}
 
 
-def test_a_name_does_not_count_where_the_node_takes_nothing_that_the_value_is_computed_from() -> None:
+def test_a_name_is_ignored_if_the_node_uses_nothing_that_the_value_is_computed_from() -> None:
     before = """(float[2] x, float[2] z) => (float[2] y, float[2] w)
         { t = Sin(x)  y = Cos(t)  s = Sin(z)  w = Exp(s) }"""
     after = """(float[2] x, float[2] z) => (float[2] y, float[2] w)
@@ -88,10 +88,10 @@ def test_a_node_without_names_is_known_by_the_parameter_that_it_takes() -> None:
     assert found["n1"] == ("derived", ["a"])
     assert found["n3"] == ("derived", ["c"])
     assert found["y"] == ("derived", ["d"])
-    assert found["n2"] == ("derived", ["b"]), "what the product takes is what it took"
+    assert found["n2"] == ("derived", ["b"]), "the product has the same inputs as before"
 
 
-def test_calls_of_one_module_are_told_apart_by_where_they_stand() -> None:
+def test_calls_of_one_module_are_distinguished_by_position() -> None:
     before = """(float[2,2] x) => (float[2,2] y) <float[2,2] w = {1.0, 2.0, 3.0, 4.0}>
         { t = MatMul(x, w)  u = Sin(t)  s = MatMul(u, w)  y = Sin(s) }"""
     after = """(float[2,2] x) => (float[2,2] y) <float[2,2] w = {1.0, 2.0, 3.0, 4.0}>
@@ -129,7 +129,7 @@ def test_a_name_that_stayed_while_the_next_node_was_folded_in() -> None:
     assert {name: value.name for name, value in descent.values.items() if name in "tu"} == {"u": "t"}
 
 
-def test_equal_initializers_that_became_one_stand_for_all() -> None:
+def test_equal_initializers_that_were_merged_have_the_entries_of_all() -> None:
     before = """(float[2] x) => (float[2] y) <float[2] w = {1.0, 2.0}, float[2] v = {1.0, 2.0}>
         { t = Mul(x, w)  y = Sub(t, v) }"""
     after = "(float[2] x) => (float[2] y) <float[2] w = {1.0, 2.0}> { t = Mul(x, w)  y = Sub(t, w) }"
@@ -167,7 +167,7 @@ def test_nodes_of_nested_graphs_count() -> None:
 
 
 @pytest.mark.parametrize("length", [3_000])
-def test_long_chains_of_lost_values_are_no_recursion(length: int) -> None:
+def test_long_chains_of_lost_values_need_no_recursion(length: int) -> None:
     names = [f"v{i}x" for i in range(length)]
     body = "  ".join(f"{b} = Sin({a})" for a, b in zip(["x", *names], names, strict=False))
     before = f"(float[2] x) => (float[2] {names[-1]}) {{ {body} }}"

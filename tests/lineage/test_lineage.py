@@ -55,7 +55,7 @@ def test_a_node_that_is_still_there_keeps_its_owner_and_its_evidence() -> None:
     assert after == {"t": ("exact", ["a"]), "y": ("exact", ["b"])}
 
 
-def test_a_fused_node_owns_what_it_stands_for_the_producer_of_its_output_first() -> None:
+def test_a_fused_node_has_the_owners_of_the_nodes_it_replaces_the_producer_of_its_output_first() -> None:
     before = tagged("(float[2] x) => (float[2] y) { t = Sin(x)  u = Cos(t)  y = Abs(u) }", t="a", u="b", y="c")
     after = derived(before, "(float[2] x) => (float[2] y) { t = Sin(x)  y = Gelu(t) }")
     assert after == {"t": ("exact", ["a"]), "y": ("derived", ["c", "b"])}
@@ -73,7 +73,7 @@ def test_a_new_node_that_leads_nowhere_belongs_to_the_value_that_it_comes_from()
     assert after["z"] == ("derived", ["a"])
 
 
-def test_a_node_whose_output_was_renamed_is_known_by_where_it_stands() -> None:
+def test_a_node_whose_output_was_renamed_is_known_by_its_position() -> None:
     before = tagged("(float[2] x) => (float[2] y) { t = Sin(x)  y = Cos(t) }", t="a", y="b")
     after = derived(before, "(float[2] x) => (float[2] y) { renamed = Sin(x)  y = Cos(renamed) }")
     assert after["renamed"] == ("exact", ["a"])
@@ -137,7 +137,7 @@ def test_nodes_of_nested_graphs_count() -> None:
 
 
 @pytest.mark.parametrize("length", [2_000])
-def test_a_long_chain_of_lost_values_is_no_recursion(length: int) -> None:
+def test_a_long_chain_of_lost_values_needs_no_recursion(length: int) -> None:
     names = [f"t{i}" for i in range(length)]
     body = "  ".join(f"{b} = Sin({a})" for a, b in zip(["x", *names], names, strict=False))
     before = tagged(f"(float[2] x) => (float[2] t{length - 1}) {{ {body} }}", **dict.fromkeys(names, "a"))

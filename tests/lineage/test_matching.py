@@ -1,4 +1,4 @@
-"""Each matcher has a case that fails without it: graphs by hand, small enough to read."""
+"""Each matcher has a case that fails without it: handwritten graphs, small enough to read."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Found = dict[str, tuple[str, list[str]]]
 
 @dataclass(frozen=True)
 class Case:
-    """Two graphs, and what is known of the nodes of the second, by the names of their outputs."""
+    """Two graphs, and the expected owners of the nodes of the second, by the names of their outputs."""
 
     matcher: Matcher
     before: str

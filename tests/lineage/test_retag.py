@@ -1,4 +1,4 @@
-"""Tags after other packages' tools: every tool from its real package, on real models. Adding a tool is adding a row."""
+"""Tags after other packages' tools: every tool from its real package, on real models. To add a tool, add a row."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from modelexport.weights.transforms import parameter_plan
 
 @dataclass(frozen=True)
 class ToolCase:
-    """A tool, and what it does to the numbers."""
+    """A tool, and its effect on the numbers."""
 
     tool: str
     lossless: bool = True
-    """Whether every module computes what it did."""
+    """Whether every module computes the same as before."""
     models: tuple[str, ...] = ("bert", "resnet")
 
 
@@ -66,7 +66,7 @@ Optimized = Callable[[str, str], tuple[Path, Path, RetagReport]]
 
 @pytest.fixture(scope="module")
 def optimized(exported: Exporter, tmp_path_factory: pytest.TempPathFactory) -> Optimized:
-    """``optimized(model, tool)``: the export, what the tool made of it with its tags back, and the report."""
+    """``optimized(model, tool)``: the export, the retagged output of the tool, and the report."""
     made: dict[tuple[str, str], tuple[Path, Path, RetagReport]] = {}
 
     def get(model: str, tool: str) -> tuple[Path, Path, RetagReport]:
@@ -101,7 +101,7 @@ def test_what_a_tool_makes_is_a_tagged_file(case: ToolCase, model: str, optimize
     tagged = modelexport.load(output)
     assert report.coverage == tagged.coverage
     assert (tagged.coverage.inferred, tagged.coverage.untagged) == (0, 0)
-    assert tagged.hierarchy is not None, "the sidecar is there, and is of this file"
+    assert tagged.hierarchy is not None, "the sidecar exists and belongs to this file"
     assert [call.address for call in tagged.hierarchy.calls] == [t.call.address for t in tagged.calls]
     assert set(json.loads(output.with_suffix(".operations.json").read_text())) == {
         *(node.name for node in tagged.nodes), *(value.name for value in initializers(tagged.model)),
@@ -113,7 +113,7 @@ def test_what_a_tool_makes_is_a_tagged_file(case: ToolCase, model: str, optimize
 
 
 def facts(path: Path) -> dict[tuple[object, ...], ir.Node]:
-    """Nodes by operator and by the names of what they make and take."""
+    """Nodes by operator and by the names of their outputs and inputs."""
     return {
         (node.op_identifier(), node.outputs[0].name, *(v.name for v in node.inputs if v is not None)): node
         for node in modelexport.load(path).nodes
@@ -279,7 +279,7 @@ def inlined_by_onnx(source: Path, target: Path) -> None:
 
 
 def without_metadata(source: Path, target: Path) -> None:
-    """What tools leave that keep functions, and drop what is said of their nodes."""
+    """The outputs of tools that keep functions but drop the metadata of their nodes."""
     model = onnx.load(source)
     for node in (*model.graph.node, *(node for function in model.functions for node in function.node)):
         del node.metadata_props[:]
@@ -317,7 +317,7 @@ def test_equal_layers_that_were_one_function_are_told_apart(
 
 
 def own_nodes(tagged: modelexport.TaggedModel) -> Counter[str]:
-    """How many nodes each call has of its own; constants, which may be initializers, do not count."""
+    """The number of own nodes of each call, without constants, which may be initializers."""
     return Counter(
         owner.call.address
         for node in tagged.nodes
@@ -444,7 +444,7 @@ def test_a_tool_that_is_not_there_is_named(exported: Exporter, tmp_path: Path, m
         optimize_file(path, "onnxslin", tmp_path / "out.onnx")
     missing = Tool(TOOLS["inliner"].run, "", "some-package", "some_module_that_is_not_there")
     monkeypatch.setattr("modelexport.lineage.tools.TOOLS", {"some": missing})
-    with pytest.raises(UsageError, match=r"some needs a package that is not here .*: pip install some-package"):
+    with pytest.raises(UsageError, match=r"some needs another package .*: pip install some-package"):
         optimize_file(path, "some", tmp_path / "out.onnx")
 
 
@@ -456,7 +456,7 @@ def test_what_a_tool_raises_is_one_line_and_leaves_nothing(
         raise ValueError("cannot\ndo this")
 
     monkeypatch.setattr("modelexport.lineage.tools.TOOLS", {"failing": Tool(fails, "")})
-    with pytest.raises(UsageError, match=r"failing does not take .*: ValueError: cannot do this"):
+    with pytest.raises(UsageError, match=r"failing fails on .*: ValueError: cannot do this"):
         optimize_file(exported("bert").path, "failing", tmp_path / "out.onnx")
     assert list(tmp_path.iterdir()) == []
 

@@ -35,8 +35,8 @@ COUNTED = (
     "blocks", "bert", "albert", "gpt2-cache", "llama", "t5", "whisper", "vit", "resnet", "unet", "residual-network",
     "tied-weights", "nested-structures",
 )  # fmt: skip
-"""Not those with a recurrence or a bilinear form, which PyTorch's counter leaves out, with experts, whose sizes depend
-on the data, or with modules that it names in another way."""
+"""Models without recurrences or bilinear forms, which PyTorch's counter leaves out, without experts, whose sizes depend
+on the data, and without modules that it names differently."""
 
 
 def small_table() -> Table:
@@ -169,7 +169,7 @@ def test_own_figures_add_up_to_the_file(exported: Exporter, name: str) -> None:
             assert row.total[column] == row.own[column] + sum(child.total[column] for child in inside)
 
 
-def test_tied_parameters_count_once_and_for_the_module_that_holds_them(exported: Exporter) -> None:
+def test_tied_parameters_are_counted_once_for_their_own_module(exported: Exporter) -> None:
     case = exported("tied-weights")
     model = case.case.build()
     rows = {row.address: row for row in cost(case.path).rows()}

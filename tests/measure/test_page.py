@@ -1,4 +1,4 @@
-"""The HTML page in a real browser: it folds, searches, zooms and shows nodes, without a complaint or a request."""
+"""The HTML page in a real browser: it folds, searches, zooms and shows nodes, without errors or requests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def window() -> Iterator[Browser]:
 
 
 def large_table(nodes: int = 10_000) -> Table:
-    """As many nodes as a large decoder has, in blocks of a hundred calls."""
+    """As many nodes as in a large decoder, in blocks of a hundred calls."""
     root = ModuleCall("")
     calls = [TracedCall(root, None, 0, 0, 1)]
     tags = {root: "/LargeForCausalLM"}

@@ -1,4 +1,4 @@
-"""ONNX Runtime's own time and memory by module: nearly all of it is attributed, and what is planted is found."""
+"""ONNX Runtime's time and memory by module: nearly all of it is attributed, and planted costs are found."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LEVELS: Sequence[Level] = ("all", "extended", "basic", "none")
 
 
 def check_sums(found: ModuleProfile) -> None:
-    """What calls have themselves, and what is outside, is all there is; parents are their own and their children."""
+    """Own and outside figures add up to the whole; totals are own figures and those of the children."""
     table = found.table
     rows = {row.calls[0]: row for row in table.rows()}
     own = sum(row.own["seconds"] for row in rows.values())
@@ -111,7 +111,7 @@ def test_quantizing_one_layer_shows_in_that_layer(slow: Path, tmp_path: Path) ->
         if "against_seconds" in node.figures and node.op_type in ("DynamicQuantizeMatMul", "MatMulIntegerToFloat")
         for call in node.calls
     }
-    # What quantizes the input of the layer may count for what gives it.
+    # The node that quantizes the layer's input may belong to the call that produces the input.
     assert "layers.1" in operators
     assert "layers.2" not in operators
     rows = {row.address: row for row in both.table.rows()}
@@ -131,7 +131,7 @@ def test_pytorch_stands_beside_it(slow: Path) -> None:
     assert not any(module._forward_hooks for module in model.modules())
 
 
-def test_a_node_that_holds_graphs_has_its_own_time_without_theirs() -> None:
+def test_a_node_with_nested_graphs_has_its_own_time_without_theirs() -> None:
     events = msgspec.convert(
         [
             {"cat": "Node", "name": "inner", "ts": 11, "dur": 3, "args": {"op_name": "Add"}},
@@ -166,8 +166,8 @@ def test_inputs_come_from_a_file(slow: Path, suffix: str, tmp_path: Path) -> Non
     [
         ({"inputs": {"y": np.ones(1)}}, InputsError, "x missing from the inputs"),
         ({"inputs": Path("no.npz")}, FileFormatError, r"cannot read inputs from no\.npz"),
-        ({"provider": "NoExecutionProvider"}, UsageError, "ONNX Runtime has no NoExecutionProvider here"),
-        ({"inputs": {"x": np.ones((1, 2), np.float32)}}, UsageError, "ONNX Runtime does not run the model"),
+        ({"provider": "NoExecutionProvider"}, UsageError, "this ONNX Runtime does not have NoExecutionProvider"),
+        ({"inputs": {"x": np.ones((1, 2), np.float32)}}, UsageError, "ONNX Runtime cannot run the model"),
     ],
 )
 def test_what_is_wrong_is_said(slow: Path, options: dict[str, Any], error: type[Exception], message: str) -> None:

@@ -112,7 +112,7 @@ def test_shapes_are_a_modules_own_parameters_and_buffers() -> None:
     assert tree["norm"].shapes["num_batches_tracked"] == ()
 
 
-def test_a_module_that_holds_itself_ends() -> None:
+def test_a_module_that_contains_itself_is_listed_once() -> None:
     outer, inner = nn.Module(), nn.Linear(2, 2)
     outer.inner = inner
     inner.outer = outer
@@ -152,7 +152,7 @@ def test_with_layer_norm_and_embedding_as_levels_bert_tiny_takes_50_steps_six_de
     assert text.endswith("\n\n25 modules below the root, 25 calls, 50 steps, 6 deep")
 
 
-def test_each_call_of_a_module_has_its_index_and_one_path_whatever_the_name() -> None:
+def test_each_call_of_a_module_has_its_index_and_one_path_independent_of_its_name() -> None:
     calls = trace_calls(Twins(), (X,))
     assert [str(traced.call) for traced in calls] == [".", "a", "a@1", "tied", "norm"]
 

@@ -1,4 +1,4 @@
-"""Inputs are generated from the signature, the config and the parameters, and the model has run with them."""
+"""Inputs are generated from the signature, the config and the parameters, and the model ran with them."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Ratings(nn.Module):
 
 
 class Blocks(nn.Module):
-    """Its forward wants three dimensions, and adds positions, before any module sees the argument."""
+    """Its forward needs three dimensions, and adds positions, before any module gets the argument."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ class Blocks(nn.Module):
 
 
 class Product(nn.Module):
-    """No module says which shape fits."""
+    """No module shows which shape fits."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -245,7 +245,7 @@ def bert(**changes: Any) -> nn.Module:
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-def test_what_is_made_up_has_the_expected_shapes_and_runs(case: Case) -> None:
+def test_generated_inputs_have_the_expected_shapes_and_run(case: Case) -> None:
     torch.manual_seed(0)
     model = case.build().eval()
     inputs = generate_inputs(model)
@@ -377,9 +377,9 @@ def test_a_wrong_specification_is_refused_in_one_line(spec: dict[str, Any], said
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [(None, "there is no file"), ("{", "is no JSON"), ("[1]", "no JSON object"), ("3", "no JSON object")],
+    [(None, "there is no file"), ("{", "is not JSON"), ("[1]", "not a JSON object"), ("3", "not a JSON object")],
 )
-def test_a_file_that_is_no_specification_is_named(tmp_path: Path, text: str | None, said: str) -> None:
+def test_a_file_that_is_not_a_specification_is_named(tmp_path: Path, text: str | None, said: str) -> None:
     path = tmp_path / "spec.json"
     if text is not None:
         path.write_text(text)
@@ -387,10 +387,10 @@ def test_a_file_that_is_no_specification_is_named(tmp_path: Path, text: str | No
         generate_inputs(Blocks(), spec=path)
 
 
-# Where nothing fits
+# If nothing fits
 
 
-def test_what_cannot_be_made_up_is_named_with_the_json_to_correct() -> None:
+def test_inputs_that_cannot_be_generated_are_named_with_the_json_to_correct() -> None:
     with pytest.raises(InputsError) as error:
         generate_inputs(Product())
     text = str(error.value)
@@ -403,7 +403,7 @@ def test_what_cannot_be_made_up_is_named_with_the_json_to_correct() -> None:
 
 
 class MaskOnly(nn.Module):
-    """Its only tensor has a name that elsewhere takes its shape from another one."""
+    """Its only tensor has a name whose shape usually follows from another tensor."""
 
     def forward(self, mask: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
         return mask * scale

@@ -42,7 +42,7 @@ class Holder:
 
 
 class Restless(nn.Module):
-    """Holds containers of all kinds and changes them, its class, its children and buffers whenever it runs."""
+    """Has containers of all kinds and changes them, its class, its children and buffers in every run."""
 
     def __init__(self, then: Callable[[torch.Tensor], torch.Tensor], rebuilds: bool = True) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class Changed(Restless):
 
 
 def _state(model: nn.Module) -> list[Any]:
-    """What a model holds: values, and identities of what it holds them in."""
+    """The state of a model: values, and identities of their containers."""
     own = vars(model)
     containers = [own[name] for name in ("frozen", "names", "ordered", "items", "chosen", "recent", "holder", "plain")]
     return [

@@ -1,4 +1,4 @@
-"""MODEL becomes a module in eval mode, and whatever is wrong with it is said in one line."""
+"""MODEL becomes a module in eval mode, and any error is one line."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FACTORY = "import torch\ndef build():\n    return torch.nn.Linear(3, 4)\n"
 
 
 def edit(directory: Path, **changes: object) -> None:
-    """Change entries of config.json; ``None`` takes one out."""
+    """Change entries of config.json; ``None`` removes one."""
     path = directory / "config.json"
     config = json.loads(path.read_text()) | changes
     path.write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
@@ -42,7 +42,7 @@ def write(tmp_path: Path, text: str, name: str = "build.py") -> str:
 
 
 def message(spec: str, **options: object) -> str:
-    """The one line that ``load`` gives up with."""
+    """The one line with which ``load`` fails."""
     with pytest.raises(ModelLoadError) as error:
         load_model(spec, **options)  # type: ignore[arg-type]
     assert "\n" not in str(error.value)
@@ -194,10 +194,10 @@ def damage(directory: Path, what: str) -> None:
     [
         ("no config", "has no config.json"),
         ("broken config", "cannot be read as JSON"),
-        ("config is a list", "no JSON object"),
+        ("config is a list", "not a JSON object"),
         ("no weights", "has no weights: put model.safetensors"),
-        ("truncated", "model.safetensors is damaged or cut off"),
-        ("not safetensors", "model.safetensors is damaged or cut off"),
+        ("truncated", "model.safetensors is damaged or truncated"),
+        ("not safetensors", "model.safetensors is damaged or truncated"),
         ("other names", "none of the"),
         ("other shapes", "cannot be loaded as BertForMaskedLM"),
         ("nameless", "--model-class"),
@@ -211,7 +211,7 @@ def test_a_damaged_directory_is_named_with_what_is_wrong(masked_lm: Path, what: 
     assert str(masked_lm) in text
 
 
-# What is no model
+# Names that are not models
 
 
 @pytest.mark.parametrize(
@@ -222,16 +222,16 @@ def test_a_damaged_directory_is_named_with_what_is_wrong(masked_lm: Path, what: 
         ("a/b/c", "no such directory"),
         (__file__, "name its factory"),
         (str(MINILM / "vocab.txt"), "is a file"),
-        (":build", "names no factory"),
-        ("build.py:", "names no factory"),
+        (":build", "does not name a factory"),
+        ("build.py:", "does not name a factory"),
         ("nowhere.py:build", "no such file: nowhere.py"),
         ("no_such_package_at_all:build", "No module named"),
         ("json:no_such_thing", "has no no_such_thing"),
         ("json:load_", "did you mean json:load?"),
-        ("sys:version", "no callable"),
+        ("sys:version", "not a callable"),
     ],
 )
-def test_what_is_no_model_is_refused_with_a_hint(spec: str, said: str) -> None:
+def test_a_name_that_is_not_a_model_is_refused_with_a_hint(spec: str, said: str) -> None:
     assert said in message(spec)
 
 
@@ -347,7 +347,7 @@ def test_a_file_with_the_name_of_a_library_does_not_replace_it(tmp_path: Path) -
         ("def build(size):\n    return size\n", "TypeError"),
         ("def build():\n    return 3\n", "returned a value of type int"),
         ("import torch\ndef build():\n    return torch.nn.Identity(), [1]\n", "a value of type list as inputs"),
-        ("build = 3\n", "no callable"),
+        ("build = 3\n", "not a callable"),
         ("def built(): pass\n", "did you mean"),
     ],
 )

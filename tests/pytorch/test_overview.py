@@ -1,4 +1,4 @@
-"""The hierarchy and the example inputs as people ask for them: in Python, by path, saved, as data, on one page."""
+"""The hierarchy and the example inputs in all their uses: in Python, by path, saved, as data, on one page."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from modelexport.pytorch.examples import save_inputs
 
 
 class Borrower(nn.Module):
-    """Calls a module that another one holds."""
+    """Calls a module that is the child of another one."""
 
     def __init__(self, borrowed: nn.Module) -> None:
         super().__init__()
@@ -57,10 +57,10 @@ def test_static_and_traced_tags_are_both_given_where_they_differ() -> None:
     assert overview.tags_of("block") == ("/Lender/Block", "/Lender/Borrower/Block")
     assert overview.tags_of("borrower") == ("/Lender/Borrower", "/Lender/Borrower")
     shown = run("hierarchy", LENDER, "--mode", "compare", "--granularity", "auto").stdout
-    assert "block: /Lender/Block as it is held, /Lender/Borrower/Block as it is called" in shown
+    assert "block: /Lender/Block by its place in the tree, /Lender/Borrower/Block by its caller" in shown
 
 
-def test_static_tags_are_those_of_a_run_where_every_module_is_called_by_its_holder() -> None:
+def test_static_tags_are_those_of_a_run_where_every_module_is_called_by_its_parent() -> None:
     case = models.case("bert")
     overview = modelexport.hierarchy(case.build(), case.inputs())
     assert overview.static_tags is not None

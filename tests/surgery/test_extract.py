@@ -1,4 +1,4 @@
-"""A module call, cut out of a tagged file, is a model of its own that computes what the call computes in the whole."""
+"""A module call, cut out of a tagged file, is a model that computes what the call computes in the whole file."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ TABLE = [case.name for case in (*models.CASES, *models.TRAINED)]
 
 
 def run(model: Path | bytes, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Every output, computed without any optimisation."""
+    """Every output, computed without optimization."""
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = 1
@@ -70,7 +70,7 @@ def calls_with_nodes(tagged: TaggedModel) -> list[ModuleCall]:
 
 
 def check_every_call(exported: ExportedCase, inputs: dict[str, Any], folder: Path) -> None:
-    """Each call's cut is valid, tagged, and gives what the whole file gives; those inside branches have to load."""
+    """Each call's cut is valid, tagged, and computes what the whole file does; those inside branches have to load."""
     tagged = load(exported.path)
     values = every_value(exported.path, inputs)
     calls = calls_with_nodes(tagged)
@@ -146,7 +146,7 @@ def test_an_input_named_after_an_argument_is_that_argument(name: str, exported: 
     compared = 0
     for call in calls_with_nodes(tagged):
         for value, argument in match_values(list(boundaries[call].inputs), entries[call.address].inputs).items():
-            # The exporter makes a mask where the model itself does without one.
+            # The exporter makes a mask where the model itself has none.
             if argument.name in arguments[call]:
                 expected = arguments[call][argument.name]
                 np.testing.assert_allclose(
@@ -157,7 +157,7 @@ def test_an_input_named_after_an_argument_is_that_argument(name: str, exported: 
 
 
 def arguments_of_calls(model: nn.Module, inputs: dict[str, Any]) -> dict[ModuleCall, dict[str, np.ndarray]]:
-    """What ``forward`` got at each call, by argument."""
+    """The arguments of ``forward`` at each call."""
     seen: dict[ModuleCall, dict[str, np.ndarray]] = {}
     counts: Counter[str] = Counter()
 
@@ -178,7 +178,7 @@ def arguments_of_calls(model: nn.Module, inputs: dict[str, Any]) -> dict[ModuleC
 
 
 def named(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of ``forward`` under their names."""
+    """Arguments of ``forward`` by their names."""
     signature = inspect.signature(module.forward)
     arguments = dict(signature.bind(*args, **kwargs).arguments)
     for name in [name for name in arguments if signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD]:
@@ -243,7 +243,7 @@ class Scaling(nn.Module):
 
 
 class Computed(nn.Module):
-    """Hands its child what depends on a weight alone, and noise, which depends on nothing at all."""
+    """Passes its child a value that depends only on a weight, and noise, which does not depend on anything."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -314,7 +314,7 @@ def export_alone(model: nn.Module, address: str, inputs: dict[str, Any], path: P
         model(**inputs)
     handle.remove()
     if isinstance(model, PreTrainedModel):
-        # The exporter of transformers takes whole models only, and translates attention in its own way.
+        # transformers' exporter takes only whole models, and translates attention differently.
         module = Shell(model.config, module).eval()
         seen = {name: value for name, value in seen.items() if value is not None}
     modelexport.export(module, seen, path)
@@ -334,7 +334,7 @@ class Shell(PreTrainedModel):
 
 
 def fingerprints(path: Path) -> list[str]:
-    """What each output is computed by: operators, attributes, connections, constants, weights, and inputs by name."""
+    """The computation of each output: operators, attributes, connections, constants, weights, and inputs by name."""
     known: dict[ir.Value, str] = {}
 
     def digest(*parts: object) -> str:
@@ -380,7 +380,7 @@ def test_a_call_is_found_by_address_by_tag_and_by_the_end_of_either(name: str, e
         ("encoder.layer.0.output.dropout", "has no nodes"),
     ],
 )
-def test_a_name_that_is_no_call_with_nodes_is_refused_and_nothing_is_written(
+def test_a_name_that_is_not_a_call_with_nodes_is_refused_and_nothing_is_written(
     name: str, told: str, exported: Exporter, tmp_path: Path
 ) -> None:
     with pytest.raises(UsageError) as raised:
@@ -448,7 +448,7 @@ def test_weights_of_other_calls_are_not_read(external: Path, exported: Exporter,
     wanted = [value.const_value for value in initializers(Cutter(load(external)).cut(ModuleCall("pooler")).model)]
     kept = {(tensor.offset or 0, tensor.nbytes) for tensor in wanted if isinstance(tensor, ir.ExternalTensor)}
     content = data.read_bytes()
-    # What is not wanted becomes NaN: it would show if it were used. The end of the file has its digest.
+    # Weights that are not needed become NaN, which would show if they were used. The end of the file has its digest.
     blank = bytearray(b"\xff" * len(content))
     for offset, length in [*kept, (len(content) - 32, 32)]:
         blank[offset : offset + length] = content[offset : offset + length]

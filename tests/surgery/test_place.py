@@ -1,4 +1,4 @@
-"""``place``: annotations that take one module each, rules that become session options, and where modules went."""
+"""``place``: annotations that select one module each, rules that become session options, and where modules run."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_annotations_end_their_parts_and_escape_what_rules_are_made_of() -> None
 
 
 def matched(settings: str, annotation: str) -> str | None:
-    """What ONNX Runtime does: the first prefix that matches, or else the first annotation that is equal."""
+    """ONNX Runtime's rule: the first prefix that matches, or else the first annotation that is equal."""
     rules = [
         (device.strip(), text.strip())
         for device, texts in re.findall(r"([^;()]+)\(([^)]*)\)", settings)
@@ -122,7 +122,7 @@ def test_retag_writes_the_annotations_that_a_tool_lost(exported: Exporter, tmp_p
     place(load(tmp_path / "back.onnx"), [Rule("cpu", ("stem",))])
 
 
-def test_rules_that_are_none_or_match_nothing_are_errors(exported: Exporter) -> None:
+def test_invalid_rules_and_rules_that_match_nothing_are_errors(exported: Exporter) -> None:
     tagged = load(exported("blocks").path)
     with pytest.raises(UsageError, match="did you mean stem"):
         place(tagged, [Rule("cpu", ("stm",))])

@@ -1,4 +1,4 @@
-"""``replace``: what is put in a module's place computes what it should, and nothing else changes."""
+"""``replace``: the replacement of a module computes what it should, and nothing else changes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def outputs(path: Path, file: ExportedCase) -> dict[str, np.ndarray]:
 
 
 def replaced(file: ExportedCase, selector: str, what: Substitute, output: Path, **options: bool) -> Replaced:
-    """The replacement, once it is known that the rest is as it was."""
+    """The replacement, after a check that the rest is unchanged."""
     result = replace(file.path, [selector], what, output, **options)
     onnx.checker.check_model(output, full_check=True)
     tagged, before, after = load(file.path), nodes(file.path), nodes(output)

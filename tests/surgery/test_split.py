@@ -1,4 +1,4 @@
-"""``split``: the chain of stages computes what the whole file does, and is as even as module boundaries allow."""
+"""``split``: the stages compute what the whole file does, and are as balanced as module boundaries allow."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def arrays(case: object) -> dict[str, np.ndarray]:
 
 
 def whole(path: Path, case: object) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Inputs by the names that the file has for them, and what it gives for them."""
+    """Inputs by their names in the file, and the outputs for them."""
     session = open_session(path)
     names = [value.name for value in session.get_inputs()]
     by_name = {name: value.numpy() for name, value in case.inputs().items() if hasattr(value, "numpy")}
@@ -182,7 +182,7 @@ def test_weights_in_files_are_linked_and_each_stage_reads_its_own(exported: Expo
     assert all((tmp_path / "s" / stage.file).stat().st_size < 10**6 for stage in result.stages)
     feeds, expected = whole(file.path, file.case)
     check_chain(tmp_path / "s", feeds, expected)
-    stage = load(tmp_path / "s" / "stage_1.onnx")  # a hard link does not keep it from being read here
+    stage = load(tmp_path / "s" / "stage_1.onnx")  # our reader accepts hard links
     assert all(value.const_value.numpy() is not None for value in stage.model.graph.initializers.values())
     (tmp_path / "s" / "big.onnx.data").unlink()  # onnx_ir does not read a file with two names
     copied = split(load(big), tmp_path / "copied", stages=3, weights="copy")
@@ -219,7 +219,7 @@ def test_what_cannot_be_split_is_said(exported: Exporter, tmp_path: Path) -> Non
         split(tagged, tmp_path / "s", at=["nothing"])
     with pytest.raises(UsageError, match="the model begins with"):
         split(tagged, tmp_path / "s", at=["stem"])
-    with pytest.raises(UsageError, match="how many stages"):
+    with pytest.raises(UsageError, match="the number of stages"):
         split(tagged, tmp_path / "s")
     assert not (tmp_path / "s").exists()
     (tmp_path / "other").mkdir()

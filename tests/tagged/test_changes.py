@@ -1,4 +1,4 @@
-"""``compare --fail-on``: a check for builds, which fails for what was asked and for nothing else."""
+"""``compare --fail-on``: a check for builds, which fails only for the requested aspects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two files side by side: equal ones differ in nothing, and what differs is found where it is."""
+"""Two files side by side: equal ones do not differ, and differences are found in the right place."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from modelexport.tagged.comparison import FileComparison, OnlyInOne
 
 
 class Two(nn.Module):
-    """Two modules of which a test replaces one."""
+    """Two modules, one of which a test replaces."""
 
     def __init__(self, second: nn.Module, width: int = 8) -> None:
         super().__init__()
@@ -148,7 +148,7 @@ def test_more_layers_are_calls_and_entries_that_one_file_has_alone(exported: Exp
     assert all(change.entry[0] is None for change in comparison.entries)
     assert "encoder.layer.2…3 (2)" in format_comparison(comparison)
     assert "encoder.layer.2…3.output.dense.bias (2)" in format_comparison(comparison)
-    # The same, seen from the other side.
+    # The same in the other direction.
     mirrored = compare(tmp_path / "four.onnx", exported("bert").path)
     assert mirrored.only_in_first == comparison.only_in_second
 

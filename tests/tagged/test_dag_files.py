@@ -1,4 +1,4 @@
-"""``--dag-dir``: the entries of ``NAME.dag.json`` as files of their own."""
+"""``--dag-dir``: the entries of ``NAME.dag.json`` as separate files."""
 
 from __future__ import annotations
 

@@ -37,10 +37,10 @@ FORMAT_PAGE = Path(__file__).parent.parent.parent / "docs" / "format.md"
 
 
 def enclosing(model: ir.Model) -> dict[ir.Node, list[ir.Node]]:
-    """Every node to the nodes that hold it, the innermost first."""
+    """Every node to its enclosing nodes, the innermost first."""
     enclosing = {graph: node for node in all_nodes(model) for graph in nested_graphs(node)}
     found: dict[ir.Node, list[ir.Node]] = {}
-    for node in all_nodes(model):  # what holds a node comes before it
+    for node in all_nodes(model):  # an enclosing node comes before its nested nodes
         found[node] = [] if node.graph not in enclosing else [enclosing[node.graph], *found[enclosing[node.graph]]]
     return found
 
@@ -51,7 +51,7 @@ def calls_of(node: ir.Node, calls: CallTree) -> set[ModuleCall]:
 
 
 def consumptions(model: ir.Model) -> Iterator[tuple[ir.Node, ir.Node]]:
-    """Who made a value and who uses it."""
+    """The producer of a value and its users."""
     for node in all_nodes(model):
         for value in node.inputs:
             producer = None if value is None else value.producer()
@@ -75,7 +75,7 @@ def expected_dag(model: ir.Model, calls: CallTree, call: ModuleCall) -> tuple[se
 def assert_documents_agree(
     tagged: file.TaggedModel, hierarchy: reading.Hierarchy, dags: dict, operations: dict, naive: bool = True
 ) -> None:
-    """All three tell the same story about the same model."""
+    """All three documents agree about the same model."""
     nodes = {node.name: node for node in tagged.nodes}
     assert len(nodes) == len(tagged.nodes), "names of nodes are unique in the file"
     assert list(dags) == [call.tag for call in hierarchy.calls] == list(tagged.tags.values())
@@ -188,13 +188,13 @@ def test_an_embedding_that_is_tied_shows_both_its_users(exported: Exporter) -> N
     ]
 
 
-def test_a_enclosing_stands_for_what_runs_in_it_and_a_call_in_a_branch_has_operations(exported: Exporter) -> None:
+def test_an_enclosing_node_represents_what_runs_in_it_and_a_call_in_a_branch_has_operations(exported: Exporter) -> None:
     dags = reading.load_dag(exported("condition").path.with_suffix(".dag.json"))
     operations = reading.load_operations(exported("condition").path.with_suffix(".operations.json"))
     [enclosing] = [name for name, operation in operations.items() if operation.op_type == "If"]
     before = dags["/Branches/Block.before"].nodes
     assert dags["/Branches"].nodes[-1] == enclosing
-    assert (before[-1], enclosing) in dags["/Branches"].edges, "both branches use what the block made"
+    assert (before[-1], enclosing) in dags["/Branches"].edges, "both branches use the block's output"
     in_branch = dags["/Branches/Block.before@1"]
     assert [operations[name].op_type for name in in_branch.nodes] == [operations[name].op_type for name in before]
     assert len(in_branch.edges) == 2
@@ -270,7 +270,7 @@ def test_two_exports_of_a_model_write_the_same_documents(tmp_path: Path, exporte
 
 @pytest.fixture
 def copied(tmp_path: Path, exported: Exporter) -> Path:
-    """A model with its sidecar, to be damaged."""
+    """A model with its sidecar, for tests that damage it."""
     source = exported("blocks").path
     for suffix in (".onnx", ".hierarchy.json"):
         (tmp_path / f"x{suffix}").write_bytes(source.with_suffix(suffix).read_bytes())
@@ -318,7 +318,7 @@ def test_a_sidecar_that_contradicts_the_model_is_an_error_that_says_where(
 
 @pytest.mark.parametrize("reader", [reading.load_hierarchy, reading.load_dag, reading.load_operations])
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b'{"a": 1}', b"[]", None])
-def test_a_file_that_is_no_such_document_is_refused(tmp_path: Path, reader: Any, content: bytes | None) -> None:
+def test_a_file_that_is_not_such_a_document_is_refused(tmp_path: Path, reader: Any, content: bytes | None) -> None:
     if content is not None:
         (tmp_path / "x.json").write_bytes(content)
     with pytest.raises(FileFormatError, match=re.escape(str(tmp_path / "x.json"))):
@@ -356,7 +356,7 @@ def test_the_examples_of_the_format_page_are_excerpts_of_a_real_export(tmp_path:
 
 
 def assert_excerpt(excerpt: Any, real: Any, where: str) -> None:
-    """Every entry of an object, and every element of a list in its order, is in the real one."""
+    """Check that every entry of an object, and every element of a list in order, is in the real one."""
     if isinstance(excerpt, dict):
         for key, value in excerpt.items():
             assert key in real, (where, key)

@@ -1,4 +1,4 @@
-"""The encodings: every variant of a file says the same, `strip` and `inline` are the ways back, the runtime agrees."""
+"""The encodings: all have the same content, `strip` and `inline` convert them back, the runtime agrees."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def tags_of(case: ExportedCase) -> Tags:
 
 
 def content(model: ir.Model) -> dict[str, Any]:
-    """All that a model holds, by the names of values, whatever the order of its nodes."""
+    """The content of a model by the names of values, independent of the order of its nodes."""
     graph = ir.to_proto(model.graph)
     return {
         "inputs": [value.SerializeToString() for value in graph.input],
@@ -164,7 +164,7 @@ def test_functions_of_a_dynamic_model_too(name: str, exported: Exporter, tmp_pat
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_attributes_are_read_back_as_they_were_and_strip_makes_them_run(
+def test_attributes_are_read_back_unchanged_and_strip_makes_the_file_runnable(
     name: str, exported: Exporter, tmp_path: Path
 ) -> None:
     case = exported(name)
@@ -267,7 +267,7 @@ def random_models(draw: st.DrawFn) -> tuple[ir.Model, Tags]:
 
 @settings(max_examples=150, deadline=None)
 @given(random_models())
-def test_reading_the_functions_form_of_any_graph_gives_the_graph(
+def test_reading_the_functions_encoding_of_any_graph_gives_the_graph(
     tmp_path_factory: pytest.TempPathFactory, drawn: tuple[ir.Model, Tags]
 ) -> None:
     model, tags = drawn
@@ -304,7 +304,7 @@ def flattened(items: list[Item]) -> Any:
 
 
 def chain(*owners: str, uses: Mapping[int, tuple[int, ...]] | None = None) -> Grouping:
-    """Group nodes 0, 1, ... of the given calls, each of which uses the one before it, or those that ``uses`` says."""
+    """Group nodes 0, 1, ... of the given calls, each of which uses the one before it, or those in ``uses``."""
     x = ir.Value(name="x")
     nodes: list[ir.Node] = []
     calls = {"": TracedCall(ModuleCall(""), None, 0, None, None)}
@@ -323,7 +323,7 @@ def chain(*owners: str, uses: Mapping[int, tuple[int, ...]] | None = None) -> Gr
     return group_calls(ir.Model(graph, ir_version=10), CallTree(tuple(calls.values())))
 
 
-def test_a_call_that_a_value_leaves_and_comes_back_to_stays_flat() -> None:
+def test_a_call_that_a_value_leaves_and_returns_to_stays_flat() -> None:
     grouping = chain("a", "", "a", "b")
     assert [(f.address, f.reason, f.values) for f in grouping.flat] == [("a", COMES_BACK, ("v1",))]
 
@@ -345,13 +345,13 @@ def test_only_the_call_to_blame_stays_flat_where_others_lie_on_the_way() -> None
     assert [f.address for f in grouping.flat] == ["a"]
 
 
-def test_a_node_of_several_calls_stands_in_the_call_around_them() -> None:
+def test_a_node_of_several_calls_is_in_the_call_that_contains_them() -> None:
     grouping = chain("m.a", "m.a+m.b", "m.a", "m.b", uses={1: (-1,), 2: (0, 1), 3: (1, 2)})
     assert not grouping.flat
     assert [(h.address, h.owners, h.values) for h in grouping.hoisted] == [("m", ("m.a", "m.b"), ("v1",))]
 
 
-def test_a_node_of_several_calls_stands_in_one_of_them_where_its_value_would_come_back() -> None:
+def test_a_node_of_several_calls_is_in_one_of_them_if_its_value_would_return() -> None:
     grouping = chain("m.a", "m.a+m.b", "m.a", "m.b", uses={2: (1,), 3: (1, 2)})
     assert not grouping.flat
     assert [(h.address, h.owners, h.values) for h in grouping.hoisted] == [("m.a", ("m.a", "m.b"), ("v1",))]
@@ -434,7 +434,7 @@ def test_a_functions_file_without_what_the_calls_say_is_damaged(key: str, export
         load(tmp_path / "damaged.onnx")
 
 
-def test_inline_copies_weights_that_stand_in_a_file_of_their_own(exported: Exporter, tmp_path: Path) -> None:
+def test_inline_copies_weights_in_a_separate_file(exported: Exporter, tmp_path: Path) -> None:
     case = exported("bert")
     variant = write_functions(load(case.path).model, tags_of(case))
     ir.save(variant.model, tmp_path / "functions.onnx", external_data="functions.onnx.data")

@@ -1,4 +1,4 @@
-"""The documents of random models: trees with shared, aliased and repeated children, and graphs that they could own."""
+"""The documents of random models: trees with shared, aliased and repeated children, and graphs of their calls."""
 
 from __future__ import annotations
 

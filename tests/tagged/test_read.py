@@ -53,7 +53,7 @@ def test_the_root_has_the_inputs_and_outputs_of_the_graph(bert: modelexport.Tagg
 
 
 def as_in_a_file(model: onnx.ModelProto) -> onnx.ModelProto:
-    """What onnx_ir serializes, with the properties of initializers on their tensors and no ``value_info`` for them."""
+    """onnx_ir's serialization, with properties of initializers on their tensors and without their ``value_info``."""
     infos = {value.name: value for value in model.graph.value_info}
     for tensor in model.graph.initializer:
         told = [infos.pop(tensor.name)] if tensor.name in infos else []
@@ -67,7 +67,7 @@ def as_in_a_file(model: onnx.ModelProto) -> onnx.ModelProto:
     return model
 
 
-def test_weights_are_read_from_where_they_lie_and_the_rest_is_the_file(bert: modelexport.TaggedModel) -> None:
+def test_weights_are_read_from_their_files_and_the_rest_is_the_file(bert: modelexport.TaggedModel) -> None:
     data = bert.path.read_bytes()
     tensors = [value.const_value for value in bert.model.graph.initializers.values()]
     embedded = [tensor for tensor in tensors if isinstance(tensor, EmbeddedTensor)]

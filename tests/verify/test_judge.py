@@ -1,4 +1,4 @@
-"""The claims that everything rests on, asserted by a judge that shares no code with the project."""
+"""The basic claims, checked by a judge that shares no code with the project."""
 
 from __future__ import annotations
 

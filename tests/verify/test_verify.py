@@ -1,4 +1,4 @@
-"""Verification: true files agree call by call, and a fault is found in the call that has it."""
+"""Verification: correct files agree call by call, and a fault is found in the call that has it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ Proven = Callable[[str], Path]
 
 @pytest.fixture(scope="session")
 def proven(tmp_path_factory: pytest.TempPathFactory) -> Proven:
-    """``proven(name)``: the export of a case with reference."""
+    """``proven(name)``: the export of a case with reference values."""
     folder = tmp_path_factory.mktemp("proven")
 
     def get(name: str) -> Path:
@@ -69,7 +69,7 @@ def proven(tmp_path_factory: pytest.TempPathFactory) -> Proven:
 
 
 def copied(path: Path, folder: Path) -> Path:
-    """The same file elsewhere, to be changed."""
+    """A copy of the file, to be changed."""
     for suffix in (".onnx", ".hierarchy.json", ".reference.safetensors"):
         shutil.copyfile(path.with_suffix(suffix), folder / path.with_suffix(suffix).name)
     return folder / path.name
@@ -86,7 +86,7 @@ def test_every_call_with_nodes_is_comparable_and_agrees(name: str, proven: Prove
     assert len(missed) <= (2 if name in NOT_ALL_COMPARED else 0)
     assert report.agrees
     assert report.diverging is None
-    # The root's own nodes aside, whoever has nodes is compared on its own, too.
+    # Every call with nodes, except the root's own, is also compared per module.
     assert any(call.per_module is not None for call in report.calls)
 
 
@@ -94,12 +94,12 @@ def test_only_calls_inside_a_branch_cannot_be_compared(proven: Proven) -> None:
     report = verify_reference(proven("condition"))
     inside = [call for call in report.calls if call.status == "not compared"]
     assert inside
-    assert all(call.reason.startswith("PyTorch's run shows no such call: it is inside a branch") for call in inside)
+    assert all(call.reason.startswith("PyTorch's run has no such call: it is inside a branch") for call in inside)
     assert report.agrees
 
 
 @pytest.mark.parametrize("name", ["blocks", "bert", "nested-structures"])
-def test_vectors_give_the_verdicts_that_the_model_gives(name: str, proven: Proven) -> None:
+def test_reference_values_give_the_verdicts_that_the_model_gives(name: str, proven: Proven) -> None:
     case, path = models.case(name), proven(name)
     with_model, without = verify(case.build(), case.inputs(), path, perturb=False), verify_reference(path)
     assert without.calls == with_model.calls
@@ -137,7 +137,7 @@ def swapped_inputs(node: ir.Node) -> bool:
 
 
 def wrong_axis(node: ir.Node) -> bool:
-    """Another axis where there is one, another permutation where there is one."""
+    """Another axis or another permutation, if there is one."""
     if "perm" in node.attributes:
         perm = list(node.attributes["perm"].as_ints())
         node.attributes["perm"] = ir.AttrInt64s("perm", [*perm[:-2], perm[-1], perm[-2]])
@@ -149,7 +149,7 @@ def wrong_axis(node: ir.Node) -> bool:
 
 
 def computed(tagged: TaggedModel, position: int) -> Any:
-    """What the first output of a node is in a run of the whole file; ``None`` where ONNX Runtime refuses it."""
+    """The first output of a node in a run of the whole file; ``None`` if ONNX Runtime refuses it."""
     value = tagged.model.graph[position].outputs[0]
     inputs = {k.removeprefix("inputs/"): a for k, a in load_file(reference_path(tagged.path)).items() if "inputs/" in k}
     try:
@@ -166,12 +166,12 @@ class Fault:
 
     what: str
     address: str
-    """Of the call that owns the node."""
+    """The address of the call that owns the node."""
     tagged: TaggedModel
 
 
 def faults(path: Path) -> Iterator[Fault]:
-    """One fault at a time that changes what its node gives: each kind where the graph allows it."""
+    """One fault at a time that changes its node's output: each kind where the graph allows it."""
     places: dict[Callable[[ir.Node], bool], list[int]] = {changed_constant: [], swapped_inputs: [], wrong_axis: []}
     for position, node in enumerate(load(path).model.graph):
         owner = owner_of(node)
@@ -209,7 +209,7 @@ def test_a_wrong_node_is_found_in_the_call_that_owns_it(name: str, proven: Prove
         path = copied(proven(name), tmp_path)
         ir.save(fault.tagged.model, path)
         report = verify_reference(path)
-        # Where no value of PyTorch lies between two calls, the numbers cannot tell which of the two is wrong.
+        # If no PyTorch value is between two calls, the numbers cannot show which of the two is wrong.
         assert fault.address in wrong_of_their_own(report), fault.what
         assert len(wrong_of_their_own(report)) <= 2, fault.what
         assert not report.agrees
@@ -231,7 +231,7 @@ def test_a_tag_moved_to_another_call_is_found(name: str, proven: Proven, tmp_pat
         n.metadata_props[keys.SOURCE_MODULE] for n, other in nodes if other.call == target.call
     )
     ir.save(tagged.model, path)
-    path.with_suffix(".hierarchy.json").unlink()  # nothing but the numbers can tell
+    path.with_suffix(".hierarchy.json").unlink()  # only the numbers can show it
     report = verify_reference(path)
     wrong = {call.address for call in report.calls if "tags are wrong" in call.reason}
     assert target.call.address in wrong
@@ -241,7 +241,7 @@ def test_a_tag_moved_to_another_call_is_found(name: str, proven: Proven, tmp_pat
 # --- reference values -----------------------------------------------------------------------------------------------
 
 
-def test_vectors_hold_the_inputs_and_the_values_under_their_names_in_the_file(proven: Proven) -> None:
+def test_reference_values_have_the_inputs_and_the_values_by_their_names_in_the_file(proven: Proven) -> None:
     path = proven("bert")
     kept, tagged = load_file(reference_path(path)), load(path)
     made = {value.name for node in tagged.model.graph for value in node.outputs}
@@ -260,7 +260,7 @@ def test_the_same_run_gives_the_same_bytes(proven: Proven, tmp_path: Path) -> No
     assert reference_path(tmp_path / "blocks.onnx").read_bytes() == reference_path(proven("blocks")).read_bytes()
 
 
-def test_vectors_of_chosen_modules_are_smaller_and_prove_those(proven: Proven, tmp_path: Path) -> None:
+def test_reference_values_of_chosen_modules_are_smaller_and_verify_those(proven: Proven, tmp_path: Path) -> None:
     case = models.case("bert")
     path = tmp_path / "bert.onnx"
     export(case.build(), case.inputs(), path, reference=["encoder.layer.1"])
@@ -332,7 +332,7 @@ def test_the_module_with_other_weights_loses_most(module: str, proven: Proven, t
     assert not report.agrees
 
 
-def test_a_file_loses_nothing_against_itself_with_inputs_that_are_made_up(proven: Proven, tmp_path: Path) -> None:
+def test_a_file_loses_nothing_against_itself_with_random_inputs(proven: Proven, tmp_path: Path) -> None:
     path = copied(proven("bert"), tmp_path)
     reference_path(path).unlink()
     report = verify_against(path, path)
@@ -342,7 +342,7 @@ def test_a_file_loses_nothing_against_itself_with_inputs_that_are_made_up(proven
 
 
 def half(path: Path, output: Path) -> None:
-    """A tagged file with its weights, its inputs and what it computes in half precision."""
+    """A tagged file whose weights, inputs and results are in half precision."""
     model = ir.load(path)
     for value in (
         *model.graph.initializers.values(),
@@ -392,7 +392,7 @@ def test_a_mismatch_ends_with_status_1_and_names_the_module_first(proven: Proven
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--provider", "NoSuchProvider"], "ONNX Runtime has no NoSuchProvider here: it has "),
+        (["--provider", "NoSuchProvider"], "this ONNX Runtime does not have NoSuchProvider: it has "),
         (["--module", "encoder.layer.7"], "did you mean encoder.layer."),
         (["--model", "bert-tiny", "--against", "bert.onnx"], "give --model or --against, not both"),
         (["--inputs", "spec.json"], "go with --model"),
@@ -443,7 +443,7 @@ def report_of(*calls: CallVerdict, outputs: tuple[Difference, ...] = ()) -> Veri
     return VerifyReport(outputs=list(outputs), calls=list(calls), provider="", units={}, parameters=None)
 
 
-def test_a_report_of_nothing_is_no_agreement() -> None:
+def test_a_report_of_nothing_does_not_agree() -> None:
     assert report_of().verdict == "not compared"
     assert not report_of().agrees
     assert report_of(CallVerdict(address="a", tag="/A", status="not compared")).verdict == "not compared"
@@ -564,14 +564,14 @@ def test_what_is_not_repeatable_is_named_before_an_export() -> None:
     assert find_unrepeatable(models.case("blocks").build(), models.case("blocks").inputs()) == []
 
 
-def test_vectors_of_another_file_are_refused(proven: Proven, tmp_path: Path) -> None:
+def test_reference_values_of_another_file_are_refused(proven: Proven, tmp_path: Path) -> None:
     path = copied(proven("blocks"), tmp_path)
     shutil.copyfile(reference_path(proven("bert")), reference_path(path))
-    with pytest.raises(FileFormatError, match="is not of"):
+    with pytest.raises(FileFormatError, match="does not belong to"):
         verify_reference(path)
 
 
-def test_damaged_vectors_are_refused(proven: Proven, tmp_path: Path) -> None:
+def test_damaged_reference_values_are_refused(proven: Proven, tmp_path: Path) -> None:
     path = copied(proven("blocks"), tmp_path)
     reference_path(path).write_bytes(reference_path(path).read_bytes()[:-1])
     with pytest.raises(FileFormatError, match="is damaged"):
@@ -603,6 +603,6 @@ def test_missing_external_data_is_named(tmp_path: Path) -> None:
         verify_reference(path)
 
 
-def test_a_file_that_is_no_descendant_is_refused(proven: Proven) -> None:
-    with pytest.raises(UsageError, match="no descendant"):
+def test_a_file_that_is_not_a_descendant_is_refused(proven: Proven) -> None:
+    with pytest.raises(UsageError, match="not a descendant"):
         verify_against(proven("bert"), proven("blocks"))

@@ -71,7 +71,7 @@ def build(kind: str) -> torch.nn.Module:
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Checkpoints: ``llama`` in shards, ``tied``, ``moe`` with each expert apart, ``half`` in bfloat16."""
+    """Checkpoints: ``llama`` in shards, ``tied``, ``moe`` with separate experts, ``half`` in bfloat16."""
     folder = tmp_path_factory.mktemp("checkpoints")
     for kind in ("llama", "tied", "moe"):
         build(kind).save_pretrained(folder / kind, max_shard_size="40KB" if kind == "llama" else "1GB")
@@ -93,13 +93,13 @@ def exported_once(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.fixture
 def linked(exported_once: Path, tmp_path: Path) -> Path:
-    """A folder with the sharded checkpoint and ``model.onnx``, which is linked to it; moved since."""
+    """A folder with the sharded checkpoint and ``model.onnx``, which is linked to it; the folder was moved since."""
     return Path(shutil.copytree(exported_once, tmp_path / "linked"))
 
 
 @pytest.fixture
 def llama(checkpoints: Path, tmp_path: Path) -> Path:
-    """A copy of the sharded checkpoint, to write to."""
+    """A copy of the sharded checkpoint that may be changed."""
     return Path(shutil.copytree(checkpoints / "llama", tmp_path / "llama"))
 
 
@@ -109,7 +109,7 @@ def exported(checkpoint: Path, path: Path, weights: Any = "link", **options: Any
 
 
 def saved(checkpoint: Path, path: Path, mode: str = "link") -> placement.WeightsSummary:
-    """Write a model that has nothing but the weights of a checkpoint."""
+    """Write a model that contains only the weights of a checkpoint."""
     weights = load_model(str(checkpoint), weights="files").weights
     assert weights is not None
     values = [
@@ -178,11 +178,11 @@ def test_elsewhere_the_files_get_a_second_name_beside_the_model(llama: Path, tmp
     assert result.verified is not None and result.verified.agrees
     assert set(result.weights.linked.values()) <= {"hard link", "clone"}
     assert {file.name for file in folder.glob("*.safetensors")} == set(result.weights.linked)
-    # Readers of ours take hard links, which onnx_ir refuses: to extract, to update, to compare parameters.
+    # Our readers accept hard links, which onnx_ir refuses: to extract, to update, to compare parameters.
     modelexport.load(folder / "model.onnx").extract("model.layers.1", folder / "layer.onnx")
     onnx.checker.check_model(folder / "layer.onnx", full_check=True)
     assert verify(loaded.model, INPUTS, folder / "model.onnx", weights=loaded.weights).agrees
-    # And once more over what is there.
+    # And once more over the existing files.
     saved(llama, folder / "model.onnx")
     assert not list(folder.glob(".modelexport-*"))
 
@@ -239,7 +239,7 @@ def test_tensors_that_loading_merges_are_made_alone_and_named(checkpoints: Path,
     for key in result.weights.made:
         np.testing.assert_array_equal(loaded.weights.tensors[key].numpy(), stacked[key].numpy())
     size = sum(stacked[key].nbytes for key in result.weights.made)
-    # Behind the weights lie 32 bytes, their digest.
+    # After the weights there are 32 bytes, their digest.
     assert (tmp_path / "model.onnx.data").stat().st_size - 32 == result.weights.copied_bytes == size
     assert "experts.down_proj` | stack" in (tmp_path / "model.report.md").read_text()
 
@@ -288,7 +288,7 @@ def test_weights_that_were_left_out_can_be_filled_in(llama: Path, tmp_path: Path
     save_file(stored, tmp_path / "whole.safetensors")
     update_weights(tmp_path / "model.onnx", tmp_path / "whole.safetensors", tmp_path / "full.onnx")
     np.testing.assert_allclose(computed(tmp_path / "full.onnx"), expected(llama), atol=1e-5)
-    # Another tool may write the bytes where the file says that they are.
+    # Another tool may write the bytes at the recorded offsets.
     described = list(initializers(load(tmp_path / "model.onnx").model))
     with (tmp_path / "model.onnx.data").open("wb") as data:
         for value in described:
@@ -323,7 +323,7 @@ def test_a_model_without_weights_has_them_while_it_runs(checkpoints: Path) -> No
     assert not any(parameter.any() for parameter in loaded.model.parameters())
 
 
-def test_inputs_are_made_up_without_a_run(checkpoints: Path) -> None:
+def test_inputs_are_generated_without_a_run(checkpoints: Path) -> None:
     for kind in ("llama", "moe"):
         with_values, without = load_model(str(checkpoints / kind)), load_model(str(checkpoints / kind), weights="files")
         known = generate_inputs(with_values.model, directory=with_values.directory)
@@ -438,7 +438,7 @@ def test_a_disk_that_is_full_leaves_nothing(llama: Path, tmp_path: Path) -> None
     assert not list((tmp_path / "out").iterdir())
 
 
-def test_a_package_with_trained_weights_is_linked_where_it_lies(tmp_path: Path) -> None:
+def test_a_package_with_trained_weights_is_linked_in_place(tmp_path: Path) -> None:
     case = models.case("minilm")
     if case.missing:
         pytest.skip(f"needs {', '.join(case.missing)}: `make test` installs them")
@@ -502,5 +502,5 @@ def test_a_model_without_safetensors_files_cannot_be_linked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert status_of("export", "-o", tmp_path / "x.onnx", "--weights", "link", monkeypatch=monkeypatch) == 2
-    assert "in no safetensors files" in capsys.readouterr().err
+    assert "not in safetensors files" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

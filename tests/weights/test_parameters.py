@@ -29,7 +29,7 @@ TABLE = [case.name for case in (*models.CASES, *models.TRAINED)]
 
 
 def parameters(path: Path) -> dict[str, list[str]]:
-    """Initializer to the ``state_dict`` keys that it is or comes from."""
+    """Initializer to the ``state_dict`` keys that it holds or comes from."""
     return {
         value.name or "": plan.keys
         for value in initializers(load(path).model)
@@ -133,7 +133,7 @@ def test_a_weight_that_several_calls_transform_alike_is_there_once(tmp_path: Pat
 
 
 class Neutral(nn.Module):
-    """Parameters whose values are those that do nothing."""
+    """Parameters whose values have no effect."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -147,7 +147,7 @@ class Neutral(nn.Module):
         return self.norm(self.conv(x)) * self.scale + self.offset
 
 
-def test_nothing_is_left_out_because_of_its_value(tmp_path: Path) -> None:
+def test_no_parameter_is_left_out_because_of_its_value(tmp_path: Path) -> None:
     found = exported_model(Neutral(), tmp_path / "x.onnx", x=torch.ones(1, 2, 3, 3))
     assert {key for keys in found.values() for key in keys} == {
         key for key in Neutral().state_dict() if not key.endswith("num_batches_tracked")

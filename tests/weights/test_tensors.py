@@ -1,4 +1,4 @@
-"""A weight is bound in one place, and element types and the tags of a node are known in one place each."""
+"""Weights are bound in one place, and element types and tags of nodes are decoded in one place each."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_names_of_element_types_are_those_of_pytorch_and_safetensors(tmp_path: P
 def test_every_element_type_is_found_by_its_name() -> None:
     assert all(parse_dtype(dtype_name(dtype)) is dtype for dtype in ir.DataType)
     assert parse_dtype("float8e4m3fn") is ir.DataType.FLOAT8E4M3FN  # as in files of 2026-11-21
-    with pytest.raises(ValueError, match="no element type 'half'"):
+    with pytest.raises(ValueError, match="unknown element type 'half'"):
         parse_dtype("half")
 
 
@@ -154,7 +154,7 @@ def test_tags_of_a_node_are_read_as_they_were_written(count: int) -> None:
     calls = tuple(ModuleCall("layer", index) for index in range(count))
     tags = [f"/Model/Layer@{index}" for index in range(count)]
     properties = {"other": "kept"}
-    for _ in range(2):  # what is written replaces what was there
+    for _ in range(2):  # new tags replace the earlier ones
         write_tags(properties, ["a", "b"], ["/A", "/B"], Evidence.EXACT)
         write_tags(properties, [call.address for call in calls], tags, Evidence.DERIVED)
     tree = CallTree(tuple(TracedCall(call, None, 0, None, None) for call in calls))
@@ -171,7 +171,7 @@ def test_a_node_without_tags_has_no_owner() -> None:
 
 
 def test_a_linear_whose_bias_is_zero_keeps_it(tmp_path: Path) -> None:
-    """Rewrites decide nothing by the elements of a parameter."""
+    """Rewrites do not depend on the elements of a parameter."""
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     nn.init.zeros_(model[0].bias)
     modelexport.export(model, (torch.ones(2, 4),), tmp_path / "x.onnx")

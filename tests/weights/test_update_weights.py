@@ -114,7 +114,7 @@ def test_a_file_is_read_in_whatever_order_its_messages_are(
         value.const_value = ir.TensorProtoTensor(
             onnx.helper.make_tensor(value.name, tensor.dtype.value, tensor.shape.numpy(), tensor.numpy().ravel())
         )
-    ir.save(model, tmp_path / "values.onnx")  # the weights are numbers there, not bytes
+    ir.save(model, tmp_path / "values.onnx")  # the weights are stored as numbers, not as bytes
     read = load(tmp_path / "values.onnx").model
     assert not any(isinstance(value.const_value, EmbeddedTensor) for value in initializers(read))
     update_weights(tmp_path / "values.onnx", weights, tmp_path / "new.onnx")
@@ -147,7 +147,7 @@ def test_names_of_a_tied_parameter_must_agree(exported: Exporter, tmp_path: Path
     state = dict(case.case.build().state_dict())
     second = case.case.expected.tied[0][1]
     state[second] = state[second] + 1
-    with pytest.raises(WeightsError, match="1 tied in the module and different here"):
+    with pytest.raises(WeightsError, match="1 tied in the module and different in these weights"):
         update_weights(case.path, state, tmp_path / "new.onnx")
 
 
@@ -195,7 +195,7 @@ def test_everything_that_does_not_fit_is_listed_at_once(
 
 
 @pytest.mark.parametrize("content", [b"", b"no weights", b"\xff" * 100, b"PK\x03\x04" + b"\0" * 100])
-def test_what_is_no_safetensors_file_is_refused(content: bytes, blocks: Path, tmp_path: Path) -> None:
+def test_a_file_that_is_not_safetensors_is_refused(content: bytes, blocks: Path, tmp_path: Path) -> None:
     (tmp_path / "w.safetensors").write_bytes(content)
     with pytest.raises(FileFormatError, match="is cut off or not a safetensors file"):
         update_weights(blocks, tmp_path / "w.safetensors", tmp_path / "new.onnx")
@@ -207,7 +207,7 @@ def test_weights_that_are_not_there_are_named(blocks: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("content", [None, b"", b"not onnx", b"\x08\x0a\x3a\xff"])
-def test_what_is_no_onnx_file_is_refused(content: bytes | None, tmp_path: Path) -> None:
+def test_a_file_that_is_not_onnx_is_refused(content: bytes | None, tmp_path: Path) -> None:
     if content is not None:
         (tmp_path / "x.onnx").write_bytes(content)
     with pytest.raises(FileFormatError, match=r"x\.onnx"):
@@ -230,7 +230,7 @@ def test_a_weight_that_another_tool_changed_is_not_overwritten(
     assert value.const_value is not None
     value.const_value = ir.tensor(value.const_value.numpy().astype(np.float16), name="head.bias")
     ir.save(model, tmp_path / "half.onnx")
-    with pytest.raises(FileFormatError, match=r"head.bias is float16\[4\] and its entries give float32\[4\]"):
+    with pytest.raises(FileFormatError, match=r"head.bias is float16\[4\], but its entries give float32\[4\]"):
         update_weights(tmp_path / "half.onnx", weights, tmp_path / "new.onnx")
     assert [file.name for file in tmp_path.iterdir()] == ["half.onnx"]
 

@@ -1,4 +1,4 @@
-"""Front ends: a module and its inputs become an unoptimised ONNX graph whose nodes know their calls."""
+"""Front ends: turn a module and its inputs into an unoptimized ONNX graph whose nodes know their calls."""
 
 from typing import Literal
 
@@ -7,17 +7,17 @@ from modelexport.errors import UsageError
 FrontEnd = Literal["auto", "dynamo", "torchscript"]
 
 TRACED_OPSETS = range(9, 21)
-"""What the TorchScript exporter writes."""
+"""The opsets that the TorchScript exporter writes."""
 
 OPSETS = range(TRACED_OPSETS[0], 25)
-"""What one front end or the other writes."""
+"""The opsets that at least one front end writes."""
 
 
 def check_opset(opset: int | None) -> None:
-    """Refuse an opset that no front end writes, before anything runs.
+    """Refuse an opset that no front end writes, before the model runs.
 
     Raises:
-        UsageError: It is one.
+        UsageError: No front end writes the opset.
     """
     if opset is not None and opset not in OPSETS:
         raise UsageError(f"no front end writes opset {opset}: choose one from {OPSETS[0]} to {OPSETS[-1]}")

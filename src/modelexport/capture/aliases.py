@@ -1,4 +1,4 @@
-"""FX nodes whose tensors are in the same memory: what is written into later, and what is given on as it is."""
+"""FX nodes whose tensors share memory: which are written into later, and which are passed on unchanged."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch.fx
 
 
 def is_written_later(node: torch.fx.Node) -> bool:
-    """Whether a node that came after wrote into the memory of a node's tensor, through a view of it or its base."""
+    """Whether a later node writes into the memory of a node's tensor, through a view of it or through its base."""
     pending, seen = [node], {node}
     while pending:
         current = pending.pop()
@@ -28,7 +28,7 @@ def is_written_later(node: torch.fx.Node) -> bool:
 
 
 def _shared_arguments(node: torch.fx.Node) -> dict[torch.fx.Node, bool]:
-    """The arguments whose memory a node's result is in or that it writes into, and whether it does write."""
+    """The arguments whose memory a node's result shares or that it writes into, and whether it writes."""
     if node.target is operator.getitem:
         return {argument: False for argument in node.args[:1] if isinstance(argument, torch.fx.Node)}
     schema = getattr(node.target, "_schema", None)
@@ -44,7 +44,7 @@ def _shared_arguments(node: torch.fx.Node) -> dict[torch.fx.Node, bool]:
 
 
 def passed_on(node: torch.fx.Node) -> torch.fx.Node | None:
-    """The node whose tensor a node gives on as it is (``to`` the type that it has): exporters remove such nodes."""
+    """The node whose tensor a node returns unchanged (``to`` the type that it has): exporters remove such nodes."""
     source = node.args[0] if node.args else None
     schema = getattr(node.target, "_schema", None)
     if not isinstance(source, torch.fx.Node) or schema is None or len(schema.returns) != 1:

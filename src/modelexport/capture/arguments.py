@@ -1,4 +1,4 @@
-"""What both front ends read off a module: its arguments by name, its parameters by all their names."""
+"""What both front ends need from a module: its arguments by name, its parameters with all their names."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torch import nn
 
 
 def by_name(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The same arguments by name, so that the inputs of the graph have those names; as they are if that cannot be."""
+    """The arguments by name, so that the graph's inputs get those names; unchanged if they cannot be named."""
     try:
         bound = inspect.signature(model.forward).bind(*args, **kwargs)
-    except (TypeError, ValueError):  # the model will say it better
+    except (TypeError, ValueError):  # the model itself will raise a clearer error
         return args, kwargs
     named: dict[str, Any] = {}
     for name, value in bound.arguments.items():

@@ -1,4 +1,4 @@
-"""The front end that a caller asks for, or, with ``auto``, the first one whose file is right."""
+"""The choice of the front end: the one asked for or, with ``auto``, the first whose file passes its check."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ FRONT_ENDS: Mapping[str, Callable[..., Exported]] = {
     "torchscript": torchscript.capture_by_tracing,
 }
 WAYS: Sequence[FrontEnd] = ("dynamo", "torchscript")
-"""What ``auto`` tries, in order."""
+"""The front ends that ``auto`` tries, in order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A front end that was tried, and why its file was not taken."""
+    """A front end that was tried, and why its file was rejected."""
 
     frontend: str
     reason: str
@@ -35,17 +35,17 @@ class Attempt:
 def first_that_passes(
     frontend: FrontEnd, export_by: Callable[[FrontEnd, Sequence[Attempt], bool], _T], *, keep_anyway: bool = False
 ) -> _T:
-    """What the first front end makes that can capture the model and whose file passes its check.
+    """The result of the first front end that captures the model and whose file passes its check.
 
     Args:
-        frontend: ``auto`` for all of them in turn.
-        export_by: Exports with a front end, given what was tried before and whether a failed check is no error.
-        keep_anyway: Where no file passes, take the first that there is.
+        frontend: ``auto`` tries all of them in turn.
+        export_by: Exports with a front end, given the earlier attempts and whether to accept a failed check.
+        keep_anyway: If no file passes, take the first file.
 
     Raises:
         CaptureError: No front end can capture the model.
         CheckError: No file passes.
-        UntaggedNodeError: A node of every graph has no owner.
+        UntaggedNodeError: In every graph a node has no owner.
     """
     if frontend != "auto":
         return export_by(frontend, (), keep_anyway)
@@ -68,10 +68,10 @@ def first_that_passes(
 
 
 def _none_passes(errors: Sequence[Exception]) -> Exception:
-    """One error for all: the first, or the first of a file that there was, with what the others gave."""
+    """One error for all attempts: the first, preferably of one that wrote a file, with the reasons of the others."""
     first = next((error for error in errors if isinstance(error, CheckError)), errors[0])
     others = "".join(
-        f"\nneither with the front end {way}: {_reason(error)}"
+        f"\nthe front end {way} failed too: {_reason(error)}"
         for way, error in zip(WAYS, errors, strict=True)
         if error is not first
     )
@@ -93,10 +93,10 @@ def capture(
     dynamic: bool = False,
     opset: int | None = None,
 ) -> Exported:
-    """Capture and translate a model with a front end; ``auto`` is ``dynamo``, and ``torchscript`` where that fails.
+    """Capture and translate a model with a front end; ``auto`` is ``dynamo``, then ``torchscript`` if that fails.
 
     Raises:
-        CaptureError: The front end gave up; with ``auto``, both did.
+        CaptureError: The front end failed; with ``auto``, both failed.
         InputsError: The inputs do not fit.
         UsageError: The front end does not write this opset.
     """
@@ -123,7 +123,7 @@ def _capture(
         exported = torchscript.capture_by_tracing(model, inputs, dynamic=dynamic, opset=opset)
     except UsageError as second:
         raise CaptureError(
-            f"{first.problem}\nneither with the front end torchscript: {_reason(second)}",
+            f"{first.problem}\nthe front end torchscript failed too: {_reason(second)}",
             address=first.address,
             reason=first.reason,
         ) from first

@@ -1,4 +1,4 @@
-"""Refuses, while a model is traced, Python that decides by the values of tensors: a trace cannot follow it."""
+"""Refuses Python control flow that depends on tensor values while a model is traced."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ class DecisionError(RuntimeError):
 
 
 class NoDecisions(TorchFunctionMode):
-    """Refuses what a trace cannot follow: Python that reads a number which depends on inputs or parameters.
+    """Raises an error when Python code reads a number that depends on inputs or parameters.
 
-    The trace would keep what was decided for the example inputs, for all others too. Numbers that depend on sizes alone
-    are read freely, unless the sizes depend on values: how many elements are not zero. A tensor that was written into
-    counts as dependent, since the trace does not say of its views what was written into them.
+    The trace would apply the decision made for the example inputs to all others. Numbers that depend only on sizes may
+    be read, unless the sizes themselves depend on values (the number of nonzero elements). A tensor that was written
+    into counts as dependent, since the trace does not show what was written through its views.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class NoDecisions(TorchFunctionMode):
                 if self._is_sized_by_values(value) or (func in _READS_VALUES and self._is_by_values(tensor, value)):
                     name = func.__name__.strip("_")
                     raise DecisionError(
-                        f"data-dependent: Python reads a tensor ({name}), and a trace would keep what it was this time"
+                        f"data-dependent: Python reads a tensor ({name}), and the trace would fix its present value"
                     )
         return func(*args, **(kwargs or {}))
 
@@ -64,7 +64,7 @@ class NoDecisions(TorchFunctionMode):
 
 
 def _follow(value: Any, found: dict[int, bool], known: Callable[[Any], bool | None]) -> bool:
-    """Whether a fact is known of the node that makes a value, or of any that it is computed from."""
+    """Whether a fact holds for the node that produces a value, or for any node that it is computed from."""
     pending = [value]
     while pending:
         current = pending[-1]
@@ -114,7 +114,7 @@ _READS_VALUES = {
     torch.allclose,
     torch.is_nonzero,
 }
-"""What gives Python numbers of the elements of tensors, or tensors that the trace takes for constants."""
+"""Functions that return elements of tensors as Python numbers, or tensors that the trace takes for constants."""
 
 _READS_SIZES = {torch.Tensor.__len__, torch.Tensor.unbind, torch.unbind}
 

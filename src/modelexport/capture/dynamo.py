@@ -1,8 +1,8 @@
-"""The `dynamo` front end: ``torch.export``, then ``torch.onnx``'s translation, unoptimised.
+"""The `dynamo` front end: ``torch.export``, then ``torch.onnx``'s translation, unoptimized.
 
 While the model runs under ``torch.export``, forward hooks annotate every FX node with the address of the call that
-made it. The annotation lives in ``node.meta["custom"]``, which decomposition carries along, and every ONNX node that
-the translation makes points back to its FX node. The bodies of ``torch.cond`` and its kind are captured by TorchDynamo,
+made it. The annotation is in ``node.meta["custom"]``, which decomposition preserves, and every ONNX node that the
+translation makes refers to its FX node. The bodies of ``torch.cond`` and similar operators are captured by TorchDynamo,
 which runs no hooks but keeps a stack of ``id(module)@n`` keys for each node; those are resolved to the same addresses.
 """
 
@@ -55,18 +55,18 @@ def capture_by_dynamo(
     opset: int | None = None,
     reuse: bool = True,
 ) -> Exported:
-    """Capture and translate a model. It is as before afterwards, also when this fails.
+    """Capture and translate a model. The model's state is restored afterwards, also after a failure.
 
     Args:
         inputs: Keyword or positional arguments of ``model.forward``; not changed.
-        dynamic: Leave every axis of every input that the model does not fix open.
+        dynamic: Make every axis of every input dynamic, except those that the model fixes.
         opset: The opset of the ONNX standard domain; ``None`` for the exporter's default.
         reuse: Decompose calls whose captured graphs are equal once. The result is the same without.
 
     Raises:
-        CaptureError: The exporter gave up. Names the module call that was running.
+        CaptureError: The exporter failed. Names the module call that was running.
         InputsError: The model has lazy parameters.
-        UsageError: There is no such opset.
+        UsageError: The opset does not exist.
     """
     translated_in = translated_opset(opset)
     watcher = _TensorWatcher()
@@ -83,13 +83,13 @@ def capture_by_dynamo(
         check_inputs(model, inputs if isinstance(inputs, Mapping) else tuple(inputs))
         raise failure from cause
     check_returned(translated)
-    # Where all of a graph comes from functions that were inlined, no node has its FX node, only the name.
+    # If a whole graph comes from inlined functions, no node refers to its FX node, only to its name.
     program = programs[-1].exported_program
     fx_graphs = {} if program is None else {translated.graph: program.graph}
     passes.InlinePass()(translated)
     seen: Sequence[TracedCall] = recorder.seen
     if program is not None and not _is_annotated(program.graph):
-        # torch.onnx fell back to strict capture, which runs no hooks: a run of the model has its calls.
+        # torch.onnx fell back to strict capture, which runs no hooks: the calls come from a run of the model.
         with collected():
             seen = trace_calls(model, *copy.deepcopy((args, kwargs))).calls
     owners = _Owners(model, seen, fx_graphs)
@@ -106,7 +106,7 @@ def capture_by_dynamo(
 
 
 class _TensorWatcher:
-    """Marks, while the model is captured, the FX nodes that make the tensors which calls get and return."""
+    """Marks the FX nodes that produce the tensors that calls get and return, while the model is captured."""
 
     def __init__(self) -> None:
         self._from_inputs: dict[torch.fx.Node, list[Port]] = {}
@@ -117,24 +117,24 @@ class _TensorWatcher:
             return
         for index, (_, tensor) in enumerate(tensors):
             slot = get_proxy_slot(tensor, mode.tracer, None)
-            if slot is None:  # a parameter, or made outside the capture
+            if slot is None:  # a parameter, or created outside the capture
                 continue
             node, port, item = slot.proxy.node, Port(call, side, index), None
             if node.op == "placeholder":
                 self._from_inputs.setdefault(node, []).append(port)
                 continue
-            if is_written_later(node):  # through a view, so that the node has what was there before
+            if is_written_later(node):  # through a view, so that the node has the old content
                 continue
-            if node.target is operator.getitem:  # decomposition makes these anew, without annotations
+            if node.target is operator.getitem:  # decomposition replaces these nodes, without annotations
                 node, item = node.args
             while node is not None and node.op != "placeholder":
                 custom = node.meta.get("custom") or {}
-                # A dictionary of its own: nodes of one call share theirs.
+                # A new dictionary: nodes of one call share theirs.
                 node.meta["custom"] = {**custom, PORTS_KEY: (*custom.get(PORTS_KEY, ()), (port, item))}
                 node = passed_on(node) if item is None else None
 
     def graph_inputs(self, model: ir.Model) -> dict[Port, str]:
-        """The ports through which the inputs of the graph come in as they are, in the order of the root's inputs."""
+        """The ports where the inputs of the graph enter unchanged, in the order of the root's inputs."""
         of_root: dict[int, list[Port]] = {}
         for ports in self._from_inputs.values():
             of_root.update((port.position, ports) for port in ports if port.call == ROOT and port.side == "inputs")
@@ -147,7 +147,7 @@ class _TensorWatcher:
 
 
 def _returned(calls: Sequence[TracedCall], model: ir.Model) -> dict[Port, str]:
-    """What the root returns is what the graph gives out, in order."""
+    """The outputs of the graph as the tensors that the root returns, in order."""
     specs = calls[0].outputs if calls else ()
     if len(specs) != len(model.graph.outputs):
         return {}
@@ -162,14 +162,14 @@ def _returned(calls: Sequence[TracedCall], model: ir.Model) -> dict[Port, str]:
 def _annotated(call: ModuleCall) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         if call == ROOT:
-            # Lets the bodies of torch.cond keep what TorchDynamo recorded of their modules.
+            # Lets the bodies of torch.cond keep TorchDynamo's record of their modules.
             stack.enter_context(torch.fx.traceback.preserve_node_meta())
         stack.enter_context(torch.fx.traceback.annotate({ADDRESS_KEY: call.address}))
         yield
 
 
 def _explained(error: Exception, recorder: CallRecorder, hint: str = "") -> CaptureError:
-    """What failed and where, and the exporter's own reason: the exception at the bottom of the chain."""
+    """The error with what failed, where, and the exporter's own reason: the exception at the bottom of the chain."""
     cause: BaseException = error
     while cause.__cause__ is not None:
         cause = cause.__cause__
@@ -182,13 +182,13 @@ def _explained(error: Exception, recorder: CallRecorder, hint: str = "") -> Capt
 
 
 _REASON_LINES = 12
-"""What fits a screen; the rest is in the chained exception."""
+"""Characters of the reason that fit on a screen; the rest is in the chained exception."""
 
 
 def _translate(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, dynamic: bool, opset: int | None
 ) -> tuple[ir.Model, tuple[str, ...] | None]:
-    """The translated graph, and the names of its outputs where the exporter knows them."""
+    """The translated graph, and the names of its outputs if the exporter knows them."""
     from transformers import PreTrainedModel
 
     if isinstance(model, PreTrainedModel) and not args:
@@ -211,16 +211,16 @@ def _translate(
     )
     assert exported is not None
     program = exported.exported_program
-    # torch.onnx writes a symbol also for an axis of which the capture found that it can only have one size.
+    # torch.onnx writes a symbol even for an axis for which the capture found a single possible size.
     ranges = program.range_constraints if program is not None else {}
     rename_sizes(exported.model, {str(s): str(int(r.lower)) for s, r in ranges.items() if r.lower == r.upper})
     return exported.model, None
 
 
 def _transformers_exporter(translation: contextlib.ExitStack) -> Any:
-    """transformers' exporter, which does not print what ``torch.onnx`` says while it translates.
+    """transformers' exporter, without the output that ``torch.onnx`` prints while it translates.
 
-    It prints, and has no option not to. What the model itself prints, while it is captured before that, is shown.
+    ``torch.onnx`` has no option to turn this off. What the model itself prints during the capture is shown.
     """
     from transformers.exporters.exporter_dynamo import DynamoExporter
     from transformers.exporters.exporter_onnx import OnnxExporter
@@ -249,7 +249,7 @@ def _dynamic_axes(value: Any) -> Any:
 
 
 class _Owners:
-    """Reads the owner of each ONNX node off its FX node, and adds the calls found only in captured branches."""
+    """Reads the owner of each ONNX node from its FX node, and adds the calls found only in captured branches."""
 
     def __init__(
         self, model: nn.Module, calls: Sequence[TracedCall], fx_graphs: Mapping[ir.Graph, torch.fx.Graph]
@@ -292,9 +292,9 @@ class _Owners:
                 node.meta[OWNER] = owners[made_for]
 
     def _read_ports(self, fx_nodes: Mapping[str, torch.fx.Node], renamed: Mapping[str, str]) -> None:
-        """Of the nodes that one marked node was decomposed into, the last tensor is its value, under its own name.
+        """Find the value of each marked node: the last tensor of the nodes that it was decomposed into.
 
-        Of a node with several results that was decomposed, nothing says which node makes which of them.
+        If a node with several results was decomposed, it is not known which node produces which result.
         """
         marks = {
             fx_node: ports
@@ -313,9 +313,10 @@ class _Owners:
                     self.values[port] = renamed.get(value, value)
 
     def _read_owners(self, graph: torch.fx.Graph) -> dict[torch.fx.Node, Owner]:
-        """The owner of each node; a node is in the order in which it ran.
+        """The owner of each node of a graph, whose nodes are in the order in which they ran.
 
-        One that an exporter put in another's place has no annotation: between two nodes of one call it ran in that.
+        A node that an exporter inserted as a replacement has no annotation. It gets the call of the nodes before and
+        after it if they have the same one.
         """
         owners: dict[torch.fx.Node, Owner] = {}
         before: ModuleCall | None = None
@@ -331,7 +332,7 @@ class _Owners:
             if call == before:
                 owners.update(dict.fromkeys(unknown, Owner((call,), Evidence.DERIVED)))
             before, unknown = call, []
-        # Those at a boundary between calls stay unknown here; lineage looks at what is around them.
+        # Nodes at a boundary between calls stay unknown; lineage infers their owners from their neighbors.
         return owners | {
             node: owners[source]
             for node in graph.nodes
@@ -347,13 +348,13 @@ class _Owners:
             if path is not None:
                 call = self._nested_call(fx_node.graph, key, path, call or ROOT)
         if call is None and stack:
-            # Made while the root ran, around its forward: the exporter's own flattening of inputs and outputs.
+            # Made around the root's forward: the exporter's flattening of inputs and outputs.
             return ROOT
         return call
 
     def _nested_call(self, graph: torch.fx.Graph, key: str, path: str, parent: ModuleCall) -> ModuleCall:
         ran = ModuleCall(path, int(key.partition("@")[2] or 0))
-        if ran in self.ran:  # captured without hooks; the key counts the calls of a module
+        if ran in self.ran:  # captured without hooks; the key numbers the calls of a module
             return ran
         identity = (id(graph), key)
         if identity not in self.nested:
@@ -366,18 +367,18 @@ class _Owners:
 
 
 def _is_annotated(graph: torch.fx.Graph) -> bool:
-    """Whether the hooks of a capture ran while a graph was made; one without operations counts as such."""
+    """Whether hooks ran while a graph was captured; true for a graph without operations."""
     made = [node for node in graph.nodes if node.op == "call_function"]
     return not made or any(ADDRESS_KEY in (node.meta.get("custom") or {}) for node in made)
 
 
 def _fx_graph(graph: ir.Graph | ir.Function) -> torch.fx.Graph | None:
-    """The FX graph that a graph was translated from; ``None`` for one that a translation made."""
+    """The FX graph that a graph was translated from; ``None`` for a graph that a translation made."""
     return next((fx_node.graph for node in graph if (fx_node := node.meta.get("node")) is not None), None)
 
 
 def _own_nested(graph: ir.Graph, owner: Owner | None = None) -> None:
-    """Give the nodes of a nested graph that a translation made the owner of the node that holds it."""
+    """Assign the nodes of a nested graph that a translation made the owner of their enclosing node."""
     for node in graph:
         if owner is not None and owner_of(node) is None:
             node.meta[OWNER] = owner
@@ -386,6 +387,6 @@ def _own_nested(graph: ir.Graph, owner: Owner | None = None) -> None:
 
 
 def _fx_name(node: ir.Node) -> str:
-    """The name of the FX node that an ONNX node was made for, as ``torch.onnx`` wrote it down."""
+    """The name of the FX node that an ONNX node was made for, as recorded by ``torch.onnx``."""
     scopes = node.metadata_props.get("pkg.torch.onnx.name_scopes")
     return str(ast.literal_eval(scopes)[-1]) if scopes else ""

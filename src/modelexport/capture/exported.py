@@ -1,4 +1,4 @@
-"""Front ends: a module and its inputs become an unoptimised ONNX graph in which every node's owner is exact."""
+"""The result of a front end: an unoptimized ONNX graph in which every node's owner is exact."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from modelexport.core.calls import CallTree, Port
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What every front end returns."""
+    """The result of every front end."""
 
     model: ir.Model
-    """Unoptimised. Nodes that the exporter recorded a call for carry their owner (see :mod:`modelexport.graph`)."""
+    """The unoptimized model. Nodes whose call the exporter recorded have an owner (see :mod:`modelexport.graph`)."""
     calls: CallTree
     """Every call that was captured, those inside the branches of ``torch.cond`` included."""
     parameters: Mapping[str, tuple[str, ...]]
-    """Name of an initializer to the ``state_dict`` keys that it is: several for a tied parameter."""
+    """Name of an initializer to its ``state_dict`` keys: several for a tied parameter."""
     values: Mapping[Port, str]
-    """Which value of the graph is which tensor of PyTorch: what each call gets and returns, where that is known."""
+    """The values of the graph that hold the tensors that calls get and return in PyTorch, where known."""
     output_names: tuple[str, ...]
     """A name for each graph output: the field of what the model returns, or ``output``, ``output.0``, ..."""
     frontend: str
-    """The front end that made it."""
+    """The front end that made the graph."""
     dynamo_failure: str = ""
-    """Why the front end that was tried first, `dynamo`, did not."""
+    """Why the front end that was tried first, `dynamo`, failed."""
     messages: tuple[str, ...] = ()
-    """What the exporter warned of, a line each."""
+    """The exporter's warnings, one line each."""

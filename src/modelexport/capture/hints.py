@@ -1,4 +1,4 @@
-"""What to do where a front end gave up on what none of them takes: told by the objects at hand, not by text."""
+"""What to do when a front end fails on something that no front end supports, decided by objects, not by text."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from modelexport.errors import UsageError
 
 
 def way_out(model: nn.Module, error: BaseException) -> str:
-    """What a person can do about a failed capture, as the end of a sentence; nothing where that is not known."""
+    """What the user can do about a failed capture, as the end of a sentence; empty if that is not known."""
     if any(_is_packed(module) for module in model.modules()):
-        return "; weights are quantized and packed: export the model as it was before, and quantize the file"
+        return "; weights are quantized and packed: export the model before quantizing it, and quantize the file"
     if _has_local(error, PackedSequence):
-        return "; packed sequences cannot be exported: give the model padded ones, and mask what is padded"
+        return "; packed sequences cannot be exported: give the model padded sequences with a mask"
     if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
-        return "; a part is a ScriptModule: export the model as it was before torch.jit.script"
+        return "; a module is a ScriptModule: export the model as it was before torch.jit.script"
     return ""
 
 
 def check_returned(graph: ir.Model) -> None:
-    """Refuse a graph that gives nothing out.
+    """Refuse a graph without outputs.
 
     Raises:
         UsageError: The model returns no tensor.
     """
     if not graph.graph.outputs:
-        raise UsageError("the model returns no tensor, so that there is nothing to export: let forward return one")
+        raise UsageError("the model returns no tensor, so there is nothing to export: let forward return a tensor")
 
 
 def _is_packed(module: nn.Module) -> bool:
-    """Whether a module holds an object of TorchScript in place of its weights, as quantized modules do."""
+    """Whether a module has a TorchScript object instead of its weights, as quantized modules do."""
     if isinstance(module, torch.jit.ScriptModule):
         return False
     return any(isinstance(value, torch.ScriptObject) for value in vars(module).values())

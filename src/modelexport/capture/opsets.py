@@ -1,9 +1,9 @@
-"""A captured graph in an older opset than the exporter writes, its owners kept.
+"""Conversion of a captured graph to an older opset than the exporter writes, keeping its owners.
 
-``torch.onnx`` writes opsets from 18 on. Below, it converts through ONNX's C++ code, which drops whatever is known of
-a node, and leaves the graph as it was, without a word, where that code has no way down. Here the graph is converted
-after its owners are known, and they are found again by the names of its values. A graph that comes out with another
-opset than the one that was asked for is an error.
+``torch.onnx`` writes opsets from 18 on. For older ones it converts the graph with ONNX's C++ code, which drops the
+metadata of nodes, and which silently leaves the graph unchanged if it cannot convert an operator. This module converts
+the graph after its owners are known, and finds them again by the names of values. A result whose opset is not the
+requested one is an error.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ OLDEST_TRANSLATED = 18
 
 
 def translated_opset(opset: int | None) -> int | None:
-    """The opset to ask ``torch.onnx`` for, where a graph is wanted in this one."""
+    """The opset to request from ``torch.onnx`` when the graph should get this one."""
     return opset if opset is None else max(opset, OLDEST_TRANSLATED)
 
 
@@ -33,7 +33,7 @@ def convert_to_opset(model: ir.Model, opset: int) -> ir.Model:
     """Convert an inlined graph with owners to an older opset; its values keep their names.
 
     Raises:
-        CaptureError: ONNX has no way there for one of its operators.
+        CaptureError: ONNX cannot convert one of the graph's operators.
     """
     if model.opset_imports.get("") == opset:
         return model
@@ -49,9 +49,9 @@ def convert_to_opset(model: ir.Model, opset: int) -> ir.Model:
         logger.removeFilter(reasons)
     if model.opset_imports.get("") != opset:
         before = model.opset_imports.get("")
-        reason = f"ONNX converts this graph from opset {before} to no opset {opset}{reasons.last}"
+        reason = f"ONNX cannot convert this graph from opset {before} to opset {opset}{reasons.last}"
         raise CaptureError(
-            f"{reason}; ask for opset {OLDEST_TRANSLATED} or later, or for the front end torchscript",
+            f"{reason}; choose opset {OLDEST_TRANSLATED} or later, or the front end torchscript",
             reason=reason,
         )
     passes.ShapeInferencePass()(model)
@@ -60,7 +60,7 @@ def convert_to_opset(model: ir.Model, opset: int) -> ir.Model:
 
 
 class _Reasons(logging.Filter):
-    """Takes down why the converter gave up: it only logs that."""
+    """Records why the converter failed: it only logs the reason."""
 
     def __init__(self) -> None:
         super().__init__()

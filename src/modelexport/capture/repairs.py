@@ -1,7 +1,7 @@
-"""Translations of operators that ``torch.onnx`` has none for, or a wrong one: rules on operators, and on nothing else.
+"""Translations of operators that ``torch.onnx`` does not translate, or translates wrongly: rules on operators only.
 
-They are handed over through ``torch.onnx.export(custom_translation_table=...)``, so that every node they make belongs
-to the FX node that it was made for. Each says what was wrong; the smallest model of each is in
+They are passed to ``torch.onnx.export(custom_translation_table=...)``, so that every node they make belongs to the FX
+node that it was made for. Each docstring says what was wrong; the smallest model for each is in
 ``tests/capture/test_repairs.py``.
 """
 
@@ -23,7 +23,7 @@ _INT64 = int(ir.DataType.INT64)
 
 
 def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
-    """FX operator to a function that makes its ONNX nodes."""
+    """FX operator to the function that makes its ONNX nodes."""
     aten = torch.ops.aten
     return {
         aten.squeeze.dim: _squeeze,
@@ -43,10 +43,10 @@ def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
 
 @contextmanager
 def translations_added() -> Iterator[list[Any]]:
-    """Inside, ``torch.onnx.export`` has these translations beside those that its caller gives it.
+    """Add these translations to every call of ``torch.onnx.export`` inside the block.
 
-    The exporter of transformers gives it a table of its own, which goes first. What ``torch.onnx.export`` returned is
-    in the list: that exporter keeps of it the graph alone, and not what the graph was translated from.
+    A table that the caller passes, as transformers' exporter does, takes precedence. The results of
+    ``torch.onnx.export`` are in the list that this yields: that exporter keeps only the graph, not its source.
     """
     export = torch.onnx.export
     programs: list[Any] = []
@@ -69,7 +69,7 @@ def _table(array: np.ndarray) -> Any:
 
 
 def _squeeze(self: Any, dim: int) -> Any:
-    """``squeeze(dim)`` of an axis whose size is not 1 is the tensor itself; torchlib squeezes it all the same.
+    """``squeeze(dim)`` of an axis whose size is not 1 is the tensor itself; torchlib squeezes it nevertheless.
 
     Upstream: onnxscript ``aten_squeeze_dim``.
     """
@@ -77,7 +77,7 @@ def _squeeze(self: Any, dim: int) -> Any:
         return op.Identity(self)
     size = self.shape[dim]
     if size != 1 and (isinstance(size, int) or size.value is not None):
-        # An open size is not 1 either: torch.export takes a size of 1 for fixed.
+        # A dynamic size is not 1 either: torch.export treats a size of 1 as fixed.
         return op.Identity(self)
     return op.Squeeze(self, _ints(dim))
 
@@ -90,7 +90,7 @@ def _cross_entropy(
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
 ) -> Any:
-    """Torchlib takes ``label_smoothing`` and does nothing with it, and takes class probabilities for labels.
+    """Torchlib ignores ``label_smoothing``, and treats class probabilities as labels.
 
     Upstream: onnxscript ``aten_cross_entropy_loss`` ("this was ignored due to ONNX not support").
     """
@@ -145,9 +145,9 @@ def _embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int | None = None,
 ) -> Any:
-    """A sum over a table of which index is in which bag, in place of torchlib's loop over a sequence.
+    """A sum with a table that maps indices to bags, instead of torchlib's loop over a sequence.
 
-    The loop's nodes come without an FX node, so that nothing says which module they belong to.
+    The loop's nodes do not refer to an FX node, so their module would be unknown.
     """
     indices, offsets = op.Cast(indices, to=_INT64), op.Cast(offsets, to=_INT64)
     starts = op.Slice(offsets, _ints(0), _ints(-1), _ints(0)) if include_last_offset else offsets
@@ -184,7 +184,7 @@ def _embedding_bag(
 
 
 def _windows(sizes: Sequence[int], outputs: Sequence[int]) -> list[tuple[np.ndarray, np.ndarray]]:
-    """For each axis the positions in each output's window, the last one repeated, and which of them count."""
+    """For each axis the positions in each output's window, padded with the last one, and which of them are valid."""
     tables = []
     for size, out in zip(sizes, outputs, strict=True):
         starts = [i * size // out for i in range(out)]
@@ -197,11 +197,11 @@ def _windows(sizes: Sequence[int], outputs: Sequence[int]) -> list[tuple[np.ndar
 
 
 def _flat_windows(self: Any, output_size: Sequence[int]) -> tuple[list[int], list[int], np.ndarray, np.ndarray]:
-    """Sizes and outputs of the axes that are pooled; the flat positions in each window, and which of them count."""
+    """Sizes and outputs of the pooled axes; the flat positions in each window, and which of them are valid."""
     axes = len(output_size)
     sizes = list(self.shape[-axes:])
     if not all(isinstance(size, int) for size in sizes):
-        raise ValueError(f"adaptive pooling of axes that are open ({', '.join(map(str, sizes))}): export fixed sizes")
+        raise ValueError(f"adaptive pooling of dynamic axes ({', '.join(map(str, sizes))}): export fixed sizes")
     outputs = [size if out is None else int(out) for size, out in zip(sizes, output_size, strict=True)]
     tables = _windows(sizes, outputs)
     cells = list(itertools.product(*(range(out) for out in outputs)))
@@ -216,14 +216,14 @@ def _flat_windows(self: Any, output_size: Sequence[int]) -> tuple[list[int], lis
 
 
 def _flat(positions: Sequence[np.ndarray], sizes: Sequence[int]) -> np.ndarray:
-    """Positions in several axes, all with all, as positions in those axes laid flat."""
+    """The flat positions of all combinations of positions in several axes."""
     grids = np.meshgrid(*positions, indexing="ij")
     flat: np.ndarray = np.ravel_multi_index(tuple(grid.ravel() for grid in grids), tuple(sizes)).astype(np.int64)
     return flat
 
 
 def _gathered(self: Any, axes: int, flat: np.ndarray) -> tuple[Any, Any]:
-    """What is in each window, in a last axis of its own, and the shape of the axes that are not pooled."""
+    """The elements of each window, in a last axis of their own, and the shape of the axes that are not pooled."""
     outer = op.Slice(op.Shape(self), _ints(0), _ints(len(self.shape) - axes), _ints(0))
     laid = op.Reshape(self, op.Concat(outer, _ints(-1), axis=0))
     found = op.Gather(laid, _table(flat.ravel()), axis=-1)
@@ -231,14 +231,14 @@ def _gathered(self: Any, axes: int, flat: np.ndarray) -> tuple[Any, Any]:
 
 
 def _adaptive_max_pool(self: Any, output_size: Sequence[int]) -> Any:
-    """Nothing translates it where the output's size does not divide the input's, or where the indices are used."""
+    """torch.onnx does not translate it if the output's size does not divide the input's or the indices are used."""
     _, outputs, flat, _ = _flat_windows(self, output_size)
     windows, outer = _gathered(self, len(outputs), flat)
     return _maxima(windows, _table(flat), outer, outputs)
 
 
 def _maxima(windows: Any, positions: Any, outer: Any, outputs: Sequence[int]) -> Any:
-    """The largest of each window and its position, in the shape of the output."""
+    """The maximum of each window and its position, in the shape of the output."""
     shape = op.Concat(outer, _ints(*outputs), axis=0)
     best = op.ArgMax(windows, axis=-1, keepdims=1)
     spread = op.Expand(positions, op.Shape(windows))
@@ -247,7 +247,7 @@ def _maxima(windows: Any, positions: Any, outer: Any, outputs: Sequence[int]) ->
 
 
 def _adaptive_average_pool(self: Any, output_size: Sequence[int]) -> Any:
-    """Nothing translates it in three dimensions."""
+    """torch.onnx does not translate it in three dimensions."""
     _, outputs, flat, used = _flat_windows(self, output_size)
     windows, outer = _gathered(self, len(outputs), flat)
     shares = used / used.sum(-1, keepdims=True)
@@ -256,7 +256,7 @@ def _adaptive_average_pool(self: Any, output_size: Sequence[int]) -> Any:
 
 
 def _fractional_max_pool(self: Any, kernel_size: Sequence[int], output_size: Sequence[int], samples: Any) -> Any:
-    """Nothing translates it. The windows begin where the random samples say, which are an input of the operator."""
+    """torch.onnx does not translate it. The windows begin at the random samples, an input of the operator."""
     axes = len(kernel_size)
     rank, sizes = len(self.shape), list(self.shape[-axes:])
     if rank != axes + 2 or not all(isinstance(size, int) for size in sizes):
@@ -264,7 +264,7 @@ def _fractional_max_pool(self: Any, kernel_size: Sequence[int], output_size: Seq
     outer = op.Slice(op.Shape(self), _ints(0), _ints(2), _ints(0))
     flat = None
     for axis, (size, kernel, out) in enumerate(zip(sizes, kernel_size, output_size, strict=True)):
-        # PyTorch has the samples of the last axis first.
+        # PyTorch stores the samples of the last axis first.
         sample = op.Gather(samples, op.Constant(value_int=axes - 1 - axis), axis=2)
         starts = _starts(op.Unsqueeze(sample, _ints(2)), size, kernel, out)
         inside = op.Add(op.Unsqueeze(starts, _ints(3)), _table(np.arange(kernel, dtype=np.int64)))
@@ -295,10 +295,10 @@ def _starts(sample: Any, size: int, kernel: int, out: int) -> Any:
 
 
 def _multilabel_margin_loss(self: Any, target: Any, reduction: int = 1) -> Any:
-    """The exporter decomposes it into something that computes another value.
+    """The exporter's decomposition computes another value.
 
-    The labels of a row end at the first -1. For each of them and each class that is none, ``max(0, 1 - (x[label] -
-    x[class]))`` is added, over the number of classes.
+    The labels of a row end at the first -1. For each label and each class that is not a label, ``max(0, 1 - (x[label]
+    - x[class]))`` is added; the sum is divided by the number of classes.
     """
     last = len(self.shape) - 1
     target = op.Cast(target, to=_INT64)
@@ -324,14 +324,14 @@ def _multilabel_margin_loss(self: Any, target: Any, reduction: int = 1) -> Any:
 
 
 def _rrelu(self: Any, lower: float = 0.125, upper: float = 1 / 3, training: bool = False, generator: Any = None) -> Any:
-    """In evaluation mode its slope is the mean of the bounds; the exporter looks for a translation with noise."""
+    """In evaluation mode the slope is the mean of the bounds; the exporter looks for a translation with noise."""
     if training:
         raise ValueError("RReLU in training mode draws random slopes: put the model into evaluation mode")
     return op.LeakyRelu(self, alpha=(lower + upper) / 2)
 
 
 def _histc(self: Any, bins: int = 100, min: float = 0.0, max: float = 0.0) -> Any:  # noqa: A002 - torch's names
-    """Nothing translates it. Elements outside of the bounds are not counted; the last bin has its upper bound."""
+    """torch.onnx does not translate it. Elements out of bounds are not counted; the last bin has its upper bound."""
     flat = op.Reshape(self, _ints(-1))
     low, high = (op.CastLike(op.Constant(value_float=float(bound)), self) for bound in (min, max))
     if min == max:

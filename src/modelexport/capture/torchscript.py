@@ -1,13 +1,13 @@
-"""The `torchscript` front end: ``torch.jit`` tracing, then the TorchScript exporter, with nothing folded or merged.
+"""The `torchscript` front end: ``torch.jit`` tracing, then the TorchScript exporter, without folding or merging.
 
 PyTorch keeps a map from modules to scope names (``torch.jit._trace._trace_module_map``). While it traces, each call of
 a module looks its name up there, and every node that is recorded inside the call carries the chain of names. A hook
-before each call puts a name of that very call into the map, so that the second call of a module is told from the first,
-and the chain comes out in the name of the ONNX node: ``/c0/c7/c12/MatMul`` was computed in the call that began as the
+before each call puts a name for this call into the map, so that the second call of a module differs from the first.
+The chain becomes the name of the ONNX node: ``/c0/c7/c12/MatMul`` was computed in the call that began as the
 thirteenth.
 
-What a call gets and returns leaves the trace as further outputs of the graph. So no pass of the exporter can lose these
-values, and which value is which follows from the order of the outputs. They are no outputs of the result.
+The tensors that a call gets and returns are added as outputs of the graph. So no pass of the exporter can remove these
+values, and the order of the outputs identifies them. They are removed from the outputs of the result.
 """
 
 from __future__ import annotations
@@ -59,15 +59,15 @@ def capture_by_tracing(
     dynamic: bool = False,
     opset: int | None = None,
 ) -> Exported:
-    """Trace and translate a model. It is as before afterwards, also when this fails.
+    """Trace and translate a model. The model's state is restored afterwards, also after a failure.
 
     Args:
         inputs: Keyword or positional arguments of ``model.forward``; not changed.
-        dynamic: Leave every axis of every input open. A trace cannot tell which of them the model fixes.
+        dynamic: Make every axis of every input dynamic. A trace cannot tell which of them the model fixes.
         opset: The opset of the ONNX standard domain, from :data:`TRACED_OPSETS`; ``None`` for the exporter's default.
 
     Raises:
-        CaptureError: The exporter gave up, or the model decides by values in Python. Names the call and the line.
+        CaptureError: The exporter failed, or the model's Python code depends on tensor values. Names the call and line.
         InputsError: The inputs do not fit, or the model has lazy parameters.
         UsageError: The exporter does not write this opset.
     """
@@ -98,7 +98,7 @@ def capture_by_tracing(
                 opset_version=opset,
                 dynamo=False,
                 export_params=False,
-                # Otherwise equal parameters become one.
+                # Otherwise equal parameters are merged.
                 keep_initializers_as_inputs=True,
                 do_constant_folding=False,
             )
@@ -106,19 +106,19 @@ def capture_by_tracing(
             failure, cause = _explained(error, traced.recorder, way_out(model, error)), error
     if failure is not None:
         raise failure from cause
-    # Without weights, so that this is quick: the exporter leaves most values without a type.
+    # Without weights, so that inference is fast: the exporter leaves most values without a type.
     typed = onnx.shape_inference.infer_shapes(onnx.load_model_from_string(file.getvalue()))
     return traced.result(ir.from_proto(typed), len(names))
 
 
 @contextmanager
 def _nothing_merged() -> Iterator[None]:
-    """The exporter's passes keep the nodes of different calls apart.
+    """Keep the exporter's passes from merging nodes of different calls.
 
-    - Equal nodes are not merged. Our own optimiser does that, and names all owners.
-    - Nodes before and behind a value that a call gets or returns are not made one: not two transpositions of which one
-      is in the call and one is not.
-    - When it fails, it does not print its graph, which it does past Python's standard output.
+    - Equal nodes are not merged. Our own optimizer does that, and records all owners.
+    - Nodes before and after a value that a call gets or returns are not fused, such as two transpositions of which only
+      one is in the call.
+    - When the exporter fails, it does not print its graph, which bypasses ``sys.stdout``.
     """
     peephole = torch._C._jit_pass_onnx_peephole
 
@@ -142,7 +142,7 @@ def _nothing_merged() -> Iterator[None]:
 
 @contextmanager
 def _replaced(module: Any, **functions: Callable[..., Any]) -> Iterator[None]:
-    """Inside, a module has these functions in the place of its own."""
+    """Replace functions of a module inside the block."""
     before = {name: getattr(module, name) for name in functions}
     try:
         for name, function in functions.items():
@@ -154,7 +154,7 @@ def _replaced(module: Any, **functions: Callable[..., Any]) -> Iterator[None]:
 
 
 def _boundary(graph: Any, value: Any) -> Any:
-    """A node that no pass knows, between a value and all that use it."""
+    """Insert a node that no pass knows between a value and its users."""
     boundary = graph.create("modelexport::boundary", [value], 1)
     if value.node().kind() == "prim::Param":
         graph.prependNode(boundary)
@@ -166,9 +166,9 @@ def _boundary(graph: Any, value: Any) -> Any:
 
 
 def _forget_invented_sizes(model: ir.Model) -> None:
-    """Keep the names of open sizes that are sizes of inputs: inference makes up others, alike for different sizes.
+    """Keep only those names of dynamic sizes that the inputs have: inference gives different sizes the same new name.
 
-    ONNX Runtime puts values of one size into one buffer.
+    ONNX Runtime reuses one buffer for values whose sizes have the same name.
     """
     known = {str(size) for value in model.graph.inputs for size in value.shape or ()}
     for node in all_nodes(model):
@@ -180,7 +180,7 @@ def _forget_invented_sizes(model: ir.Model) -> None:
 
 
 class _Recorder(CallRecorder):
-    """Outside of the trace: there, sizes are tensors, and looking at one makes a node."""
+    """A recorder that works outside of the trace: inside, sizes are tensors, and reading one adds a node."""
 
     def _enter(self, *arguments: Any) -> None:
         with in_trace(None) as self.trace:
@@ -192,13 +192,13 @@ class _Recorder(CallRecorder):
 
 
 class _Traced(nn.Module):
-    """What is traced: takes the tensors in the arguments of a model one by one and hands them to it by keyword.
+    """The traced module: takes the tensors in the arguments of a model by position and passes them on by keyword.
 
     It returns the tensors in the model's result, then those that calls get and return.
 
     Args:
-        run: The calls of a run outside of the trace, where a size is a number and no tensor.
-        dynamic: The sizes of the inputs are open.
+        run: The calls of a run outside of the trace, where a size is a number, not a tensor.
+        dynamic: The sizes of the inputs are dynamic.
     """
 
     def __init__(
@@ -213,10 +213,10 @@ class _Traced(nn.Module):
         self._arguments = args, kwargs
         self._by_path = dict(model.named_modules())
         self._ports: dict[Port, str] = {}
-        """What calls get and return, to its name."""
+        """The ports of calls to the names of their tensors."""
         self._copies: dict[tuple[int, int], tuple[torch.Tensor, Any]] = {}
         self._kept: list[tuple[torch.Tensor, Any]] = []
-        """For each port a tensor of the same type and shape without memory, and the value in the graph of the trace."""
+        """For each port a tensor of the same type and shape without memory, and its value in the traced graph."""
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         traced = {id(tensor): new for (_, tensor), new in zip(self.given, tensors, strict=True)}
@@ -244,7 +244,7 @@ class _Traced(nn.Module):
             self._kept.append(self._as_it_is_now(tensor))
 
     def _without_sizes(self, call: ModuleCall, side: Side, tensors: NamedTensors) -> NamedTensors:
-        """In a trace a size is a tensor without axes; in a run, a number."""
+        """The tensors without sizes: in a trace a size is a scalar tensor; in a run, a number."""
         run = self._run.by_call.get(call)
         names = {spec.name for spec in ((run.inputs if side == "inputs" else run.outputs) if run else ())}
         return [
@@ -252,7 +252,7 @@ class _Traced(nn.Module):
         ]
 
     def _as_it_is_now(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """A copy, because what runs later may write into the tensor; the exporter makes no node of it."""
+        """A copy, because later code may write into the tensor; the exporter makes no node for it."""
         with in_trace(self.recorder.trace):
             key = torch._C._get_value_trace(tensor).unique(), tensor._version
             if key not in self._copies:
@@ -263,7 +263,7 @@ class _Traced(nn.Module):
         return self._copies[key]
 
     def result(self, model: ir.Model, given: int) -> Exported:
-        """The translated graph with owners, parameters and names; every output is read and only the model's kept."""
+        """The translated graph with owners, parameters and names; only the model's own outputs are kept."""
         seen = self.recorder.seen
         graph = model.graph
         outputs = list(graph.outputs)
@@ -288,7 +288,7 @@ class _Traced(nn.Module):
         return Exported(model, calls, state_dict_names(self.model), names, output_names, "torchscript")
 
     def _input_names(self, output_names: Sequence[str]) -> list[str]:
-        """As `dynamo` has them: its exporter for transformers keeps the dots in ``past.0`` and tells ``input.x``."""
+        """The names that `dynamo` uses: transformers' exporter keeps dots and renames inputs named like outputs."""
         from transformers import PreTrainedModel
 
         if isinstance(self.model, PreTrainedModel):
@@ -305,7 +305,7 @@ class _Traced(nn.Module):
     def _specs(
         self, call: ModuleCall, side: Side, specs: Sequence[TensorSpec], values: Mapping[Port, ir.Value]
     ) -> Iterator[TensorSpec]:
-        """The tensors that are no sizes. Their own sizes are those of the trace; which are open the graph knows."""
+        """The tensors that are not sizes, with the sizes of the trace; the graph knows which of them are dynamic."""
         position = 0
         for spec in specs:
             port = Port(call, side, position)
@@ -321,7 +321,7 @@ class _Traced(nn.Module):
             yield dataclasses.replace(spec, shape=tuple(sizes)) if self._open else spec
 
     def _insert_parameters(self, graph: ir.Graph, given: int) -> None:
-        """The exporter leaves parameters and buffers as inputs behind those that are given."""
+        """Make parameters and buffers, which the exporter leaves as inputs after the given ones, initializers."""
         tensors = self.model.state_dict(keep_vars=True)
         inputs = list(graph.inputs)
         graph.inputs.clear()
@@ -342,7 +342,7 @@ def _is_named(size: object) -> bool:
 
 
 def _assign_owners(model: ir.Model, calls: Sequence[ModuleCall]) -> None:
-    """Of each node by the scope in its name. One without, which a pass of the exporter made, by those around it."""
+    """Assign owners by the scope in each node's name; a node without one, made by a pass, by its neighbors."""
     for node in all_nodes(model):
         scope = _SCOPE.search(node.name or "")
         if scope is not None:
@@ -354,7 +354,7 @@ def _assign_owners(model: ir.Model, calls: Sequence[ModuleCall]) -> None:
 
 
 def _rename(model: ir.Model) -> None:
-    """Nodes and values are called after their owner, not by the numbers of scopes: ``/encoder.layer.0/Add_1``."""
+    """Name nodes and values after their owner instead of by scope numbers: ``/encoder.layer.0/Add_1``."""
     counts: Counter[str] = Counter()
     for node in all_nodes(model):
         owner = owner_of(node)
@@ -366,7 +366,7 @@ def _rename(model: ir.Model) -> None:
 
 
 def _explained(error: Exception, recorder: CallRecorder, hint: str) -> CaptureError:
-    """What failed and where, in one line: the call, the model's own line of code, the first line of the reason."""
+    """The error in one line: what failed, the call, the model's own line of code, the first line of the reason."""
     call = recorder.raised_in(error) or _translated_in(error, recorder)
     reason = next((line.strip() for line in str(error).splitlines() if line.strip()), "no reason given")[:300]
     where = f" in {call}" if call is not None else ""
@@ -375,7 +375,7 @@ def _explained(error: Exception, recorder: CallRecorder, hint: str) -> CaptureEr
 
 
 def _translated_in(error: Exception, recorder: CallRecorder) -> ModuleCall | None:
-    """The call whose node was being translated: the exporter's own frame has that node."""
+    """The call whose node was being translated, read from the exporter's stack frame."""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         node = frame.f_locals.get("node")
         scope = re.search(r"::c(\d+)$", node.scopeName()) if isinstance(node, torch._C.Node) else None

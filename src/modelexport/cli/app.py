@@ -1,4 +1,4 @@
-"""The ``modelexport`` command: its commands put together, and how it ends."""
+"""The ``modelexport`` command: the list of its commands, and its exit status."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ COMMANDS = (
     changing.inline,
     exporting.internals,
 )
-"""In the order in which ``--help`` lists them."""
+"""The commands, in the order in which ``--help`` lists them."""
 for command in COMMANDS:
     app.command()(command)
 
@@ -63,8 +63,8 @@ def options(
 
 
 def main() -> None:
-    """The ``modelexport`` command: 0 done, 1 a check said no, 2 the input was wrong or missing, 130 Ctrl-C."""
-    # Most of a short command is imports, whose objects stay: looking for garbage among them took a seventh of its time.
+    """The ``modelexport`` command. Exit status: 0 done, 1 a check failed, 2 wrong or missing input, 130 Ctrl-C."""
+    # A short command spends most of its time on imports, whose objects stay: garbage collection took a seventh of it.
     gc.set_threshold(50_000, 20, 100)
     with shielded():
         status = _run()
@@ -86,7 +86,7 @@ def _run() -> int:
         raw(sys.stderr).close()
         status = 0
     except MemoryError:
-        status = _fail("there is not enough memory for this file; if it is not that large, it is damaged", 2)
+        status = _fail("there is not enough memory for this file; if it is not large, it is damaged", 2)
     except Exception as error:
         status = _fail(f"internal error: {type(error).__name__}: {error}; run with --debug and report it", 2)
     return int(status or 0)

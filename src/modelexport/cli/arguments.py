@@ -1,4 +1,4 @@
-"""The words of a command line, before they are parsed."""
+"""Rewriting the arguments of a command line before they are parsed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _SPEC = re.compile(r"[A-Za-z_]\w*(,[A-Za-z_]\w*)+|.+:\d+=[A-Za-z_]\w*")
 
 
 def spelled_out(arguments: Sequence[str]) -> list[str]:
-    """A command line in which ``--dynamic`` with a value is ``--axes``: a flag cannot take one."""
+    """A command line in which ``--dynamic`` with a value is replaced by ``--axes``: a flag cannot take a value."""
     made: list[str] = []
     words = list(arguments)
     while words:

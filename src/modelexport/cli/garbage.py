@@ -1,4 +1,4 @@
-"""Keeps Python's garbage collector to what a piece of work makes itself."""
+"""Restricts Python's garbage collector to new objects."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def only_new_garbage() -> Iterator[None]:
-    """Inside: the collector does not look at the objects that were there before.
+    """Exclude the existing objects from garbage collection inside the block.
 
-    Torch and its libraries keep a million objects alive, and one look at all of them takes as long as a fifth of a
-    small model's export. What is made inside is collected as ever. A program that froze objects itself is left alone.
+    Torch and its libraries keep a million objects alive, and one full collection takes as long as a fifth of a small
+    model's export. New objects are collected as usual. Nothing is done in a program that froze objects itself.
     """
     if gc.get_freeze_count():
         yield

@@ -1,4 +1,4 @@
-"""Names of inputs, outputs and axes, as they are given on the command line."""
+"""Parsing names of inputs, outputs and axes from the command line."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _NAME = re.compile(r"[A-Za-z_]\w*")
 def read_interface(
     input_names: str | None, output_names: str | None, outputs: str | None, axes: Sequence[str]
 ) -> Interface:
-    """What the options ask for.
+    """The interface that the options describe.
 
     Raises:
-        UsageError: One cannot be read.
+        UsageError: An option cannot be parsed.
     """
     open_axes: dict[tuple[str, int], str] = {}
     leading: list[str] = []
@@ -49,5 +49,5 @@ def _names(text: str | None, option: str) -> Mapping[str, str] | Sequence[str]:
         not all(name and (new or not equal) for name, equal, new in pairs)
         or len({bool(equal) for _, equal, _ in pairs}) > 1
     ):
-        raise UsageError(f"{option} {text}: write new names of all, or old=new for some")
+        raise UsageError(f"{option} {text}: write new names for all, or old=new for some")
     return {old: new for old, _, new in pairs} if pairs[0][1] else words

@@ -1,4 +1,4 @@
-"""The one JSON document that a command prints with ``--json``, where that is not the result as it is."""
+"""The JSON documents that commands print with ``--json``, if they are not the result itself."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def export_document(result: ExportResult) -> dict[str, Any]:
-    """What ``modelexport export --json`` prints."""
+    """The document that ``modelexport export --json`` prints."""
     document: dict[str, Any] = {
         "path": str(result.path),
         "files": [str(file) for file in result.files],
@@ -43,7 +43,7 @@ def export_document(result: ExportResult) -> dict[str, Any]:
 
 
 def adopted_document(adopted: Adopted) -> dict[str, Any]:
-    """What ``modelexport adopt --json`` prints."""
+    """The document that ``modelexport adopt --json`` prints."""
     return {
         "path": str(adopted.path),
         "files": adopted.files,
@@ -56,7 +56,7 @@ def adopted_document(adopted: Adopted) -> dict[str, Any]:
 
 
 def package_document(result: PackageResult) -> dict[str, Any]:
-    """What ``modelexport export -o FOLDER/ --json`` prints."""
+    """The document that ``modelexport export -o FOLDER/ --json`` prints."""
     return {
         "folder": str(result.folder),
         "manifest": result.manifest,

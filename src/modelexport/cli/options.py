@@ -1,4 +1,4 @@
-"""The options that several commands have."""
+"""Options shared by several commands."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SelectorsArgument = Annotated[
     typer.Argument(
         metavar="SELECTOR...",
         help="Calls: encoder.layer.0 (. is the root, path@1 a second call), encoder.layer.[0-3], *.dense, a tag, "
-        "class:LayerNorm; !SELECTOR takes away.",
+        "class:LayerNorm; !SELECTOR removes calls.",
     ),
 ]
 InputsOption = Annotated[
@@ -38,14 +38,14 @@ RemoteCodeOption = Annotated[bool, typer.Option("--trust-remote-code", help="Run
 DtypeOption = Annotated[
     str | None, typer.Option(metavar="NAME", help="float32, float16, bfloat16: convert the weights while loading.")
 ]
-SeedOption = Annotated[int, typer.Option(help="For random weights and inputs.")]
+SeedOption = Annotated[int, typer.Option(help="The seed of random weights and inputs.")]
 IncludeOption = Annotated[
     list[str] | None, typer.Option("--include", metavar="CLASS", help="A class that gets a segment in tags as well.")
 ]
 ExcludeOption = Annotated[
-    list[str] | None, typer.Option("--exclude", metavar="CLASS", help="A class that gets no segment in tags.")
+    list[str] | None, typer.Option("--exclude", metavar="CLASS", help="A class that does not get a segment in tags.")
 ]
 GranularityOption = Annotated[
-    Granularity, typer.Option(help="Which modules get a segment: model classes, all, or whichever fits.")
+    Granularity, typer.Option(help="The modules that get a segment: model classes, all, or as fits the model.")
 ]
 OutputOption = Annotated[Path, typer.Option("-o", "--output", metavar="OUT.onnx", help="The file to write.")]

@@ -1,4 +1,4 @@
-"""What commands share: a model loaded with its inputs, progress on a terminal, one JSON document."""
+"""Shared by commands: loading a model with its inputs, progress on a terminal, printing a JSON document."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def load_with_inputs(
 
 @dataclass(frozen=True)
 class ModelChoice:
-    """MODEL and what says how to load it."""
+    """MODEL and the options for loading it."""
 
     model: str
     inputs: Path | None = None
@@ -80,7 +80,7 @@ class ModelChoice:
 
 
 def load_for_package(choice: ModelChoice, parts: str, stages: Callable[[str], Any]) -> tuple[Any, Any]:
-    """The model, without its weights where they can stay in its files, and inputs if it is exported whole."""
+    """The model, without its weights if they can stay in their files, and inputs if it is exported whole."""
     from modelexport.files.safetensors_files import INDEX, SINGLE
 
     folder = Path(choice.model).expanduser()
@@ -111,7 +111,7 @@ def load_for_package(choice: ModelChoice, parts: str, stages: Callable[[str], An
 
 
 def named_files(path: Path) -> dict[str, Path]:
-    """The files that FILE means: itself under an empty name, or the parts of a package by name."""
+    """The files of FILE: the file itself with an empty name, or the parts of a package by name."""
     if not path.is_dir():
         return {"": path}
     from modelexport.tagged.package import read_package
@@ -121,7 +121,7 @@ def named_files(path: Path) -> dict[str, Path]:
 
 @contextmanager
 def progress_shown() -> Iterator[Callable[[str], None]]:
-    """Says on a terminal what stage the work is in; silent elsewhere."""
+    """Show the running stage if standard error is a terminal."""
     if not sys.stderr.isatty():
         yield lambda stage: None
         return
@@ -133,7 +133,7 @@ def progress_shown() -> Iterator[Callable[[str], None]]:
 
 
 def print_json(document: Any) -> None:
-    """Print a value as the one JSON document that a command prints."""
+    """Print a value as a JSON document."""
     import msgspec
 
     print(json.dumps(msgspec.to_builtins(document), indent=1))

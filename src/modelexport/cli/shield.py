@@ -1,4 +1,4 @@
-"""What stands between a command and its surroundings: signals, standard input, and the terminal that it prints to."""
+"""Protects a command from its environment: signals, standard input, and the terminal that it prints to."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from modelexport.core.text import printable
 
 
 class Interrupted(BaseException):
-    """A signal asked the command to end. Not an ``Exception``: nobody but the command line may catch it."""
+    """A signal asked the command to end. Not an ``Exception``, so that only the command line catches it."""
 
     line = "interrupted; nothing was written"
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
         self.status = 130 if number == signal.SIGINT else 2
-        """What a shell expects of Ctrl-C, so that a loop around the command ends as well; and 2 otherwise."""
+        """The status that a shell expects after Ctrl-C, so that a loop around the command ends as well; otherwise 2."""
 
 
 @contextlib.contextmanager
 def shielded() -> Iterator[None]:
-    """Inside: signals raise :class:`Interrupted`, standard input is empty, and nothing printed controls a terminal."""
+    """In the block signals raise :class:`Interrupted`, standard input is empty, output cannot control a terminal."""
     with _signals(), _no_input(), _quiet_readers(), _printable(sys.stdout) as out, _printable(sys.stderr) as err:
         before = sys.stdout, sys.stderr
         sys.stdout, sys.stderr = out, err
@@ -45,11 +45,11 @@ def _signals() -> Iterator[None]:
         return
     names = [name for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
     numbers = [getattr(signal, name) for name in names]
-    # `nohup` has SIGHUP ignored, and so it stays.
+    # `nohup` makes a process ignore SIGHUP, which is kept.
     before = {number: signal.getsignal(number) for number in numbers if signal.getsignal(number) != signal.SIG_IGN}
 
     def interrupt(number: int, frame: object) -> None:
-        for other in before:  # the first one ends the command, and a second must not disturb that
+        for other in before:  # the first signal ends the command, and a second must not disturb that
             signal.signal(other, signal.SIG_IGN)
         raise Interrupted(number)
 
@@ -64,7 +64,7 @@ def _signals() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _no_input() -> Iterator[None]:
-    """Nothing that a library asks can be answered: not by a person, and not by ``yes |``."""
+    """Make standard input empty, so that questions of a library get no answer, not even from ``yes |``."""
     before = sys.stdin
     with open(os.devnull, encoding="utf-8") as nothing:  # noqa: PTH123 - it is not a file
         sys.stdin = nothing
@@ -83,7 +83,7 @@ def _no_input() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet_readers() -> Iterator[None]:
-    """What onnx_ir logs of a damaged file, the error says; without a handler Python prints it."""
+    """Silence onnx_ir's log messages about a damaged file, which the error repeats; Python would print them."""
     nowhere = logging.NullHandler()
     logger = logging.getLogger("onnx_ir")
     logger.addHandler(nowhere)
@@ -94,12 +94,12 @@ def _quiet_readers() -> Iterator[None]:
 
 
 class _Printable(io.TextIOBase):
-    """A stream that writes what can be printed to another one."""
+    """A stream that writes printable text to another one."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self.raw_stream = stream
-        """For what is meant to control a terminal."""
+        """The stream for output that is meant to control a terminal."""
 
     def write(self, text: str) -> int:
         shown = printable(text)
@@ -111,7 +111,7 @@ class _Printable(io.TextIOBase):
         self._stream.flush()
 
     def close(self) -> None:
-        """Do nothing: the collector closes what it finds, and the stream is not ours."""
+        """Do nothing: the garbage collector closes unused streams, and the underlying stream is not ours."""
 
     def isatty(self) -> bool:
         return self._stream.isatty()
@@ -144,5 +144,5 @@ def _printable(stream: TextIO) -> Iterator[TextIO]:
 
 
 def raw(stream: TextIO) -> TextIO:
-    """The stream behind one that shows control characters, for what is meant to control the terminal."""
+    """The underlying stream of one that escapes control characters, for output that controls the terminal."""
     return stream.raw_stream if isinstance(stream, _Printable) else stream

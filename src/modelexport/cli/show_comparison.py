@@ -1,6 +1,6 @@
-"""What ``modelexport compare`` shows a person: the files side by side, then the modules that differ.
+"""The text of ``modelexport compare``: the files side by side, then the modules that differ.
 
-Calls that differ in the same way and by numbers in their addresses only are one line: ``encoder.layer.0…11``.
+Calls with the same differences and with addresses that differ only in numbers share a line: ``encoder.layer.0…11``.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 MOST = 30
-"""Lines of one kind, so that all fit a screen or two."""
+"""The largest number of lines of one kind, so that the text fits a screen or two."""
 
 
 def format_comparison(comparison: FileComparison) -> str:
-    """Two tagged files: what they are, the calls in one only, the calls that differ, and a line that sums up."""
+    """The comparison as text: facts, the calls in only one file, the calls that differ, and a summary line."""
     one, other = comparison.first, comparison.second
     parts = [_files(one, other), _operators(one.operators, other.operators)]
     for facts, only in ((one, comparison.only_in_first), (other, comparison.only_in_second)):
@@ -46,7 +46,7 @@ def format_comparison(comparison: FileComparison) -> str:
 
 
 def _files(one: FileFacts, other: FileFacts) -> str:
-    """The facts of both, one a line; a line with settings or packages only where they differ."""
+    """The facts of both files, one on each line; settings and packages only if they differ."""
     rows = [("", one.path, other.path)]
     rows += list(zip(_LINES, _fact_cells(one), _fact_cells(other), strict=True))
     for kind in ("settings", "environment"):
@@ -102,19 +102,19 @@ def _operators(one: Mapping[str, int], other: Mapping[str, int]) -> str:
     if not rows:
         return ""
     shown = sorted(rows, key=lambda row: -abs(int(row[3].replace(",", ""))))[:MOST]
-    left = f"\n{plural(len(rows) - MOST, 'operator')} that differ less not shown" if len(rows) > MOST else ""
+    left = f"\n{plural(len(rows) - MOST, 'operator')} with smaller differences not shown" if len(rows) > MOST else ""
     return align([("OPERATOR", "FIRST", "SECOND", ""), *shown], right={1, 2, 3}) + left
 
 
 def _section(title: str, rows: Sequence[Sequence[str]]) -> str:
     if not rows:
         return ""
-    left = [f"  {len(rows) - MOST:,} more lines, all with --json"] if len(rows) > MOST else []
+    left = [f"  and {len(rows) - MOST:,} more lines; --json lists all"] if len(rows) > MOST else []
     return "\n".join([f"{title}:", *(f"  {line}" for line in align(rows[:MOST]).splitlines()), *left])
 
 
 def _change(change: CallChange) -> str:
-    """What differs in one call, apart from its tags; names of its own parameters without its address."""
+    """The differences of one call except its tags; names of its own parameters without its address."""
     parts = []
     if change.class_name:
         parts.append(f"class {_arrow(*change.class_name)}")
@@ -139,7 +139,7 @@ def _names(group: Sequence[OnlyInOne]) -> str:
 
 def _inside(group: Sequence[OnlyInOne]) -> str:
     calls, nodes = sum(one.calls for one in group), sum(one.nodes for one in group)
-    return f"{plural(calls, 'call')}, those inside included, {plural(nodes, 'node')}"
+    return f"{plural(calls, 'call')} with those inside, {plural(nodes, 'node')}"
 
 
 def _address(one: OnlyInOne) -> str:
@@ -151,7 +151,7 @@ def _class(one: OnlyInOne) -> str:
 
 
 def _grouped(items: Iterable[T], name: Callable[[T], str], what: Callable[[T], str]) -> list[list[T]]:
-    """Items of the same text whose names differ in numbers only, together where the first of them stands."""
+    """Group items of the same text whose names differ only in numbers, at the place of the first of them."""
     groups: dict[tuple[str, str], list[T]] = {}
     for item in items:
         groups.setdefault((_pattern(name(item))[0], what(item)), []).append(item)
@@ -159,7 +159,7 @@ def _grouped(items: Iterable[T], name: Callable[[T], str], what: Callable[[T], s
 
 
 def _pattern(name: str) -> tuple[str, list[int]]:
-    """A dotted name with its numbers replaced, and the numbers: of ``layer.3.out@1``, ``layer.*.out@*`` and 3, 1."""
+    """A dotted name with its numbers replaced, and the numbers: ``layer.*.out@*`` and 3, 1 for ``layer.3.out@1``."""
     path, _, index = name.rpartition("@") if "@" in name else (name, "", "")
     parts = path.split(".")
     numbers = [int(part) for part in parts if part.isdecimal()]
@@ -168,7 +168,7 @@ def _pattern(name: str) -> tuple[str, list[int]]:
 
 
 def _span(names: Sequence[str]) -> str:
-    """One name for several that differ in numbers only: ``encoder.layer.0…11.output (12)``."""
+    """One name for several that differ only in numbers: ``encoder.layer.0…11.output (12)``."""
     pattern, _ = _pattern(names[0])
     columns = list(zip(*(_pattern(name)[1] for name in names), strict=True))
     pieces = pattern.split("*")
@@ -190,13 +190,13 @@ def _ranges(numbers: Iterable[int]) -> str:
 def _summary(comparison: FileComparison) -> str:
     both = comparison.same + len(comparison.changed)
     values = comparison.values
-    told = "elements of parameters: not compared (--values does)"
+    told = "elements of parameters: not compared (use --values)"
     if values is not None:
         alike = values.equal + len(values.different)
         parameters = sum(held.initializers for held in comparison.first.parameters.values())
         listed = f": {shortened(', '.join(values.different), 100)}" if values.different else ""
         told = (
-            f"{alike:,} of {plural(parameters, 'parameter')} are held alike by both files; "
+            f"{alike:,} of {plural(parameters, 'parameter')} are stored in the same way in both files; "
             f"{len(values.different):,} of these have other elements{listed}"
         )
     same = f"{comparison.same:,} of {plural(both, 'call')} in both files are the same"
@@ -204,7 +204,7 @@ def _summary(comparison: FileComparison) -> str:
 
 
 def format_changes(report: ChangeReport) -> str:
-    """:func:`format_comparison`, then a line for each aspect that was asked for."""
+    """:func:`format_comparison`, then a line for each requested aspect."""
     lines = [f"{aspect}: {'differs' if aspect in report.failed else 'the same'}" for aspect in report.asked]
     worse = [f"  {change.column} {change.first} -> {change.second}" for change in report.costs or () if change.worse]
     wrong = [
@@ -217,7 +217,7 @@ def format_changes(report: ChangeReport) -> str:
 
 
 def changes_document(report: ChangeReport) -> dict[str, Any]:
-    """What ``modelexport compare --json`` prints: the comparison, and what was asked for beside it."""
+    """The document that ``modelexport compare --json`` prints: the comparison and the requested aspects."""
     document: dict[str, Any] = msgspec.to_builtins(report.comparison)
     if report.asked:
         document |= {"asked": report.asked, "failed": report.failed}
@@ -226,10 +226,10 @@ def changes_document(report: ChangeReport) -> dict[str, Any]:
 
 
 def format_markdown(report: ChangeReport) -> str:
-    """A summary that a pull request can show."""
+    """A Markdown summary, for instance for a pull request."""
     found = report.comparison
     name = found.first.path.rpartition("/")[2], found.second.path.rpartition("/")[2]
-    verdict = "differs" if report.failed else "no change that fails"
+    verdict = "differs" if report.failed else "nothing fails"
     lines = [f"### {name[0]} and {name[1]}: {verdict}", ""]
     if report.asked:
         lines += ["| checked | result |", "|---|---|"]

@@ -1,4 +1,4 @@
-"""What a person reads in a terminal: ``format_*`` returns it, ``print_*`` writes it."""
+"""Text for a terminal: ``format_*`` returns it, ``print_*`` writes it."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ def format_hierarchy(
     """The hierarchy of a model as aligned text.
 
     Args:
-        mode: ``static`` is the tree of modules, ``traced`` the tree of calls, ``trace`` every entering and leaving of a
-            call as a line of its own, ``compare`` the modules with what became of them in the run.
+        mode: ``static`` is the tree of modules, ``traced`` the tree of calls, ``trace`` a line for each entry and
+            exit of a call, ``compare`` the modules with their status in the run.
         calls: Needed for ``traced`` and ``trace``.
-        static_tags: With it, ``static`` shows the tag of each module, and ``compare`` those that a run gives another.
-        tags: With it, ``traced`` and ``trace`` show the levels only, under the segments of their tags, with addresses.
+        static_tags: With it, ``static`` shows the tag of each module, and ``compare`` the tags that differ in the run.
+        tags: With it, ``traced`` and ``trace`` show only levels, by the segments of their tags, with addresses.
         comparison: Needed for ``compare``.
 
     Raises:
-        ValueError: What the mode needs is missing.
+        ValueError: An argument that the mode needs is missing.
     """
     match mode:
         case "static":
@@ -81,11 +81,11 @@ def _format_comparison(tree: ModuleTree, comparison: Comparison, static: Tags | 
         if module.calls and static is not None and traced is not None:
             by_holder, by_caller = static.module_tag(module.path), traced.module_tag(module.path)
             if by_holder != by_caller:
-                moved.append(f"  {module.path}: {by_holder} as it is held, {by_caller} as it is called")
+                moved.append(f"  {module.path}: {by_holder} by its place in the tree, {by_caller} by its caller")
     called, never = len(comparison.called), comparison.never_called
     summary = f"{plural(called + len(never), 'module')}, the root included: {called} called, {len(never)} never called"
     listed = "".join(f"\n  {module.path}: {module.reason}" for module in never)
-    differing = "\n".join(["", "", "tags that depend on who calls:", *moved]) if moved else ""
+    differing = "\n".join(["", "", "tags that depend on the caller:", *moved]) if moved else ""
     return f"{align(rows, right={2})}\n\n{summary}{listed}{differing}"
 
 
@@ -95,7 +95,7 @@ class _ShownCall:
     depth: int
     label: str
     what: str
-    """The address next to a segment, the class next to an address."""
+    """The address after a segment, or the class after an address."""
 
 
 def _format_calls(tree: ModuleTree, calls: CallTree, tags: Tags | None) -> str:
@@ -122,7 +122,7 @@ def _format_steps(tree: ModuleTree, calls: CallTree, tags: Tags | None) -> str:
 
 
 def _shown_calls(tree: ModuleTree, calls: CallTree, tags: Tags | None) -> list[_ShownCall]:
-    """All calls, labelled by their address below their caller, or the levels only, labelled by their segment."""
+    """All calls, labeled by their address below their caller, or only the levels, labeled by their segment."""
     shown = []
     for traced in calls:
         call, parent = traced.call, traced.parent
@@ -136,7 +136,7 @@ def _shown_calls(tree: ModuleTree, calls: CallTree, tags: Tags | None) -> list[_
 
 
 def _steps(shown: Sequence[_ShownCall]) -> list[tuple[int, _ShownCall, Literal["enter", "exit"]]]:
-    """Entering and leaving each of the calls below the root, in order, numbered from 1."""
+    """The entry and exit of each of the calls below the root, in order, numbered from 1."""
     events: list[tuple[int, _ShownCall, Literal["enter", "exit"]]] = []
     for call in shown:
         if call.depth and call.traced.enter is not None and call.traced.exit is not None:
@@ -161,7 +161,7 @@ def _shapes(tensors: Iterable[TensorSpec], *, names: bool = False) -> str:
 
 
 def format_nodes(nodes: Sequence[NodeRow]) -> str:
-    """Nodes, one a line: operator, name, the call that owns it, evidence, tag, other owners."""
+    """Nodes, one on each line: operator, name, the call that owns it, evidence, tag, other owners."""
     table = [("OPERATOR", "NAME", "CALL", "EVIDENCE", "TAG", "ALSO OWNED BY")]
     table += [
         (n.op_type, n.name, n.call or ".", n.evidence, n.source_module, ", ".join(c or "." for c in n.also))
@@ -171,7 +171,7 @@ def format_nodes(nodes: Sequence[NodeRow]) -> str:
 
 
 def format_inputs(described: Mapping[str, Mapping[str, object]]) -> str:
-    """Example inputs, one a line: name, element type and shape, least and largest element."""
+    """Example inputs, one on each line: name, element type and shape, smallest and largest element."""
     rows = [("INPUT", "TYPE", "LEAST", "LARGEST")]
     for name, one in described.items():
         sizes = ", ".join(map(str, one["shape"])) if isinstance(one["shape"], list) else ""
@@ -198,7 +198,7 @@ def print_extracted(extracted: Sequence[Extracted]) -> None:
 
 
 def format_export(result: ExportResult) -> str:
-    """What an export made: tree, coverage, files, verification, time by stage."""
+    """The result of an export: tree, coverage, files, verification, time by stage."""
     lines = [format_tree(result.tree, result.coverage)]
     if result.check is not None:
         lines.append(_format_check(result.check))
@@ -218,15 +218,15 @@ def _format_check(check: FileCheck) -> str:
 
 
 def format_weights(weights: WeightsSummary) -> list[str]:
-    """Where the weights are that are not in the model itself: a line for each place."""
+    """The places of weights outside the model file, a line for each."""
     lines = []
     if weights.linked:
         how = ", ".join(f"{file} ({how})" for file, how in weights.linked.items())
         lines.append(f"weights: {weights.linked_bytes / 1e9:,.3f} GB linked, in {how}")
     if "hard link" in weights.linked.values():
         lines.append(
-            "  a hard link is the same file under a second name: ONNX Runtime takes it, onnx.checker refuses it, and "
-            "what changes the one in place changes the other"
+            "  a hard link is the same file under a second name: ONNX Runtime accepts it, onnx.checker refuses it, and "
+            "changing one in place changes the other"
         )
     if weights.copied_bytes:
         lines.append(f"weights: {weights.copied_bytes / 1e9:,.3f} GB in the data file")
@@ -235,7 +235,7 @@ def format_weights(weights: WeightsSummary) -> list[str]:
     if weights.made:
         some = [f"{name} ({operations})" for name, operations in list(weights.made.items())[:3]]
         more = f", and {len(weights.made) - 3} more, which the report lists" if len(weights.made) > 3 else ""
-        lines.append(f"made while loading, not as in the checkpoint: {', '.join(some)}{more}")
+        lines.append(f"computed during loading, changed from the checkpoint: {', '.join(some)}{more}")
     return lines
 
 

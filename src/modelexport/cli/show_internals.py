@@ -1,4 +1,4 @@
-"""What ``modelexport internals`` shows a person: the module map, how good it is, and what each stage carries."""
+"""The text of ``modelexport internals``: the module map, the quality of its names, and the records at each stage."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def format_internals(internals: Internals) -> str:
         if facts.bytes is not None
     ]
     parts.append(align(records, right={3, 4}))
-    parts += [f"{one.name} gave up: {one.error}" for one in internals.front_ends if one.error]
+    parts += [f"{one.name} failed: {one.error}" for one in internals.front_ends if one.error]
     called = f"{internals.modules_called:,} of {plural(internals.modules, 'module')}"
     parts.append(f"one run makes {plural(internals.calls, 'call')} of {called}, the root included")
     return "\n\n".join(parts)

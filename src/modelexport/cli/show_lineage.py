@@ -1,4 +1,4 @@
-"""What ``retag``, ``optimize`` and ``adopt`` found, for people. ``format_*`` returns, ``print_*`` writes."""
+"""The results of ``retag``, ``optimize`` and ``adopt`` as text. ``format_*`` returns it, ``print_*`` writes it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 def format_retag(report: RetagReport, most: int = 20) -> str:
-    """What is known of a retagged file, and what is not."""
+    """The facts that are known about a retagged file, and those that are not."""
     common = f"{report.common:,} of {plural(report.values, 'value')} come from the tagged file"
     lines = [f"{format_coverage(report.coverage)}; {common}"]
-    for title, nodes in (("hold operations of several", report.fused), ("are between several", report.unclear)):
+    for title, nodes in (("contain operations of several", report.fused), ("are between several", report.unclear)):
         if nodes:
             lines += ["", f"{plural(len(nodes), 'node')} that {title} calls:"]
             rows = [(f"  {n.op_type}", n.name, ", ".join(_shortest(n.calls))) for n in nodes[:most]]
@@ -32,11 +32,11 @@ def format_retag(report: RetagReport, most: int = 20) -> str:
         count = plural(report.unrecorded, "initializer")
         lines.append(f"{count} changed in a way that is not recorded: update-weights refuses them")
     if report.lost:
-        lines.append(f"folded away for good: {shortened(', '.join(report.lost), 200)}")
+        lines.append(f"folded and lost: {shortened(', '.join(report.lost), 200)}")
     if report.gone:
         lines.append(f"{plural(len(report.gone), 'call')} without nodes now: {shortened(', '.join(report.gone), 200)}")
     if report.inlined:
-        lines.append("local functions were replaced by their bodies")
+        lines.append("local functions were inlined")
     return "\n".join([*lines, f"wrote {', '.join(report.files)}"])
 
 
@@ -49,13 +49,13 @@ def _left_out(listed: Sequence[object], most: int) -> list[str]:
 
 
 def format_adopted(adopted: Adopted) -> str:
-    """What a file was found to be: tree, coverage, sources, and what could not be told."""
+    """The facts about an adopted file: tree, coverage, sources, and what could not be determined."""
     sources = ", ".join(f"{source} {count:,}" for source, count in adopted.sources.items())
     lines = [format_tree(adopted.tree, adopted.coverage, adopted.operators), f"sources: {sources or 'none'}"]
     if adopted.repeated:
         some = ", ".join(path or "." for path in adopted.repeated[:5])
         more = f" and {len(adopted.repeated) - 5} more" if len(adopted.repeated) > 5 else ""
-        lines.append(f"perhaps several calls that look like one: {some}{more}")
+        lines.append(f"may be several calls that look like one: {some}{more}")
     return "\n".join([*lines, f"wrote {', '.join(adopted.files)}"])
 
 

@@ -1,4 +1,4 @@
-"""Packages for people: what was written, and whether it generates what the model does. ``format_*`` returns text."""
+"""Packages as text: what was written, and whether it generates what the model does. ``format_*`` returns it."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def format_package(result: PackageResult) -> str:
 
 
 def format_headings(texts: Mapping[str, str]) -> str:
-    """What is shown of each part under its name; of a file alone, that is without one."""
+    """The text of each part under its name; for a single file, without a name."""
     return "\n\n".join(f"{name}:\n{text}" if name else text for name, text in texts.items())
 
 
 def format_generation(report: GenerationReport) -> str:
-    """A line for each run, what differs first in those that do, and a line that sums them up."""
+    """A line for each run, with its first difference if there is one, and a summary line."""
     rows = [("RUN", "PROMPTS", "STEPS", "TOKENS", "LARGEST DIFFERENCE", "")]
     rows += [
         (
@@ -52,9 +52,7 @@ def format_generation(report: GenerationReport) -> str:
     equal = sum(run.agrees for run in report.runs)
     summary = f"{equal} of {plural(len(report.runs), 'run')} generate what PyTorch generates"
     wrong = report.parameters_wrong
-    summary += (
-        f"; not in the file or not the model's: {', '.join(wrong)}" if wrong else "; all parameters are the model's"
-    )
+    summary += f"; missing or different: {', '.join(wrong)}" if wrong else "; all parameters are equal to the model's"
     return "\n".join([align(rows, right={2, 4}), summary])
 
 
@@ -69,5 +67,5 @@ def _told(run: GenerationRun) -> str:
 
 
 def generation_document(report: GenerationReport) -> dict[str, Any]:
-    """As JSON values."""
+    """The report as JSON values."""
     return {"agrees": report.agrees, **msgspec.to_builtins(report)}

@@ -1,4 +1,4 @@
-"""What `split`, `replace`, `place` and `rename` show a person."""
+"""The text of `split`, `replace` and `place`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def format_split(result: Split) -> str:
-    """The stages, one a line, and how even they are."""
+    """The stages, one on each line, and their balance."""
     rows = [("STAGE", "WEIGHTS", result.by.upper(), "NODES", "IN", "OUT", "MODULES")]
     rows += [
         (
@@ -40,7 +40,7 @@ def format_split(result: Split) -> str:
 
 
 def format_chain(differences: Sequence[Difference]) -> str:
-    """Each output of the chain of stages, and how far it is from the whole's."""
+    """Each output of the stages, and its difference from that of the whole file."""
     return "\n".join(
         f"{one.name}: {one.status}"
         + (f", {one.absolute:.1e}" if one.absolute is not None else "")
@@ -50,7 +50,7 @@ def format_chain(differences: Sequence[Difference]) -> str:
 
 
 def format_replaced(result: Replaced) -> str:
-    """The calls that were replaced, one a line."""
+    """The calls that were replaced, one on each line."""
     rows = [("CALL", "REMOVED", "ADDED", "INPUTS", "OUTPUTS")]
     rows += [
         (call.call, f"{call.removed:,}", f"{call.added:,}", ", ".join(call.inputs), ", ".join(call.outputs))
@@ -58,12 +58,12 @@ def format_replaced(result: Replaced) -> str:
     ]
     return (
         f"{align(rows, right={1, 2})}\n{result.path}: {plural(len(result.calls), 'call')} replaced by {result.by}, "
-        f"{plural(result.kept, 'node')} as before"
+        f"{plural(result.kept, 'node')} unchanged"
     )
 
 
 def format_placement(placement: Placement, output: Path | None, libraries: Mapping[str, Path]) -> str:
-    """Where each module is sent and where it went, the faults, and Python that opens such a session."""
+    """The device of each module and where it runs, the faults, and Python code that opens such a session."""
     rows = [("MODULE", "RULE", "WENT TO", "")]
     for call in placement.calls:
         went = ", ".join(f"{provider} {count}" for provider, count in call.providers.items()) or "-"
@@ -73,7 +73,7 @@ def format_placement(placement: Placement, output: Path | None, libraries: Mappi
     return "\n".join([*lines, _python(placement, output, libraries)])
 
 
-_STATES = {"torn": "torn apart", "elsewhere": "elsewhere", "no provider": "no provider for it here"}
+_STATES = {"torn": "split", "elsewhere": "elsewhere", "no provider": "no provider available"}
 
 
 def _python(placement: Placement, output: Path | None, libraries: Mapping[str, Path]) -> str:
@@ -104,7 +104,7 @@ def megabytes(count: int) -> str:
 
 
 def _modules(whole: Sequence[str], parts_of: Sequence[str]) -> str:
-    """The first and last module that a stage has whole, and what it has a part of."""
+    """The first and last complete module of a stage, and the modules of which it has a part."""
     text = whole[0] if len(whole) == 1 else f"{whole[0]} to {whole[-1]}" if whole else ""
     parts = ", ".join(name for name in parts_of if name != ".")
     return f"{text}{f' (part of {parts})' if parts else ''}".strip()

@@ -1,4 +1,4 @@
-"""Tables of figures for people: a tree with bars, CSV. ``format_*`` returns text."""
+"""Tables of figures as text: a tree with bars, CSV."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from modelexport.measure.table import By, Row, Table
 
 BAR = 12
-"""Characters of the longest bar."""
+"""The length of the longest bar, in characters."""
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 _STEPS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _COLOURS = (32, 33, 31)  # green, yellow, red
@@ -37,9 +37,9 @@ def format_table(
     """The table as an indented tree, or sorted, with a bar for each row's total of the main column.
 
     Args:
-        main: The column that bars and own figures are shown of.
-        colour: With the codes of a terminal.
-        blocks: Bars of block characters; of ``#`` where the output has none.
+        main: The column of the bars and of the own figures.
+        colour: Whether to add terminal color codes.
+        blocks: Whether bars use block characters; otherwise ``#``, for outputs that cannot encode them.
     """
     rows = table.rows(by, depth=depth, only=only)
     flat = sort is not None or by == "class"
@@ -62,7 +62,7 @@ def format_table(
         cells += [_cell(column, table.outside.get(main)), _bar(share, blocks), ""]
         body.append([*cells, *(_cell(c, table.outside.get(c.name)) for c in columns if c is not column)])
     if not body:
-        return "\n".join(["no module has any figure here", *table.notes])
+        return "\n".join(["no module has figures in this table", *table.notes])
     right = set(range(1, len(header))) - {header.index("")}
     lines = align([header, *body], right=right).splitlines()
     if colour:
@@ -73,7 +73,7 @@ def format_table(
 
 
 def print_table(table: Table, main: str, **options: Any) -> None:
-    """Write :func:`format_table` to standard output, with colour where that is a terminal that wants it."""
+    """Write :func:`format_table` to standard output, with color if it is a terminal that supports it."""
     colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
     blocks = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
     print(format_table(table, main, colour=colour, blocks=blocks, **options))
@@ -123,7 +123,7 @@ def _coloured(line: str, share: float) -> str:
 
 
 def _cell(column: Column, figure: Any) -> str:
-    """A figure for people: ``1.23 M``, ``4.56 ms``, ``12.3 %``; a formula as it is."""
+    """A readable figure: ``1.23 M``, ``4.56 ms``, ``12.3 %``; a formula unchanged."""
     if figure is None:
         return ""
     number = column.number(figure)
@@ -143,6 +143,6 @@ def _cell(column: Column, figure: Any) -> str:
 
 
 def shortened_formula(text: str) -> str:
-    """A formula as it fits a column: from a multiplication sign on, and cut where it is long."""
+    """A formula that fits a column: written with multiplication signs and powers, and cut if it is long."""
     plain = text.replace("**", "^").replace("*", "·")
     return shortened(plain.replace(" + ", ",+ "), 60).replace(",+ ", " + ") if len(plain) > 60 else plain

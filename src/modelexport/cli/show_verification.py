@@ -1,4 +1,4 @@
-"""Verifications for people and as JSON. ``format_*`` returns text."""
+"""Verifications as text and as JSON. ``format_*`` returns text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CLAIMS = 10
 
 
 def format_verification(report: VerifyReport) -> str:
-    """What an export says of its verification: one line if all agrees, else what ``verify`` would show."""
+    """The verification in an export: one line if everything agrees, otherwise the text of ``verify``."""
     if not report.agrees:
         return format_verify(report)
     outputs = plural(len(report.outputs), "output")
@@ -27,17 +27,17 @@ def format_verification(report: VerifyReport) -> str:
 
 
 def format_verify(report: VerifyReport) -> str:
-    """What is wrong, what was not compared and why, and a line that sums both up."""
+    """The differences, the calls that were not compared and why, and a summary line."""
     lines = []
     if report.diverging is not None:
         first = report.diverging
         lines += [f"first diverging: {first.address or '.'}  {first.tag}", f"  {first.reason}"]
     if report.optimizer:
-        lines.append(f"the file is right, and ONNX Runtime's optimiser {report.optimizer} makes it wrong")
+        lines.append(f"the file is right, but ONNX Runtime's optimizer {report.optimizer} makes its outputs wrong")
     lines += [f"{o.name}: {o.status} ({o.reason})" for o in report.outputs if o.status != "agree"]
     lines += [f"with {o.what}: {o.status} ({o.reason})" for o in report.others if o.status != "agree"]
     lines += [
-        f"{claim.document}, {claim.where}: says {shortened(claim.claimed, 80)}, and it is {shortened(claim.found, 80)}"
+        f"{claim.document}, {claim.where}: says {shortened(claim.claimed, 80)}, but it is {shortened(claim.found, 80)}"
         for claim in report.claims[:_CLAIMS]
     ]
     if len(report.claims) > _CLAIMS:
@@ -64,10 +64,10 @@ def _summary(report: VerifyReport) -> str:
     summary = [f"{report.verdict}: {_counts(report)}"]
     if report.parameters is not None:
         wrong = [*report.parameters.unaccounted, *report.parameters.differing]
-        told = f"not in the file or not the model's: {', '.join(wrong)}" if wrong else "all the model's"
+        told = f"missing or different: {', '.join(wrong)}" if wrong else "equal to the model's"
         summary.append(f"{plural(report.parameters.used, 'parameter')} {told}")
     if report.perturbed:
-        summary.append("calls were compared with other weights on both sides")
+        summary.append("calls were compared with changed weights on both sides")
     return "; ".join(summary)
 
 
@@ -85,13 +85,13 @@ def _with_nodes(statuses: Counter[Any]) -> str:
 
 
 def verify_document(report: VerifyReport) -> dict[str, Any]:
-    """What ``modelexport verify --json`` prints."""
+    """The document that ``modelexport verify --json`` prints."""
     document = msgspec.structs.asdict(report)
     return {"verdict": report.verdict, "agrees": report.agrees, "diverging": report.diverging, **document}
 
 
 def format_losses(report: AgainstReport, most: int = 20) -> str:
-    """The calls that lose most, the worst on top, and a line that sums them up."""
+    """The calls with the largest losses, the worst first, and a summary line."""
     rows = [("MODULE", "CALL", "STATUS", "PER MODULE", "NORM", "END TO END", "NORM", "COSINE")]
     ranked = report.ranked
     for call in ranked[:most]:
@@ -104,7 +104,7 @@ def format_losses(report: AgainstReport, most: int = 20) -> str:
                 "" if through is None or through.cosine is None else f"{through.cosine:.6f}",
             )
         )
-    left = f"{plural(len(ranked) - most, 'call')} that lose less not shown" if len(ranked) > most else ""
+    left = f"{plural(len(ranked) - most, 'call')} with smaller losses not shown" if len(ranked) > most else ""
     statuses = Counter(call.status for call in report.calls)
     summary = (
         f"{report.verdict}: {statuses['agree']:,} of {_with_nodes(statuses)} with nodes agree, "
@@ -118,7 +118,7 @@ def format_losses(report: AgainstReport, most: int = 20) -> str:
 
 
 def against_document(report: AgainstReport) -> dict[str, Any]:
-    """What ``modelexport verify --against --json`` prints."""
+    """The document that ``modelexport verify --against --json`` prints."""
     ranked = [call.address for call in report.ranked]
     return {"verdict": report.verdict, "agrees": report.agrees, "ranked": ranked, **msgspec.structs.asdict(report)}
 

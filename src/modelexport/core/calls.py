@@ -1,6 +1,6 @@
 """The values that travel through the pipeline: calls, trees of modules and of calls, owners. No I/O, no torch.
 
-Everything here is immutable. Text (addresses, tags, JSON) is made from these values at the very end, by the writers.
+All values are immutable. The writers turn them into text (addresses, tags, JSON) at the very end.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class ModuleCall:
 
     @property
     def annotation(self) -> str:
-        """The path with a dot behind each part, ``layers.1.``, and for a second call ``layers.1.@1.``.
+        """The path with a dot after each part, ``layers.1.``, and for a second call ``layers.1.@1.``.
 
-        What begins with a module's annotation is that module, its further calls and what is inside, and nothing else:
-        ``layers.1.`` is not the beginning of ``layers.10.``. The root's is a dot alone. What means something in ONNX
-        Runtime's rules (a key of a ModuleDict may have it) is written as in a URL.
+        The annotations that begin with a module's annotation are those of its calls and of the calls inside them:
+        ``layers.1.`` is not a prefix of ``layers.10.``. The root's is a single dot. Characters with a meaning in ONNX
+        Runtime's rules (a key of a ModuleDict may contain them) are percent-encoded.
         """
         path = _RULE_CHARACTERS.sub(lambda found: quote(found[0], safe=""), self.path)
         return f"{path}.{f'@{self.index}.' if self.index else ''}"
@@ -46,7 +46,7 @@ class ModuleCall:
         """The call that an address names; ``.`` and the empty string name the root.
 
         Raises:
-            ValueError: The part behind ``@`` is not a number.
+            ValueError: The part after ``@`` is not a number.
         """
         path, separator, index = address.rpartition("@")
         if not separator:
@@ -63,7 +63,7 @@ Side = Literal["inputs", "outputs"]
 
 
 class Port(NamedTuple):
-    """One tensor at the boundary of a call: the one in this position of all that its module gets or returns."""
+    """One tensor at the boundary of a call: its position among the tensors that the module gets or returns."""
 
     call: ModuleCall
     side: Side
@@ -72,7 +72,7 @@ class Port(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """A value's name, element type (``float32``, ``int64``, ...) and shape; a dynamic dimension is a symbol's name."""
+    """A value's name, element type (``float32``, ``int64``, ...) and shape; a dynamic size is a symbol's name."""
 
     name: str
     dtype: str
@@ -81,7 +81,7 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class TracedCall:
-    """One call as it was seen in a run of the model."""
+    """One call as recorded in a run of the model."""
 
     call: ModuleCall
     parent: ModuleCall | None
@@ -89,7 +89,7 @@ class TracedCall:
     depth: int
     enter: int | None
     """The step at which it began; entering and leaving a call are one step each, counted from 0 over the run.
-    ``None`` for a call that was captured but not run, inside a branch."""
+    ``None`` for a call inside a branch, which is captured but not run."""
     exit: int | None
     inputs: tuple[TensorSpec, ...] = ()
     outputs: tuple[TensorSpec, ...] = ()
@@ -97,7 +97,7 @@ class TracedCall:
 
 @dataclass(frozen=True)
 class CallTree:
-    """Every call of one run, in the order in which they began: the root first, parents before children."""
+    """Every call of one run, in the order in which they began: the root first, callers before callees."""
 
     calls: tuple[TracedCall, ...]
 
@@ -107,7 +107,7 @@ class CallTree:
 
     @cached_property
     def children(self) -> Mapping[ModuleCall, tuple[ModuleCall, ...]]:
-        """Each call's direct callees, in order; calls without any have an empty tuple."""
+        """Each call's direct callees, in order; a call without callees has an empty tuple."""
         children: dict[ModuleCall, list[ModuleCall]] = {traced.call: [] for traced in self.calls}
         for traced in self.calls:
             if traced.parent is not None:
@@ -127,7 +127,7 @@ class CallTree:
         return len(self.calls)
 
     def stack(self, call: ModuleCall) -> tuple[ModuleCall, ...]:
-        """The calls that were running inside one another when ``call`` ran: the root first, ``call`` last."""
+        """The call stack when ``call`` ran: the root first, ``call`` last."""
         stack = [call]
         while (parent := self.by_call[stack[-1]].parent) is not None:
             stack.append(parent)

@@ -1,4 +1,4 @@
-"""Static tree against one run: which modules were called, and why the others were not."""
+"""Comparison of the static tree with one run: which modules were called, and why the others were not."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from modelexport.core.modules import ModuleTree
 
 
 class Status(enum.StrEnum):
-    """What became of a module in a run."""
+    """Whether a module was called in a run, and if not, why."""
 
     CALLED = "called"
     CONTAINER = "container"
-    """It has no ``forward`` of its own: it holds modules and is never called."""
+    """It has no ``forward`` of its own: it only holds modules and cannot be called."""
     BYPASSED = "bypassed"
-    """It has a ``forward`` that did not run, while a module below it was called: a Sequential that is indexed."""
+    """Its ``forward`` did not run, but a module below it was called, for instance a Sequential that is indexed."""
     NOT_CALLED = "not called"
     """Neither its ``forward`` nor anything below it ran."""
 
@@ -54,17 +54,17 @@ class Comparison:
 
     @property
     def called(self) -> tuple[ComparedModule, ...]:
-        """The modules that both the tree and the run have."""
+        """The modules of the tree that the run called."""
         return tuple(module for module in self.modules if module.calls)
 
     @property
     def never_called(self) -> tuple[ComparedModule, ...]:
-        """The modules that only the tree has."""
+        """The modules of the tree that the run did not call."""
         return tuple(module for module in self.modules if not module.calls)
 
 
 def compare_hierarchies(tree: ModuleTree, calls: CallTree, containers: Collection[str] = ()) -> Comparison:
-    """What the run made of every module of the tree.
+    """Compare every module of the tree with the calls of the run.
 
     Args:
         containers: The paths of the modules without a ``forward`` of their own, from ``static.containers(model)``: a

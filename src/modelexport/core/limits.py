@@ -1,35 +1,35 @@
-"""Sizes that several rooms agree on, and how much of what others wrote is read.
+"""Sizes that several packages share, and limits on input files.
 
-The second are far above what real models have and far below what would fill a machine.
+The limits are far above what real models need and far below what would exhaust a machine's memory.
 """
 
 BATCH_BYTES = 512 * 2**20
-"""How much of the values of a run is held at a time."""
+"""Bytes of a run's values that are held in memory at a time."""
 
 ABANDONED_SECONDS = 60
-"""How old a staging folder without a lock is before it counts as left by a run that was killed."""
+"""The age at which a staging folder without a lock is taken to be left over from a killed run."""
 
 DOCUMENT_BYTES = 2 * 2**30
-"""Of a JSON document beside a model."""
+"""Bytes of a JSON document beside a model."""
 SETTINGS_BYTES = 64 * 2**20
-"""Of a configuration, an index of a checkpoint, or a description of inputs."""
+"""Bytes of a configuration, an index of a checkpoint, or a description of inputs."""
 PROTO_BYTES = 2 * 2**30
-"""Of an ONNX file without its weights: what protobuf can read."""
+"""Bytes of an ONNX file without its external weights: what protobuf can read."""
 CALLS = 1_000_000
-"""Calls in the call tree of a file, after equal ones have been written out."""
+"""Calls in the call tree of a file, after repeated calls have been expanded."""
 CALL_TREE_CHARACTERS = 400_000_000
-"""Characters of all their addresses and tags."""
+"""Characters of all the addresses and tags of these calls."""
 CALL_DEPTH = 200
-"""Calls inside one another."""
+"""Nesting depth of calls."""
 INLINED_NODES = 2_000_000
-"""Nodes of a file after its functions have been put in the place of their calls."""
+"""Nodes of a file after its functions have been inlined."""
 MODULES = 100_000
 """Modules of a model that a configuration describes."""
 LAYERS = 10_000
-"""What a configuration may say under any name with `layer` in it."""
+"""The largest value of a configuration's entry with `layer` in its name."""
 ELEMENTS_PER_BYTE = 4
-"""Elements of parameters and buffers for each byte of a checkpoint: half a byte is what the smallest take."""
+"""Elements of parameters and buffers for each byte of a checkpoint: the smallest types take half a byte."""
 SPARE_ELEMENTS = 100_000_000
-"""Elements that a checkpoint may lack: new heads, tables of positions."""
+"""Elements that a checkpoint may lack: new heads, position tables."""
 ELEMENTS = 2**28
 """Elements of an input that a description asks for."""

@@ -1,4 +1,4 @@
-"""One piece of work at a time: what exporters, tracing and warnings change is the state of the whole process."""
+"""One piece of work at a time: exporters, tracing and warning filters change the state of the whole process."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 EXCLUSIVE = threading.RLock()
-"""Held by whatever runs or captures a model, or replaces warnings and loggers. A thread may take it again."""
+"""Held while a model is run or captured, or while warnings and loggers are replaced. Reentrant."""
 
 
 def exclusive(function: Callable[P, T]) -> Callable[P, T]:
-    """A function that no two threads run at the same time; the others wait."""
+    """Decorate a function so that only one thread runs it at a time; other threads wait."""
 
     @functools.wraps(function)
     def alone(*args: P.args, **kwargs: P.kwargs) -> T:

@@ -1,4 +1,4 @@
-"""What other packages warn and log while they work for us: collected for the report, not shown and not thrown away."""
+"""Warnings and log messages of other packages: collected for the report, neither shown nor discarded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from modelexport.core.locking import EXCLUSIVE
 from modelexport.core.text import without_paths
 
 PACKAGES = ("torch", "transformers", "onnx", "onnx_ir", "onnxscript", "onnxruntime", "torch_onnx")
-"""Packages whose log messages are collected. What the user's own code logs and prints is shown as ever."""
+"""Packages whose log messages are collected. What the user's own code logs and prints is shown as usual."""
 
 _ABOUT_CODE = (DeprecationWarning, PendingDeprecationWarning, FutureWarning)
 """Warnings to the authors of those packages, about how they call each other."""
@@ -31,7 +31,7 @@ class _Collector(logging.Handler):
 
 
 class _LastResort(logging.Handler):
-    """Collects what those packages log under names of their own, such as a file's; passes on what others log."""
+    """Collects what those packages log under other logger names, such as a file's; passes on all other records."""
 
     def __init__(self, messages: list[str], before: logging.Handler | None) -> None:
         super().__init__(logging.WARNING)
@@ -46,10 +46,10 @@ class _LastResort(logging.Handler):
 
 @contextmanager
 def collected() -> Iterator[list[str]]:
-    """Inside: warnings, and log messages of the packages that exports rely on, go to the list that this returns.
+    """Collect warnings, and log messages of the packages that exports rely on, in the list that this yields.
 
-    Each message is in it once, as one line. Inside another such block, they go to that one's list. Nothing that is
-    printed is touched. Afterwards warnings and loggers are as they were.
+    Each message is in the list once, as one line. A nested block adds to the list of the enclosing block. Printed
+    output is not affected. Warnings and loggers are restored afterwards.
     """
     outer = _collecting.get()
     if outer is not None:

@@ -16,12 +16,12 @@ class Module:
     class_module: str
     """Where its class is defined: ``torch.nn.modules.linear``."""
     parent: str | None
-    """The path of the module that holds it; ``None`` for the root."""
+    """The path of its parent module; ``None`` for the root."""
     name: str
     """Its name in its parent: ``0`` for ``encoder.layer.0``."""
     depth: int
     children: tuple[str, ...] = ()
-    """Paths of its children, in order of registration; a child's canonical path may lie elsewhere (shared modules)."""
+    """Canonical paths of its children, in order of registration; a shared module's may be outside this module."""
     aliases: tuple[str, ...] = ()
     """The other paths that ``named_modules(remove_duplicate=False)`` gives for it."""
     parameters: int = 0
@@ -40,7 +40,7 @@ class Module:
 
     @property
     def is_torch_nn(self) -> bool:
-        """Whether its class is defined under ``torch.nn``: the one fact about a class that decides anything."""
+        """Whether its class is defined under ``torch.nn``; no other fact about a class changes an export."""
         return self.class_module == "torch.nn" or self.class_module.startswith("torch.nn.")
 
 

@@ -1,4 +1,4 @@
-"""Who executed a node, and how that is known."""
+"""The calls that a node was executed in, and how they are known."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ class Evidence(enum.StrEnum):
     EXACT = "exact"
     """The exporter recorded the call when it made the node."""
     DERIVED = "derived"
-    """Follows from a graph whose owners are exact, through the names of values that both graphs have."""
+    """Derived from a graph whose owners are exact, through the names of values that both graphs have."""
     INFERRED = "inferred"
-    """Producers and consumers agree. The last resort, counted by itself."""
+    """Inferred because producers and consumers agree. The last resort; counted separately."""
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The calls that a node was executed in, the one that produces its output first, and how that is known."""
+    """The calls that a node was executed in, the one that produces its output first, and the evidence for them."""
 
     calls: tuple[ModuleCall, ...]
     evidence: Evidence = Evidence.EXACT

@@ -1,10 +1,10 @@
-"""Addresses, tags and names relative to a call: what a function body, which many calls share, can say of its nodes.
+"""Addresses, tags and names relative to a call, for the nodes of a function body that several calls share.
 
-``attention.self`` is the first call of that module, below the call's own, and ``attention.self@1`` its second call
-inside the same call, whatever their numbers over the whole run. The call itself is ``.``. A module that lies elsewhere
-in the tree (one that is shared) is written with its whole path behind a slash: ``/shared``. A relative tag is what the
-tag of a node has behind the call's; it is empty where both have the same. Of the owners of a node some may lie outside
-the call: their addresses and tags are whole, with as many slashes before them as make two: ``//encoder.layer.1``.
+``attention.self`` is the first call of that module inside the call, and ``attention.self@1`` its second call there,
+independent of their numbers in the whole run. The call itself is ``.``. A module outside the call's module (a shared
+one) is written with its whole path after a slash: ``/shared``. A relative tag is the rest of a node's tag after the
+call's tag; it is empty if both are equal. A node may also have owners outside the call: their addresses and tags are
+absolute and begin with exactly two slashes: ``//encoder.layer.1``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from modelexport.core.tags import CallTags
 
 
 def relative_addresses(calls: CallTree, call: ModuleCall) -> Mapping[ModuleCall, str]:
-    """The relative address of a call and of each call inside it. In the root these are the addresses themselves."""
+    """The relative address of a call and of each call inside it. For the root these are the addresses themselves."""
     prefix = f"{call.path}." if call.path else ""
     first: dict[str, int] = {}
     addresses: dict[ModuleCall, str] = {}
@@ -51,11 +51,11 @@ class Scope:
         self._prefix = "" if self.is_root else tags.source_tag(call)
 
     def address(self, call: ModuleCall) -> str:
-        """The call's address, seen from here."""
+        """The call's address, relative to the scope."""
         return self._addresses.get(call, f"//{call.address}")
 
     def tag(self, call: ModuleCall) -> str:
-        """What a node that the call owns carries, seen from here."""
+        """The source tag of a node that the call owns, relative to the scope."""
         tag = self._tags.source_tag(call)
         if call not in self._addresses:
             return f"/{tag}"
@@ -64,7 +64,7 @@ class Scope:
 
 
 def short_name(name: str, body: str) -> str | int | None:
-    """A name of the flat graph, given the one that stands in the body: the number at its end if the rest is equal."""
+    """A name of the flat graph as the difference from the body's name: the number at its end if the rest is equal."""
     stem = _stem(body)
     if name == stem:
         return None
@@ -73,7 +73,7 @@ def short_name(name: str, body: str) -> str | int | None:
 
 
 def full_name(short: str | int | None, body: str) -> str:
-    """The name of the flat graph again."""
+    """The name of the flat graph: the inverse of :func:`short_name`."""
     if isinstance(short, str):
         return short
     return _stem(body) if short is None else f"{_stem(body)}_{short}"

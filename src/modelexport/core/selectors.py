@@ -1,4 +1,4 @@
-"""Selectors: the one way to pick module calls, in every command and in Python.
+"""Selectors: the way to pick module calls in every command and in Python.
 
     encoder.layer.0             the address of a call; ``.`` is the root, ``shared@1`` a second call
     encoder.layer.[0-3]         a glob over addresses: ``*`` and ``?`` within a part, ``[0-11]`` a range of numbers
@@ -6,9 +6,9 @@
     /BertModel/BertPooler       a tag, or a glob over tags
     class:LayerNorm             every call of the modules of a class, or of the classes that a glob matches
     layer.0, BertPooler         the end of an address or tag, or a class, where only one call has it
-    !encoder.layer.1            takes away what the others picked; alone, from all calls
+    !encoder.layer.1            removes calls from what the others picked; alone, from all calls
 
-Several are a union. A call stands for itself and every call inside it.
+Several selectors are a union. Picking a call also picks every call inside it.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class Selection:
     """The calls that selectors pick."""
 
     calls: tuple[ModuleCall, ...]
-    """Those that a selector names, in the order in which they began, without those that ``!`` takes away whole."""
+    """The calls that a selector matches, in the order in which they began, without those that ``!`` removes whole."""
     inside: frozenset[ModuleCall]
-    """These and every call inside them, without those that ``!`` takes away."""
+    """These and every call inside them, without those that ``!`` removes."""
 
     def __contains__(self, call: object) -> bool:
         return call in self.inside
@@ -45,14 +45,14 @@ class Selection:
 def select_calls(
     selectors: Iterable[str], calls: CallTree, tags: Mapping[ModuleCall, str], *, where: object = "the model"
 ) -> Selection:
-    """The calls that a union of selectors picks; without selectors, the root and with it every call.
+    """The calls that a union of selectors picks; without selectors, every call.
 
     Args:
         tags: The own tag of every call.
-        where: What the calls are of, for messages.
+        where: The file or model that the calls belong to, for messages.
 
     Raises:
-        UsageError: A selector matches nothing, or nothing is left; offers near names.
+        UsageError: A selector matches nothing, or nothing is left; the message suggests similar names.
     """
     selectors = tuple(selectors)
     order = [traced.call for traced in calls]
@@ -73,15 +73,15 @@ def select_calls(
         elif traced.call in wanted or traced.parent in inside:
             inside.add(traced.call)
     if not inside:
-        raise UsageError(f"'{' '.join(selectors)}' leaves no module of {where}: '!' takes away all that is picked")
+        raise UsageError(f"'{' '.join(selectors)}' leaves no module of {where}: '!' removes everything that is picked")
     return Selection(tuple(call for call in order if call in wanted and call in inside), frozenset(inside))
 
 
 def find_call(name: str, tags: Mapping[ModuleCall, str], *, where: object = "the model") -> ModuleCall:
-    """The one call that an address or a tag names, or the end of either, or a class, where only one call has it.
+    """The one call that an address or a tag names; the end of either, or a class, will do if only one call has it.
 
     Raises:
-        UsageError: There is none, or there are several; names those, or the nearest that there are.
+        UsageError: No call matches (the message suggests similar names), or several do (the message lists them).
     """
     by_name = {str(call): call for call in tags} | {tag: call for call, tag in tags.items()}
     if name in by_name:
@@ -105,7 +105,7 @@ def find_call(name: str, tags: Mapping[ModuleCall, str], *, where: object = "the
 def _matches(
     selector: str, order: Iterable[ModuleCall], tags: Mapping[ModuleCall, str], where: object
 ) -> list[ModuleCall]:
-    """The calls that one selector names, those inside them left out."""
+    """The calls that one selector matches, without the calls inside them."""
     if selector.startswith(_CLASS):
         wanted = selector.removeprefix(_CLASS)
         classes = {call: class_in_tag(tag) for call, tag in tags.items()}
@@ -119,7 +119,7 @@ def _matches(
         tagged = _glob(selector, "/")
         found, known = [call for call in order if tagged.fullmatch(tags[call])], list(tags.values())
     else:
-        # Without an `@` it is about modules, and takes every call of them.
+        # Without an `@` the selector matches modules and takes every call of each.
         indexed = "@" in selector
         address = _glob(selector, ".")
         names = {call: f"{call.path}@{call.index}" if indexed else call.path for call in order if call.path}

@@ -19,11 +19,11 @@ class Stages:
         self._progress = progress
 
     def tell(self, detail: str) -> None:
-        """Say more about the running stage."""
+        """Report a detail of the running stage."""
         self._progress(detail)
 
     def within(self, name: str) -> Stages:
-        """Stages of their own, for a part of the work: they are announced with its name before them."""
+        """Separate stages for a part of the work, reported with the part's name as a prefix."""
         return Stages(lambda stage: self.tell(f"{name}: {stage}"))
 
     @contextmanager

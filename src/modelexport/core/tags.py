@@ -17,7 +17,7 @@ Granularity = Literal["auto", "model", "all"]
 
 
 class CallTags(Protocol):
-    """The tags of calls, whether they are made from a module tree or read from a file."""
+    """The tags of calls, made from a module tree or read from a file."""
 
     @property
     def calls(self) -> CallTree: ...
@@ -33,9 +33,9 @@ class CallTags(Protocol):
 class Tags:
     """The tags of one model in one run.
 
-    A tag is the tag of the level above, ``/`` and a segment: ``ClassName[.suffix][@n]``. The level above is a matter of
-    the call stack (who was running), the suffix of where the module lies in the tree. A call that is not a level has
-    a tag as well, with a segment for every call between it and the level above::
+    A tag is the tag of the level above, ``/`` and a segment: ``ClassName[.suffix][@n]``. The level above follows from
+    the call stack (which calls were running), the suffix from the module's place in the tree. A call that is not a
+    level has a tag as well, with a segment for every call between it and the level above::
 
         BertModel                       /BertModel
         encoder.layer.0.attention       /BertModel/BertEncoder/BertLayer.0/BertAttention
@@ -46,7 +46,7 @@ class Tags:
         granularity: ``model`` takes the classes defined outside ``torch.nn`` as levels, ``all`` every class, and
             ``auto`` is ``model`` unless that leaves no level below the root.
         include: Names of classes that are levels as well.
-        exclude: Names of classes that are none. The root is always a level.
+        exclude: Names of classes that are not levels. The root is always a level.
 
     Raises:
         UsageError: ``include`` or ``exclude`` name a class that the model does not have, or both name the same class.
@@ -72,7 +72,7 @@ class Tags:
         return frozenset(path for path in self._called if self._makes_level(self.tree[path]))
 
     def is_level(self, path: str) -> bool:
-        """Whether the module at ``path`` is a level. A module that was never called is none."""
+        """Whether the module at ``path`` is a level. A module that was never called is not."""
         return path in self.levels
 
     def level(self, call: ModuleCall) -> ModuleCall:
@@ -80,7 +80,7 @@ class Tags:
         return self._level_of[call]
 
     def tag(self, call: ModuleCall) -> str:
-        """The call's own tag, levels or not."""
+        """The call's own tag, whether the call is a level or not."""
         return self._tags[call]
 
     def source_tag(self, call: ModuleCall) -> str:
@@ -88,7 +88,7 @@ class Tags:
         return self._tags[self._level_of[call]]
 
     def namespace(self, call: ModuleCall) -> str:
-        """The call's own tag without the leading slash, as Model Explorer wants it."""
+        """The call's own tag without the leading slash, as Model Explorer expects it."""
         return self._tags[call][1:]
 
     def module_tag(self, path: str) -> str:
@@ -101,10 +101,10 @@ class Tags:
         return {tag: call for call, tag in self._tags.items()}
 
     def find(self, text: str) -> ModuleCall:
-        """The call that an address (``.``, ``encoder.layer.0``, ``shared@1``, also by an alias) or a tag names.
+        """The call with an address (``.``, ``encoder.layer.0``, ``shared@1``, also by an alias) or a tag.
 
         Raises:
-            UsageError: There is no such call; names the nearest.
+            UsageError: There is no such call; the message suggests similar names.
         """
         if (call := self.by_tag.get(text) or self._by_address.get(text)) is not None:
             return call
@@ -148,7 +148,7 @@ class Tags:
         return wanted and module.class_name not in self.exclude
 
     def _makes_level(self, module: Module) -> bool:
-        """Whether the module is a level if it is called."""
+        """Whether calls of the module are levels."""
         if module.parent is None:
             return True
         return self._has_level_class(module) or (self._takes_all and module.class_name not in self.exclude)
@@ -165,7 +165,7 @@ class Tags:
 
     @cached_property
     def _base(self) -> Mapping[ModuleCall, ModuleCall]:
-        """The call that each call's tag is an extension of: for a level the level above, else whoever called it."""
+        """The call whose tag each call's tag extends: the level above for a level, otherwise the caller."""
         return {
             traced.call: self._level_of[traced.parent] if traced.call.path in self.levels else traced.parent
             for traced in self.calls
@@ -174,10 +174,10 @@ class Tags:
 
     @cached_property
     def _static_base(self) -> Mapping[str, str]:
-        """The same for modules, as though each were called by the module that holds it.
+        """The same for modules, as though each were called by its parent module.
 
-        A module that was never called while something below it was (a list, a Sequential that is indexed) is skipped,
-        so that the members that were not called this time get the tag that they would get if they were.
+        A module that was never called although one below it was (a list, a Sequential that is indexed) is skipped, so
+        that members that this run did not call get the tags that they would get if it had.
         """
         bypassed: set[str] = set()
         for path in self._called:
@@ -202,7 +202,7 @@ class Tags:
 
     @cached_property
     def _suffixes(self) -> Mapping[tuple[str, str], str]:
-        """(path of the base, path of the module) -> what tells it from the modules of its class on the same base."""
+        """(path of the base, path of the module) to the suffix that distinguishes modules of one class on one base."""
         siblings: dict[tuple[str, str], dict[str, None]] = {}
         placed = [(base.path, call.path) for call, base in self._base.items()]
         for base, path in [*((base, path) for path, base in self._static_base.items()), *placed]:
@@ -244,9 +244,9 @@ class Tags:
 
 
 def _shortest_tails(base: str, paths: Sequence[str]) -> list[str]:
-    """For each path the shortest tail, below ``base``, that no other of the paths ends in; numbers at the end stay."""
+    """For each path the shortest tail below ``base`` that none of the other paths ends in; final numbers are kept."""
     parts = [_parts_below(base, path) for path in paths]
-    if len(set(parts)) < len(parts):  # one lies below the base and the other beside it, under the same name
+    if len(set(parts)) < len(parts):  # one is below the base and the other outside it, with the same name
         parts = [_parts_below("", path) for path in paths]
     ends = Counter(own[start:] for own in parts for start in range(len(own) + 1))
     tails = []
@@ -258,9 +258,9 @@ def _shortest_tails(base: str, paths: Sequence[str]) -> list[str]:
 
 
 def _parts_below(base: str, path: str) -> tuple[str, ...]:
-    """The parts of the path below ``base``, or all of them if it does not lie there.
+    """The parts of the path below ``base``, or all of its parts if it is not below ``base``.
 
-    A key of a ModuleDict may hold ``/`` or ``@``, which mean something in a tag: they are written as in a URL.
+    A key of a ModuleDict may contain ``/`` or ``@``, which have a meaning in tags: they are percent-encoded.
     """
     below = path.removeprefix(f"{base}.") if base else path
     escaped = below.replace("%", "%25").replace("/", "%2F").replace("@", "%40")
@@ -268,5 +268,5 @@ def _parts_below(base: str, path: str) -> tuple[str, ...]:
 
 
 def class_in_tag(tag: str) -> str:
-    """The class of the module whose tag it is: the last segment without its suffix and its number."""
+    """The class of the module with this tag: the last segment without its suffix and its number."""
     return tag.rpartition("/")[2].partition(".")[0].partition("@")[0]

@@ -1,4 +1,4 @@
-"""Text in columns and numbers with their nouns: what all that is shown to a person is made of."""
+"""Helpers for shown text: columns, numbers with nouns, safe and shortened names."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ _HIDDEN = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb\ud800-\udfff]"
     r"|[\U000e0000-\U000e007f]"
 )
-"""Control characters but for tabs and line ends, characters that change the direction of text or cannot be seen, and
-halves of characters: what moves the cursor, hides text, or makes a name look like another."""
+"""Control characters except tabs and line ends, characters that change the direction of text, invisible characters and
+lone surrogates: they can move the cursor, hide text, or make one name look like another."""
 
 
 def printable(text: str) -> str:
-    """Text for a terminal: what is in names of others' files cannot control it. Such characters become escapes."""
+    """Text that is safe to show: characters that could control the terminal are replaced by escapes."""
     return _HIDDEN.sub(lambda found: ascii(found.group())[1:-1], text)
 
 
 def on_one_line(text: str) -> str:
-    """The same for a name, which has no line ends and tabs either."""
+    """The same for a name: line ends and tabs are escaped as well."""
     return printable(text).replace("\t", "\\t").replace("\n", "\\n")
 
 
@@ -33,9 +33,9 @@ _PATH = re.compile(
 
 
 def without_paths(text: str) -> str:
-    """Text of an exporter without the folders of this machine: of an absolute path the last part is left.
+    """Text of an exporter with each absolute path shortened to its last part.
 
-    A tag begins with a slash as well; what begins with a folder that this machine has is a path.
+    A tag begins with a slash as well; only text that begins with an existing folder is taken for a path.
     """
 
     def shortened_path(found: re.Match[str]) -> str:
@@ -54,7 +54,7 @@ def indent(depth: int, text: str) -> str:
 
 
 def align(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> str:
-    """The rows with their columns under one another; the columns in ``right`` are set flush right."""
+    """The rows as text with aligned columns; the columns in ``right`` are right-aligned."""
     rows = [[on_one_line(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(

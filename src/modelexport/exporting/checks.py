@@ -1,4 +1,4 @@
-"""What an export checks before its files are moved into place."""
+"""The checks of an export before its files are moved into place."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ CheckStep = Literal["onnx.checker", "loading", "running", "outputs"]
 
 
 class FileCheck(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the check of a file gave."""
+    """The result of checking a file."""
 
     status: Literal["passed", "failed", "skipped"]
     step: CheckStep | None = None
-    """Where it failed, or what could not be done."""
+    """The step that failed or could not be done."""
     reason: str = ""
     largest: float | None = None
     """The largest error of any output: the norm of the difference over the norm of the output."""
@@ -45,13 +45,13 @@ def _check_written(
     weights: WeightsSummary,
     options: Options,
 ) -> FileCheck:
-    """Look whether a file is valid, ONNX Runtime loads it, and it computes the model's outputs.
+    """Check whether a file is valid, ONNX Runtime loads it, and it computes the model's outputs.
 
     Args:
         inputs: The example inputs; not changed.
-        path: The file, where it can be run.
-        hierarchy: Which of its outputs is which of the model's, where it has not all of them.
-        weights: Where its weights are.
+        path: The file, in a place where it can be run.
+        hierarchy: The sidecar, which maps the file's outputs to the model's if it does not have all of them.
+        weights: The places of its weights.
     """
     if options.weights.source is not None or weights.absent_bytes:
         return FileCheck(status="skipped", reason="the weights of the model are not in memory")
@@ -70,10 +70,10 @@ def _invalid(path: Path) -> str:
 
 
 _REASON = 300
-"""Characters of a reason that a message quotes."""
+"""The largest number of characters of a reason in a message."""
 
 _NO_KERNEL = "NOT_IMPLEMENTED"
-"""What ONNX Runtime says of an operator that it has no code for on this device, for the types of the file."""
+"""ONNX Runtime's message for an operator that it does not implement on this device for the file's types."""
 
 _HALF = ("float16", "bfloat16")
 
@@ -95,11 +95,11 @@ def _check_outputs(
         half = any(str(one.dtype).removeprefix("torch.") in _HALF for one in (*model.parameters(), *model.buffers()))
         status: Literal["failed", "skipped"] = "skipped" if half and _NO_KERNEL in str(error) else "failed"
         return FileCheck(status=status, step=step, reason=str(error)[:_REASON])
-    if len(expected) == len(names) and set(actual) < set(names):  # the others were not asked for
+    if len(expected) == len(names) and set(actual) < set(names):  # the other outputs were not requested
         by_name = dict(zip(names, expected, strict=True))
         expected = [by_name[name] for name in actual]
     if len(expected) != len(actual):
-        reason = f"PyTorch returns {len(expected)} tensors and the file {len(actual)}"
+        reason = f"PyTorch returns {len(expected)} tensors, the file {len(actual)}"
         return FileCheck(status="failed", step="outputs", reason=reason)
     differences = [_compare(name, one, actual[name]) for name, one in zip(actual, expected, strict=True)]
     wrong = [difference for difference in differences if difference.status != "agree"]
@@ -107,24 +107,24 @@ def _check_outputs(
     if not wrong:
         return FileCheck(status="passed", largest=largest)
     if _is_random(model, inputs):
-        return FileCheck(status="skipped", step="outputs", reason="the model computes with random numbers")
-    reason = f"{wrong[0].name} is not what PyTorch computes: {wrong[0].reason}"
+        return FileCheck(status="skipped", step="outputs", reason="the model uses random numbers")
+    reason = f"{wrong[0].name} differs from PyTorch's output: {wrong[0].reason}"
     return FileCheck(status="failed", step="outputs", reason=reason, largest=largest)
 
 
 def _compare(name: str, expected: Any, actual: Any) -> Difference:
-    """Compare an output with what it should be: coarsely, `verify` measures the noise."""
+    """Compare an output with the expected one, coarsely: `verify` measures rounding errors."""
     dtype = str(expected.dtype)
     return compare_arrays(name, expected, actual, units=_SHARES.get(dtype, 0.0) / UNITS.get(dtype, 1.0))
 
 
 _SHARES = {"float64": 1e-6, "float32": 1e-3, "float16": 2e-2, "bfloat16": 1e-1}
-"""What the norm of an output's error may be, as a share of the output's: no rounding of a sound file comes near it, and
-a file that leaves a step out is beyond it."""
+"""The largest norm of an output's error, as a share of the output's norm: rounding stays far below it, and a file that
+omits a step is above it."""
 
 
 def _is_random(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any]) -> bool:
-    """Whether the model gives something else for the same inputs when random numbers begin elsewhere."""
+    """Whether the model's outputs for the same inputs change with the seed of the random numbers."""
     from modelexport.verify.outputs import run_module
 
     one, other = (run_module(model, copy.deepcopy(inputs), seed=seed) for seed in (1, 2))
@@ -146,18 +146,18 @@ def run_checks(
     *,
     must_pass: bool,
 ) -> tuple[FileCheck | None, VerifyReport | None]:
-    """Check a file that was just written, verify it and keep its reference values, as far as the options ask for it.
+    """Check a file that was just written, verify it and store its reference values, as the options request.
 
     Args:
         staged: The file, which will be moved to ``path``.
 
     Returns:
-        The check and the verification; ``None`` for what was not asked for.
+        The check and the verification; ``None`` for those that were not requested.
 
     Raises:
-        CheckError: The file does not pass the check, and has to.
+        CheckError: The file fails the check, and ``must_pass`` is set.
     """
-    from modelexport.verify.model import record_reference, verify  # nothing else of an export needs ONNX Runtime
+    from modelexport.verify.model import record_reference, verify  # nothing else in an export needs ONNX Runtime
 
     check = verified = None
     if not options.checks.any:
@@ -169,7 +169,7 @@ def run_checks(
             if check.status == "failed" and must_pass:
                 raise CheckError(
                     f"the file is wrong and was not written ({check.step}): {check.reason}; "
-                    f"--keep-anyway (keep_anyway=True) writes it all the same",
+                    f"--keep-anyway (keep_anyway=True) writes it nevertheless",
                     reason=check.reason,
                 )
         kept, source = options.checks.reference, options.weights.source

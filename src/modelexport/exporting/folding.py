@@ -1,8 +1,8 @@
-"""Constant folding: onnxscript's for constants, and one for what is computed from parameters.
+"""Constant folding: onnxscript's for constants, and our own for values computed from parameters.
 
-Parameters have no tensors while a graph is optimised, so that neither rewrites nor onnxscript's folding can decide
-anything by their elements. What is computed from parameters alone, such as a transposed weight, is folded here, and
-the result has no tensor in the graph either.
+Parameters have no tensors while a graph is optimized, so that neither rewrites nor onnxscript's folding can depend on
+their elements. This module folds values that are computed only from parameters, such as a transposed weight; the
+result has no tensor in the graph either.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from modelexport.graph.nodes import nested_graphs
 from modelexport.weights.transforms import run_operator, since_version, tensor_attributes
 
 _LARGEST_INPUT, _LARGEST_OUTPUT = 8_192, 512 * 512
-"""Elements: the limits of onnxscript's folding, so that parameters are folded where the bare exporter folds them."""
+"""Elements: the limits of onnxscript's folding, so that parameters are folded when the bare exporter folds them."""
 
 
 class FoldConstants(ir.passes.InPlacePass):
@@ -32,7 +32,7 @@ class FoldConstants(ir.passes.InPlacePass):
         return ir.passes.PassResult(model, result.modified)
 
     def _should_fold(self, node: ir.Node) -> bool | None:
-        """Leave a constant ``Resize`` alone: the evaluator that folds it works element by element in Python."""
+        """Do not fold a constant ``Resize``: its evaluator works element by element in Python."""
         return None if node.op_identifier() != ("", "Resize", "") and self._may_fold(node) else False
 
 
@@ -40,8 +40,8 @@ class FoldParameters(ir.passes.InPlacePass):
     """Folds nodes whose inputs are parameters and constants.
 
     Args:
-        tensors: The tensors of parameters, which have none in the graph. The results are added.
-        may_fold: Whether a node of such inputs may be folded.
+        tensors: The tensors of parameters, which are not in the graph. The results are added.
+        may_fold: Whether a node with such inputs may be folded.
     """
 
     def __init__(self, tensors: dict[ir.Value, ir.TensorProtocol], may_fold: Callable[[ir.Node], bool]) -> None:
@@ -80,14 +80,14 @@ class FoldParameters(ir.passes.InPlacePass):
         return self._tensors.get(value, value.const_value)
 
     def _is_small(self, node: ir.Node) -> bool:
-        """Whether no input is large, or the node transposes one that nothing else uses: no byte is added then."""
+        """Whether no input is large, or the node transposes one that nothing else uses, which adds no bytes."""
         tensors = [(value, self._tensor(value)) for value in node.inputs if value is not None]
         large = [value for value, tensor in tensors if tensor is not None and tensor.size > _LARGEST_INPUT]
         alone = node.op_identifier() == ("", "Transpose", "") and all(len(value.consumers()) == 1 for value in large)
         return not large or alone
 
     def _run(self, node: ir.Node, opsets: dict[str, int]) -> np.ndarray | None:
-        """The result; ``None`` where it cannot be computed, or is larger than what it makes superfluous."""
+        """The result; ``None`` if it cannot be computed, or is larger than the tensors that it replaces."""
         version = since_version(node.op_identifier(), opsets)
         if version is None:
             return None

@@ -1,4 +1,4 @@
-"""What a graph's inputs, outputs and open axes are called, and which outputs it keeps."""
+"""The names of a graph's inputs, outputs and dynamic axes, and the outputs that it keeps."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from modelexport.graph.sizes import SYMBOL, put_size, rename_sizes
 
 @dataclass(frozen=True)
 class Interface:
-    """Names for a captured graph. Called with one, it gives it these names; what it does not name stays as it was."""
+    """Names for a captured graph. Calling it renames the graph; anything that it does not name keeps its name."""
 
     inputs: Mapping[str, str] | Sequence[str] = field(default_factory=dict)
-    """An input's name to its new one, or new names of all in their order."""
+    """Names of inputs to new names, or the new names of all inputs in order."""
     outputs: Mapping[str, str] | Sequence[str] = field(default_factory=dict)
-    """The same of the outputs."""
+    """The same for the outputs."""
     kept: Sequence[str] = ()
     """Patterns (``present.*``) over the new names of the outputs to keep; all if there are none."""
     axes: Mapping[tuple[str, int], str] = field(default_factory=dict)
-    """New name and axis of an input to the symbol of its size, or a sum of symbols (``past + sequence``)."""
+    """An input's new name and an axis to the symbol of its size, or a sum of symbols (``past + sequence``)."""
     leading: Sequence[str] = ()
-    """Symbols of the first axes of every input: the first of each has to be open, the others may be."""
+    """Symbols for the first axes of every input: the first axis has to be dynamic, the others may be."""
 
     def __call__(self, exported: Exported) -> Exported:
-        """The same capture under these names; its graph is changed in place.
+        """Rename a capture; its graph is changed in place.
 
         Raises:
-            UsageError: There is no such input, output or axis, a name is given twice, or an axis is fixed.
+            UsageError: An input, output or axis does not exist, a name is given twice, or an axis is fixed.
         """
         graph = exported.model.graph
         renamed = _renamed([value.name or "" for value in graph.inputs], self.inputs, "input")
@@ -68,7 +68,7 @@ class Interface:
 
 
 def widened(inputs: Mapping[str, Any], interface: Interface) -> dict[str, Any]:
-    """Example inputs in which no axis that is to stay open has a size of 1, which a capture takes for fixed."""
+    """Example inputs in which no axis that should be dynamic has size 1, which a capture would treat as fixed."""
     wide = dict(inputs)
     for name, value in inputs.items():
         if not hasattr(value, "repeat") or not hasattr(value, "dim"):
@@ -82,7 +82,7 @@ def widened(inputs: Mapping[str, Any], interface: Interface) -> dict[str, Any]:
 
 
 AS_CAPTURED = Interface()
-"""The names that the capture gave."""
+"""The interface that keeps the names of the capture."""
 
 
 def _renamed(names: Sequence[str], given: Mapping[str, str] | Sequence[str], what: str) -> dict[str, str]:
@@ -95,7 +95,7 @@ def _renamed(names: Sequence[str], given: Mapping[str, str] | Sequence[str], wha
             raise UsageError(f"the model has no {what} {name}{nearest(name, names)}; it has {', '.join(names)}")
     renamed = {name: given.get(name, name) for name in names}
     if twice := [name for name in renamed.values() if list(renamed.values()).count(name) > 1]:
-        raise UsageError(f"two {what}s would be called {twice[0]}: give each a name of its own")
+        raise UsageError(f"two {what}s would have the name {twice[0]}: give each a different name")
     return renamed
 
 
@@ -108,7 +108,7 @@ def _kept(names: Sequence[str], patterns: Sequence[str]) -> list[int]:
 
 
 def _symbols(exported: Exported, axes: Mapping[tuple[str, int], str]) -> dict[str, str]:
-    """The symbols of the capture to the names asked for."""
+    """The symbols of the capture to the requested names."""
     inputs = {value.name or "": value for value in exported.model.graph.inputs}
     found: dict[str, str] = {}
     asked: dict[str, str] = {}
@@ -121,19 +121,19 @@ def _symbols(exported: Exported, axes: Mapping[tuple[str, int], str]) -> dict[st
         size = _size_of(shape[axis])
         if not isinstance(size, str):
             raise UsageError(
-                f"axis {axis} of {name} cannot stay open as {symbol}: {_what_fixes(exported, name, axis)} at {size}; "
-                f"give an example in which it is larger, or leave it out"
+                f"axis {axis} of {name} cannot be dynamic as {symbol}: {_what_fixes(exported, name, axis)} at {size}; "
+                f"give an example in which it is larger, or do not name this axis"
             )
         if found.setdefault(size, symbol) != symbol:
             raise UsageError(
-                f"axis {axis} of {name} cannot be {symbol}: it always has the size of {asked[size]}, {found[size]}"
+                f"axis {axis} of {name} cannot be {symbol}: it always has the same size as {asked[size]}, {found[size]}"
             )
         asked.setdefault(size, f"axis {axis} of {name}")
     return {size: symbol for size, symbol in found.items() if SYMBOL.fullmatch(size)}
 
 
 def _what_fixes(exported: Exported, name: str, axis: int) -> str:
-    """The innermost call after which the size is a number, where the capture shows it."""
+    """The innermost call after which the size is a number, as text, if the capture shows it."""
     root = exported.calls.calls[0]
     given = next((spec for spec in root.inputs if spec.name == name), None)
     symbol = given.shape[axis] if given is not None and axis < len(given.shape) else None
@@ -147,7 +147,7 @@ def _what_fixes(exported: Exported, name: str, axis: int) -> str:
 
 
 def _size_of(dimension: int | ir.SymbolicDim) -> int | str | None:
-    """A size: a number also where the exporter wrote one as a symbol."""
+    """A size, as an integer also if the exporter wrote a number as a symbol."""
     if isinstance(dimension, int):
         return dimension
     return int(dimension.value) if dimension.value and dimension.value.isdigit() else dimension.value

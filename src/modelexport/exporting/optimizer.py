@@ -1,7 +1,7 @@
-"""The optimisation pipeline: public passes of onnxscript and onnx_ir, without those that merge or compute parameters.
+"""The optimization pipeline: public passes of onnxscript and onnx_ir, except those that merge or compute parameters.
 
-``torch.onnx``'s own optimiser also merges initializers of equal value: fresh biases are all zero, so that one layer's
-bias appears under another layer's name. That pass is left out.
+``torch.onnx``'s own optimizer also merges initializers of equal value: fresh biases are all zero, so one layer's bias
+would appear under another layer's name. That pass is left out.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ def optimize_graph(
     may_fold: Callable[[ir.Node], bool],
     keep: Collection[str] = (),
 ) -> None:
-    """Fold constants, apply the default rewrites, remove what is unused and merge equal nodes, in place.
+    """Fold constants, apply the default rewrites, remove unused nodes and merge equal ones, in place.
 
     Args:
-        parameters: The tensors of parameters, which have none in the graph: what a rule does because a parameter has
-            certain values (drop a bias that is zero) would be wrong for other weights, and what it computes from
-            parameters would be nobody's parameter. Those of folded parameters are added.
+        parameters: The tensors of parameters, which are not in the graph: a rewrite that depends on values (dropping a
+            bias of zeros) would be wrong for other weights, and a tensor computed by a rule would not be a known
+            parameter. The tensors of folded parameters are added.
         may_fold: Whether a node of constant inputs may be folded.
-        keep: Names of values that no rewrite may remove: what modules get and return.
+        keep: Names of values that no rewrite may remove: those that modules get and return.
     """
     ir.passes.Sequential(
         passes.InlinePass(),
@@ -59,10 +59,10 @@ def optimize_graph(
 def finish(model: ir.Model, output_names: Sequence[str], reserved: Collection[str] = ()) -> None:
     """Make the outputs of the graph distinct values under the given names, and every other name unique, in place.
 
-    A node that this needs belongs to the call whose value it passes on.
+    A node that is added for this belongs to the call that produces the value.
 
     Args:
-        reserved: Names that no output may have: those of parameters, also where the graph has none of that name now.
+        reserved: Names that no output may have: those of parameters, even of ones that the graph no longer has.
     """
     passes.OutputFixPass()(model)
     _compute_outputs(model.graph)
@@ -79,7 +79,7 @@ def finish(model: ir.Model, output_names: Sequence[str], reserved: Collection[st
 
 
 def _compute_outputs(graph: ir.Graph) -> None:
-    """Put a node before each output that is an initializer, which has a name of its own: that of its parameter."""
+    """Insert a node before each output that is an initializer, since an initializer keeps its parameter's name."""
     for index, value in enumerate(graph.outputs):
         if value.is_initializer():
             node = ir.node("Identity", [value], name=f"return_{value.name}")

@@ -1,4 +1,4 @@
-"""What an export can be asked for, in groups: how it is tagged, where its weights go, how it is checked."""
+"""The options of an export, in groups: how it is tagged, where its weights go, how it is checked."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ class TagOptions:
     """How a file is tagged."""
 
     granularity: Granularity = "auto"
-    """Which modules get a segment in the tags (see :class:`~modelexport.core.tags.Tags`)."""
+    """The modules that get a segment in the tags (see :class:`~modelexport.core.tags.Tags`)."""
     include: Collection[str] = ()
-    """Classes that get a segment as well."""
+    """Names of classes that get a segment as well."""
     exclude: Collection[str] = ()
-    """Classes that get none."""
+    """Names of classes that do not get a segment."""
     tags_as: Encoding = "metadata"
-    """``metadata`` of nodes, ``attributes`` of nodes (which ONNX Runtime refuses until :func:`modelexport.strip` turns
-    them into metadata), or ``functions``, one for each distinct module."""
+    """``metadata`` of nodes, ``attributes`` of nodes (which ONNX Runtime refuses until :func:`modelexport.strip`
+    converts them to metadata), or ``functions``, one for each distinct module."""
     keep_torch_metadata: bool = False
-    """Keep the exporter's own ``pkg.torch.*`` keys, which hold paths of this machine."""
+    """Keep the exporter's own ``pkg.torch.*`` keys, which contain paths of this machine."""
     node_names: NodeNames = "exporter"
     """``path`` names nodes after their modules: ``/encoder/layer.0/attention/self/MatMul_1``."""
 
@@ -41,11 +41,11 @@ class WeightOptions:
     """Where the weights of a file go."""
 
     weights: WeightsMode = "auto"
-    """``link`` leaves them in the files of ``source``, ``copy`` puts them into ``NAME.onnx.data``, ``none`` describes
-    them and leaves them out. ``auto`` links where there is a ``source``, and otherwise copies above 1 GB and embeds
+    """``link`` leaves them in the files of ``source``, ``copy`` writes them to ``NAME.onnx.data``, ``none`` describes
+    them and leaves them out. ``auto`` links if there is a ``source``; otherwise it copies above 1 GB and embeds
     below."""
     source: Weights | None = None
-    """Where the weights of a model are that was built without them
+    """The places of the weights of a model that was built without them
     (:func:`modelexport.pytorch.loading.load_model` with ``weights="files"``)."""
 
 
@@ -54,15 +54,15 @@ class CheckOptions:
     """How a file is checked."""
 
     check: bool = True
-    """Write a file only if it is valid, ONNX Runtime loads it, and it computes the model's outputs of the example
+    """Write the file only if it is valid, ONNX Runtime loads it, and it computes the model's outputs for the example
     inputs."""
     keep_anyway: bool = False
-    """Write a file that fails this check all the same; the result says what is wrong with it."""
+    """Write a file that fails this check nevertheless; the result says what is wrong with it."""
     verify: bool = False
     """Run both models on the example inputs and compare every output, every call and every parameter."""
     reference: bool | Sequence[str] = False
-    """Keep the inputs and boundary values of every call, or of these calls (addresses or tags) and those inside them,
-    in ``NAME.reference.safetensors``: they prove the file without PyTorch."""
+    """Store the inputs and the boundary values of every call, or of these calls (addresses or tags) and those inside
+    them, in ``NAME.reference.safetensors``: with them the file can be verified without PyTorch."""
 
     @property
     def any(self) -> bool:
@@ -96,10 +96,10 @@ class Options:
     checks: CheckOptions = CheckOptions()
 
     def replaced_by(self, keywords: Keywords) -> Options:
-        """The same options, where a keyword does not say otherwise.
+        """The options, with those that a keyword gives replaced.
 
         Raises:
-            TypeError: There is no such option.
+            TypeError: A keyword is not an option.
         """
         groups = {}
         left = dict(keywords)
@@ -114,7 +114,7 @@ class Options:
     def settings(
         self, frontend: str, attempts: Sequence[Attempt], *, dynamic: bool, optimized: bool
     ) -> documents.Settings:
-        """What the sidecar says of an export with these options."""
+        """The settings that the sidecar records for an export with these options."""
         return documents.Settings(
             frontend=frontend,
             dynamo_failure=next((one.reason for one in attempts if one.frontend == "dynamo"), ""),

@@ -1,4 +1,4 @@
-"""``export``: a PyTorch model becomes a tagged ONNX file and the documents beside it. The page to read first."""
+"""``export``: export a PyTorch model to a tagged ONNX file with its documents. Read this file first."""
 
 from __future__ import annotations
 
@@ -46,28 +46,28 @@ def export(
     stages: Stages | None = None,
     **keywords: Unpack[Keywords],
 ) -> ExportResult:
-    """Export a model to ``path``, every node tagged with the module call it came from.
+    """Export a model to ``path``, with every node tagged with the module call that it came from.
 
-    The model is exported in evaluation mode and is as before afterwards.
+    The model is exported in evaluation mode and restored afterwards.
 
     Args:
         inputs: Example inputs: keyword arguments of ``forward``, or positional ones.
         path: ``DIR/NAME.onnx``; the documents are written beside it.
-        name: What the documents call the model; its class if left out.
+        name: The model's name in the documents; by default its class.
         frontend: ``dynamo``, ``torchscript``, or ``auto``: the first whose file passes its check.
-        dynamic: Leave every axis of every input that the model does not fix open.
-        opset: The opset of the standard domain; the exporter's default if left out.
+        dynamic: Make every axis of every input dynamic, except those that the model fixes.
+        opset: The opset of the standard domain; by default the exporter's.
         optimized: Fold constants, rewrite and merge equal nodes.
-        interface: Names the inputs, outputs and open axes of what was captured.
-        options: How it is tagged, where its weights go, how it is checked; each option is a keyword as well.
-        dag_dir: A folder for the entries of ``NAME.dag.json`` as files of their own; made if need be.
-        stages: Times the stages of the export; says on the way which one is running.
+        interface: Names the inputs, outputs and dynamic axes of the captured graph.
+        options: How the file is tagged, where its weights go, how it is checked; each option is a keyword as well.
+        dag_dir: A folder for the entries of ``NAME.dag.json`` as separate files; created if necessary.
+        stages: Times the stages of the export and reports the running one.
 
     Raises:
-        CaptureError, InputsError, UsageError: The model, the inputs or the options do not work together.
+        CaptureError, InputsError, UsageError: The model, the inputs or the options do not fit.
         UntaggedNodeError: A node has no owner. Nothing is written.
         CheckError: The file is invalid, does not load, or computes something else. Nothing is written.
-        OutputError: The files cannot be written. What was there before is still there.
+        OutputError: The files cannot be written. Existing files are unchanged.
     """
     path, stages = Path(path), stages or Stages()
     options = (options or Options()).replaced_by(keywords)
@@ -83,7 +83,7 @@ def export(
 
 @dataclass(frozen=True)
 class _Job:
-    """One export: everything but the front end that does it."""
+    """One export: everything except the choice of the front end."""
 
     model: nn.Module
     inputs: Mapping[str, Any] | Sequence[Any]
@@ -99,7 +99,7 @@ class _Job:
     unrepeatable: Sequence[Unrepeatable]
 
     def export_by(self, frontend: FrontEnd, attempts: Sequence[Attempt], keep_anyway: bool) -> ExportResult:
-        """Export with a front end. The files are moved into place when all of it went well."""
+        """Export with a front end. The files are moved into place if everything succeeds."""
         model, options, stages = self.model, self.options, self.stages
         with stages("capture"):
             tree = module_tree(model)

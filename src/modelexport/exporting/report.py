@@ -1,4 +1,4 @@
-"""``NAME.report.md``: one export, for a person."""
+"""``NAME.report.md``: the report of one export, for people."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def report_path(path: Path) -> Path:
-    """Where the report of a file lies."""
+    """The path of a file's report."""
     return path.with_suffix(keys.REPORT_SUFFIX)
 
 
@@ -31,7 +31,7 @@ def write_report(path: Path, result: ExportResult) -> None:
 
 
 def format_report(result: ExportResult) -> str:
-    """The report: tree, coverage, time by stage, what has no nodes and why, the weights, and the verification."""
+    """The report: tree, coverage, time by stage, modules without nodes, the weights, and the verification."""
     hierarchy = result.hierarchy
     model, coverage = hierarchy.model, hierarchy.coverage
     sections = [
@@ -56,7 +56,7 @@ def format_report(result: ExportResult) -> str:
         "## Time by stage",
         _table(("stage", "seconds"), [(stage, f"{spent:.2f}") for stage, spent in result.seconds.items()]),
         "## Modules",
-        "Every call, with the nodes that it produced itself.",
+        "Every call, with the number of nodes that it owns itself.",
         _table(
             ("call", "tag", "nodes"),
             [(f"`{call.address or '.'}`", f"`{call.tag}`", call.nodes) for call in hierarchy.calls],
@@ -95,19 +95,19 @@ def _attempts(attempts: Sequence[Attempt]) -> list[str]:
         return []
     return [
         "## Front ends that were tried first",
-        *(f"`{one.frontend}` gave no file that could be taken:\n\n```\n{one.reason}\n```" for one in attempts),
+        *(f"`{one.frontend}` did not produce a usable file:\n\n```\n{one.reason}\n```" for one in attempts),
     ]
 
 
 def _check(check: FileCheck | None) -> list[str]:
     if check is None:
-        return ["## Check", "Not asked for."]
+        return ["## Check", "Not requested."]
     told = {"passed": "Passed", "failed": "**Failed**", "skipped": "Skipped"}[check.status]
     where = f" ({check.step})" if check.step else ""
     largest = "" if check.largest is None else f"; the largest error is {check.largest:.2e} of the output's norm"
     return [
         "## Check",
-        "`onnx.checker`, loading in ONNX Runtime, and the outputs of the example inputs against PyTorch's: "
+        "`onnx.checker`, loading in ONNX Runtime, and the outputs for the example inputs compared with PyTorch's: "
         f"{told}{where}{': ' + check.reason if check.reason else ''}{largest}.",
     ]
 
@@ -120,12 +120,12 @@ def _unrepeatable(found: Sequence[Unrepeatable]) -> list[str]:
 
 
 def told_of(kind: str) -> str:
-    """What a file does in the place of something that a model does otherwise each time."""
+    """What a file does instead of behavior that changes from run to run."""
     return {
-        "random": "it draws its own numbers, or keeps those of the captured run: it cannot agree with PyTorch",
-        "buffer": "it computes with the value that the buffer had before the run, each time",
+        "random": "it draws its own numbers, or uses those of the captured run: it cannot agree with PyTorch",
+        "buffer": "it always computes with the value that the buffer had before the run",
         "no output": "it returns nothing",
-        "empty output": "it returns an empty tensor, or leaves it out",
+        "empty output": "it returns an empty tensor, or omits the output",
     }[kind]
 
 
@@ -161,7 +161,7 @@ def _functions(functions: FunctionsModel | None) -> list[str]:
         ),
         "## Nodes outside the calls that own them",
         _table(
-            ("stand in", "owners", "values"),
+            ("are in", "owners", "values"),
             [(f"`{h.address}`", _values(h.owners), _values(h.values)) for h in functions.hoisted],
         ),
     ]
@@ -180,7 +180,7 @@ def _weights(weights: WeightsSummary | None) -> list[str]:
         sections += ["### Linked files", _table(("file", "how"), files)]
     if weights.made:
         made = [(f"`{name}`", operations) for name, operations in weights.made.items()]
-        sections += ["### Not as in the checkpoint", _table(("initializer", "made by"), made)]
+        sections += ["### Changed from the checkpoint", _table(("initializer", "computed by"), made)]
     return sections
 
 

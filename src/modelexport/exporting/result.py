@@ -1,4 +1,4 @@
-"""What an export made and how it went."""
+"""The result of an export."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ExportResult:
-    """What an export made and how it went."""
+    """The files and facts that an export produced."""
 
     path: Path
     hierarchy: documents.Hierarchy
@@ -30,30 +30,30 @@ class ExportResult:
     seconds: Mapping[str, float]
     """Stage to wall time."""
     verified: VerifyReport | None
-    """The comparison with PyTorch; ``None`` if it was not asked for."""
+    """The comparison with PyTorch; ``None`` if it was not requested."""
 
     files: Sequence[Path]
-    """Every file that was written; of the DAG files the folder."""
+    """Every file that was written; for the DAG files their folder."""
 
     check: FileCheck | None = None
-    """What the check of the file gave; ``None`` if it was not asked for."""
+    """The result of the check of the file; ``None`` if it was not requested."""
 
     attempts: Sequence[Attempt] = ()
-    """The front ends that were tried first, and why their files were not taken."""
+    """The front ends that were tried first, and why they failed."""
 
     functions: FunctionsModel | None = None
-    """With the `functions` encoding: the model as written, and the calls that could not become functions."""
+    """With the `functions` encoding: the written model, and the calls that could not become functions."""
 
     weights: WeightsSummary = field(default_factory=WeightsSummary)
-    """Where the weights are."""
+    """The places of the weights."""
 
     messages: Sequence[str] = ()
-    """What PyTorch's exporter and the optimiser warned of."""
+    """The warnings of PyTorch's exporter and of the optimizer."""
 
     unrepeatable: Sequence[Unrepeatable] = ()
-    """What of the model is not the same in every run, which a file cannot be."""
+    """Behavior of the model that changes from run to run, which a file cannot reproduce."""
 
     @property
     def coverage(self) -> documents.Coverage:
-        """How many nodes are known by which evidence."""
+        """How many nodes have an owner by each kind of evidence."""
         return self.hierarchy.coverage

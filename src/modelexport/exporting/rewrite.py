@@ -1,17 +1,15 @@
 """onnxscript's default rewrite rules, looked up by operator, without those that compute new weights.
 
-A rule set tries each of its rules at each node, and almost every attempt ends at the first look at the operator: on 24
-layers of a small decoder that was 40 % of an export. Here a node meets only the rules whose pattern ends in its
-operator.
+A rule set tries each of its rules on each node, and almost every attempt fails on the operator: on 24 layers of a small
+decoder that was 40 % of an export. This module tries only the rules whose pattern ends in the node's operator.
 
 The rules that fold a BatchNormalization into the weights before it are left out: they replace five parameters with a
 tensor that is not a parameter, and runtimes do the same when they load the file.
 
-onnxscript's patterns take a constant up to 1e-8 for zero and one within 1e-5 of one for one, and would drop the epsilon
-of ``x * log(x + 1e-9)`` and the factor of ``x * 1.000009``. Here a constant is what it is.
-
-Private names of onnxscript are used, here and nowhere else: the tuple of default rules, so that we rewrite what the
-bare exporter rewrites, the pattern of a rule, which alone knows the operator, and the tolerances of its constants.
+onnxscript's patterns match constants up to 1e-8 as zero and constants within 1e-5 of one as one; they would drop the
+epsilon of ``x * log(x + 1e-9)`` and the factor of ``x * 1.000009``. In this module constants match exactly.
+Only this file uses private names of onnxscript: the tuple of default rules, so that we rewrite what the bare exporter
+rewrites; the pattern of a rule, the only place with its operator; and the tolerances of its constants.
 `tests/exporting/test_rewrite.py` fails when one changes.
 """
 
@@ -36,15 +34,15 @@ _COMPUTES_WEIGHTS = (
 
 
 def default_rules() -> list[RewriteRule]:
-    """The rules that ``torch.onnx``'s optimiser applies, in its order, less those that compute weights."""
+    """The rules that ``torch.onnx``'s optimizer applies, in its order, except those that compute weights."""
     return [rule for rule in rewriter._DEFAULT_REWRITE_RULES if rule not in _COMPUTES_WEIGHTS]
 
 
 @contextmanager
 def exact_constants(rules: Iterable[RewriteRule]) -> Iterator[None]:
-    """Inside, the constants in the patterns of rules match nothing but themselves.
+    """Make the constants in the patterns of rules match only exactly equal constants, inside the block.
 
-    The rules belong to everybody in this process, and a copy of one would be a copy of all that it refers to.
+    The rules are shared by the whole process, and copying one would copy everything that it refers to.
     """
     constants = {
         value for rule in rules for node in rule._target_pattern for value in node.inputs if isinstance(value, Constant)
@@ -60,7 +58,7 @@ def exact_constants(rules: Iterable[RewriteRule]) -> Iterator[None]:
 
 
 def root_operator(rule: RewriteRule) -> ir.OperatorIdentifier | None:
-    """The operator that a rule's pattern ends in; ``None`` for a pattern that leaves it open."""
+    """The operator that a rule's pattern ends in; ``None`` for a pattern that matches any operator."""
     identifier: ir.OperatorIdentifier | None = rule._target_pattern.output_nodes[0].op_identifier()
     return identifier
 
@@ -84,7 +82,7 @@ class RewritePass(ir.passes.InPlacePass):
 
 
 class _Dispatch:
-    """Many rules in one; after a rewrite its name and flags are those of the rule that matched."""
+    """Combines many rules in one; after a rewrite its name and flags are those of the rule that matched."""
 
     def __init__(self, rules: Sequence[RewriteRule], keep: frozenset[str]) -> None:
         self._rules = rules

@@ -1,4 +1,4 @@
-"""The steps of an export between capture and the written file; ``pipeline.py`` has their order."""
+"""The steps of an export between capture and writing the file; ``pipeline.py`` has their order."""
 
 from __future__ import annotations
 
@@ -43,29 +43,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Unoptimized:
-    """What has to be known of the graph as it was captured, once passes have changed it."""
+    """Facts about the captured graph that are needed after passes have changed it."""
 
     source: SourceGraph
     computed: Computed
     tensors: dict[ir.Value, ir.TensorProtocol]
-    """Of parameters, until the optimised graph is bound to them."""
+    """The tensors of parameters, until the optimized graph is bound to them."""
     entries: Mapping[str, documents.StateDictEntry]
 
 
 @dataclass(frozen=True)
 class Tagged:
-    """What the tags of a graph are made from, and what was found while they were written."""
+    """The tags of a graph, and what was found while they were written."""
 
     tags: Tags
     coverage: documents.Coverage
     origins: Mapping[str, Origin]
-    """Name of an initializer to the entries that it is, or is computed from."""
+    """Name of an initializer to the entries that it holds or is computed from."""
     values: Mapping[str, ir.Value]
-    """Names of values of the unoptimised graph to what they are in the optimised one, where they are there."""
+    """Names of values of the unoptimized graph to the values of the optimized one, for those that still exist."""
 
 
 def remember(model: nn.Module, exported: Exported, weights: Weights | None) -> Unoptimized:
-    """Record the graph before it is optimised, and take the tensors of its parameters off it."""
+    """Record the graph before it is optimized, and detach the tensors of its parameters."""
     graph = exported.model
     parameters = with_unique_names(graph, exported.parameters)
     source = take_snapshot(graph)
@@ -75,10 +75,10 @@ def remember(model: nn.Module, exported: Exported, weights: Weights | None) -> U
 
 
 def optimize_exported(exported: Exported, before: Unoptimized) -> list[str]:
-    """Optimise a captured graph in place; parameters and the values at boundaries stay.
+    """Optimize a captured graph in place; parameters and the values at boundaries are kept.
 
     Returns:
-        What the optimiser warned of.
+        The optimizer's warnings.
     """
 
     def reads_file(node: ir.Node) -> bool:
@@ -95,7 +95,7 @@ def optimize_exported(exported: Exported, before: Unoptimized) -> list[str]:
 
 
 def tag(exported: Exported, before: Unoptimized, tree: ModuleTree, options: TagOptions) -> Tagged:
-    """Give every node its owner and write the tags into the graph, in place.
+    """Assign every node its owner and write the tags into the graph, in place.
 
     Raises:
         UntaggedNodeError: A node has no owner.
@@ -158,7 +158,7 @@ def describe(
 
 
 def encode(graph: ir.Model, tags: Tags, tags_as: str) -> FunctionsModel | None:
-    """Bring the tags of a graph into another encoding: in place, or as a model of functions beside it."""
+    """Convert the tags of a graph to another encoding: in place, or as a separate model with functions."""
     if tags_as == "functions":
         return write_functions(graph, tags)
     if tags_as == "attributes":
@@ -174,7 +174,7 @@ def write_files(
     staged: Path,
     options: WeightOptions,
 ) -> WeightsSummary:
-    """Write a model to ``staged`` and its documents beside it, from where they will be moved beside ``path``."""
+    """Write a model to ``staged`` and its documents beside it; they will be moved beside ``path`` later."""
     weights = save_with_weights(
         graph,
         path,
@@ -190,6 +190,6 @@ def write_files(
 
 
 def list_files(staged: Path, path: Path, dag_dir: Path | None) -> list[Path]:
-    """What there will be once the files beside ``staged`` are beside ``path``, and the report is written."""
+    """The files that exist after those beside ``staged`` are moved beside ``path`` and the report is written."""
     files = [path.parent / file.name for file in sorted({*staged.parent.iterdir(), report_path(staged)})]
     return files if dag_dir is None else [*files, dag_dir]

@@ -1,4 +1,4 @@
-"""Writing files so that a run that fails leaves what was there."""
+"""Writing files so that a failed run leaves existing files unchanged."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from modelexport.format.keys import DATA_SUFFIX, DESCRIBING_SUFFIXES, DOCUMENT_S
 
 try:
     import fcntl
-except ImportError:  # not on Windows: what a killed run left stays there
+except ImportError:  # not on Windows: files left by a killed run stay there
     fcntl = None  # type: ignore[assignment]  # a module has no optional type
 
 _PREFIX = ".modelexport-"
 _LOCK = ".lock"
 _NEW, _BEFORE = "new", "before"
-"""Where in a staging folder the new files are, and those that they replace."""
+"""The subfolders of a staging folder for the new files and for the files that they replace."""
 
 
 class Replacement:
-    """Files that take the place of others together: all of them, or none.
+    """Replaces a set of files together: all of them, or none.
 
-    They are written to staging folders beside their places. When the block ends without an exception they are moved;
-    if one of them cannot be, those that were moved are taken back.
+    The files are written to staging folders beside their targets. When the block ends without an exception they are
+    moved into place; if one of them cannot be moved, the earlier moves are undone.
     """
 
     def __init__(self) -> None:
@@ -61,10 +61,10 @@ class Replacement:
                     folder.rmdir()
 
     def folder(self, directory: Path, *, make: bool = False) -> Path:
-        """A staging folder for files that will be moved to ``directory``, which is made first if asked for.
+        """A staging folder for files that will be moved to ``directory``, which ``make`` creates first.
 
         Raises:
-            OutputError: It is not there or cannot be written to.
+            OutputError: The directory does not exist or cannot be written to.
         """
         if make and not directory.exists():
             try:
@@ -102,7 +102,7 @@ class Replacement:
                     folder.mkdir()
                     made.append(folder)
                 undo.append((target, before if before.exists() else None))
-                os.replace(file, target)  # noqa: PTH105 - says what matters: it replaces
+                os.replace(file, target)  # noqa: PTH105 - the name says that it replaces
             for old, before in stale:
                 undo.append((old, before))
                 os.replace(old, before)  # noqa: PTH105
@@ -114,7 +114,7 @@ class Replacement:
             raise
 
     def _explained(self, error: OSError) -> OutputError:
-        """One line for what went wrong: the file, and the space that it needs if there is too little."""
+        """The error as one line: the file, the reason, and the space that it needs if the disk is full."""
         written = [
             (file.stat().st_mtime_ns, file, directory / file.relative_to(staging))
             for staging, directory in self._folders
@@ -132,7 +132,7 @@ class Replacement:
 
 
 def _keep(target: Path, before: Path) -> None:
-    """Give a file that will be replaced a second name, or where there are no hard links, a copy."""
+    """Keep a file that will be replaced under a second name: a hard link, or a copy if links are not possible."""
     try:
         os.link(target, before)
     except OSError:
@@ -154,7 +154,7 @@ def _files(staging: Path) -> Iterator[Path]:
 
 
 def _stale(staging: Path, directory: Path) -> Iterator[Path]:
-    """What lies beside a model that is replaced, describes that, and is not replaced itself."""
+    """Files that describe a model that is replaced but are not replaced themselves."""
     for model in _files(staging):
         if model.suffix != ".onnx":
             continue
@@ -169,10 +169,10 @@ def _stale(staging: Path, directory: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def written_together(directory: Path) -> Iterator[Path]:
-    """A folder to write files into; they are moved into ``directory`` when the block ends without an exception.
+    """Yield a folder to write files into; they are moved to ``directory`` when the block ends without an exception.
 
     Raises:
-        OutputError: The directory is not there or cannot be written to, or the disk is full.
+        OutputError: The directory does not exist or cannot be written to, or the disk is full.
     """
     with Replacement() as replacement:
         yield replacement.folder(directory)
@@ -180,9 +180,9 @@ def written_together(directory: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def scratch(directory: Path) -> Iterator[Path]:
-    """A folder in ``directory`` for the time of the block. What killed runs left there is removed.
+    """Yield a folder in ``directory`` that is removed after the block. Folders left by killed runs are removed too.
 
-    A lock that the system releases when a process ends tells folders in use from abandoned ones.
+    A lock that the system releases when a process ends distinguishes folders in use from abandoned ones.
 
     Raises:
         OutputError: The folder cannot be made.
@@ -205,7 +205,7 @@ def scratch(directory: Path) -> Iterator[Path]:
 
 
 def _locked(folder: Path) -> IO[bytes] | None:
-    """The lock of a folder, taken; ``None`` if another process has it or there are no locks."""
+    """Take the lock of a folder; ``None`` if another process holds it or the system has no locks."""
     if fcntl is None:
         return None
     try:
@@ -226,7 +226,7 @@ def remove_abandoned(directory: Path) -> None:
         if folder.is_symlink() or not folder.is_dir():
             continue
         with contextlib.suppress(OSError):
-            # A folder without a lock was made a moment ago, or by a run that was killed before it could lock it.
+            # A folder without a lock is either just being created, or left by a run that was killed before locking it.
             if not (folder / _LOCK).exists() and time.time() - folder.stat().st_mtime < ABANDONED_SECONDS:
                 continue
             lock = _locked(folder)
@@ -236,10 +236,10 @@ def remove_abandoned(directory: Path) -> None:
 
 
 def check_space(path: Path, size: int) -> None:
-    """Fail before the work when a file has no room.
+    """Fail before the work when there is no space for a file.
 
     Raises:
-        OutputError: The disk has less than ``size`` bytes left, or the process may not write a file as large.
+        OutputError: The disk has less than ``size`` bytes left, or the process may not write a file of that size.
     """
     try:
         free = shutil.disk_usage(path.parent).free
@@ -264,20 +264,20 @@ def check_space(path: Path, size: int) -> None:
 
 
 def check_writable(path: Path, reads: Iterable[Path] = ()) -> None:
-    """Fail before the work, not after it, when ``path`` cannot be written, or writing it would destroy an input.
+    """Fail before the work when ``path`` cannot be written or writing it would destroy an input.
 
     Args:
         path: The file to write. Documents and a data file may be written beside it.
-        reads: The files that the command reads. Of an ONNX file, the files that hold its weights count as well.
+        reads: The files that the command reads, including the weights files of an ONNX file.
 
     Raises:
-        OutputError: The folder is not there or cannot be written to, ``path`` is not a regular file, has the name of
-            what belongs to another file, or is an input, or what would be written beside it belongs to one.
+        OutputError: The folder does not exist or cannot be written to; ``path`` is not a regular file, has the name of
+            another model's file, or is an input; or a file that would be written beside it belongs to an input.
     """
     if path.is_dir():
         raise OutputError(f"{path} is a folder: give the name of a file in it")
     if path.is_symlink():
-        raise OutputError(f"{path} is a symbolic link: give the file that it leads to, {os.path.realpath(path)}")
+        raise OutputError(f"{path} is a symbolic link: give the file that it points to, {os.path.realpath(path)}")
     if (kind := what_it_is(path)) is not None:
         raise OutputError(f"{path} is not a regular file but {kind}: give the name of a file")
     if not path.parent.is_dir():
@@ -286,18 +286,18 @@ def check_writable(path: Path, reads: Iterable[Path] = ()) -> None:
         raise OutputError(f"cannot write {path}: no permission to write in {path.parent}")
     belongs = next((end for end in (f".onnx{DATA_SUFFIX}", *DOCUMENT_SUFFIXES) if path.name.endswith(end)), None)
     if belongs is not None:
-        raise OutputError(f"{path} has the name of what lies beside a model (*{belongs}): give another name")
+        raise OutputError(f"{path} has a name reserved for files beside a model (*{belongs}): give another name")
     for file in _beside(path):
         if (kind := what_it_is(file)) is not None:
-            raise OutputError(f"{file} is not a regular file but {kind}, and may have to be replaced: remove it")
+            raise OutputError(f"{file} is not a regular file but {kind}, and would have to be replaced: remove it")
     check_apart(path, reads)
 
 
 def check_apart(path: Path, reads: Iterable[Path]) -> None:
-    """Fail where writing ``path``, and what belongs beside it, would destroy an input.
+    """Fail if writing ``path`` and the files beside it would destroy an input.
 
     Raises:
-        OutputError: It would.
+        OutputError: An input would be destroyed.
     """
     there = [file for file in (path, *_beside(path)) if file.exists()]
     for read in reads if there else ():
@@ -309,14 +309,14 @@ def _beside(path: Path) -> list[Path]:
 
 
 def _check_apart(path: Path, there: Iterable[Path], read: Path) -> None:
-    """Refuse to write ``path``, with the files that are there already, where that would replace a part of an input."""
-    from modelexport.files.linked import data_files  # what it imports is slow, and rarely needed
+    """Refuse to write ``path`` and the existing files beside it if that would replace a part of an input."""
+    from modelexport.files.linked import data_files  # slow to import, and rarely needed
 
     if not read.is_file():
         return
     try:
         data = data_files(read) if read.suffix not in (".safetensors", ".json", ".py") else ()
-    except FileFormatError:  # its reader says what is wrong with it
+    except FileFormatError:  # whoever reads it reports what is wrong
         data = ()
     parts = [read, *(part for part in data if part.is_file())]
     for file in there:

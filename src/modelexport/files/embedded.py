@@ -1,4 +1,4 @@
-"""Weights inside a model file, read one at a time; the file is open while its model is in use."""
+"""Weights inside a model file, read one at a time; the file stays open while its model is in use."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from modelexport.files.regular import open_regular
 
 
 class OpenFile:
-    """A file that is mapped into memory while its model is in use, and again when a tensor of it is read later.
+    """A file that is mapped into memory while its model is in use, and again if one of its tensors is read later.
 
-    A mapping holds a file descriptor, of which a process has about a thousand.
+    A mapping holds a file descriptor, and a process may have only about a thousand of them.
     """
 
     def __init__(self, path: Path) -> None:
@@ -33,7 +33,7 @@ class OpenFile:
         """The bytes.
 
         Raises:
-            FileFormatError: It was closed, and the file has been replaced since.
+            FileFormatError: The file was replaced after it had been closed.
         """
         if self._mapped is None:
             with open_regular(self.path) as file:
@@ -44,15 +44,15 @@ class OpenFile:
         return self._mapped
 
     def close(self) -> None:
-        """Give the file descriptor back."""
+        """Release the file descriptor."""
         mapped, self._mapped = self._mapped, None
         if mapped is not None:
-            with contextlib.suppress(BufferError):  # somebody writes from it at this moment
+            with contextlib.suppress(BufferError):  # the data is being written elsewhere at this moment
                 mapped.close()
 
 
 class EmbeddedTensor(ir.LazyTensor):
-    """An initializer that is read from its file each time that it is asked for."""
+    """An initializer that is read from its file on each access."""
 
     def __init__(self, file: OpenFile, place: range, tensor: ir.TensorProtocol) -> None:
         def read() -> ir.TensorProtocol:

@@ -1,4 +1,4 @@
-"""How large a model becomes when its functions take the place of their calls, computed before anybody does it."""
+"""The size of a model after its functions are inlined, computed without inlining them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _Key = tuple[str, str, str]
 
 
 def check_functions(model: onnx.ModelProto) -> None:
-    """Refuse functions that call themselves, and a few that call one another so often that nobody could inline them.
+    """Refuse recursive functions, and functions whose calls would expand to too many nodes.
 
     Raises:
-        FileFormatError: They do.
+        FileFormatError: A function calls itself, or the calls are too many or nested too deeply.
     """
     bodies = {(function.domain, function.name, function.overload): function for function in model.functions}
     if not bodies:
@@ -27,14 +27,14 @@ def check_functions(model: onnx.ModelProto) -> None:
     total = sum(1 + sizes.get(_identifier(node), 0) for node in with_nested(model.graph.node))
     if total > INLINED_NODES:
         raise FileFormatError(
-            f"the functions of the model would make {total:,} nodes of it, and at most {INLINED_NODES:,} are read"
+            f"the model would have {total:,} nodes with its functions inlined, and at most {INLINED_NODES:,} are read"
         )
 
 
 def _measure(
     start: _Key, bodies: dict[_Key, onnx.FunctionProto], sizes: dict[_Key, int], depth: dict[_Key, int]
 ) -> None:
-    """Find the size of a function with everything that it calls, and how deep its calls go; without recursion."""
+    """Find the size of a function with everything that it calls, and how deep its calls nest; without recursion."""
     running: dict[_Key, None] = {}
     pending = [start]
     while pending:
@@ -56,7 +56,7 @@ def _measure(
         sizes[key] = len(called) + sum(sizes[other] for other in inner)
         depth[key] = 1 + max((depth[other] for other in inner), default=0)
         if depth[key] > CALL_DEPTH:
-            raise FileFormatError(f"the functions of the model call one another more than {CALL_DEPTH} deep")
+            raise FileFormatError(f"the calls of the model's functions are nested more than {CALL_DEPTH} deep")
 
 
 def _identifier(node: onnx.NodeProto) -> _Key:

@@ -1,7 +1,7 @@
-"""Weights in files beside a model: where they may be, whether they are as they were, and how they are read.
+"""Weights in files beside a model: where they may be, whether they are unchanged, and how they are read.
 
-A model names the files that hold its weights, and a model may come from anywhere. A file has to be a regular one inside
-the model's folder, and of the size and the content that the model recorded when it was written.
+A model names the files that hold its weights, and a model may come from an untrusted source. Each file has to be a
+regular file inside the model's folder, with the size and content that the model recorded when it was written.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from modelexport.graph.nodes import all_nodes, initializers
 
 T = TypeVar("T")
 _TAIL = hashlib.sha256().digest_size
-"""Bytes at the end of a data file: the SHA-256 of all before them."""
+"""Bytes at the end of a data file: the SHA-256 of everything before them."""
 _BLOCK = 16 * 2**20
 
 
 class WeightsBeside:
-    """One file that holds weights of a model; checked before its first byte is read, and again when it has changed."""
+    """One file that holds weights of a model; checked before it is first read, and again when it has changed."""
 
     def __init__(
         self,
@@ -49,25 +49,25 @@ class WeightsBeside:
         self._folder, self._location = folder, location
         self._linked, self._written = linked, written
         self._spans: dict[tuple[int, int], None] = {}
-        """Begin and end of each tensor that the model takes out of it."""
+        """Begin and end of each tensor that the model reads from it."""
         self._checked: tuple[int, ...] | None = None
 
     def add(self, tensor: ir.ExternalTensor) -> None:
-        """Take note of a tensor in the file.
+        """Register a tensor in the file.
 
         Raises:
-            FileFormatError: Its place cannot be.
+            FileFormatError: Its offset or length is not possible.
         """
         begin, size = tensor.offset or 0, tensor.nbytes
         if begin < 0 or tensor.length not in (None, size):
             raise FileFormatError(
-                f"{self.path}: the place of {tensor.name!r} is damaged: {tensor.length} bytes from {begin} on for a "
+                f"{self.path}: the place of {tensor.name!r} is damaged: {tensor.length} bytes from byte {begin} for a "
                 f"tensor of {size:,} bytes"
             )
         self._spans[begin, begin + size] = None
 
     def is_missing(self) -> bool:
-        """Whether the file is not there, where it could be."""
+        """Whether the file does not exist, at a place where it may be."""
         return not self._outside() and not self.path.exists()
 
     def fault(self) -> str:
@@ -89,13 +89,13 @@ class WeightsBeside:
         """Fail before a byte is read.
 
         Raises:
-            FileFormatError: The file is missing, is not as it was, or may not be read.
+            FileFormatError: The file is missing, has changed, or may not be read.
         """
         if fault := self.fault():
             raise FileFormatError(fault)
 
     def _outside(self) -> str:
-        """Why the place of the file may not be read, from its name alone."""
+        """Why a file at this place may not be read, judged by its name alone."""
         inside = Path(os.path.normpath(self._location))
         if (
             not self._location
@@ -105,7 +105,7 @@ class WeightsBeside:
         ):
             return f"{self._folder}: the model keeps weights in {self._location!r}, which is not a file in its folder"
         if not Path(os.path.realpath(self.path)).is_relative_to(os.path.realpath(self._folder)):
-            return f"{self.path}, which should hold weights, leads out of the model's folder: put a file there"
+            return f"{self.path}, which should hold weights, points out of the model's folder: put the file there"
         return ""
 
     def _content(self, state: os.stat_result) -> str:
@@ -124,18 +124,18 @@ class WeightsBeside:
                 file.seek(-min(_TAIL, size), os.SEEK_END)
                 if file.read().hex() != self._written.sha256:
                     return (
-                        f"{self.path} does not belong to the model beside it: they are of different runs; write both "
-                        "again"
+                        f"{self.path} does not belong to the model beside it: they are from different runs; write "
+                        "both again"
                     )
         elif state.st_nlink > 1:
             return (
-                f"{self.path}, which holds weights, is also known under another name (a hard link), and the model was "
-                "not linked to it: copy it"
+                f"{self.path}, which holds weights, has another name as well (a hard link), and the model was not "
+                "linked to it: copy it"
             )
         return ""
 
     def _linked_fault(self, recorded: documents.WeightsFile) -> str:
-        """What tells the file from the safetensors file that the model was linked to."""
+        """How the file differs from the safetensors file that the model was linked to."""
         try:
             found = read_header(self.path)
         except WeightsError:
@@ -144,15 +144,15 @@ class WeightsBeside:
             return f"{self.path} was changed after the export: its header differs"
         tensors = {(place.offset, place.offset + place.length) for place in found.tensors.values()}
         if self._spans.keys() - tensors:
-            return f"{self.path} has no tensors where the model says that its weights are"
+            return f"{self.path} has no tensors at the offsets that the model records for its weights"
         return ""
 
 
 class LinkedTensor(ir.ExternalTensor):
-    """External data that is checked before it is read, and for which no file stays open.
+    """External data that is checked before it is read; no file stays open for it.
 
-    ``onnx_ir`` refuses every file with several hard links, as a linked checkpoint has; what may be read of those is
-    decided by :class:`WeightsBeside`.
+    ``onnx_ir`` refuses every file with several hard links, which a linked checkpoint has; :class:`WeightsBeside`
+    decides which of them may be read.
     """
 
     def __init__(self, tensor: ir.ExternalTensor, beside: WeightsBeside, folder: Path) -> None:
@@ -171,8 +171,8 @@ class LinkedTensor(ir.ExternalTensor):
 
     def _in_file(self) -> ir.ExternalTensor:
         self.beside.check()
-        # Without a folder onnx_ir has no checks of its own.
-        path = os.path.abspath(self.path)  # noqa: PTH100 - symbolic links stay
+        # Without a folder onnx_ir makes no checks of its own.
+        path = os.path.abspath(self.path)  # noqa: PTH100 - keeps symbolic links
         shape = ir.Shape(self.shape.numpy())
         return ir.ExternalTensor(path, self.offset, self.length, self.dtype, shape=shape, name=self.name)
 
@@ -188,20 +188,20 @@ class LinkedTensor(ir.ExternalTensor):
         return self._in_file().tobytes() if self.nbytes else b""
 
     def tofile(self, file: Any) -> None:
-        """Write the bytes, without holding them."""
+        """Write the bytes without holding them in memory."""
         if self.nbytes:
             self._in_file().tofile(file)
 
 
 def read_linked(model: ir.Model, folder: Path, *, ours: bool = True) -> None:
-    """Let the tensors that are in files in or below ``folder`` be read from there, each file checked first.
+    """Make external tensors read from files in or below ``folder``, each file checked first, in place.
 
     Args:
-        ours: Whether what the model says of data files that were written with it still holds: a tool that keeps the
-            properties of models may have written its own under the same name.
+        ours: Whether the model's records of its data files still hold: a tool that keeps the properties of models may
+            have written its own data file under the same name.
 
     Raises:
-        FileFormatError: What the model says of its files is damaged.
+        FileFormatError: The model's records of its files are damaged.
     """
     linked = recorded_files(model.metadata_props, keys.WEIGHTS, documents.WeightsFile)
     written = recorded_files(model.metadata_props, keys.DATA, documents.DataFile) if ours else {}
@@ -235,7 +235,7 @@ def read_linked(model: ir.Model, folder: Path, *, ours: bool = True) -> None:
 
 
 def recorded_files(properties: Mapping[str, str], key: str, kind: type[T]) -> dict[str, T]:
-    """What the properties of a model say of the files that hold its weights, by location.
+    """The records of a model's weights files in its properties, by location.
 
     Args:
         key: The property, :data:`keys.WEIGHTS` or :data:`keys.DATA`.
@@ -264,23 +264,23 @@ def weights_beside(model: ir.Model) -> list[WeightsBeside]:
 
 
 def check_files(path: Path | None, model: ir.Model) -> None:
-    """Refuse a model whose weights are in files that are missing, too short, or not as they were when it was exported.
+    """Refuse a model whose weights files are missing, too short, or changed since it was exported.
 
     Raises:
-        FileFormatError: Names each of them.
+        FileFormatError: Names each such file.
     """
     if faults := changed_files(path, model):
         raise FileFormatError(f"{'; '.join(faults)}: put the files back, or export again")
 
 
 def changed_files(path: Path | None, model: ir.Model) -> list[str]:
-    """What is wrong with the files that a model's weights are in, a sentence for each file.
+    """What is wrong with a model's weights files, one sentence for each file.
 
-    A linked file has to be as large as it was when the model was exported and to have the same header. A change of its
-    weights alone, in place, is not seen here; :func:`modelexport.verify.model.verify` compares them.
+    A linked file must have the size and the header that it had when the model was exported. A change of its weights
+    alone, in place, is not detected; :func:`modelexport.verify.model.verify` compares them.
 
     Args:
-        path: The model's file; ``None`` for a model in memory, whose tensors know where they are.
+        path: The model's file; ``None`` for a model in memory, whose tensors know their files.
     """
     faults = [fault for beside in weights_beside(model) if (fault := beside.fault())]
     ends: dict[Path, int] = {}
@@ -299,10 +299,10 @@ def changed_files(path: Path | None, model: ir.Model) -> list[str]:
 
 
 def check_weights(model: ir.Model) -> None:
-    """Fail where a file with weights is there and may not be read. One that is missing is found when it is needed.
+    """Fail if an existing weights file may not be read. A missing file is reported when it is needed.
 
     Raises:
-        FileFormatError: Says which, and why.
+        FileFormatError: Names the file and the reason.
     """
     for beside in weights_beside(model):
         if not beside.is_missing():
@@ -310,17 +310,17 @@ def check_weights(model: ir.Model) -> None:
 
 
 def check_tensors(tensors: Iterable[ir.TensorProtocol | None]) -> None:
-    """Check the files of tensors that somebody else will read from them.
+    """Check the files of tensors that other software will read.
 
     Raises:
-        FileFormatError: One is missing, is not as it was, or may not be read.
+        FileFormatError: A file is missing, has changed, or may not be read.
     """
     for beside in dict.fromkeys(tensor.beside for tensor in tensors if isinstance(tensor, LinkedTensor)):
         beside.check()
 
 
 def data_files(path: Path) -> list[Path]:
-    """The files that a model says its weights are in, whether or not they are there.
+    """The weights files that a model names, whether or not they exist.
 
     Raises:
         FileFormatError: It is not an ONNX file.
@@ -339,9 +339,9 @@ def data_files(path: Path) -> list[Path]:
 
 
 def seal_data(path: Path) -> documents.DataFile:
-    """Put the digest of a data file behind its content, where it tells the file from every other.
+    """Append the digest of a data file to its content, so that the file can be told from every other.
 
-    ONNX does not mind what is behind the last tensor. Two files of the same content stay the same.
+    ONNX ignores bytes after the last tensor. Two files of the same content stay equal.
     """
     digest = hashlib.sha256()
     with path.open("rb") as file:

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Literal
 
 _FICLONE = 0x40049409
-"""Linux's ioctl that makes a file share the blocks of another until one of them is written to."""
+"""The Linux ioctl that makes a file share the blocks of another until one of them is written to."""
 
 
 def clone_or_link(source: Path, target: Path) -> Literal["clone", "hard link"]:
-    """Make ``target`` a clone of ``source`` where the file system can, and a hard link to it elsewhere.
+    """Make ``target`` a clone of ``source`` where the file system supports it, otherwise a hard link.
 
     Raises:
-        OSError: It can neither.
+        OSError: The file system supports neither.
     """
     if clone(source, target):
         return "clone"
@@ -24,7 +24,7 @@ def clone_or_link(source: Path, target: Path) -> Literal["clone", "hard link"]:
 
 
 def clone(source: Path, target: Path) -> bool:
-    """Make ``target`` a file that shares the blocks of ``source``, where the file system can."""
+    """Make ``target`` a file that shares the blocks of ``source``; returns whether the file system supports it."""
     if sys.platform != "linux":
         return False
     import fcntl

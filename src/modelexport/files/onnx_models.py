@@ -24,21 +24,20 @@ from modelexport.graph.initializers import bind_tensors
 from modelexport.graph.nodes import initializers, nested_graphs
 
 LARGEST_INSIDE = 10**9
-"""Bytes of weights above which they go to a file of their own."""
+"""Bytes of weights above which they are written to a separate file."""
 
 SMALLEST_OUTSIDE = 257
-"""Bytes of the smallest initializer that goes to a file of weights: onnx_ir's own limit."""
+"""Bytes of the smallest initializer that is written to a separate file: onnx_ir's own limit."""
 
 OLDER_FILE = "modelexport.older_file"
-"""The key in ``ir.Model.meta`` of a model whose file is of an older format version."""
+"""The key in ``ir.Model.meta`` that marks a model whose file has an older format version."""
 
 
 def load_onnx(path: Path, *, ours: bool = True) -> ir.Model:
-    """Read any ONNX file, of whose large initializers only the places; a file of an older format version is upgraded.
+    """Read any ONNX file; large initializers are read when used. A file of an older format version is upgraded.
 
     Args:
-        ours: Whether what the file says of data files that were written with it still holds: not for what another
-            tool wrote.
+        ours: Whether the file's records of its data files still hold: false for a file that another tool wrote.
 
     Raises:
         FileFormatError: It is missing, empty, or not an ONNX file.
@@ -53,10 +52,10 @@ def load_onnx(path: Path, *, ours: bool = True) -> ir.Model:
         if str(path) in str(error):
             raise
         raise FileFormatError(f"{path}: {error}") from error
-    except Exception as error:  # protobuf's exception type is not public, and damage shows in many ways
+    except Exception as error:  # protobuf's exception type is not public, and damage causes many kinds of errors
         raise FileFormatError(f"{path} is not an ONNX file, or damaged ({type(error).__name__})") from error
     if not model.opset_imports and not len(model.graph):
-        raise FileFormatError(f"{path} is not an ONNX file: it has no operator set and no nodes")
+        raise FileFormatError(f"{path} is not an ONNX file: it has no opset and no nodes")
     return model
 
 
@@ -88,7 +87,7 @@ def _read(path: Path, ours: bool) -> ir.Model:
 def _move_properties(tensor: ir.TensorProtocol, value: ir.Value) -> None:
     value.metadata_props.update(tensor.metadata_props)
     tensor.metadata_props.clear()
-    if isinstance(tensor, ir.TensorProtoTensor):  # is written as it was read, whatever its properties are now
+    if isinstance(tensor, ir.TensorProtoTensor):  # is written as it was read, with its old properties
         del tensor.raw.metadata_props[:]
 
 
@@ -104,7 +103,7 @@ def _embedded_tensors(
 
 
 def _upgrade(model: ir.Model) -> None:
-    """Bring a model of an older format version up to today's, in place."""
+    """Upgrade a model of an older format version to the current one, in place."""
     properties = model.metadata_props
     version = properties.get(keys.FORMAT_VERSION_KEY)
     if version in keys.READ_VERSIONS and version != keys.FORMAT_VERSION:
@@ -123,20 +122,22 @@ def save_model(
     documents: Mapping[str, bytes] | None = None,
     same_graph: bool = False,
 ) -> None:
-    """Write a model with its weights inside it, or in ``NAME.onnx.data`` beside it; one of them at a time is in memory.
+    """Write a model with its weights inside it, or in ``NAME.onnx.data`` beside it, one tensor in memory at a time.
 
-    The bytes are those that protobuf would write. The model stays as it is, but its properties no longer name the files
-    that it was linked to.
+    The bytes are those that protobuf would write. The model is not changed, except that its properties no longer name
+    the files that it was linked to.
 
     Args:
-        external: Beside it; if left out, where some of them are in files of their own now, or all exceed 1 GB.
+        external: Write the weights beside the model. By default this is done if some of them are in separate files
+            already, or if they exceed 1 GB in total.
         tensors: What to write for some initializers instead of their own tensors.
-        documents: What will lie beside it: the end of each name to the content. It has to be this when it is read.
-        same_graph: What lies beside it is the same as before: only weights differ.
+        documents: The documents beside the model: the suffix of each name to the content. The model records their
+            digests, which are checked when they are read.
+        same_graph: Only weights differ from the file that was read: the recorded documents stay valid.
 
     Raises:
         OSError: The file cannot be written.
-        OutputError: There is no room for it.
+        OutputError: There is not enough space for it.
     """
     now = {value: value.const_value for value in initializers(model) if value.const_value is not None}
     if external is None:
@@ -157,20 +158,20 @@ def save_model(
 
 
 def record_documents(model: ir.Model, documents: Mapping[str, bytes]) -> None:
-    """Let a model say what lies beside it, in place: the end of each name to the content."""
+    """Record the digests of a model's documents in it, in place: suffix of each name to the content."""
     digests = {suffix: hashlib.sha256(content).hexdigest() for suffix, content in documents.items()}
     model.metadata_props[keys.DOCUMENTS] = msgspec.json.encode(digests).decode()
 
 
 def record_data(model: ir.Model, data: Path) -> None:
-    """Seal a data file that was just written, and let its model say which it is."""
+    """Seal a data file that was just written, and record it in its model."""
     model.metadata_props[keys.DATA] = msgspec.json.encode({data.name: seal_data(data)}).decode()
 
 
 def write_data_file(
     tensors: Mapping[ir.Value, ir.TensorProtocol], folder: Path, name: str
 ) -> dict[ir.Value, ir.ExternalTensor]:
-    """Write tensors one after the other into a file, and say where each is in it.
+    """Write tensors one after the other into a file; returns a reference to each.
 
     Raises:
         OSError: The file cannot be written.
@@ -183,7 +184,7 @@ def write_data_file(
 
 
 def inside_file(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
-    """The tensor to write into the model file: one that is in another file is read when it is written."""
+    """The tensor to write into the model file; one from another file is read at that time."""
     if not isinstance(tensor, ir.ExternalTensor):
         return tensor
     return ir.LazyTensor(
@@ -198,7 +199,7 @@ def inside_file(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
 def save_with_references(
     model: ir.Model, path: Path, tensors: Mapping[ir.Value, ir.TensorProtocol] | None = None
 ) -> None:
-    """Write a model with its weights inside it, except those that are external data: these stay where they are.
+    """Write a model with its weights inside it, except external data, which stays in its files.
 
     Args:
         tensors: What to write for some initializers instead of their own tensors.
@@ -212,9 +213,9 @@ def save_with_references(
     described = {value: _without_data(tensor) for value, tensor in streamed.items()}
     try:
         rest = to_proto(model, {**placed, **described}).SerializeToString()
-    except (ir.serde.SerdeError, UnicodeError) as error:  # names that are not text
+    except (ir.serde.SerdeError, UnicodeError) as error:  # names that are not valid text
         reason = " ".join(str(error.__cause__ or error).split())[:200]
-        raise FileFormatError(f"the model holds what cannot be written again: {reason}") from error
+        raise FileFormatError(f"the model contains data that cannot be written: {reason}") from error
     parts = with_weights(rest, {value.name or "": tensor for value, tensor in streamed.items()})
     check_space(path, sum(len(part) if isinstance(part, bytes) else part.nbytes for part in parts))
     with path.open("wb") as file:
@@ -228,10 +229,10 @@ def save_with_references(
 
 
 def to_proto(model: ir.Model, tensors: Mapping[ir.Value, ir.TensorProtocol]) -> onnx.ModelProto:
-    """Serialize a model with other tensors for some of its initializers, whose properties are on their tensors.
+    """Serialize a model with other tensors for some initializers; their properties are written to their tensors.
 
-    The initializers have no ``value_info``: a tensor has its type and shape itself, and ONNX Runtime's quantizers fail
-    on one that has both.
+    No ``value_info`` is written for initializers: a tensor contains its type and shape, and ONNX Runtime's quantizers
+    fail on initializers that have both.
     """
     graph = model.graph
     stand_ins = []
@@ -269,7 +270,7 @@ def to_proto(model: ir.Model, tensors: Mapping[ir.Value, ir.TensorProtocol]) -> 
 def _settle_initializers(
     graph: ir.Graph, proto: onnx.GraphProto, tensors: Mapping[ir.Value, ir.TensorProtocol]
 ) -> None:
-    """Give initializers of a serialized graph these tensors, and put the properties of all of them on their tensors."""
+    """Replace initializers of a serialized graph by these tensors, and write the properties of all to their tensors."""
     written = {tensor.name: tensor for tensor in proto.initializer}
     for value in graph.initializers.values():
         if (tensor := written.get(value.name or "")) is not None:
@@ -312,15 +313,15 @@ def _without_data(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
 def _is_large(tensor: ir.TensorProtocol) -> bool:
     if tensor.dtype == ir.DataType.STRING:
         return False
-    # onnx_ir wraps what goes wrong while a lazy tensor is computed in exceptions of its own.
+    # onnx_ir wraps exceptions raised while a lazy tensor is computed in its own exceptions.
     return tensor.nbytes >= SMALL or isinstance(tensor, ir.LazyTensor)
 
 
 def check_weight_files(path: Path) -> None:
-    """Look at the files with weights of a model that somebody else will read.
+    """Check the weights files of a model that other software will read.
 
     Raises:
-        FileFormatError: It is not an ONNX file, or one of them is missing, is not as it was, or may not be read.
+        FileFormatError: It is not an ONNX file, or a weights file is missing, has changed, or may not be read.
     """
     if data_files(path):
         for beside in weights_beside(load_onnx(path)):

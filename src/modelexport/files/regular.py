@@ -1,4 +1,4 @@
-"""Opening files that others named: only regular ones, of a size that is expected, without waiting for a writer."""
+"""Opening files that models name: only regular files of a limited size, without waiting for a writer."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _BLOCK = 16 * 2**20
 
 @contextlib.contextmanager
 def open_regular(path: Path) -> Iterator[BinaryIO]:
-    """An open file, which is neither a folder, a FIFO, a socket nor a device; symbolic links are followed.
+    """Open a regular file for reading, not a folder, FIFO, socket or device; symbolic links are followed.
 
     Raises:
-        FileFormatError: It is one of these, is not there, or cannot be read.
+        FileFormatError: It is not a regular file, does not exist, or cannot be read.
     """
     try:
-        # Opening a FIFO without this flag waits until somebody writes to it.
+        # Opening a FIFO without this flag waits for a writer.
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     except (OSError, ValueError) as error:
         if isinstance(error, FileNotFoundError):
@@ -64,7 +64,7 @@ def _kind(mode: int) -> str:
 
 
 def what_it_is(path: Path) -> str | None:
-    """What stands at a path, in words, if it is not a regular file; ``None`` if it is one, or nothing is there."""
+    """The kind of file at a path, in words, if it is not a regular file; ``None`` if it is one or does not exist."""
     try:
         mode = os.lstat(path).st_mode
     except OSError:

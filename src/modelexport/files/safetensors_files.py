@@ -1,4 +1,4 @@
-"""Safetensors files and checkpoints of them: headers read, checked and written without the weights.
+"""Safetensors files and checkpoints: reading, checking and writing headers without the weights.
 
 The format: eight bytes, the length of the header; the header, a JSON object of name to ``dtype``, ``shape`` and
 ``data_offsets``; the bytes of all tensors, to which the offsets refer
@@ -28,7 +28,7 @@ from modelexport.files.regular import open_regular, read_regular
 from modelexport.format.dtypes import SAFETENSORS_NAMES, parse_dtype, parse_safetensors_dtype
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-"""What a checkpoint consists of: one file, or files that an index lists."""
+"""The names of a checkpoint's files: one file, or an index that lists several."""
 
 _MAX_HEADER = 100_000_000
 """Bytes of the longest header that the format allows."""
@@ -36,10 +36,10 @@ _MAX_HEADER = 100_000_000
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the bytes of a tensor lie, and what they are."""
+    """The place of a tensor's bytes, with its type and shape."""
 
     path: Path
-    """Of the file itself, symbolic links resolved."""
+    """The path of the file, with symbolic links resolved."""
     offset: int
     length: int
     dtype: ir.DataType
@@ -51,7 +51,7 @@ class SafetensorsFile:
     """One file: its size, the SHA-256 of its header, and its tensors by name."""
 
     path: Path
-    """As it was given; it may be a symbolic link, as in a hub's cache."""
+    """The path as given; it may be a symbolic link, as in the Hub's cache."""
     size: int
     header: str
     tensors: Mapping[str, Place]
@@ -67,7 +67,7 @@ def checkpoint(directory: Path) -> list[SafetensorsFile] | None:
     """The safetensors files of a checkpoint; ``None`` if it has none.
 
     Raises:
-        WeightsError: A file is missing, cut off or not a safetensors file, or the index names a tensor that its file
+        WeightsError: A file is missing, truncated or not a safetensors file, or the index names a tensor that its file
             does not have.
     """
     index = directory / INDEX
@@ -102,11 +102,11 @@ def checkpoint(directory: Path) -> list[SafetensorsFile] | None:
 def read_header(path: Path) -> SafetensorsFile:
     """The header of a safetensors file, checked against the size of the file; symbolic links are followed.
 
-    Whether it is one is decided by safetensors itself, which takes neither overlapping tensors nor holes between them
-    nor two of one name.
+    The safetensors library itself validates the header; it refuses overlapping tensors, gaps between tensors and
+    duplicate names.
 
     Raises:
-        WeightsError: It is missing, cut off or not a safetensors file.
+        WeightsError: It is missing, truncated or not a safetensors file.
     """
     try:
         with open_regular(path) as file:
@@ -141,7 +141,7 @@ def read_header(path: Path) -> SafetensorsFile:
 
 
 class _Entry(msgspec.Struct, frozen=True):
-    """What a header says of one tensor."""
+    """A header's entry for one tensor."""
 
     dtype: str
     shape: list[Annotated[int, msgspec.Meta(ge=0)]]
@@ -152,12 +152,12 @@ def _place(path: Path, start: int, entry: _Entry) -> Place:
     begin, end = entry.data_offsets
     dtype = parse_safetensors_dtype(entry.dtype)
     if end - begin != prod(entry.shape) * dtype.itemsize:
-        raise ValueError(f"{entry} has another number of bytes than its shape and type say")
+        raise ValueError(f"{entry} has a number of bytes that does not fit its shape and type")
     return Place(path, start + begin, end - begin, dtype, tuple(entry.shape))
 
 
 def encode_header(tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[str, str]) -> bytes:
-    """The header of a file of these tensors, one after the other.
+    """The header of a file that holds these tensors one after the other.
 
     Args:
         tensors: Name to element type and shape.

@@ -1,4 +1,4 @@
-"""The tensors of a serialized model: whether each has the data that its type and shape say."""
+"""Checks of the tensors of a serialized model: whether each has the data that its type and shape require."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from modelexport.errors import FileFormatError
 
 
 def with_nested(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """Nodes, each followed by those of the graphs that it holds."""
+    """Nodes, each followed by the nodes of its nested graphs."""
     for node in nodes:
         yield node
         for attribute in node.attribute:
@@ -38,10 +38,10 @@ def serialized_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
 
 
 def check_nodes(model: onnx.ModelProto) -> None:
-    """Refuse nodes that compute nothing, and attributes without the value that their type says.
+    """Refuse nodes without outputs, and attributes without a value of their type.
 
     Raises:
-        FileFormatError: There is one. Names it.
+        FileFormatError: Names the first such node or attribute.
     """
     for node in serialized_nodes(model):
         if not node.output:
@@ -56,13 +56,13 @@ _VALUES = {onnx.AttributeProto.TENSOR: "t", onnx.AttributeProto.GRAPH: "g", onnx
 
 
 def check_data(model: onnx.ModelProto, elsewhere: Collection[str]) -> None:
-    """Refuse tensors whose data is shorter or longer than their shape: whoever reads them later would fail.
+    """Refuse tensors whose data is shorter or longer than their shape requires: reading them later would fail.
 
     Args:
-        elsewhere: Names of initializers whose data was taken out, and has been looked at.
+        elsewhere: Names of initializers whose data was taken out and already checked.
 
     Raises:
-        FileFormatError: There is one. Names it.
+        FileFormatError: Names the first such tensor.
     """
     for tensor in serialized_tensors(model):
         if tensor.data_type not in _BITS or tensor.data_type == onnx.TensorProto.UNDEFINED:
@@ -91,12 +91,12 @@ def check_data(model: onnx.ModelProto, elsewhere: Collection[str]) -> None:
 
 
 _MOST_IN_ONE = 4
-"""Elements in one number of ``int32_data``, where they have two bits."""
+"""Two-bit elements in one number of ``int32_data``."""
 _FIELDS = ("float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data")
 
 
 def _bits(data_type: int) -> int | None:
-    """Of one element; ``None`` where it has no fixed size."""
+    """The bits of one element; ``None`` if it has no fixed size."""
     name = onnx.TensorProto.DataType.Name(data_type)
     if name in ("UNDEFINED", "STRING"):
         return None

@@ -1,8 +1,7 @@
-"""The protobuf encoding of ONNX files: where the bytes of large tensors are, taken out and put back.
+"""The protobuf encoding of ONNX files: finding, removing and inserting the bytes of large tensors.
 
-A protobuf library reads and writes a message as a whole: for a file with its weights inside, that is several copies of
-all of them, and most of the time that it takes. Where the weights lie can be read off the lengths in the file, and
-where they have to go follows from their sizes.
+A protobuf library reads and writes a message as a whole: a file with embedded weights is copied several times, which
+takes most of the time. The lengths in the file tell where the weights are, and the sizes of tensors where they go.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ _INITIALIZERS = (_GRAPH, _INITIALIZER)
 _NAME = onnx.TensorProto.DESCRIPTOR.fields_by_name["name"].number
 _RAW_DATA = onnx.TensorProto.DESCRIPTOR.fields_by_name["raw_data"].number
 _LENGTH = 2
-"""Protobuf's wire type of a field that says how long it is; 0 is a number, 1 and 5 are eight and four bytes."""
+"""Protobuf's wire type of a length-delimited field; 0 is a varint, 1 and 5 are eight and four bytes."""
 SMALL = 1024
 """Initializers of fewer bytes are left to the protobuf library."""
 
 
 class Data(Protocol):
-    """A tensor, of which only its bytes matter here."""
+    """The bytes of a tensor."""
 
     @property
     def nbytes(self) -> int: ...
@@ -39,10 +38,10 @@ class Data(Protocol):
 
 
 def without_weights(data: mmap.mmap) -> tuple[bytes, dict[str, range]]:
-    """An ONNX file without the bytes of its large initializers, and where in the file those are.
+    """An ONNX file without the bytes of its large initializers, and the places of these bytes in the file.
 
     Returns:
-        The serialized model, in which these have no data, and the name of each to its bytes.
+        The serialized model, in which these initializers have no data, and the name of each to its byte range.
 
     Raises:
         ValueError: It is not a protobuf message.
@@ -75,12 +74,12 @@ def read_properties(path: Path) -> dict[str, str]:
 
 
 def with_weights(rest: bytes, tensors: Mapping[str, Data]) -> list[bytes | Data]:
-    """The parts of a file, in order: ``rest`` with the data of these initializers, which has none of it."""
+    """The parts of a file, in order: ``rest``, which lacks the data of these initializers, with the data inserted."""
     return _filled(rest, range(len(rest)), _INITIALIZERS, tensors)
 
 
 def _copied(data: mmap.mmap, message: range, below: tuple[int, ...], found: dict[str, range]) -> list[bytes]:
-    """The parts of a message, the fields ``below`` without their weights."""
+    """The parts of a message, with the weights removed from the fields ``below``."""
     parts: list[bytes] = []
     for number, start, value in _fields(data, message):
         if number == below[0] and len(value) >= SMALL:
@@ -124,15 +123,15 @@ def _fields(data: mmap.mmap | bytes, message: range) -> Iterator[tuple[int, int,
             case 5:
                 end = position + 4
             case kind:
-                raise ValueError(f"byte {start} is of wire type {kind}, which no field has")
+                raise ValueError(f"the field at byte {start} has the invalid wire type {kind}")
         if end > message.stop:
-            raise ValueError(f"the field at byte {start} is longer than the message around it")
+            raise ValueError(f"the field at byte {start} is longer than its message")
         yield key >> 3, start, range(position, end)
         position = end
 
 
 def _read_varint(data: mmap.mmap | bytes, position: int) -> tuple[int, int]:
-    """A number of seven bits a byte, the low ones first, and the position behind it."""
+    """A varint (seven bits a byte, the lowest first), and the position after it."""
     result = shift = 0
     while True:
         byte = data[position]
@@ -155,7 +154,7 @@ def _varint(number: int) -> bytes:
 
 
 def _filled(data: bytes, message: range, below: tuple[int, ...], tensors: Mapping[str, Data]) -> list[bytes | Data]:
-    """The parts of a message, the fields ``below`` with their weights."""
+    """The parts of a message, with the weights inserted into the fields ``below``."""
     parts: list[bytes | Data] = []
     for number, start, value in _fields(data, message):
         if number == below[0]:

@@ -18,12 +18,12 @@ def check_version(path: Path, properties: Mapping[str, str]) -> None:
     """Refuse a model without tags, or with tags that this version cannot read.
 
     Raises:
-        FileFormatError: It is one of these.
+        FileFormatError: The model has no tags, or its format version is unknown.
     """
     version = properties.get(keys.FORMAT_VERSION_KEY)
     if version is None:
         raise FileFormatError(
-            f"{path} has no tags of modelexport: export it with `modelexport export`, or make some of what another "
+            f"{path} has no tags of modelexport: export it with `modelexport export`, or make tags from what another "
             f"exporter left with `modelexport adopt {path} -o OUT.onnx`"
         )
     if version not in keys.READ_VERSIONS:
@@ -31,7 +31,7 @@ def check_version(path: Path, properties: Mapping[str, str]) -> None:
 
 
 def unknown_version(path: Path, version: str) -> FileFormatError:
-    """The error for a file of a format version that this version of modelexport cannot read."""
+    """The error for a file whose format version this version of modelexport cannot read."""
     return FileFormatError(
         f"{path} has format version {version}, and this version of modelexport reads "
         f"{' and '.join(sorted(keys.READ_VERSIONS))}: "
@@ -50,7 +50,7 @@ def call_tree_entries(calls: Iterable[TracedCall], tag: Callable[[ModuleCall], s
 
 
 def encode_call_tree(entries: Sequence[documents.CallTreeEntry]) -> str:
-    """The calls as the property of a model that :func:`read_call_tree` reads."""
+    """Encode the calls as the model property that :func:`read_call_tree` reads."""
     return msgspec.json.encode(entries).decode()
 
 
@@ -62,31 +62,31 @@ def read_call_tree(properties: Mapping[str, str]) -> tuple[CallTree, dict[Module
     """
     entries = unfold_repeats(msgspec.json.decode(properties[keys.CALL_TREE], type=list[documents.CallTreeEntry]))
     if not entries:
-        raise ValueError("there is no call")
+        raise ValueError("the call tree is empty")
     calls: dict[ModuleCall, TracedCall] = {}
     tags: dict[ModuleCall, str] = {}
     for entry in entries:
         call = parse_call(entry.call)
         if (entry.parent is None) is not (not calls):
-            raise ValueError(f"the call '{call}' is not where the root is")
+            raise ValueError(f"the first call is '{call}', not the root, or the root is not first")
         if not entry.tag.startswith("/") or "\0" in entry.tag:
-            raise ValueError(f"the call '{call}' has the tag {entry.tag!r}")
+            raise ValueError(f"the call '{call}' has an invalid tag: {entry.tag!r}")
         parent = None if entry.parent is None else parse_call(entry.parent)
         depth = 0 if parent is None else calls[parent].depth + 1
         if depth > CALL_DEPTH:
-            raise ValueError(f"calls are more than {CALL_DEPTH} deep inside one another")
+            raise ValueError(f"calls are nested more than {CALL_DEPTH} deep")
         calls[call] = TracedCall(call, parent, depth, None, None)
         tags[call] = entry.tag
     if len(set(tags.values())) < len(tags):
-        raise ValueError("two calls have one tag")
+        raise ValueError("two calls have the same tag")
     return CallTree(tuple(calls.values())), tags
 
 
 def parse_call(address: str) -> ModuleCall:
-    """The call that an address names, which has to be written the one way that we write it.
+    """The call that an address names; the address must be in canonical form.
 
     Raises:
-        ValueError: It is not.
+        ValueError: It is not in canonical form.
     """
     call = ModuleCall.parse(address)
     if call.address != address:

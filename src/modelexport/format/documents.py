@@ -19,20 +19,20 @@ class Value(msgspec.Struct, frozen=True):
 
     name: str
     dtype: str
-    """``float32``, ``int64``, ...: PyTorch's and NumPy's word."""
+    """``float32``, ``int64``, ...: PyTorch's and NumPy's name."""
     shape: list[int | str | None]
-    """A string is a dynamic dimension's name, ``null`` a dimension that is not known."""
+    """A string is a dynamic dimension's name; ``null`` is an unknown dimension."""
 
 
 class CallTensor(msgspec.Struct, frozen=True, omit_defaults=True):
     """A tensor that a PyTorch module gets or returns in a call."""
 
     name: str
-    """The argument of ``forward`` (``hidden_states``, ``past.0``), the field of what it returns, or ``output``."""
+    """The argument of ``forward`` (``hidden_states``, ``past.0``), the field of the result, or ``output``."""
     dtype: str
     shape: list[int | str]
     value: str | None = None
-    """The name of the value that it is in the file; absent when the file does not compute it, or it is not known."""
+    """The name of its value in the file; absent when the file does not compute it or the value is not known."""
 
 
 class ModuleEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,20 +70,20 @@ class CallEntry(msgspec.Struct, frozen=True, kw_only=True):
     address: str
     tag: str
     parent: str | None
-    """The address of the call it ran in; ``null`` for the root's."""
+    """The address of the call that it ran in; ``null`` for the root."""
     enter: int | None
     """The steps at which it began and ended; ``null`` for a call inside a branch, which is captured but not run."""
     exit: int | None
     inputs: list[CallTensor]
-    """What the PyTorch module got and returned in the traced run."""
+    """The tensors that the PyTorch module got and returned in the traced run."""
     outputs: list[CallTensor]
     boundary: Boundary
     nodes: int
-    """How many nodes it produced itself, outside the calls inside it."""
+    """How many nodes it owns itself, without those of the calls inside it."""
 
 
 class NodeEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One node of the file. Nodes of nested graphs are listed after the node that holds them."""
+    """One node of the file. Nodes of nested graphs are listed after their enclosing node."""
 
     name: str
     op_type: str
@@ -92,7 +92,7 @@ class NodeEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     evidence: str
     domain: str = ""
     calls: list[str] = []
-    """Every owner, the one that produces the output first; only where there are several."""
+    """Every owner, the one that produces the output first; absent if there is only one."""
     hierarchy_tags: list[str] = []
     """Their tags, in the same order."""
 
@@ -104,9 +104,9 @@ class InitializerEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     dtype: str
     shape: list[int]
     parameter: list[str] = []
-    """The ``state_dict`` entries that it is, or is computed from."""
+    """The ``state_dict`` entries that it holds or is computed from."""
     transform: list[TransformStep] = []
-    """How it is computed from them; empty when it is that entry as it stands."""
+    """How it is computed from them; empty when it is the entry itself, unchanged."""
     hierarchy_tags: list[str] = []
     """The tags of every call that uses it."""
 
@@ -119,10 +119,10 @@ class TransformStep(msgspec.Struct, frozen=True, omit_defaults=True):
     """``state_dict`` keys, or outputs of earlier steps: ``%0`` is the first step's, ``%0:1`` its second output; an
     empty string where an optional input is left out."""
     attributes: dict[str, Any] = {}
-    """The operator's attributes; a tensor is an object of its ``dtype`` and its ``value`` as nested lists, in which
-    ``inf``, ``-inf`` and ``nan`` are strings. The one attribute of a ``Constant`` is ``value``, a tensor."""
+    """The operator's attributes; a tensor is an object with its ``dtype`` and its ``value`` as nested lists, in which
+    ``inf``, ``-inf`` and ``nan`` are strings. The only attribute of a ``Constant`` is ``value``, a tensor."""
     version: int = 0
-    """The operator set that last changed the operator; left out for a ``Constant``."""
+    """The opset version that last changed the operator; absent for a ``Constant``."""
     domain: str = ""
 
 
@@ -130,7 +130,7 @@ class StateDictEntry(msgspec.Struct, frozen=True, array_like=True):
     """One tensor in the ``state_dict`` of the module that was exported: ``["float32", [384, 384], true]``."""
 
     dtype: str
-    """``float32``, ``int64``, ...: PyTorch's word."""
+    """``float32``, ``int64``, ...: PyTorch's name."""
     shape: list[int]
     used: bool
     """Whether an output of the graph depends on it; if so, an initializer has its key."""
@@ -142,7 +142,7 @@ class Dag(msgspec.Struct, frozen=True):
     nodes: list[str]
     """Names of nodes, in topological order."""
     edges: list[tuple[str, str]]
-    """Producer and consumer, both of them in ``nodes``; each pair once."""
+    """Pairs of producer and consumer, both in ``nodes``; each pair once."""
 
 
 class Operation(msgspec.Struct, frozen=True):
@@ -151,28 +151,29 @@ class Operation(msgspec.Struct, frozen=True):
     op_type: str
     """``Initializer`` for an initializer."""
     inputs: list[str]
-    """Names of values; the empty string is an optional input that is left out."""
+    """Names of values; the empty string is an omitted optional input."""
     outputs: list[str]
     tags: list[str]
-    """Of a node: its owners', the one that produces the output first; of an initializer: those of its users."""
+    """Source tags: a node's are those of its owners, the one that produces the output first; an initializer's are
+    those of its users."""
 
 
 class WeightsFile(msgspec.Struct, frozen=True):
-    """A file of weights, a safetensors file for most, as it was when initializers were linked to it."""
+    """A weights file, usually a safetensors file, as it was when initializers were linked to it."""
 
     size: int
     """Bytes."""
     header: str
-    """SHA-256, in hexadecimal, of its first bytes: the length of the header and the header. Empty for other files."""
+    """SHA-256, in hexadecimal, of its header with the header's length before it. Empty for other formats."""
 
 
 class DataFile(msgspec.Struct, frozen=True):
     """A data file that was written with a model."""
 
     size: int
-    """Bytes, its last 32 included."""
+    """Its size in bytes, the last 32 included."""
     sha256: str
-    """Of all bytes but the last 32, in hexadecimal; these 32 are the same digest."""
+    """SHA-256, in hexadecimal, of all bytes except the last 32, which are the same digest."""
 
 
 class CallTreeEntry(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -182,12 +183,12 @@ class CallTreeEntry(msgspec.Struct, frozen=True, omit_defaults=True):
     tag: str
     parent: str | None = None
     like: str | None = None
-    """With the encoding `functions`: an earlier call. What is inside this one is left out; it is what is inside that
-    one, with addresses and tags that begin with this one's in the place of that one's."""
+    """With the encoding `functions`: an earlier call. The calls inside this one are left out: they are those inside
+    the earlier one, with this call's address and tag as prefixes instead of the earlier one's."""
 
 
 class Coverage(msgspec.Struct, frozen=True):
-    """How many nodes have an owner by which evidence. Never added up."""
+    """How many nodes have an owner by each kind of evidence. The counts are never added up."""
 
     exact: int = 0
     derived: int = 0
@@ -209,7 +210,7 @@ class ModelEntry(msgspec.Struct, frozen=True):
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the file was exported with."""
+    """The settings of the export."""
 
     frontend: str
     granularity: str
@@ -218,7 +219,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     dynamic: bool
     optimize: bool
     dynamo_failure: str = ""
-    """Why the front end `dynamo`, which ``auto`` tries first, gave up; absent where it did not."""
+    """Why the front end `dynamo`, which ``auto`` tries first, failed; absent if it did not."""
 
 
 class Hierarchy(msgspec.Struct, frozen=True, kw_only=True):

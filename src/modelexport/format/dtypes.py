@@ -1,4 +1,4 @@
-"""Element types: the one place that knows what PyTorch, NumPy, ONNX and safetensors call them."""
+"""Element types: their names in PyTorch, NumPy, ONNX and safetensors, in one place."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SAFETENSORS_NAMES = {
     "uint8": "U8",
     "bool": "BOOL",
 }
-"""PyTorch's and NumPy's name of each type that safetensors files have, widest first."""
+"""PyTorch's and NumPy's name of each type that safetensors files may contain, widest first."""
 
 _NAMES = {name: known for known, name in SAFETENSORS_NAMES.items()}
 
@@ -36,7 +36,7 @@ def dtype_name(dtype: ir.DataType) -> str:
 
 
 def parse_dtype(name: str) -> ir.DataType:
-    """The element type of a name.
+    """The element type with this name.
 
     Raises:
         ValueError: No element type of ONNX has this name.
@@ -46,11 +46,11 @@ def parse_dtype(name: str) -> ir.DataType:
     for dtype in ir.DataType:
         if name in (dtype_name(dtype), dtype.name.lower()):  # files of 2026-11-21 have some of ONNX's names
             return dtype
-    raise ValueError(f"there is no element type '{name}'")
+    raise ValueError(f"unknown element type '{name}'")
 
 
 def parse_safetensors_dtype(name: str) -> ir.DataType:
-    """The element type that a safetensors file calls so.
+    """The element type with this name in safetensors files.
 
     Raises:
         KeyError: ONNX has no such type.

@@ -1,4 +1,4 @@
-"""Names of the keys under which a file keeps what modelexport knows, and the version of the format. Only data."""
+"""Names of the keys that modelexport writes into a file, and the version of the format. Only data."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ HIERARCHY_TAGS = "modelexport.hierarchy_tags"  # also of initializers
 CALLS = "modelexport.calls"
 NAMESPACE = "namespace"
 LAYER_ANNOTATION = "layer_ann"
-"""What ONNX Runtime places nodes by: :attr:`ModuleCall.annotation`."""
+"""The property by which ONNX Runtime assigns nodes to devices: :attr:`ModuleCall.annotation`."""
 REPLACED = "modelexport.replaced"
-"""What `replace` put there: the name of a file, an operator, or ``identity``. Of models: address to the same."""
+"""What `replace` put in the place of a call: the name of a file, an operator, or ``identity``. On models: a map from
+address to this."""
 
 # metadata_props of call nodes in the main graph, where the encoding is `functions`
 NAMES = "modelexport.names"
-"""A JSON array: the names that the values and nodes inside the call have in the flat graph, in the order of a walk. A
-number stands for the name in the body with that number at its end (``mul_3`` and 15: ``mul_15``), ``null`` for the name
-in the body without a number."""
+"""A JSON array: the names in the flat graph of the values and nodes inside the call, in the order of a walk. A number
+means the name in the body with that number at its end (``mul_3`` and 15: ``mul_15``), ``null`` the name in the body
+without a number."""
 SHAPES = "modelexport.shapes"
-"""A JSON object: index into the names to the shape of that value, where the calls of its function have several."""
+"""A JSON object: index into the names to the shape of that value, where the calls of its function differ in it."""
 
 # metadata_props of nodes in function bodies
 INITIALIZER = "modelexport.initializer"
@@ -44,7 +45,7 @@ PARAMETER = "modelexport.parameter"
 TRANSFORM = "modelexport.transform"
 
 UNRECORDED, UNRECORDED_DOMAIN = "Unrecorded", "modelexport"
-"""A step that another tool did and of which only the entries are known: quantizing, packing, fusing."""
+"""A step of another tool, of which only the ``state_dict`` entries are known: quantizing, packing, fusing."""
 
 # metadata_props of models
 FORMAT_VERSION_KEY = "modelexport.format_version"
@@ -52,25 +53,25 @@ VERSION_KEY = "modelexport.version"
 STATE_DICT = "modelexport.state_dict"
 """A JSON object: key to :class:`StateDictEntry`, for every entry of the module, in its order."""
 ENCODING = "modelexport.encoding"
-"""``attributes`` or ``functions``; left out where it is ``metadata``."""
+"""``attributes`` or ``functions``; absent if it is ``metadata``."""
 FORMER_ENCODING = "modelexport.carrier"
-"""What the property was called in files of 2026-11-21."""
+"""The name of this property in files of format version 2026-11-21."""
 ADOPTED = "modelexport.adopted"
-"""In a file that another exporter wrote: a JSON object, source of the tags to how many nodes have them from it."""
+"""In an adopted file: a JSON object, each source of tags to the number of nodes that were tagged from it."""
 WEIGHTS = "modelexport.weights"
 """A JSON object: the location of each safetensors file that initializers are linked to, to its :class:`WeightsFile`."""
 CALL_TREE = "modelexport.call_tree"
-"""A JSON array of :class:`CallTreeEntry`: which call ran in which cannot be told from tags and addresses alone."""
+"""A JSON array of :class:`CallTreeEntry`: tags and addresses alone do not tell which call ran in which."""
 
 DATA = "modelexport.data"
 """A JSON object: the location of each data file that was written with the model, to its :class:`DataFile`."""
 DOCUMENTS = "modelexport.documents"
-"""A JSON object: the end of the name of each document that was written with the model, to its SHA-256."""
+"""A JSON object: the suffix of each document that was written with the model, to its SHA-256."""
 
 DATA_SUFFIX = ".data"
-"""Behind the whole name of a model: the file with its weights."""
+"""Appended to the whole name of a model: the file with its weights."""
 DESCRIBING_SUFFIXES = (".hierarchy.json", ".dag.json", ".operations.json")
-"""In the place of a model's suffix: the documents that describe it. The model has their digests."""
+"""Replace the suffix of a model's name: the documents that describe it. The model holds their digests."""
 REFERENCE_SUFFIX, REPORT_SUFFIX = ".reference.safetensors", ".report.md"
 DOCUMENT_SUFFIXES = (*DESCRIBING_SUFFIXES, REFERENCE_SUFFIX, REPORT_SUFFIX)
-"""All that lies beside a model, but for its weights."""
+"""All files beside a model except its weights."""

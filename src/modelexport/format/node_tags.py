@@ -1,4 +1,4 @@
-"""The tags of a node as its ``metadata_props`` hold them: written and read here alone."""
+"""The tags of a node in its ``metadata_props``: the only code that writes and reads them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from modelexport.format.call_tree import parse_call
 def write_tags(
     properties: MutableMapping[str, str], addresses: Sequence[str], source_tags: Sequence[str], evidence: Evidence
 ) -> None:
-    """Write which calls own a node, in place of what was there.
+    """Write which calls own a node, replacing its earlier tags.
 
     Args:
-        addresses: Of each owner, the one that produces the node's output first.
-        source_tags: Of each owner, in the same order.
+        addresses: The address of each owner, the one that produces the node's output first.
+        source_tags: The source tag of each owner, in the same order.
     """
     properties[keys.SOURCE_MODULE], properties[keys.CALL] = source_tags[0], addresses[0]
     properties[keys.EVIDENCE] = evidence.value
@@ -33,7 +33,7 @@ def write_tags(
 
 
 def read_addresses(properties: Mapping[str, str]) -> list[str]:
-    """The address of each owner, the one that produces the node's output first; none for a node without tags.
+    """The address of each owner, the one that produces the node's output first; empty for a node without tags.
 
     Raises:
         ValueError: The properties are damaged.
@@ -55,7 +55,7 @@ def read_source_tags(properties: Mapping[str, str]) -> list[str]:
 
 
 class OwnerReader:
-    """Reads the owners of nodes; nodes of which the same is said share one object.
+    """Reads the owners of nodes; nodes with the same tags share one object.
 
     Args:
         calls: Every call of the model.
@@ -81,5 +81,5 @@ class OwnerReader:
             self._known[said] = owner
         owner = self._known[said]
         if len(read_source_tags(properties)) != len(owner.calls) or properties[keys.CALL] != owner.call.address:
-            raise ValueError(f"a node of '{owner.call}' has other owners than tags")
+            raise ValueError(f"the addresses and the tags of a node of '{owner.call}' do not match")
         return owner

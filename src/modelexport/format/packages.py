@@ -37,5 +37,5 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """The manifest as the folder holds it."""
+    """The manifest in the folder's format."""
     return msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"

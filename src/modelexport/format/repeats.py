@@ -1,7 +1,7 @@
-"""Call trees as text, where what is inside equal calls is written once.
+"""Call trees in which the calls inside equal calls are written once.
 
-Of 24 equal layers the first is written with all calls inside it, and each of the others as one entry that says which
-call it is ``like``: what is inside it has the same addresses and tags but for their beginnings.
+Of 24 equal layers the first is written with all calls inside it, and each of the others as one entry that names the
+call that it is ``like``: the addresses and tags inside it differ from those of that call only in their prefixes.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from modelexport.format.documents import CallTreeEntry
 
 
 def fold_repeats(entries: Sequence[CallTreeEntry], equal: Iterable[Sequence[str]]) -> list[CallTreeEntry]:
-    """Leave out what is inside calls that are like an earlier one.
+    """Leave out the calls inside calls that are like an earlier one.
 
     Args:
         entries: Every call, parents before children.
-        equal: Addresses of calls that may be equal, in the order of the entries. Those that differ stay as they are.
+        equal: Addresses of calls that may be equal, in the order of the entries. Calls that differ are kept.
     """
     by_call = {entry.call: entry for entry in entries}
     position = {entry.call: index for index, entry in enumerate(entries)}
@@ -30,7 +30,7 @@ def fold_repeats(entries: Sequence[CallTreeEntry], equal: Iterable[Sequence[str]
         for call in others:
             inside = _moved(inside_first, by_call[first], by_call[call])
             begin = position[call] + 1
-            # what follows the call in the text as well, so that the order of all calls can be told again
+            # what follows the call in the text as well, so that the order of all calls can be restored
             if inside and inside == _inside(call, children) == list(entries[begin : begin + len(inside)]):
                 like[call] = first
     left_out = {entry.call for call in like for entry in _inside(call, children)}
@@ -45,8 +45,8 @@ def unfold_repeats(entries: Sequence[CallTreeEntry]) -> list[CallTreeEntry]:
     """Every call, parents before children, each once.
 
     Raises:
-        KeyError: A call is like one that is not there before it, or ran in one that is not.
-        ValueError: A call is there twice, or there are more than anybody has.
+        KeyError: A call is like a call, or ran in a call, that does not come before it.
+        ValueError: A call is listed twice, or there are more calls or characters than the limits allow.
     """
     children: dict[str, list[CallTreeEntry]] = {}
     by_call: dict[str, CallTreeEntry] = {}
@@ -62,7 +62,7 @@ def unfold_repeats(entries: Sequence[CallTreeEntry]) -> list[CallTreeEntry]:
             added += _moved(inside, by_call[entry.like], own)
         for new in added:
             if new.call in by_call:
-                raise ValueError(f"the call '{new.call}' is there twice")
+                raise ValueError(f"the call '{new.call}' is listed twice")
             if new.parent is not None and new.parent not in by_call:
                 raise KeyError(f"'{new.call}' ran in '{new.parent}', which is not a call before it")
             by_call[new.call] = new
@@ -95,7 +95,7 @@ def _inside(call: str, children: Mapping[str, Sequence[CallTreeEntry]]) -> list[
 
 
 def _moved(inside: Iterable[CallTreeEntry], source: CallTreeEntry, target: CallTreeEntry) -> list[CallTreeEntry]:
-    """The calls inside one call as those inside another."""
+    """The entries of the calls inside ``source``, renamed to be inside ``target``."""
 
     def moved(address: str) -> str:
         if address == source.call:

@@ -35,7 +35,7 @@ def make_json_schema(name: str) -> dict[str, Any]:
 
 
 def format_schema(name: str) -> bytes:
-    """The schema as the shipped file holds it."""
+    """The text of a schema as it is in the shipped file."""
     return msgspec.json.format(msgspec.json.encode(make_json_schema(name)), indent=1) + b"\n"
 
 

@@ -1,4 +1,4 @@
-"""Which values enter and leave the nodes of each call, and which arguments of ``forward`` they are."""
+"""The values that enter and leave the nodes of each call, and the arguments of ``forward`` that they are."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from modelexport.graph.owners import owner_of
 
 @dataclass
 class CallBoundary:
-    """The values that enter and leave a call's nodes, those of the calls inside it included; no initializers."""
+    """The values, without initializers, that enter and leave the nodes of a call and of the calls inside it."""
 
     inputs: dict[ir.Value, None] = field(default_factory=dict)
     outputs: dict[ir.Value, None] = field(default_factory=dict)
@@ -26,31 +26,31 @@ class CallBoundary:
 def find_boundaries(model: ir.Model, calls: CallTree) -> Mapping[ModuleCall, CallBoundary]:
     """The boundary of every call, in one walk over the edges; a call without nodes has an empty one.
 
-    A node belongs to each of its owners, so each of them has a copy of what it makes. Who uses it takes the copy of the
-    owner that is nearest in the call tree: arithmetic that every layer shares leaves none of them. The nodes of nested
-    graphs go wherever the node that holds the graphs goes.
+    A node belongs to each of its owners, so each of them counts as a producer of its outputs. A user takes an output
+    from the owner that is nearest in the call tree, so arithmetic that every layer shares leaves none of them. The
+    nodes of nested graphs belong to the calls of their enclosing node too.
     """
     found = _Boundaries(model, calls).found
     return {traced.call: found[index] for index, traced in enumerate(calls)}
 
 
 class _Boundaries:
-    """Calls are numbers here, since most of the work is looking them up."""
+    """Identifies calls by numbers, since most of the work is looking them up."""
 
     def __init__(self, model: ir.Model, calls: CallTree) -> None:
         self.found = [CallBoundary() for _ in calls]
         numbers = {traced.call: index for index, traced in enumerate(calls)}
         self._stacks: list[tuple[int, ...]] = []
-        """Each call and those that it ran in, the root last."""
+        """Each call with the calls that it ran in, the root last."""
         for index, traced in enumerate(calls):
             above = () if traced.parent is None else self._stacks[numbers[traced.parent]]
             self._stacks.append((index, *above))
         self._owners: dict[ir.Node, tuple[int, ...]] = {}
         self._around: dict[tuple[int, ...], frozenset[int]] = {}
-        """Owners to the calls that they ran in, themselves included."""
+        """Owners to the calls that they ran in, and themselves."""
         self._enclosing: dict[ir.Graph, ir.Node] = {}
         self._left: set[tuple[ir.Value, int | None]] = set()
-        for node in model.graph.all_nodes():  # those of functions are run where the functions are called
+        for node in model.graph.all_nodes():  # nodes of functions run where the functions are called
             owner = owner_of(node)
             owners = self._owners[node] = tuple(numbers[call] for call in owner.calls) if owner is not None else ()
             if owners not in self._around:
@@ -70,7 +70,7 @@ class _Boundaries:
                     self._edge(value, self._enclosing.get(graph))
 
     def _with_enclosing(self, node: ir.Node | None) -> Iterator[ir.Node]:
-        """A node, the node that holds the graph it is in, and so on outwards."""
+        """A node, its enclosing node, and so on outwards."""
         while node is not None:
             yield node
             node = self._enclosing.get(node.graph) if isinstance(node.graph, ir.Graph) else None
@@ -87,13 +87,13 @@ class _Boundaries:
                     self.found[above].inputs[value] = None
         if producer is None:
             return
-        if user is None or not self._owners[user]:  # whoever uses it is outside of every call
+        if user is None or not self._owners[user]:  # the user is outside of every call
             self._leave(value, producer, None)
         for call in self._owners[user] if user is not None else ():
             self._leave(value, producer, next((c for c in self._stacks[call] if c in makers[0]), None))
 
     def _leave(self, value: ir.Value, producer: ir.Node, meeting: int | None) -> None:
-        """A value leaves every call that its producer ran in, up to the one where it meets who uses it."""
+        """Let a value leave every call that its producer ran in, up to the first that its user ran in as well."""
         if (value, meeting) in self._left:
             return
         self._left.add((value, meeting))
@@ -107,15 +107,15 @@ class _Boundaries:
 def match_values(
     values: Sequence[ir.Value], tensors: Sequence[documents.CallTensor]
 ) -> dict[ir.Value, documents.CallTensor]:
-    """Which value in the file is which tensor of the PyTorch call, in the order of the tensors.
+    """Match values in the file to tensors of the PyTorch call, in the order of the tensors.
 
-    The sidecar says it of most. Of the others, a value of the same name, element type and fitting shape as a tensor is
-    that tensor; any other is, if it fits that tensor alone and no other value fits it. Sizes fit when they are equal or
-    when one of the two is dynamic: the file and the trace may name a dynamic size differently.
+    The sidecar names most of them. A remaining value matches a tensor of the same name and element type and of a
+    fitting shape; any other value matches if it fits one tensor only and no other value fits that tensor. Sizes fit
+    when they are equal or when one of the two is dynamic: the file and the trace may name a dynamic size differently.
 
     Args:
-        values: What enters, or what leaves, the nodes of a call.
-        tensors: What its module got, or returned. Of several that are one value the first counts.
+        values: The values that enter, or those that leave, the nodes of a call.
+        tensors: What its module got, or returned. Of several tensors with the same value the first is used.
     """
     told: dict[str | None, int] = {}
     for i, tensor in enumerate(tensors):

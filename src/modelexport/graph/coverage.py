@@ -1,4 +1,4 @@
-"""The postcondition of an export: every node has an owner, and how each is known."""
+"""The postcondition of an export: every node has an owner, known by some evidence."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def check_coverage(model: ir.Model) -> Coverage:
     """Count the nodes of the graph, of nested graphs and of functions by the evidence for their owner.
 
     Raises:
-        UntaggedNodeError: A node has no owner. Lists every one of them.
+        UntaggedNodeError: A node has no owner. Lists every such node.
     """
     coverage, untagged = count_coverage(model)
     if untagged:
@@ -24,7 +24,7 @@ def check_coverage(model: ir.Model) -> Coverage:
 
 
 def count_coverage(model: ir.Model) -> tuple[Coverage, list[str]]:
-    """The nodes of a model by the evidence for their owner, and a line for each that has none."""
+    """The number of nodes by the evidence for their owner, and a line for each node without an owner."""
     found: list[Evidence | None] = []
     untagged: list[str] = []
     for node in all_nodes(model):

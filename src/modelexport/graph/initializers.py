@@ -1,4 +1,4 @@
-"""Binding initializers to their tensors: the one place that assigns ``const_value``."""
+"""Binding initializers to their tensors: the only code that assigns ``const_value``."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import onnx_ir as ir
 
 
 def bind_tensors(tensors: Mapping[ir.Value, ir.TensorProtocol]) -> None:
-    """Let each of these values have its tensor, in place."""
+    """Assign each of these values its tensor, in place."""
     for value, tensor in tensors.items():
         value.const_value = tensor
 
 
 def detach_tensors(values: Iterable[ir.Value]) -> dict[ir.Value, ir.TensorProtocol]:
-    """Take the tensors off initializers, in place; these stay initializers, whose elements no pass can read.
+    """Detach the tensors of initializers, in place, so that no pass can read their elements.
 
     Returns:
         The tensors, for :func:`bind_tensors`.

@@ -12,10 +12,10 @@ from modelexport.graph.nodes import all_nodes, initializers
 
 
 def with_unique_names(model: ir.Model, names: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
-    """Make the names of a graph's values unique, in place: the exporter may call a node's result like a parameter.
+    """Make the names of a graph's values unique, in place: the exporter may name a node's result like a parameter.
 
     Returns:
-        The ``state_dict`` keys of its initializers, under the names that these have now.
+        The ``state_dict`` keys of its initializers, by the new names of the initializers.
     """
     keys = {value: names[value.name or ""] for value in initializers(model) if value.name in names}
     passes.NameFixPass()(model)
@@ -23,10 +23,10 @@ def with_unique_names(model: ir.Model, names: Mapping[str, tuple[str, ...]]) -> 
 
 
 def name_nodes_apart(model: ir.Model) -> None:
-    """Give every node a name that no other node and no initializer has, in place.
+    """Give every node a unique name that no initializer has either, in place.
 
-    The names of nodes are only unique within their graph when the optimiser is done, and nothing keeps a parameter from
-    being called what a node is called.
+    After the optimizer has run, names of nodes are unique only within their graph, and a parameter may have the name
+    of a node.
     """
     taken = {value.name for value in initializers(model)}
     repeats: Counter[str] = Counter()

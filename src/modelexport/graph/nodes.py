@@ -17,7 +17,7 @@ def all_nodes(model: ir.Model) -> Iterator[ir.Node]:
 
 def nodes_of(graph: ir.Graph | ir.Function) -> Iterator[ir.Node]:
     """The nodes of a graph and of the graphs nested in it, these after their enclosing node."""
-    # onnx_ir has such an iterator, for any order and depth of graphs; it takes five times as long.
+    # onnx_ir has such an iterator, for any order and depth of graphs, but it is five times slower.
     for node in graph:
         yield node
         for nested in nested_graphs(node):
@@ -25,14 +25,14 @@ def nodes_of(graph: ir.Graph | ir.Function) -> Iterator[ir.Node]:
 
 
 def all_graphs(model: ir.Model) -> Iterator[ir.Graph]:
-    """The graph of a model and the graphs nested in it, each before those nested in it; not those in functions."""
+    """The graph of a model and all graphs nested in it, outer before inner; not the graphs in functions."""
     yield model.graph
     for node in nodes_of(model.graph):
         yield from nested_graphs(node)
 
 
 def nested_graphs(node: ir.Node) -> Sequence[ir.Graph]:
-    """The graphs that a node holds: branches and loop bodies."""
+    """The nested graphs of a node: branches and loop bodies."""
     if not node.attributes.data:
         return ()
     graphs: list[ir.Graph] = []
@@ -51,7 +51,7 @@ def initializers(model: ir.Model) -> Iterator[ir.Value]:
 
 
 def may_be(one: ir.Shape | None, other: ir.Shape | None) -> bool:
-    """Whether two values may have one shape: sizes that are dynamic or unknown may be any."""
+    """Whether two values may have the same shape: a dynamic or unknown size may be any number."""
     if one is None or other is None:
         return True
     return len(one) == len(other) and all(
@@ -60,7 +60,7 @@ def may_be(one: ir.Shape | None, other: ir.Shape | None) -> bool:
 
 
 def producers(node: ir.Node) -> Iterator[ir.Node]:
-    """The nodes that make a node's inputs."""
+    """The nodes that produce a node's inputs."""
     for value in node.inputs:
         if value is not None and (producer := value.producer()) is not None:
             yield producer
@@ -76,6 +76,6 @@ def consumers(node: ir.Node, enclosing: Mapping[ir.Graph, ir.Node]) -> Iterator[
 
 
 def is_random(schema: onnx.defs.OpSchema) -> bool:
-    """Whether an operator may give something else for the same inputs."""
+    """Whether an operator may return different results for the same inputs."""
     determinism = schema.node_determinism  # type: ignore[attr-defined]  # onnx has it, its type stubs do not
     return bool(determinism == onnx.defs.OpSchema.NodeDeterminism.NonDeterministic)

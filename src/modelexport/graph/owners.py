@@ -22,7 +22,7 @@ def owner_of(node: ir.Node) -> Owner | None:
 
 
 def owned_operators(model: ir.Model) -> Iterator[tuple[ModuleCall | None, str]]:
-    """The operator of every node, with the call that produces its output where one is known."""
+    """The operator of every node, with the call that produces its output if it is known."""
     for node in all_nodes(model):
         owner = owner_of(node)
         yield None if owner is None else owner.call, node.op_type

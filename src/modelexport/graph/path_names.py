@@ -14,10 +14,10 @@ from modelexport.graph.owners import owner_of
 def _names_by_path(model: ir.Model) -> dict[ir.Node, str]:
     """For each node a name like ``/encoder/layer.0/attention/self/MatMul_1``: its module's path, then its operator.
 
-    A part of the path that is a number stays with the part before it, as exporters of old wrote it. Nodes of one
-    operator in one module are numbered in the order of the graph, over all calls of the module. The names are different
-    from each other and from those of all values, and the same for the same graph. A node without an owner is named
-    after its operator alone.
+    A part of the path that is a number is joined to the part before it, as older exporters wrote it. Nodes of the same
+    operator in one module are numbered in the order of the graph, over all calls of the module. The names differ from
+    each other and from those of all values, and are the same for the same graph. A node without an owner is named after
+    its operator alone.
     """
     taken = {value.name for node in all_nodes(model) for value in node.outputs}
     taken |= {value.name for value in initializers(model)} | {value.name for value in model.graph.inputs}
@@ -42,7 +42,7 @@ def _folder(call: ModuleCall) -> str:
 
 
 def name_nodes_by_path(model: ir.Model) -> dict[str, str]:
-    """Rename the nodes of a model in place; returns the old names to the new ones where they differ."""
+    """Rename the nodes of a model in place; returns a map from old to new names where they differ."""
     renamed: dict[str, str] = {}
     for node, name in _names_by_path(model).items():
         if node.name != name:

@@ -1,4 +1,4 @@
-"""The sizes of a graph's values: numbers, symbols, and sums of them, under other names."""
+"""Renaming the symbols in the sizes of a graph's values: numbers, symbols, and sums of them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ SYMBOL = re.compile(r"[A-Za-z_]\w*")
 
 
 def put_size(size: str, symbols: Mapping[str, str]) -> int | str:
-    """A size with other names for its symbols; a number where only one is left."""
+    """A size with its symbols replaced; an integer if no symbol is left."""
     text = SYMBOL.sub(lambda found: symbols.get(found[0], found[0]), size)
     return int(text) if text.isdigit() else text
 
 
 def rename_sizes(model: ir.Model, symbols: Mapping[str, str]) -> None:
-    """Give the symbols in the shapes of all values other names, or numbers in their place, in place."""
+    """Replace the symbols in the shapes of all values by other names or by numbers, in place."""
     for value in _values(model):
         if value.shape is None or all(isinstance(size, int) for size in value.shape):
             continue

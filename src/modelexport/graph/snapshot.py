@@ -1,4 +1,4 @@
-"""A tagged graph as it was, remembered before passes change it in place or beside a file that another tool wrote."""
+"""A snapshot of a tagged graph, taken before passes change it or to compare with a file that another tool wrote."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MARK = "modelexport.source_node"
 
 @dataclass(frozen=True, slots=True)
 class SourceNode:
-    """A node of the source graph, with names in the place of values."""
+    """A node of the source graph, with names instead of values."""
 
     op: ir.OperatorIdentifier
     inputs: tuple[str | None, ...]
@@ -30,21 +30,21 @@ class SourceNode:
 
 @dataclass(frozen=True)
 class SourceGraph:
-    """A tagged graph as it was: values are known by their names, nodes by their index."""
+    """The snapshot of a tagged graph: values are identified by their names, nodes by their index."""
 
     nodes: tuple[SourceNode, ...]
     producer: dict[str, int]
-    """The name of a value to the index of the node that makes it."""
+    """The name of a value to the index of the node that produces it."""
     initializers: Mapping[str, ir.TensorProtocol | None]
     constant: frozenset[str]
-    """Values that depend on initializers and constants alone."""
+    """Values that depend only on initializers and constants."""
     types: dict[str, tuple[ir.DataType | None, ir.Shape | None]]
     inputs: tuple[str, ...] = ()
     """The names of the graph's inputs."""
 
     @cached_property
     def users(self) -> Mapping[str, Sequence[int]]:
-        """The name of a value to the indices of the nodes that take it, once for each time that they do."""
+        """The name of a value to the indices of the nodes that use it, once for each use."""
         found: dict[str, list[int]] = defaultdict(list)
         for index, node in enumerate(self.nodes):
             for name in node.inputs:
@@ -54,16 +54,16 @@ class SourceGraph:
 
     @cached_property
     def names(self) -> frozenset[str]:
-        """The names of all values: what nodes make, initializers and the graph's inputs."""
+        """The names of all values: outputs of nodes, initializers and the graph's inputs."""
         return frozenset((*self.producer, *self.initializers, *self.inputs))
 
     def shape_of(self, name: str) -> ir.Shape | None:
-        """The shape of a value that a node makes, if it is known."""
+        """The shape of a value that a node produces, if it is known."""
         return self.types[name][1] if name in self.types else None
 
 
 def take_snapshot(model: ir.Model) -> SourceGraph:
-    """Remember a tagged graph, and mark its nodes so that :func:`take_mark` knows those that passes leave in place."""
+    """Take a snapshot of a tagged graph, and mark its nodes so that :func:`take_mark` finds those that passes keep."""
     nodes: list[SourceNode] = []
     producer: dict[str, int] = {}
     tensors = {value.name or "": value.const_value for value in initializers(model)}
@@ -91,7 +91,7 @@ def take_snapshot(model: ir.Model) -> SourceGraph:
 
 
 def take_mark(node: ir.Node) -> int | None:
-    """The index in the snapshot of a node that is still the same object; the mark is removed."""
+    """The index in the snapshot of a node, if it was there already; removes the mark."""
     index = node.meta.pop(_MARK, None)
     assert index is None or isinstance(index, int)
     return index

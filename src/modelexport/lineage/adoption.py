@@ -1,4 +1,4 @@
-"""``adopt``: make a tagged file from one that another exporter wrote."""
+"""``adopt``: make a tagged file from a file that another exporter wrote."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ _SPECIFICATION = "pkg.torch.export.graph_signature.InputSpec."
 
 @dataclass(frozen=True, kw_only=True)
 class Adopted:
-    """What ``adopt`` found in a file, and what it wrote."""
+    """The result of ``adopt``."""
 
     path: Path
     files: Sequence[str]
     tree: Sequence[TreeRow]
     coverage: documents.Coverage
     sources: dict[str, int]
-    """The source of each node's call to how many nodes have it (see ``exporters/stacks.py``)."""
+    """Each source of calls to the number of nodes that got their call from it (see ``exporters/stacks.py``)."""
     operators: dict[str, int]
-    """The operators of the nodes without an owner, to how many such nodes."""
+    """The operators of the nodes without an owner, to the number of such nodes."""
     untagged: Sequence[str]
     """The names of these nodes."""
     repeated: Sequence[str]
-    """Paths of modules whose parameters are used more than once in what looks like one call, but may be several."""
+    """Paths of modules whose parameters are used repeatedly in what looks like one call but may be several."""
 
 
 def adopt(program: Any, output: str | Path, *, keep_torch_metadata: bool = False) -> Adopted:
@@ -61,16 +61,16 @@ def adopt(program: Any, output: str | Path, *, keep_torch_metadata: bool = False
     Local functions are inlined. Initializers that are parameters under their own name are marked as such.
 
     Args:
-        program: The path of an ONNX file; or, in the process that exported, a ``torch.onnx.ONNXProgram``, what
-            ``transformers.exporters.OnnxExporter`` returns, or an ``onnx_ir.Model``. These are not changed. They still
-            know the FX node of each ONNX node, and with it the call; a file knows the module at most.
+        program: The path of an ONNX file; or, in the process that exported, a ``torch.onnx.ONNXProgram``, the result of
+            ``transformers.exporters.OnnxExporter``, or an ``onnx_ir.Model``. These are not changed. They still have the
+            FX node of each ONNX node, and with it the call; a file has the module at most.
         output: The file to write.
-        keep_torch_metadata: Keep the exporter's own ``pkg.torch.*`` keys, which hold paths of the exporting machine.
+        keep_torch_metadata: Keep the exporter's own ``pkg.torch.*`` keys, which contain paths of the exporting machine.
 
     Raises:
         FileFormatError: The file is missing, not ONNX, or has tags that are damaged or of an unknown version.
-        OutputError: ``output`` cannot be written. What was there before is still there.
-        UsageError: ``program`` is neither a file nor one of these, or nothing in it says anything of modules.
+        OutputError: ``output`` cannot be written. An existing file of that name is unchanged.
+        UsageError: ``program`` has an unsupported type, or contains no information about modules.
     """
     output = Path(output)
     check_writable(output, [Path(program)] if isinstance(program, (str, Path)) else ())
@@ -126,14 +126,14 @@ def _model_of(program: Any) -> ir.Model:
         raise UsageError(f"{error}: adopt takes one graph at a time") from error
     if not isinstance(model, ir.Model):
         raise UsageError(
-            f"cannot adopt a {type(program).__name__}: give a file, a torch.onnx.ONNXProgram, what OnnxExporter "
-            "returns, or an onnx_ir.Model"
+            f"cannot adopt a {type(program).__name__}: give a file, a torch.onnx.ONNXProgram, the result of "
+            "OnnxExporter, or an onnx_ir.Model"
         )
     return model
 
 
 def _adopt_tagged(path: Path, output: Path, keep_torch_metadata: bool) -> Adopted:
-    """Adopt a file that has our tags: they stay; new nodes get an owner where their neighbours agree."""
+    """Adopt a file that has our tags: they are kept; a new node gets an owner if its neighbors agree."""
     tagged = read_tagged(path)
     try:
         earlier = msgspec.json.decode(tagged.model.metadata_props.get(keys.ADOPTED, "{}"), type=dict[CallSource, int])
@@ -142,7 +142,7 @@ def _adopt_tagged(path: Path, output: Path, keep_torch_metadata: bool) -> Adopte
     sources = Counter(earlier)
     if not earlier:
         sources[CallSource.TAGS] = sum(owner_of(node) is not None for node in tagged.nodes)
-    source_tags = tagged.source_tags  # read before nodes get owners that they have no tags for
+    source_tags = tagged.source_tags  # read before nodes get owners without tags
     sources[CallSource.NEIGHBOURS] += infer(tagged.model)
     if not keep_torch_metadata:
         drop_torch_metadata(tagged.model)
@@ -180,11 +180,11 @@ def _write(
 
 
 def _repeated(model: ir.Model, unnumbered: set[ir.Node]) -> list[str]:
-    """The modules of which a parameter is used more than once, by the same operator, in what looks like one call.
+    """The modules with a parameter that the same operator uses more than once in what looks like one call.
 
     Args:
         model: The adopted model.
-        unnumbered: The nodes whose module is known, but not which call of it.
+        unnumbered: The nodes whose module is known, but not the number of the call.
     """
     found: dict[str, None] = {}
     for value in initializers(model):
@@ -201,8 +201,8 @@ def _repeated(model: ir.Model, unnumbered: set[ir.Node]) -> list[str]:
 def _parameters(model: ir.Model, paths: set[str]) -> set[ir.Value]:
     """The initializers that are parameters or buffers under their own name.
 
-    ``torch.onnx`` says which of them are. Where it does not, a name is taken for a ``state_dict`` key if it is a name
-    in a module that the file is known to have.
+    ``torch.onnx`` records which of them are. Without this record, a name is taken for a ``state_dict`` key if it is a
+    name in one of the file's known modules.
     """
     found = set()
     for value in initializers(model):

@@ -1,4 +1,4 @@
-"""Whether the attributes of two nodes are equal, or may be."""
+"""Comparing the attributes of two nodes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PLAIN = (
 
 
 def are_equal(one: Mapping[str, ir.Attr], other: Mapping[str, ir.Attr]) -> bool:
-    """Whether attributes are known to be equal; tensors and graphs are where they are the same object."""
+    """Whether attributes are known to be equal; tensors and graphs only if they are the same object."""
     return one.keys() == other.keys() and all(
         attribute is other[name] or (attribute.type not in _BY_IDENTITY and attribute.value == other[name].value)
         for name, attribute in one.items()
@@ -26,7 +26,7 @@ def are_equal(one: Mapping[str, ir.Attr], other: Mapping[str, ir.Attr]) -> bool:
 
 
 def may_be_equal(one: Mapping[str, ir.Attr], other: Mapping[str, ir.Attr]) -> bool:
-    """Whether attributes do not contradict each other: a node may leave out those that have their default."""
+    """Whether attributes do not contradict each other: a node may omit attributes that have their default value."""
     return all(
         attribute.type != other[name].type or attribute.value == other[name].value
         for name, attribute in one.items()

@@ -1,16 +1,15 @@
-"""The owners of a graph that passes changed in memory, from a snapshot taken before.
+"""The owners of a graph that passes changed in memory, from a snapshot taken before the passes.
 
-A node of the changed graph is *matched* with the source node that makes the same value. Where the names of values
-differ, matched nodes with the same operator tell, input by input, which value is which. Owners follow from that:
-
-- a matched node with the same operator has the owner that it had, and the evidence;
+A node of the changed graph is *matched* with the source node that produces the same value. If the names of values
+differ, the inputs of matched nodes with the same operator identify each other by position. Then:
+- a matched node with the same operator keeps its owner and evidence;
 - a node that replaces several equal source nodes has the owners of all of them (``derived``);
-- a matched node with another operator has the owners of all that the source computes between the values that both
-  graphs have and its output (``derived``);
+- a matched node with another operator has the owners of all source nodes between the values that both graphs have
+  and its output (``derived``);
 - a new node has the owners of the matched nodes that it leads to, or else of those that it comes from (``derived``);
-- a node for which the source has no owner gets the one call of all its neighbours (``inferred``).
+- a node without an owner in the source gets the call of its neighbors, if they all have the same one (``inferred``).
 
-Cost is linear in nodes and edges. :mod:`modelexport.lineage.descent` does the same for a file that another tool wrote.
+The time is linear in nodes and edges. :mod:`modelexport.lineage.descent` does the same for files of other tools.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ from modelexport.lineage.ownership import LostCalls, enclosing_nodes, infer_from
 
 
 def derive_owners(source: SourceGraph, changed: ir.Model) -> dict[str, ir.Value]:
-    """Give every node of a changed graph its owner, in ``node.meta``. A node for which nothing tells it gets none.
+    """Assign every node of a changed graph its owner, in ``node.meta``, if it can be found.
 
     Returns:
-        The name of each value of the source to the value that it is in the changed graph, where there is one.
+        The name of each value of the source to its value in the changed graph, if there is one.
     """
     scopes = {node: scope for scope, node in scoped_nodes(changed)}
     state = _State(source, scopes)
@@ -58,14 +57,14 @@ def derive_owners(source: SourceGraph, changed: ir.Model) -> dict[str, ir.Value]
 class _State:
     source: SourceGraph
     scopes: dict[ir.Node, str]
-    """Every node of the changed graph to the prefix of its names: in the body of a function it is not empty."""
+    """Every node of the changed graph to the prefix of its names, which is empty outside of functions."""
     matches: dict[ir.Node, list[int]] = field(default_factory=dict)
-    """Changed node to the source nodes that it replaces; the one that makes its output first."""
+    """Changed node to the source nodes that it replaces; the one that produces its output first."""
     values: dict[str, ir.Value] = field(default_factory=dict)
-    """Names of source values to what they are in the changed graph, under that name or another."""
+    """Names of source values to their values in the changed graph, which may have other names."""
 
     def match_outputs(self, node: ir.Node) -> None:
-        """Match a node that is still the same object, or that makes a value with a name of the source."""
+        """Match a node that is still the same object, or that produces a value with a name of the source."""
         index = take_mark(node)
         if index is None:
             labels = map(self._label, node.outputs)
@@ -75,7 +74,7 @@ class _State:
             self._record_outputs(self.source.nodes[index], node)
 
     def match_inputs(self, node: ir.Node, before: SourceNode) -> None:
-        """Match the inputs of a node with those of the source node that it is, position by position."""
+        """Match the inputs of a node with those of its source node, position by position."""
         if node.op_identifier() != before.op or len(node.inputs) != len(before.inputs):
             return
         if not attributes.are_equal(node.attributes, before.attributes):
@@ -100,7 +99,7 @@ class _State:
             self.values[name] = value
 
     def _record_outputs(self, before: SourceNode, node: ir.Node) -> None:
-        """Record the outputs of a matched node: by position where the operator is the same, and by name."""
+        """Record the outputs of a matched node: by position if the operator is the same, and by name."""
         if before.op == node.op_identifier() and len(before.outputs) == len(node.outputs):
             self.values.update(zip(before.outputs, node.outputs, strict=True))
         self.values.update((label, v) for v in node.outputs if (label := self._label(v)) in self.source.producer)

@@ -1,14 +1,14 @@
-"""The owners of a file that another tool made of a tagged one.
+"""The owners of a file that another tool made from a tagged one.
 
-Less is known of such a file than of a graph that was changed in memory (:mod:`modelexport.lineage.derivation`): nodes
-are not marked, names were changed, attributes were written anew. So a list of small matchers looks at every node, each
-for one thing that tools leave: :data:`WALKS` is that list, and :mod:`modelexport.lineage.matching` has a file for each.
+Less is known about such a file than about a graph that was changed in memory (:mod:`modelexport.lineage.derivation`):
+nodes are not marked, names have changed, attributes were rewritten. So a list of small matchers visits every node, each
+with one clue that tools leave: :data:`WALKS` is that list, and :mod:`modelexport.lineage.matching` has a file for each.
 They share one state, :class:`~modelexport.lineage.matching.state.Matching`. Then nodes get their owners:
 
-- a node that is matched with one source node, with the same operator and nothing lost before it, has that node's owner
-  and evidence;
-- any other matched node has the owners of all source nodes that it replaces, and of those that were lost between the
-  values that both graphs have and these (``derived``);
+- a node that is matched with one source node, with the same operator and no nodes lost before it, has that node's
+  owner and evidence;
+- any other matched node has the owners of all source nodes that it replaces, and of the lost nodes between these and
+  the values that both graphs have (``derived``);
 - a new node has the owners of the nodes that it leads to, or else of those that it comes from (``derived``).
 """
 
@@ -35,16 +35,16 @@ from modelexport.lineage.matching.through_moves import match_through_moves
 from modelexport.lineage.ownership import LostCalls, infer_from_neighbours, place_new_nodes
 
 Matcher = Callable[[Matching, ir.Node], None]
-"""Matches a node with source nodes, or what makes its inputs, and records that in the state."""
+"""Matches a node, or the producers of its inputs, with source nodes, and records that in the state."""
 
 
 @dataclass(frozen=True)
 class Walk:
-    """Matchers that see every node, one node after the other."""
+    """Matchers that are applied to every node in one walk over the graph."""
 
     matchers: tuple[Matcher, ...]
     backwards: bool = False
-    """From the outputs to the inputs: for matchers that go from a node to those before it."""
+    """Walk from the outputs to the inputs: for matchers that go from a node to its producers."""
 
 
 WALKS = (
@@ -54,38 +54,38 @@ WALKS = (
     Walk((match_by_activation,)),
     Walk((match_by_position, match_by_fusion, match_through_moves), backwards=True),
 )
-"""What tells most comes first: a matcher relies on what those before it found."""
+"""The most reliable matchers come first: each uses the results of those before it."""
 
 Reason = Literal["merged", "fused", "between"]
-"""Why a node has several owners: equal nodes became one, nodes were fused, or it is new between nodes of several."""
+"""Why a node has several owners: equal nodes were merged, nodes were fused, or it is new between nodes of several."""
 
 
 @dataclass(frozen=True)
 class Descent:
-    """How a changed graph comes from a tagged one. Its nodes carry their owners."""
+    """How a changed graph was made from a tagged one. Its nodes have their owners in ``meta``."""
 
     values: Mapping[str, ir.Value]
-    """Names of source values to what they are in the changed graph, where they are there."""
+    """Names of source values to their values in the changed graph, for those that it has."""
     names: Mapping[ir.Value, str]
-    """Values of the changed graph to the source value that they are, or are a variant of."""
+    """Values of the changed graph to the source value that they are equal to or a variant of."""
     merged: Mapping[ir.Value, Sequence[str]]
     """Initializers of the changed graph to the other source initializers that they replace."""
     lost: Mapping[ir.Value, Sequence[str]]
-    """Initializers to those of the source that were used where they are used, and are not there any more."""
+    """Initializers to the source initializers that were used in their place and no longer exist."""
     common: int
-    """Values of the changed graph, initializers included, that are or are variants of a source value."""
+    """The number of values of the changed graph, with initializers, that are or are variants of a source value."""
     total: int
-    """Values of the changed graph, initializers included."""
+    """The number of values of the changed graph, with initializers."""
     several: Mapping[ir.Node, Reason]
     """Nodes with several owners that they did not have before, to why they have them."""
 
 
 def trace_owners(source: SourceGraph, changed: ir.Model, walks: Sequence[Walk] = WALKS) -> Descent:
-    """Give every node of a changed graph its owner, in ``node.meta``. A node for which nothing tells it gets none.
+    """Assign every node of a changed graph its owner, in ``node.meta``, if it can be found.
 
     Args:
         source: A snapshot of the tagged graph.
-        changed: What a tool made of it, without local functions.
+        changed: The graph that a tool made from it, without local functions.
         walks: The matchers, in their order.
     """
     state = Matching(source, changed)
@@ -100,7 +100,7 @@ def trace_owners(source: SourceGraph, changed: ir.Model, walks: Sequence[Walk] =
 
 
 def _place_owners(state: Matching) -> dict[ir.Node, Reason]:
-    """Give the nodes their owners; returns those with several owners that they did not have before."""
+    """Assign the owners of nodes; returns the nodes that have several owners and did not before."""
     lost = LostCalls(state.source, state.is_present)
     reasons: dict[ir.Node, Reason] = {}
     for node in state.nodes:
@@ -138,7 +138,7 @@ def _owner(state: Matching, node: ir.Node, lost: LostCalls) -> tuple[Owner | Non
 
 
 def _takes_result(state: Matching, node: ir.Node, before: SourceNode) -> bool:
-    """Whether a node takes what a source node makes, or a variant of it: then nothing before that was fused into it."""
+    """Whether a node uses the output of a source node, or a variant of it: then nothing before it was fused in."""
     return any(state.names.get(value) in before.outputs for value in computed_inputs(node))
 
 
@@ -149,7 +149,7 @@ def _had(state: Matching, node: ir.Node, owner: Owner) -> bool:
 
 
 def _lost_initializers(state: Matching) -> dict[ir.Value, list[str]]:
-    """Initializers to those of the source that were used where they are used, and are not there under any name."""
+    """Initializers to the source initializers that were used in their place and no longer exist under any name."""
     there = {state.names[value] for value in state.initializers if value in state.names}
     there.update(name for names in state.merged.values() for name in names)
     gone = state.source.initializers.keys() - there
@@ -164,7 +164,7 @@ def _lost_initializers(state: Matching) -> dict[ir.Value, list[str]]:
 
 
 def _present(state: Matching) -> dict[str, ir.Value]:
-    """Source values to what they are in the changed graph: with the same name, the same shape, or the same maker."""
+    """Source values to values of the changed graph: with the same name, the same shape, or the same producer."""
 
     def is_kept(value: ir.Value) -> bool:
         producer = value.producer()
@@ -179,14 +179,14 @@ def _present(state: Matching) -> dict[str, ir.Value]:
 
 
 def _count_common(state: Matching) -> tuple[int, int]:
-    """Values of the changed graph that come from one of the source, and all."""
+    """The number of values of the changed graph that come from a source value, and of all values."""
     values = [value for node in state.changed.graph for value in node.outputs if value.name]
     values += [*state.changed.graph.inputs, *state.initializers]
     return sum(_comes_from_source(state, value) for value in values), len(values)
 
 
 def _comes_from_source(state: Matching, value: ir.Value) -> bool:
-    """Whether a value is, or is a variant of, a source value; one of the same name also has to fit in size."""
+    """Whether a value is, or is a variant of, a source value; if it has the same name, its shape must fit too."""
     name = state.names.get(value)
     if name is None:
         return False

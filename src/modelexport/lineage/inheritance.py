@@ -1,4 +1,4 @@
-"""Which ``state_dict`` entries an initializer is, or comes from, after another tool has changed the file."""
+"""The ``state_dict`` entries that initializers hold or come from after another tool has changed the file."""
 
 from __future__ import annotations
 
@@ -23,18 +23,19 @@ _FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataTy
 
 @dataclass(frozen=True)
 class Inheritance:
-    """What the initializers of a changed file come from."""
+    """The origins of the initializers of a changed file."""
 
     origins: Mapping[str, Origin]
     unclear: Mapping[str, Sequence[str]]
-    """Initializers whose names do not tell which entries they come from, to all entries that they may come from."""
+    """Initializers whose names do not identify their entries, to all entries that they may come from."""
 
 
 def inherited(tagged: ir.Model, source: SourceGraph, changed: ir.Model, descent: Descent) -> Inheritance:
     """Find the entries of every initializer of a changed file.
 
-    A computation is recorded only where it gives the same bytes: an entry as it is, transposed or cast, or what the
-    tagged file computed from it. For any other initializer only its entries are recorded, with the step ``Unrecorded``.
+    A computation is recorded only if it gives the same bytes: an entry unchanged, transposed or cast, or a value that
+    the tagged file computed from it. For any other initializer only its entries are recorded, with the step
+    ``Unrecorded``.
     """
     return _Inheritance(tagged, source, changed, descent).run()
 
@@ -82,11 +83,11 @@ class _Inheritance:
             return _unrecorded([*plans, *lost])
         if name in self.source.constant:
             return self._folded(value, name)
-        # Shapes, axes and flags do not come from parameters, even where one was lost around them.
+        # Shapes, axes and flags do not come from parameters, even if a parameter was lost near them.
         return _unrecorded(lost) if lost and value.dtype not in (ir.DataType.INT64, ir.DataType.BOOL) else None
 
     def _recorded(self, value: ir.Value, name: str) -> list[TransformStep] | None:
-        """The steps from the entries to an initializer, if the tagged file has it as it is, or transposed or cast."""
+        """The steps from the entries to an initializer, if the tagged file has it unchanged, transposed or cast."""
         before, after = self.source.initializers[name], value.const_value
         if before is None or after is None or (value.name != name and before.size != after.size):
             return None
@@ -99,7 +100,7 @@ class _Inheritance:
     def _changes(
         self, before: ir.TensorProtocol, after: ir.TensorProtocol, plan: ParameterPlan
     ) -> Iterator[list[TransformStep]]:
-        """The steps that may turn one tensor into the other, the simplest first."""
+        """Candidates for the steps that turn one tensor into the other, the simplest first."""
         shape, wanted = tuple(before.shape.numpy()), tuple(after.shape.numpy())
         if before.dtype == after.dtype and shape == wanted:
             yield []
@@ -123,7 +124,7 @@ class _Inheritance:
         return steps
 
     def _folded(self, value: ir.Value, name: str) -> Origin | None:
-        """The origin of an initializer that the tagged file computed from parameters, and that the tool folded."""
+        """The origin of an initializer that the tool folded and the tagged file computed from parameters."""
         if name not in self.source.producer:
             return None
         plans = [self.plans[parameter] for parameter in self._parameters(name)]
@@ -160,7 +161,7 @@ class _Inheritance:
 
 
 def _groups(plans: Sequence[ParameterPlan]) -> list[tuple[str, ...]]:
-    """The names of each parameter, each parameter once."""
+    """The names of each parameter, without duplicate parameters."""
     return list(dict.fromkeys(group for plan in plans for group in plan.groups()))
 
 

@@ -1,4 +1,4 @@
-"""Owners of nodes: from what a matched node replaces, and for new nodes from the nodes around them."""
+"""Owners of nodes: of matched nodes from the nodes that they replace, of new nodes from their neighbors."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from modelexport.graph.owners import OWNER, owner_of
 from modelexport.graph.snapshot import SourceGraph
 
 _IDENTITY = ("", "Identity", "")
-"""Computes nothing, so that its owner is not an owner of the node that it was fused into."""
+"""Operators that compute nothing, so their owners are not owners of the node that they were fused into."""
 
 
 class LostCalls:
-    """Finds the calls whose nodes are not in the changed graph any more, behind a value of the source graph."""
+    """Finds the calls of nodes before a value of the source graph that are no longer in the changed graph."""
 
     def __init__(self, source: SourceGraph, is_present: Callable[[str], bool]) -> None:
-        """Remember what to search.
+        """Prepare the search.
 
         Args:
             source: The graph before it was changed.
-            is_present: Whether the changed graph has a value of the source graph, so that the search ends there.
+            is_present: Whether the changed graph has a value of the source graph: the search stops at such values.
         """
         self._source = source
         self._is_present = is_present
         self._found: dict[str, tuple[ModuleCall, ...]] = {}
 
     def behind(self, names: Iterable[str | None]) -> dict[ModuleCall, None]:
-        """The owners of what the source graph computes between values that are present and these, in linear time."""
+        """The owners of the source nodes between values that are present and these, in linear time."""
         calls: dict[ModuleCall, None] = {}
         for name in names:
             if name is not None and not self._ends_at(name):
@@ -64,18 +64,18 @@ class LostCalls:
 
 
 def enclosing_nodes(nodes: Iterable[ir.Node]) -> dict[ir.Graph, ir.Node]:
-    """Each nested graph to the node that holds it."""
+    """Each nested graph to its enclosing node."""
     return {graph: node for node in nodes for graph in nested_graphs(node)}
 
 
 def place_unowned(model: ir.Model) -> None:
-    """Give each node that has no owner the owners of the nodes that it leads to, or else of those it comes from."""
+    """Assign each node without an owner the owners of the nodes that it leads to, or else of those it comes from."""
     nodes = list(all_nodes(model))
     place_new_nodes([node for node in nodes if OWNER not in node.meta], enclosing_nodes(nodes))
 
 
 def place_new_nodes(new: Sequence[ir.Node], enclosing: Mapping[ir.Graph, ir.Node]) -> None:
-    """Give new nodes the owners of the nodes that they lead to, or else of those that they come from (``derived``)."""
+    """Assign new nodes the owners of the nodes that they lead to, or else of those they come from (``derived``)."""
     leads: dict[ir.Node, tuple[ModuleCall, ...]] = {}
     for node in reversed(new):
         leads[node] = _calls_of(consumers(node, enclosing), leads)
@@ -86,7 +86,7 @@ def place_new_nodes(new: Sequence[ir.Node], enclosing: Mapping[ir.Graph, ir.Node
 
 
 def infer_from_neighbours(nodes: Iterable[ir.Node], enclosing: Mapping[ir.Graph, ir.Node]) -> None:
-    """Give each node without an owner the one call of all its neighbours that have one (``inferred``)."""
+    """Assign each node without an owner the call of its neighbors if all that have one agree (``inferred``)."""
     for node in nodes:
         if OWNER not in node.meta:
             around = _calls_of([*producers(node), *consumers(node, enclosing)], {})
@@ -95,7 +95,7 @@ def infer_from_neighbours(nodes: Iterable[ir.Node], enclosing: Mapping[ir.Graph,
 
 
 def _calls_of(nodes: Iterable[ir.Node], placed: Mapping[ir.Node, tuple[ModuleCall, ...]]) -> tuple[ModuleCall, ...]:
-    """The calls that produce the outputs of nodes; for new nodes, where these were placed."""
+    """The calls that produce the outputs of nodes; for new nodes, the calls that were assigned."""
     calls: dict[ModuleCall, None] = {}
     for node in nodes:
         owner = owner_of(node)

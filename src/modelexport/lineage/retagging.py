@@ -32,10 +32,10 @@ from modelexport.tagged.file import FileTags, TaggedFile, read_tagged
 from modelexport.weights.transforms import state_dict_of
 
 RELATED = 0.4
-"""The least share of its values that a changed file must have in common with the tagged one.
+"""The smallest share of its values that a changed file must have in common with the tagged one.
 
-Measured on 330 files (22 models, 15 tools): 0.58 or more; the least is a ResNet that onnxsim simplified. Two different
-models have up to 0.82 in common (two decoders), so that only some wrong files are refused.
+Measured on 330 files (22 models, 15 tools): 0.58 or more; the lowest is a ResNet simplified by onnxsim. Two different
+models have up to 0.82 in common (two decoders), so only some wrong files are refused.
 """
 
 
@@ -45,12 +45,12 @@ class SeveralOwners(msgspec.Struct, frozen=True):
     name: str
     op_type: str
     calls: list[str]
-    """Addresses, the one that produces the output first."""
+    """The owners' addresses, the one that produces the output first."""
     reason: Reason
 
 
 class UnclearInitializer(msgspec.Struct, frozen=True):
-    """An initializer whose name does not tell which entries it comes from."""
+    """An initializer whose name does not identify its entries."""
 
     name: str
     parameter: list[str]
@@ -58,15 +58,15 @@ class UnclearInitializer(msgspec.Struct, frozen=True):
 
 
 class RetagReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``retag`` wrote, and what it could not tell."""
+    """What ``retag`` wrote, and what it could not determine."""
 
     path: str
     files: list[str]
     coverage: documents.Coverage
     common: int
-    """Values of the changed file that are values of the tagged one, or variants of them."""
+    """The number of values of the changed file that are values of the tagged one, or variants of them."""
     values: int
-    """Values of the changed file, initializers included."""
+    """The number of values of the changed file, with initializers."""
     fused: list[SeveralOwners]
     """Nodes that replace several nodes, of several calls."""
     unclear: list[SeveralOwners]
@@ -76,7 +76,7 @@ class RetagReport(msgspec.Struct, frozen=True, kw_only=True):
     unrecorded: int
     """Initializers whose entries are known, but not how they are computed from them: quantized, packed or fused."""
     lost: list[str]
-    """Entries that the tagged file uses, and that no initializer of the changed file comes from."""
+    """Entries that the tagged file uses but no initializer of the changed file comes from."""
     gone: list[str]
     """Calls that had nodes in the tagged file and have none now."""
     inlined: bool
@@ -86,26 +86,26 @@ class RetagReport(msgspec.Struct, frozen=True, kw_only=True):
 def retag(changed: str | Path, *, source: str | Path, output: str | Path) -> RetagReport:
     """Restore the tags of a model that another tool changed.
 
-    The output is a tagged file like an exported one. The documents that lie beside ``source`` are written for it, too.
-    Local functions are replaced by their bodies: a body is shared by calls of different modules.
+    The output is a tagged file like an exported one. The documents that are beside ``source`` are written for it, too.
+    Local functions are inlined, since calls of different modules share their bodies.
 
     Args:
-        changed: What the tool wrote.
-        source: The tagged file that it read.
+        changed: The file that the tool wrote.
+        source: The tagged file that the tool read.
         output: The file to write.
 
     Raises:
         FileFormatError: A file is missing, damaged, or without its weights, or ``source`` has no tags.
-        UsageError: The files are not related: says how many values they have in common.
-        UntaggedNodeError: A node could not be given an owner, though all of ``source`` have one. Nothing is written.
-        OutputError: The output cannot be written. What was there before is still there.
+        UsageError: The files are not related; the message gives the number of common values.
+        UntaggedNodeError: No owner was found for a node, though all nodes of ``source`` have one. Nothing is written.
+        OutputError: The output cannot be written. An existing file of that name is unchanged.
     """
     changed, output = Path(changed), Path(output)
     check_writable(output, [changed, Path(source)])
     tagged = read_tagged(source)
     if tagged.coverage.untagged == len(tagged.nodes):
         raise FileFormatError(
-            f"no node of {source} has tags: another tool has dropped them; give the file as it was exported"
+            f"no node of {source} has tags: another tool has dropped them; give the exported file itself"
         )
     check_files(tagged.path, tagged.model)
     model, inlined = _flat(changed, tagged)
@@ -167,11 +167,11 @@ def _report(
 
 
 def _flat(path: Path, tagged: TaggedFile) -> tuple[ir.Model, bool]:
-    """The changed model, with local functions inlined and without any tags that the tool kept."""
+    """The changed model, with local functions inlined and without tags that the tool kept."""
     model = _read(path)
     inlined = bool(model.functions)
     if inlined and tagged.encoding == "functions":
-        try:  # a tool that kept the functions may have kept what they say about names in the flat graph
+        try:  # a tool that kept the functions may have kept their records of the names in the flat graph
             model.metadata_props.setdefault(keys.ENCODING, tagged.encoding)
             unpack_tags(model, tagged.calls, tagged.tags)
         except (LookupError, ValueError, TypeError, AttributeError, RecursionError):
@@ -185,9 +185,9 @@ def _flat(path: Path, tagged: TaggedFile) -> tuple[ir.Model, bool]:
         passes.RemoveUnusedFunctionsPass()(model)  # type: ignore[no-untyped-call]  # onnx_ir has no annotation here
         passes.RemoveUnusedOpsetsPass()(model)
     try:
-        model.graph.sort()  # some tools put new nodes at the end
+        model.graph.sort()  # some tools append new nodes at the end
     except ValueError as error:
-        raise FileFormatError(f"{path} is damaged: its nodes depend on each other in a circle") from error
+        raise FileFormatError(f"{path} is damaged: its nodes form a cycle") from error
     stores = [node.metadata_props for node in all_nodes(model)]
     stores += [value.metadata_props for value in initializers(model)]
     for store in (model.metadata_props, *stores):
@@ -205,14 +205,15 @@ def _cause(error: BaseException) -> str:
 
 
 def _read(path: Path) -> ir.Model:
-    """What a tool wrote: what it kept of our properties may not be true of it."""
+    """Read a file that a tool wrote: our properties that the tool kept may no longer hold for it."""
     return load_onnx(path, ours=False)
 
 
 def _forget_names(model: ir.Model) -> None:
-    """Give the nodes and values in the bodies of functions neutral names, in place.
+    """Rename the nodes and values in the bodies of functions to neutral names, in place.
 
-    A value called ``linear`` in a body is another value for each call, and must not be taken for the tagged file's.
+    A value named ``linear`` in a body is a different value in each call, and must not be matched with the tagged
+    file's.
     """
     number = 0
     for function in model.functions.values():
@@ -227,7 +228,7 @@ def _check_related(changed: Path, tagged: TaggedFile, descent: Descent) -> None:
     """Refuse a file that was not made from the tagged file.
 
     Raises:
-        UsageError: Too few values are in both.
+        UsageError: The files have too few values in common.
     """
     share = descent.common / max(descent.total, 1)
     if share < RELATED:
@@ -260,7 +261,7 @@ def _documents(
     inheritance: Inheritance,
     coverage: documents.Coverage,
 ) -> dict[str, bytes]:
-    """The documents that lie beside the tagged file, for what the tool made of it."""
+    """The documents that are beside the tagged file, made for the changed model."""
     documents: dict[str, bytes] = {}
     if tagged.hierarchy is not None:
         hierarchy = descended_document(
@@ -282,7 +283,7 @@ def _documents(
 
 
 def _gone(tagged: TaggedFile, model: ir.Model) -> list[str]:
-    """The calls that had nodes of their own and have none any more."""
+    """The calls that had nodes of their own and no longer have any."""
     left = _owners(all_nodes(model))
     return [str(call) for call in _owners(tagged.nodes) if call not in left]
 

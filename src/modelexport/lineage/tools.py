@@ -33,19 +33,19 @@ class Tool:
     """A tool of another package."""
 
     run: Callable[[Path, Path, Inputs], None]
-    """Called with the file to read, the file to write, and what returns inputs."""
+    """Called with the file to read, the file to write, and a function that returns inputs."""
     what: str
     package: str = "onnxruntime"
-    """What to install, if it is not installed with modelexport."""
+    """The package to install, if modelexport does not depend on it."""
     module: str = "onnxruntime"
-    """What to import to see whether it is installed."""
+    """The module to import to check whether it is installed."""
 
 
 def optimize_file(path: str | Path, tool: str, output: str | Path) -> RetagReport:
-    """Run a tool on a tagged file, and restore the tags in what it writes.
+    """Run a tool on a tagged file, and restore the tags in its output.
 
-    A file with another encoding than ``metadata`` is made flat for the tool first. A tool that has to run the file
-    gets the inputs of the file's reference, or random ones.
+    A file with another encoding than ``metadata`` is converted to it for the tool. A tool that runs the file gets the
+    inputs of the file's reference values, or random ones.
 
     Args:
         path: A tagged file.
@@ -53,20 +53,20 @@ def optimize_file(path: str | Path, tool: str, output: str | Path) -> RetagRepor
         output: The file to write.
 
     Raises:
-        UsageError: There is no such tool, its package is not installed, or it refuses the file.
+        UsageError: The tool does not exist, its package is not installed, or it fails on the file.
         FileFormatError: ``path`` is not a tagged file.
-        UntaggedNodeError: No owner was found for a node of what the tool wrote. Nothing is written.
-        OutputError: The output cannot be written. What was there before is still there.
+        UntaggedNodeError: No owner was found for a node of the tool's output. Nothing is written.
+        OutputError: The output cannot be written. An existing file of that name is unchanged.
     """
     path, output = Path(path), Path(output)
     check_writable(output, [path])
     if tool not in TOOLS:
-        raise UsageError(f"there is no tool '{tool}'{nearest(tool, TOOLS)}; there are {', '.join(TOOLS)}")
+        raise UsageError(f"there is no tool '{tool}'{nearest(tool, TOOLS)}; the tools are {', '.join(TOOLS)}")
     chosen = TOOLS[tool]
     try:
         importlib.import_module(chosen.module)
     except ImportError as error:
-        raise UsageError(f"{tool} needs a package that is not here ({error}): pip install {chosen.package}") from error
+        raise UsageError(f"{tool} needs another package ({error}): pip install {chosen.package}") from error
     tagged = read_tagged(path)
     check_files(path, tagged.model)
     with scratch(output.parent) as folder:
@@ -80,9 +80,9 @@ def optimize_file(path: str | Path, tool: str, output: str | Path) -> RetagRepor
                 chosen.run(source, target, lambda: _inputs(tagged, source))
         except ModelExportError:
             raise
-        except Exception as error:  # whatever another package raises
-            reason = " ".join(str(error).split())[:400] or "it does not say why"
-            raise UsageError(f"{tool} does not take {path}: {type(error).__name__}: {reason}") from error
+        except Exception as error:  # another package may raise anything
+            reason = " ".join(str(error).split())[:400] or "it gives no reason"
+            raise UsageError(f"{tool} fails on {path}: {type(error).__name__}: {reason}") from error
         return retag(target, source=path, output=output)
 
 
@@ -143,7 +143,7 @@ def _quantize_static(quant_format: str) -> Callable[[Path, Path, Inputs], None]:
             Once(),
             quant_format=QuantFormat[quant_format],
             use_external_data_format=_external(source),
-            # Without it, and with QOperator, a Where after a quantized operator is left without its input.
+            # Otherwise, with QOperator, a Where after a quantized operator loses its input.
             extra_options={"ForceQuantizeNoInputCheck": True},
         )
 
@@ -175,7 +175,7 @@ def _onnxsim(source: Path, target: Path, inputs: Inputs) -> None:
 
     model, same = onnxsim.simplify(onnx.load(source))
     if not same:
-        raise UsageError(f"onnxsim says that what it made of {source} does not compute the same")
+        raise UsageError(f"onnxsim reports that its result for {source} does not compute the same outputs")
     _save(model, source, target)
 
 
@@ -198,7 +198,7 @@ def _inliner(source: Path, target: Path, inputs: Inputs) -> None:
 
 
 def _external(source: Path) -> bool:
-    """Whether weights of a file lie beside it."""
+    """Whether a file has external weights."""
     return any(isinstance(value.const_value, ir.ExternalTensor) for value in initializers(ir.load(source)))
 
 
@@ -208,19 +208,19 @@ def _save(model: onnx.ModelProto, source: Path, target: Path) -> None:
 
 
 NEWEST_OPSET = 23
-"""The newest operator set that ``version-converter`` converts to: what ONNX Runtime 1.31 takes."""
+"""The newest opset that ``version-converter`` converts to: the newest that ONNX Runtime 1.31 supports."""
 
 TOOLS: Mapping[str, Tool] = {
-    "ort-basic": Tool(_ort("ORT_ENABLE_BASIC"), "ONNX Runtime's optimiser, basic level"),
+    "ort-basic": Tool(_ort("ORT_ENABLE_BASIC"), "ONNX Runtime's optimizer, basic level"),
     "ort-extended": Tool(_ort("ORT_ENABLE_EXTENDED"), "extended level: fusions"),
     "ort-all": Tool(_ort("ORT_ENABLE_ALL"), "all levels: layouts too"),
-    "ort-bert": Tool(_ort_transformers("bert"), "onnxruntime.transformers, for BERT and its like"),
-    "ort-gpt2": Tool(_ort_transformers("gpt2"), "onnxruntime.transformers, for GPT-2 and its like"),
+    "ort-bert": Tool(_ort_transformers("bert"), "onnxruntime.transformers, for BERT-like models"),
+    "ort-gpt2": Tool(_ort_transformers("gpt2"), "onnxruntime.transformers, for GPT-2-like models"),
     "quantize-dynamic": Tool(_quantize_dynamic, "int8 weights, activations quantized at run time"),
     "quantize-qdq": Tool(_quantize_static("QDQ"), "int8, QuantizeLinear and DequantizeLinear around operators"),
     "quantize-qoperator": Tool(_quantize_static("QOperator"), "int8, quantized operators"),
     "quantize-4bit": Tool(_quantize_4bit, "4-bit weights of MatMul (MatMulNBits)"),
-    "float16": Tool(_float16, "half precision, inputs and outputs as they were"),
+    "float16": Tool(_float16, "half precision, inputs and outputs unchanged"),
     "onnxslim": Tool(_onnxslim, "OnnxSlim", "onnxslim", "onnxslim"),
     "onnxsim": Tool(_onnxsim, "ONNX Simplifier", "onnxsim", "onnxsim"),
     "version-converter": Tool(_version_converter, f"onnx.version_converter, to opset {NEWEST_OPSET}"),

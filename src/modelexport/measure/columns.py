@@ -1,4 +1,4 @@
-"""The columns of a table of figures: what each is a figure of, in which unit, and how figures become one."""
+"""The columns of a table of figures: the quantity, its unit, and how figures are combined."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from dataclasses import dataclass
 from typing import Any
 
 Figure = Any
-"""A number; or a formula of symbols (a sympy expression) where sizes are dynamic."""
+"""A number, or a formula of symbols (a sympy expression) if sizes are dynamic."""
 
 
 class Kind(enum.StrEnum):
-    """How the figures of several nodes or calls become one."""
+    """How the figures of several nodes or calls are combined."""
 
     SUM = "sum"
-    """They add up. Figures are whole numbers of ``1 / scale`` units, so that they add up exactly."""
+    """The sum. Figures are integers in units of ``1 / scale``, so that sums are exact."""
     LARGEST = "largest"
-    """The largest counts: memory that is in use at one time, errors."""
+    """The maximum: memory in use at one time, errors."""
     RATIO = "ratio"
-    """The sum of one column divided by that of another."""
+    """The sum of one column divided by the sum of another."""
     SPREAD = "spread"
-    """The range that the middle half of the runs is in."""
+    """The interquartile range of the runs."""
 
 
 @dataclass(frozen=True)
@@ -32,13 +32,13 @@ class Column:
     kind: Kind = Kind.SUM
     scale: int = 1
     of: tuple[str, str] = ("", "")
-    """The columns that a ratio is of; the sum of the second over the whole file where ``share`` is set."""
+    """The columns of a ratio; with ``share``, the second is summed over the whole file."""
     share: bool = False
     hidden: bool = False
-    """Needed for a ratio and not shown."""
+    """Whether it is only needed for a ratio and not shown."""
 
     def number(self, figure: Figure) -> Figure:
-        """A figure in the unit of the column, as JSON has it: a formula is text."""
+        """A figure in the unit of the column, for JSON: a formula is text."""
         if hasattr(figure, "free_symbols"):
             return int(figure) if figure.is_Integer else float(figure) if figure.is_number else str(figure)
         return figure / self.scale if self.scale > 1 else figure

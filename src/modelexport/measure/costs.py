@@ -1,4 +1,4 @@
-"""``cost``: what a file has to store, compute and move, by module, from its graph alone. Nothing is run."""
+"""``cost``: the storage, computation and memory traffic of a file by module, from its graph. Nothing is run."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ from modelexport.weights.transforms import parameter_plan, state_dict_of
 
 
 class CostTable(Table):
-    """What :func:`cost` returns. In a notebook it is a page to look around in."""
+    """The result of :func:`cost`. A notebook shows it as an interactive page."""
 
     def _repr_html_(self) -> str:
         return embedded_page(self, main=columns.FLOPS.name)
 
 
 def cost(file: str | Path | TaggedFile, sizes: Mapping[str, int] | None = None) -> CostTable:
-    """What each module call of a tagged file stores, computes and moves, in one run.
+    """The storage, computation and memory traffic of each module call of a tagged file, in one run.
 
     Args:
-        sizes: Names of dynamic axes to sizes. Where one is left out, figures are formulas of the symbols, and those
-            that need a number (``peak_bytes``, ``intensity``) are left out.
+        sizes: Names of dynamic axes to sizes. If one is left out, figures are formulas of the symbols, and figures that
+            need a number (``peak_bytes``, ``intensity``) are left out.
 
     Returns:
         A table of ``parameters`` (elements of the ``state_dict`` entries in the file), ``bytes`` (of all initializers),
-        ``macs`` and ``flops``, ``activation_bytes`` (of what nodes write), ``intensity`` (operations for each byte read
-        or written) and ``peak_bytes`` (values alive at one time).
+        ``macs`` and ``flops``, ``activation_bytes`` (of the outputs of nodes), ``intensity`` (operations for each byte
+        read or written) and ``peak_bytes`` (of the values alive at one time).
 
     Raises:
-        FileFormatError: It is missing, or has no tags.
-        UsageError: It has no dynamic axis of a name in ``sizes``.
+        FileFormatError: The file is missing, or has no tags.
+        UsageError: The file does not have a dynamic axis named in ``sizes``.
     """
     tagged = file if isinstance(file, TaggedFile) else read_tagged(file)
     shapes = find_shapes(tagged.model, sizes)
@@ -79,7 +79,7 @@ def cost(file: str | Path | TaggedFile, sizes: Mapping[str, int] | None = None) 
 
 
 def constant_values(model: ir.Model) -> frozenset[str]:
-    """The names of values that depend on weights and constants alone: a runtime computes them once, beforehand."""
+    """The names of values that depend only on weights and constants: a runtime computes them once, in advance."""
     constant = {value.name or "" for value in initializers(model)}
     for node in all_nodes(model):
         if not nested_graphs(node) and all(value is None or value.name in constant for value in node.inputs):
@@ -93,7 +93,7 @@ def constant_values(model: ir.Model) -> frozenset[str]:
 def _node_figures(
     tagged: TaggedFile, shapes: Shapes, constant: frozenset[str]
 ) -> tuple[list[NodeFigures], Counter[str]]:
-    """What each node computes and moves, and the operators of those of which that is not known."""
+    """The computation and traffic of each node, and the operators of the nodes for which they are not known."""
     found = []
     unknown: Counter[str] = Counter()
     for node in tagged.nodes:
@@ -107,7 +107,7 @@ def _node_figures(
                 figures[columns.MACS.name], figures[columns.FLOPS.name] = work
             written = _total(shapes.bytes(value) for value in node.outputs if value.name)
             read = _total(shapes.bytes(value) for value in node.inputs if value is not None)
-            if node.op_type.startswith("Gather"):  # it reads what it chooses
+            if node.op_type.startswith("Gather"):  # it reads only the elements that it selects
                 read = written
             figures[columns.ACTIVATION_BYTES.name] = written
             figures[columns.MOVED_BYTES.name] = written + read
@@ -126,7 +126,7 @@ def _total(sizes: Iterable[Size | None]) -> Size:
 
 
 def _stored(tagged: TaggedFile) -> tuple[dict[str, dict[ModuleCall, int]], list[NodeFigures]]:
-    """Parameters and bytes of the calls that hold them, each initializer once, and of what no call holds."""
+    """Parameters and bytes of the calls that own them, each initializer once, and of those without a call."""
     users: dict[ir.Value, list[ModuleCall]] = {}
     for node in tagged.nodes:
         owner = owner_of(node)
@@ -135,7 +135,7 @@ def _stored(tagged: TaggedFile) -> tuple[dict[str, dict[ModuleCall, int]], list[
                 users.setdefault(value, []).append(owner.call)
     try:
         entries = state_dict_of(tagged.model)
-    except FileFormatError:  # adopted from another exporter, which did not write it down
+    except FileFormatError:  # adopted from another exporter, which does not record the entries
         entries = {}
     by_path: dict[str, list[ModuleCall]] = {}
     for traced in tagged.calls:
@@ -168,9 +168,9 @@ def _stored(tagged: TaggedFile) -> tuple[dict[str, dict[ModuleCall, int]], list[
 def _holder(
     keys: Iterable[str], users: list[ModuleCall], by_path: Mapping[str, list[ModuleCall]], tagged: TaggedFile
 ) -> ModuleCall | None:
-    """The call that an initializer is counted for: the first of the module that holds it, or else its first user.
+    """The call that an initializer is counted for: the first call of its module, or else its first user.
 
-    Of the names of a tied parameter the first counts whose module uses it.
+    For a tied parameter, the first name whose module uses it is taken.
     """
     around = {call for user in users for call in tagged.calls.stack(user)}
     fallback: ModuleCall | None = None
@@ -200,9 +200,9 @@ def _notes(model: ir.Model, shapes: Shapes, unknown: Counter[str]) -> list[str]:
         notes.append(f"sizes that depend on the data: {', '.join(shapes.computed)} (give them with --size as well)")
     if unknown:
         listed = ", ".join(f"{operator} {count}" if count > 1 else operator for operator, count in unknown.items())
-        notes.append(f"{plural(unknown.total(), 'node')} without a rule, or of unknown size, not counted: {listed}")
+        notes.append(f"not counted: {plural(unknown.total(), 'node')} without a rule or of unknown size ({listed})")
     if any(node.op_type in ("Loop", "Scan") for node in all_nodes(model)):
-        notes.append("what is inside a loop is counted once")
+        notes.append("the body of a loop is counted once")
     if any(node.op_type == "If" for node in all_nodes(model)):
         notes.append("both branches of an If are counted")
     return notes

@@ -1,4 +1,4 @@
-"""Inputs to run a file with: given, those of its reference values, or random ones."""
+"""Inputs to run a file with: given ones, those of its reference values, or random ones."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ def make_feeds(
     provider: str,
     seed: int,
 ) -> tuple[dict[str, Any], str]:
-    """Arrays for the inputs of a file, and where they come from.
+    """Arrays for the inputs of a file, and their source.
 
     Args:
-        path: What is run.
-        inputs: Name to array, or a file of them; else those of the reference values, else random ones.
-        sizes: Symbol to size, for random ones.
+        path: The file that is run.
+        inputs: Name to array, or a file of arrays; by default those of the reference values, or random ones.
+        sizes: Symbol to size, for random inputs.
 
     Raises:
         FileFormatError: The file of inputs cannot be read.
-        InputsError: They are not those that the file takes, or no random ones fit.
+        InputsError: The inputs do not fit the file, or no random inputs fit.
     """
     names = [value.name or "" for value in tagged.model.graph.inputs]
     if inputs is not None:
@@ -60,10 +60,10 @@ def make_feeds(
 
 
 def _sized(model: ir.Model, sizes: Mapping[str, int]) -> ir.Model:
-    """A model with nothing but the inputs of another, with sizes for their dynamic axes."""
+    """A model with only the inputs of another, with sizes for their dynamic axes."""
     symbols = {str(size.value) for v in model.graph.inputs for size in v.shape or () if not isinstance(size, int)}
     if unknown := sorted(set(sizes) - symbols):
-        raise InputsError(f"no dynamic axis is called {', '.join(unknown)}: there are {', '.join(sorted(symbols))}")
+        raise InputsError(f"no dynamic axis is named {', '.join(unknown)}: there are {', '.join(sorted(symbols))}")
     inputs = [
         ir.Value(
             name=value.name,

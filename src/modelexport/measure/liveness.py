@@ -1,9 +1,9 @@
-"""How much memory a run needs at each node: which values are alive, in the buffers that ONNX Runtime plans for the CPU.
+"""The memory in use at each node of a run: the live values, in buffers as ONNX Runtime plans them for the CPU.
 
-A value lives from the node that makes it to the last node that uses it, an output of the graph to the end. Inputs of
-the graph and weights are not counted. A node that only gives its input another shape takes no memory, one that computes
-element by element may write over an input that nothing needs any more, and any node takes a buffer of the same shape
-that is free. As in ONNX Runtime's planner, a buffer is held from its first value to its last, also in between.
+A value is alive from the node that produces it to the last node that uses it, an output of the graph to the end. Inputs
+of the graph and weights are not counted. A node that only reshapes its input takes no memory, an elementwise node may
+overwrite an input that is no longer needed, and any node takes a free buffer of the same shape. As in ONNX Runtime's
+planner, a buffer is held from its first value to its last, also in between.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _NOT_IN_PLACE = frozenset(
     """)
 )
 _IN_PLACE = (ELEMENTWISE - _NOT_IN_PLACE) | {"Softmax", "LogSoftmax"}
-"""Operators whose kernels may write over their first or second input."""
+"""Operators whose kernels may overwrite their first or second input."""
 
 
 def live_bytes(model: ir.Model, shapes: Shapes, constant: frozenset[str]) -> Mapping[ir.Node, int]:
-    """Bytes of the buffers that are held while each node runs, those of its inputs and outputs included.
+    """Bytes of the buffers that are in use while each node runs, with those of its inputs and outputs.
 
     Args:
-        shapes: With a number for every size that matters; values of unknown size count as none.
-        constant: Names of values that depend on weights alone, which the runtime computes once, beforehand.
+        shapes: The shapes, with a number for every size that matters; values of unknown size are not counted.
+        constant: Names of values that depend only on weights, which the runtime computes once, in advance.
     """
     found: dict[ir.Node, int] = {}
     _Plan(shapes, constant, found).run(model.graph, 0)
@@ -42,11 +42,11 @@ def live_bytes(model: ir.Model, shapes: Shapes, constant: frozenset[str]) -> Map
 
 @dataclass(eq=False)
 class _Buffer:
-    """Memory that one value after another lies in."""
+    """Memory that several values use one after the other."""
 
     size: int
     kind: tuple[tuple[Size, ...], int]
-    """Shape and bytes of an element: what it is used again for."""
+    """Shape and bytes of an element, which a value that reuses it must have."""
     first: int
     last: int
 
@@ -103,7 +103,7 @@ class _Plan:
         buffers: Mapping[ir.Value, _Buffer],
         free: list[_Buffer],
     ) -> _Buffer:
-        """Where an output goes: over an input that ends here, into a free buffer, or into a new one."""
+        """The buffer of an output: that of an input that is no longer needed, a free one, or a new one."""
         size = self._shapes.bytes(value)
         dtype = self._shapes.types.get(value.name or "")
         kind = (self._shapes.of(value) or (), dtype.bitwidth if dtype is not None else 0)
@@ -120,7 +120,7 @@ class _Plan:
 
 
 def _used(node: ir.Node) -> Iterator[ir.Value]:
-    """The values that a node and the graphs that it holds use."""
+    """The values that a node and its nested graphs use."""
     yield from (value for value in node.inputs if value is not None)
     for graph in nested_graphs(node):
         for inner in graph:

@@ -1,4 +1,4 @@
-"""A table as node data for Google's Model Explorer: the figure of each node, shown in its graph of the file."""
+"""A table as node data for Google's Model Explorer, which shows each node's figure in its graph."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _GRADIENT = [{"stop": 0, "bgColor": "#ffffff"}, {"stop": 0.5, "bgColor": "#ffe08
 
 
 def write_node_data(table: Table, path: Path, *, column: str) -> None:
-    """Write one column as node data, under the names of the values that the file's nodes give.
+    """Write one column as node data, by the names of the nodes' outputs in the file.
 
     Raises:
-        OutputError: The file cannot be written. What was there before is still there.
-        UsageError: There is no such column, or its figures are formulas.
+        OutputError: The file cannot be written. An existing file of that name is unchanged.
+        UsageError: The column does not exist, or its figures are formulas.
     """
     check_writable(path)
     document = node_data_document(table, column)
@@ -30,8 +30,8 @@ def write_node_data(table: Table, path: Path, *, column: str) -> None:
 def node_data_document(table: Table, name: str) -> dict[str, Any]:
     """``{graph: {"name", "results": {value: {"value"}}, "gradient"}}``.
 
-    Nodes that ONNX Runtime made and whose values the file does not have are left out; the figures of several that give
-    the same value of it are added up.
+    Nodes that ONNX Runtime made and whose values are not in the file are left out; the figures of several nodes for
+    the same value are added up.
     """
     column = table.column(name)
     sums: dict[str, Any] = {}

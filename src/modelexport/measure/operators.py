@@ -1,9 +1,9 @@
-"""What a node computes: multiply-adds and floating-point operations, by its operator and the shapes of its values.
+"""The work of a node: multiply-adds and floating-point operations, by its operator and the shapes of its values.
 
-A multiply-add is two operations. Arithmetic and activations are one operation for each element of the output,
-reductions one for each element of the input, and operators made up of several (softmax, normalisation) as many as their
-definition has. Moving and reshaping data is none. Operators of ONNX Runtime's optimiser are counted like those that
-they replace.
+A multiply-add counts as two operations. Arithmetic and activations count as one operation for each element of the
+output, reductions as one for each element of the input, and composite operators (softmax, normalization) as many as
+their definition has. Moving and reshaping data is not counted. Operators of ONNX Runtime's optimizer are counted like
+those that they replace.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Shape = tuple[Size, ...]
 
 
 class Work(NamedTuple):
-    """What one node computes in one run."""
+    """The work of one node in one run."""
 
     macs: Size
     """Multiply-adds of matrix multiplications and convolutions."""
@@ -28,7 +28,7 @@ class Work(NamedTuple):
 
 
 def words(text: str) -> list[str]:
-    """The words of a text: a long list of operators as it is read best."""
+    """The words of a text: a readable way to write a long list of operators."""
     return text.split()
 
 
@@ -41,7 +41,7 @@ MOVES = frozenset(
     Split SplitToSequence Squeeze Tile Transpose Trilu Unsqueeze Where Unique TopK
     """)
 )
-"""Operators that move data, choose from it, or hold graphs whose nodes are counted themselves."""
+"""Operators that move or select data, or that have nested graphs, whose nodes are counted themselves."""
 
 ELEMENTWISE = frozenset(
     words("""
@@ -85,7 +85,7 @@ COMPOSITES = {
 
 
 def work_of(node: ir.Node, shapes: Shapes) -> Work | None:
-    """What a node computes; ``None`` for an operator without a rule, or where a shape that it needs is not known."""
+    """The work of a node; ``None`` for an operator without a rule, or if a required shape is not known."""
     rule = _RULES.get(node.op_type)
     out = shapes.of(node.outputs[0]) if node.outputs else ()
     if rule is not None:
@@ -123,7 +123,7 @@ def _conv(node: ir.Node, ins: list[Shape | None], out: Shape) -> Size | None:
     weight = ins[3] if node.op_type == "QLinearConv" else ins[1]
     if weight is None:
         return None
-    # The weight is (out, in / groups, *kernel); each output element takes all of it but the first axis.
+    # The weight is (out, in / groups, *kernel); each output element uses all axes except the first.
     return elements(out) * elements(weight[1:])
 
 
@@ -131,7 +131,7 @@ def _conv_transpose(node: ir.Node, ins: list[Shape | None], out: Shape) -> Size 
     before, weight = ins[0], ins[1]
     if before is None or weight is None:
         return None
-    # The weight is (in, out / groups, *kernel); each input element is multiplied with all of it but the first axis.
+    # The weight is (in, out / groups, *kernel); each input element is multiplied with all axes except the first.
     return elements(before) * elements(weight[1:])
 
 
@@ -155,7 +155,7 @@ def _recurrent(node: ir.Node, ins: list[Shape | None], out: Shape) -> Size | Non
 
 
 def _attention(node: ir.Node, ins: list[Shape | None], out: Shape) -> Size | None:
-    """``MultiHeadAttention``, ``GroupQueryAttention`` and ``Attention`` of ONNX: queries, keys and values apart."""
+    """``MultiHeadAttention``, ``GroupQueryAttention`` and ONNX's ``Attention``: separate queries, keys and values."""
     query, key, value = ins[0], ins[1] if len(ins) > 1 else None, ins[2] if len(ins) > 2 else None
     if query is None or key is None or value is None:
         return None
@@ -169,7 +169,7 @@ def _attention(node: ir.Node, ins: list[Shape | None], out: Shape) -> Size | Non
 
 
 def _packed_attention(node: ir.Node, ins: list[Shape | None], out: Shape) -> Size | None:
-    """``Attention`` of ONNX Runtime, which projects one input to queries, keys and values itself."""
+    """ONNX Runtime's ``Attention``, which projects one input to queries, keys and values itself."""
     first, weight = ins[0], ins[1] if len(ins) > 1 else None
     if first is None or weight is None or len(weight) != 2 or len(first) != 3:
         return _attention(node, ins, out)
@@ -200,7 +200,7 @@ _RULES: Mapping[str, Callable[[ir.Node, list[Shape | None], Shape], Size | None]
 
 
 def _added(node: ir.Node, out: Shape) -> Size:
-    """Operations beside the multiply-adds: one for each element of the output where there is a bias or activation."""
+    """Operations besides the multiply-adds: one for each output element if there is a bias or activation."""
     position = {"Gemm": 2, "FusedGemm": 2, "Conv": 2, "FusedConv": 2, "NhwcFusedConv": 2, "ConvTranspose": 2}
     index = position.get(node.op_type)
     bias = index is not None and len(node.inputs) > index and node.inputs[index] is not None

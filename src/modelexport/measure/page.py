@@ -1,7 +1,7 @@
-"""A table as one HTML file that works offline: a foldable tree with bars, an icicle that zooms, search, nodes.
+"""A table as one HTML file that works offline: a collapsible tree with bars, a zoomable icicle chart, search, nodes.
 
-The page is written by hand: what it draws is a list of lines and a list of rectangles, for which a library would be ten
-times its size. Its policy forbids requests.
+The page uses no library: it draws only a list of lines and a list of rectangles, and a library would be ten times its
+size. Its content security policy forbids requests.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from modelexport.measure.columns import Column, Figure, Kind
 from modelexport.measure.table import Table, share_out
 
 Section = tuple[str, Sequence[Sequence[str]]]
-"""A heading, and rows of cells below it; the first cell of each is a heading too."""
+"""A heading and rows of cells; the first cell of each row is a heading too."""
 
 
 def write_page(table: Table, path: Path, *, main: str, sections: Sequence[Section] = ()) -> None:
-    """Write a table as one HTML file, which refers to nothing outside of itself.
+    """Write a table as one self-contained HTML file.
 
     Args:
         main: The column that is shown first.
-        sections: What else to show, below the table.
+        sections: Further sections to show below the table.
 
     Raises:
-        OutputError: The file cannot be written. What was there before is still there.
+        OutputError: The file cannot be written. An existing file of that name is unchanged.
     """
     check_writable(path)
     with written_together(path.parent) as staging:
@@ -40,21 +40,21 @@ def write_page(table: Table, path: Path, *, main: str, sections: Sequence[Sectio
 
 
 def format_page(table: Table, *, main: str, sections: Sequence[Section] = ()) -> str:
-    """The text of :func:`write_page`."""
+    """The page as text."""
     template = (files("modelexport.measure") / "page.html").read_text(encoding="utf-8")
     encoded = msgspec.json.encode(_data(table, main, sections)).decode()
-    # So that no name in the model can end the script.
+    # So that a name in the model cannot end the script.
     return template.replace("@@DATA@@", encoded.replace("<", "\\u003c"))
 
 
 def embedded_page(table: Table, *, main: str) -> str:
-    """The page in a frame of its own, for a notebook."""
+    """The page in an iframe, for a notebook."""
     page = html.escape(format_page(table, main=main), quote=True)
     return f'<iframe srcdoc="{page}" style="width:100%;height:600px;border:1px solid #ccc"></iframe>'
 
 
 def _data(table: Table, main: str, sections: Sequence[Section]) -> dict[str, Any]:
-    """What the page's script reads. Totals that are sums or maxima it adds up itself."""
+    """The data for the page's script, which computes totals that are sums or maxima itself."""
     given = [column for column in table.columns if column.kind is Kind.SPREAD]
     numbers = {traced.call: index for index, traced in enumerate(table.calls)}
     totals = {row.calls[0]: row for row in table.rows()} if given or _symbolic(table) else {}
@@ -117,7 +117,7 @@ def _symbolic(table: Table) -> bool:
 
 
 def _first(column: Column, figures: Mapping[str, Figure], count: int) -> Figure | None:
-    """What each owner of a node has of its figure."""
+    """Each owner's share of a node's figure."""
     figure = figures.get(column.name)
     return figure if figure is None or column.kind is not Kind.SUM else share_out(figure, count)[0]
 
@@ -130,7 +130,7 @@ def _plain(column: Column, figure: Figure | None) -> int | float | str | None:
 
 
 def _tail(call: ModuleCall, parent: ModuleCall | None) -> str:
-    """The end of an address, where it goes on from that of the caller's module."""
+    """The rest of an address after that of the caller's module."""
     address = call.address
     if parent is not None and parent.path and address.startswith(f"{parent.path}."):
         return address.removeprefix(parent.path)

@@ -1,7 +1,7 @@
-"""``profile``: where the time and the memory of a run go, by module, though ONNX Runtime runs a graph of its own.
+"""``profile``: the time and memory of a run by module, although ONNX Runtime runs its own optimized graph.
 
-The optimised graph that ONNX Runtime saves is a descendant of the tagged file like any other: lineage gives its nodes
-their owners, in memory, and the names in the profile are those of its nodes.
+The optimized graph that ONNX Runtime saves is a descendant of the tagged file like any other: ``lineage`` finds the
+owners of its nodes, in memory, and the names in the profile are those of its nodes.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from modelexport.tagged.file import TaggedFile, read_tagged
 AGAINST = Column("against_seconds", "seconds", scale=10**9)
 RATIO = Column("against_ratio", "of seconds", Kind.RATIO, of=("against_seconds", "seconds"))
 RUNTIME = "(ONNX Runtime)"
-"""The name of what a run takes beside its nodes."""
+"""The name of the time of a run that is not spent in its nodes."""
 
 
 class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """How a file was run, and how long that took as a whole. Seconds; medians of the runs."""
+    """How a file was run, and how long the whole run took. Seconds; medians of the runs."""
 
     file: str
     provider: str
@@ -48,34 +48,34 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     runs: int
     warmup: int
     inputs: dict[str, str]
-    """Name to element type and shape."""
+    """Name of an input to element type and shape."""
     inputs_from: str
     wall_seconds: float
-    """``session.run`` without profiling."""
+    """The time of ``session.run`` without profiling."""
     profiled_seconds: float
-    """A run with profiling, as ONNX Runtime times it."""
+    """The time of a run with profiling, as measured by ONNX Runtime."""
     kernel_seconds: float
-    """All nodes together."""
+    """The time of all nodes together."""
     attributed: float
-    """The share of that which belongs to modules."""
+    """The share of the nodes' time that belongs to modules."""
 
 
 @dataclass(frozen=True)
 class ModuleProfile:
-    """What a profile found."""
+    """The result of a profile."""
 
     table: Table
     facts: RunFacts
     feeds: Mapping[str, Any]
     """The inputs."""
     against: RunFacts | None = None
-    """Of the other file, where two were run."""
+    """The run of the other file, if two were run."""
 
     def _repr_html_(self) -> str:
         return embedded_page(self.table, main=columns.SECONDS.name)
 
     def document(self, **options: Any) -> dict[str, Any]:
-        """The table's document, with ``run`` and, where there is another file, ``against``."""
+        """The table's document, with ``run`` and, if there is another file, ``against``."""
         document = self.table.document(**options) | {"run": msgspec.to_builtins(self.facts)}
         return document | ({"against": msgspec.to_builtins(self.against)} if self.against is not None else {})
 
@@ -91,25 +91,25 @@ def profile(
     provider: str = CPU,
     seed: int = 0,
 ) -> ModuleProfile:
-    """Run a tagged file in ONNX Runtime as users do, and say which module call took how long and how much memory.
+    """Run a tagged file in ONNX Runtime as users do, and measure the time and memory of each module call.
 
     Args:
-        inputs: Name of an input to its array, or a file of them (``.npz``, ``.safetensors``, or a JSON description);
-            if left out, those of the reference values beside the file, or else random ones.
+        inputs: Name of an input to its array, or a file of them (``.npz``, ``.safetensors``, or a JSON description); by
+            default those of the reference values beside the file, or else random ones.
         sizes: Sizes of dynamic axes for random inputs.
-        runs: How many runs are measured; the figures are medians.
-        warmup: Runs before these.
-        level: ONNX Runtime's optimisation level.
+        runs: The number of measured runs; the figures are medians.
+        warmup: The number of runs before these.
+        level: ONNX Runtime's optimization level.
         provider: Its execution provider.
         seed: For random inputs.
 
     Returns:
-        A table of ``seconds``, ``share``, ``spread`` and ``peak_bytes``; what ONNX Runtime adds itself is ``outside``.
+        A table of ``seconds``, ``share``, ``spread`` and ``peak_bytes``; ONNX Runtime's own overhead is ``outside``.
 
     Raises:
         FileFormatError: The file is missing or has no tags.
         InputsError: The inputs do not fit.
-        UsageError: ONNX Runtime does not load or run the file, or does not have the provider.
+        UsageError: ONNX Runtime cannot load or run the file, or does not have the provider.
     """
     tagged = file if isinstance(file, TaggedFile) else read_tagged(file)
     with tempfile.TemporaryDirectory(prefix="modelexport-profile-") as temporary:
@@ -143,13 +143,13 @@ def _total(nodes: Iterable[NodeFigures]) -> int:
 
 
 def _whole_runs(measured: Profile) -> float:
-    """Nanoseconds of a whole run: all its nodes and what the runtime does between them."""
+    """Nanoseconds of a whole run: all its nodes and the runtime's work between them."""
     runs = zip(measured.overhead, *measured.kernels.values(), strict=True)
     return float(statistics.median(sum(taken) for taken in runs))
 
 
 def _table(tagged: TaggedFile, nodes: Sequence[NodeFigures], measured: Profile, facts: RunFacts) -> Table:
-    """The table of a profile, with a row for what the runtime does between the nodes."""
+    """The table of a profile, with a row for the runtime's work between the nodes."""
     between = NodeFigures(RUNTIME, "", (), _seconds(measured.overhead), tuple(measured.overhead))
     return Table(
         calls=tagged.calls,
@@ -168,9 +168,9 @@ def _table(tagged: TaggedFile, nodes: Sequence[NodeFigures], measured: Profile, 
 
 
 def profile_against(one: ModuleProfile, other: ModuleProfile) -> ModuleProfile:
-    """Two profiles side by side: ``against_seconds`` of the other, and how many times the first's those are.
+    """Two profiles side by side: ``against_seconds`` of the other, and their ratio to the first's.
 
-    A call that only the other file has is counted for the innermost call around it that both have.
+    A call that only the other file has is counted for the innermost enclosing call that both files have.
     """
     calls = one.table.calls
 
@@ -191,7 +191,7 @@ def profile_against(one: ModuleProfile, other: ModuleProfile) -> ModuleProfile:
 
 
 def profile_beside(one: ModuleProfile, seconds: Mapping[ModuleCall, int], name: str) -> ModuleProfile:
-    """A profile beside the nanoseconds that calls took themselves elsewhere, such as in PyTorch."""
+    """A profile side by side with the nanoseconds of each call itself measured elsewhere, such as in PyTorch."""
     own = {call: taken for call, taken in seconds.items() if call in one.table.calls}
     rest = sum(seconds.values()) - sum(own.values())
     added = [NodeFigures(f"({name})", "", (), {AGAINST.name: rest})] if rest else []
@@ -221,7 +221,7 @@ def _beside(
 
 @contextmanager
 def _runnable(tagged: TaggedFile, folder: Path) -> Iterator[Path]:
-    """The file itself where its tags are metadata, or a flat copy: ONNX Runtime names what it inlines as it likes."""
+    """The file itself if its tags are metadata, or a flat copy: ONNX Runtime renames the nodes that it inlines."""
     if tagged.encoding == "metadata":
         yield tagged.path
         return
@@ -231,7 +231,7 @@ def _runnable(tagged: TaggedFile, folder: Path) -> Iterator[Path]:
 
 
 def _joined(tagged: TaggedFile, optimized: ir.Model, measured: Profile) -> list[NodeFigures]:
-    """What each node of the optimised graph took, with the calls that own it."""
+    """The time and memory of each node of the optimized graph, with the calls that own it."""
     source = take_snapshot(tagged.model)
     trace_owners(source, optimized)
     by_name: dict[tuple[str, str], list[ir.Node]] = defaultdict(list)
@@ -257,7 +257,7 @@ def _joined(tagged: TaggedFile, optimized: ir.Model, measured: Profile) -> list[
 
 
 def _known_value(source: SourceGraph, node: ir.Node) -> str:
-    """The first value of the tagged file that a node gives, or that what it gives leads to."""
+    """The first value of the tagged file that a node produces, or that its outputs lead to."""
     pending, seen = [node], {node}
     while pending:
         current = pending.pop(0)
@@ -280,6 +280,6 @@ def _notes(facts: RunFacts) -> list[str]:
     return [
         f"a run takes {wall * 1e3:,.3g} ms, with profiling {profiled * 1e3:,.3g} ms ({profiled / wall - 1:+.1%}); "
         f"{facts.attributed:.1%} of the time of nodes belongs to modules",
-        f"{facts.runs} runs after {facts.warmup}, {facts.provider}, optimisation {facts.level}; "
+        f"{facts.runs} runs after {facts.warmup} warm-up runs, {facts.provider}, optimization level {facts.level}; "
         f"inputs: {facts.inputs_from} ({sizes})",
     ]

@@ -1,4 +1,4 @@
-"""A file run in ONNX Runtime as users run it, with its profile: what each node of its optimised graph took."""
+"""Running a file in ONNX Runtime as users run it, with a profile of the nodes of its optimized graph."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _LEVELS = {
 }
 _KERNEL = "_kernel_time"
 _LARGE_WEIGHT = "1024"
-"""Bytes from which ONNX Runtime writes a weight of the graph that it saves beside and not into it."""
+"""The size in bytes from which ONNX Runtime saves a weight of the optimized graph in a separate file."""
 
 
 class _Facts(msgspec.Struct, frozen=True):
-    """What ONNX Runtime says of one kernel, as far as it is used here."""
+    """The fields of a kernel in ONNX Runtime's profile that are used."""
 
     op_name: str = ""
     node_index: str = ""
@@ -37,7 +37,7 @@ class _Facts(msgspec.Struct, frozen=True):
 
 
 class _Event(msgspec.Struct, frozen=True):
-    """One event of ONNX Runtime's profile; times are whole microseconds."""
+    """One event of ONNX Runtime's profile; times are integers in microseconds."""
 
     cat: str
     name: str
@@ -47,7 +47,7 @@ class _Event(msgspec.Struct, frozen=True):
 
 
 class Kernel(msgspec.Struct, frozen=True):
-    """A node of the optimised graph, as the profile knows it."""
+    """A node of the optimized graph, as identified in the profile."""
 
     name: str
     op_type: str
@@ -56,25 +56,25 @@ class Kernel(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Profile:
-    """What ONNX Runtime's profile says of several runs. All times are nanoseconds."""
+    """ONNX Runtime's profile of several runs. All times are in nanoseconds."""
 
     kernels: Mapping[Kernel, Sequence[int]]
-    """What each node took in each run, without the nodes of the graphs that it holds."""
+    """The time of each node in each run, without the nodes of its nested graphs."""
     overhead: Sequence[int]
-    """What each run took beside its nodes."""
+    """The time of each run outside its nodes."""
     memory: Mapping[Kernel, int]
-    """Bytes that are in use while a node runs, beyond those that are in use between the runs."""
+    """Bytes in use while a node runs, beyond those in use between the runs."""
 
 
 def session_options(level: Level, provider: str) -> onnxruntime.SessionOptions:
-    """The options of a session as users open it, at an optimisation level.
+    """The options of a session as users open it, at an optimization level.
 
     Raises:
         UsageError: ONNX Runtime does not have this provider.
     """
     available = onnxruntime.get_available_providers()
     if provider not in available:
-        raise UsageError(f"ONNX Runtime has no {provider} here: it has {', '.join(available)}")
+        raise UsageError(f"this ONNX Runtime does not have {provider}: it has {', '.join(available)}")
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = _LEVELS[level]
     options.log_severity_level = 4
@@ -85,12 +85,12 @@ def open_file(path: Path, options: onnxruntime.SessionOptions, provider: str) ->
     """A session for a file.
 
     Raises:
-        UsageError: ONNX Runtime refuses it.
+        UsageError: ONNX Runtime cannot load it.
     """
     try:
         return onnxruntime.InferenceSession(path, options, providers=[provider])
     except Exception as error:  # its exception types are not public
-        raise UsageError(f"ONNX Runtime does not load {path}: {' '.join(str(error).split())[:600]}") from error
+        raise UsageError(f"ONNX Runtime cannot load {path}: {' '.join(str(error).split())[:600]}") from error
 
 
 def time_runs(
@@ -121,13 +121,13 @@ def profile_runs(
     level: Level = "all",
     provider: str = CPU,
 ) -> tuple[Profile, Path]:
-    """Run a file with ONNX Runtime's profiler, and once more for what memory its nodes need.
+    """Run a file with ONNX Runtime's profiler, and once more to measure the memory of its nodes.
 
     Args:
-        folder: Where the optimised graph and the profile are written; they are left there.
+        folder: The folder for the optimized graph and the profile, which are kept.
 
     Returns:
-        The profile, and the optimised graph that it is of.
+        The profile, and the optimized graph that was profiled.
     """
     optimized = folder / "optimized.onnx"
     options = session_options(level, provider)
@@ -138,9 +138,9 @@ def profile_runs(
     kernels, overhead = _by_run(timed, warmup)
     memory: dict[Kernel, int] = {}
     options = session_options("none", provider)
-    options.enable_mem_pattern = False  # or the memory of a run is one block
+    options.enable_mem_pattern = False  # otherwise a run allocates all memory as one block
     options.add_session_config_entry("session.collect_node_memory_stats_to_file", str(folder / "memory.csv"))
-    with contextlib.suppress(UsageError):  # a graph that is laid out for the machine may not load again
+    with contextlib.suppress(UsageError):  # a graph optimized for this machine's layout may not load again
         memory = _memory(_profiled(optimized, options, provider, inputs, folder / "memory", 2))
     return Profile(kernels, overhead, memory), optimized
 
@@ -192,7 +192,7 @@ def _by_run(runs: Sequence[Sequence[_Event]], warmup: int) -> tuple[dict[Kernel,
 
 
 def _nested(events: Sequence[_Event]) -> Iterator[tuple[_Event, int, int]]:
-    """Each event, its duration without the events inside it, and how deep it lies: nodes hold graphs."""
+    """Each event, its duration without the events inside it, and its nesting depth: nodes may have nested graphs."""
     order = sorted(range(len(events)), key=lambda index: (events[index].ts, -events[index].dur, -index))
     own = [event.dur for event in events]
     depth = [0] * len(events)
@@ -201,7 +201,7 @@ def _nested(events: Sequence[_Event]) -> Iterator[tuple[_Event, int, int]]:
         event = events[index]
         while running and events[running[-1]].ts + events[running[-1]].dur <= event.ts:
             running.pop()
-        # Only nodes that hold graphs have others inside them; two that follow each other may touch.
+        # Only nodes with nested graphs contain others; consecutive events may touch.
         if running and _inside(event, events[running[-1]]):
             own[running[-1]] -= event.dur
             depth[index] = depth[running[-1]] + 1
@@ -222,7 +222,7 @@ def _kernel(event: _Event) -> Kernel:
 
 
 def _memory(runs: Sequence[Sequence[_Event]]) -> dict[Kernel, int]:
-    """Bytes in use while each node of the last run runs, beyond what is in use before the first."""
+    """Bytes in use during each node of the last run, beyond those in use before the first node."""
     events = [event for event in runs[-1][:-1] if event.args.mem_bytes_requested_in_use]
     if not events:
         return {}

@@ -1,7 +1,7 @@
 """The shape of every value of a graph: numbers, or formulas of the symbols of dynamic axes.
 
-What the file says is taken first. What it leaves open is inferred by ONNX Runtime's symbolic shape inference, which
-also follows the sizes that a graph computes. What depends on the data (``NonZero``) stays unknown.
+Shapes in the file take precedence. Missing ones are inferred by ONNX Runtime's symbolic shape inference, which also
+follows the sizes that a graph computes. Sizes that depend on the data (``NonZero``) stay unknown.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from modelexport.graph.nodes import all_nodes
 Size = Any
 """A number or a sympy expression."""
 _LARGE = 1024
-"""Elements from which an initializer is not a size that shapes depend on."""
+"""The number of elements from which an initializer is not taken for a size."""
 
 
 @dataclass(frozen=True)
@@ -36,16 +36,16 @@ class Shapes:
     sizes: Mapping[str, tuple[Size, ...]]
     types: Mapping[str, ir.DataType]
     symbols: tuple[str, ...]
-    """Names of dynamic axes of the inputs that have no size."""
+    """Names of dynamic axes of the inputs for which no size was given."""
     computed: tuple[str, ...] = ()
     """Names of sizes that depend on the data."""
 
     def of(self, value: ir.Value | None) -> tuple[Size, ...] | None:
-        """The shape of a value; ``None`` where it is not known."""
+        """The shape of a value; ``None`` if it is not known."""
         return None if value is None else self.sizes.get(value.name or "")
 
     def bytes(self, value: ir.Value | None) -> Size:
-        """The size of a value in bytes; ``None`` where its shape or its element type is not known."""
+        """The size of a value in bytes; ``None`` if its shape or its element type is not known."""
         shape = self.of(value)
         dtype = self.types.get(value.name or "") if value is not None else None
         if shape is None or dtype is None or dtype is ir.DataType.STRING:
@@ -55,7 +55,7 @@ class Shapes:
 
 
 def elements(shape: Iterable[Size]) -> Size:
-    """How many elements a shape has."""
+    """The number of elements of a shape."""
     count: Size = 1
     for size in shape:
         count = count * size
@@ -66,10 +66,10 @@ def find_shapes(model: ir.Model, sizes: Mapping[str, int] | None = None) -> Shap
     """The shapes of all values, with ``sizes`` for the symbols of dynamic axes.
 
     Args:
-        sizes: Symbol to size. Those that are left out stay symbols.
+        sizes: Symbol to size. Symbols without a size stay symbols.
 
     Raises:
-        UsageError: The model has no dynamic axis of that name; names those that it has.
+        UsageError: The model has no dynamic axis of that name; the message lists those that it has.
     """
     given = dict(sizes or {})
     symbols = {
@@ -103,7 +103,7 @@ def find_shapes(model: ir.Model, sizes: Mapping[str, int] | None = None) -> Shap
 
 
 def _evaluated(text: str, given: Mapping[str, int], known: dict[str, Size]) -> Size:
-    """A size that is written as a formula of symbols, with the sizes of those that are given."""
+    """The value of a size that is a formula of symbols, with the given sizes inserted."""
     if text not in known:
         import sympy
 
@@ -124,7 +124,7 @@ def _names(text: str) -> list[str]:
 
 
 def _formula(tree: ast.expr, given: Mapping[str, int]) -> Any:
-    """What an expression of Python's grammar computes, if it is arithmetic; a file's text is never executed."""
+    """Evaluate a parsed expression if it is arithmetic; text of a file is never executed."""
     import sympy
 
     match tree:
@@ -162,9 +162,9 @@ _FUNCTIONS = {
 
 
 def _inferred(model: ir.Model) -> list[tuple[str, ir.DataType, tuple[int | str, ...]]]:
-    """What ONNX Runtime's shape inference finds: name, element type and shape of values.
+    """The results of ONNX Runtime's shape inference: name, element type and shape of values.
 
-    It is a tool of Python that prints, and that gives up on a graph by raising whatever happened: then nothing.
+    It is written in Python, prints messages, and raises various exceptions if it fails: then the result is empty.
     """
     from onnxruntime.tools.symbolic_shape_infer import SymbolicShapeInference
 
@@ -190,7 +190,7 @@ def _inferred(model: ir.Model) -> list[tuple[str, ir.DataType, tuple[int | str, 
 
 
 def _small(model: ir.Model) -> onnx.ModelProto:
-    """The model without the elements of its large weights, which no shape depends on."""
+    """The model without the elements of its large weights, on which no shape depends."""
     copy = model.clone()
     hollow: dict[ir.Value, ir.TensorProtocol] = {}
     for value in copy.graph.initializers.values():

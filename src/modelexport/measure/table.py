@@ -1,7 +1,7 @@
-"""Figures by module call: one table, filled by many sources and shown in many ways.
+"""Figures by module call: one table type for all sources and outputs.
 
-A node's figures belong to the calls that own it, shared out among them so that nothing is lost or counted twice; a
-call's total is its own figures and those of the calls inside it. What belongs to no call is ``outside``.
+A node's figures are divided among the calls that own it, so that nothing is lost or counted twice; a call's total is
+the sum of its own figures and those of the calls inside it. Figures that belong to no call are ``outside``.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class NodeFigures:
     name: str
     op_type: str
     calls: tuple[ModuleCall, ...]
-    """Its owners; none for what belongs to no module."""
+    """Its owners; empty if it does not belong to a module."""
     figures: Mapping[str, Figure]
     """Column to figure."""
     runs: tuple[int, ...] = ()
-    """What it took in each of several runs, in the unit of the spread's column."""
+    """Its figure in each of several runs, in the unit of the spread's column."""
     value: str = ""
-    """The first value of the file's graph that it gives, if it gives one."""
+    """The first value of the file's graph that it produces, if any."""
 
 
 @dataclass(frozen=True)
@@ -61,23 +61,23 @@ class Table:
     columns: tuple[Column, ...]
     nodes: tuple[NodeFigures, ...] = ()
     direct: Mapping[str, Mapping[ModuleCall, Figure]] = field(default_factory=dict)
-    """Column to figures that calls have themselves, not through nodes."""
+    """Column to figures that belong to calls directly, not through nodes."""
     name: str = "model"
     graph: str = "main_graph"
     """The name of the file's graph."""
     notes: tuple[str, ...] = ()
-    """What the figures leave out, and other facts for the reader."""
+    """What the figures do not include, and other notes for the reader."""
 
     @property
     def shown(self) -> tuple[Column, ...]:
-        """The columns that readers see."""
+        """The columns that are shown."""
         return tuple(column for column in self.columns if not column.hidden)
 
     def column(self, name: str) -> Column:
-        """The column of a name.
+        """The column with a name.
 
         Raises:
-            UsageError: There is none; names those that there are.
+            UsageError: There is no such column; the message lists the columns.
         """
         found = next((column for column in self.shown if column.name == name), None)
         if found is None:
@@ -87,12 +87,12 @@ class Table:
 
     @cached_property
     def own(self) -> Mapping[str, Mapping[ModuleCall, Figure]]:
-        """Column to the own figures of calls, with what belongs to no call under no key."""
+        """Column to the own figures of calls, without figures that belong to no call."""
         return {column.name: self._own(column) for column in self.columns if column.kind in (Kind.SUM, Kind.LARGEST)}
 
     @cached_property
     def outside(self) -> Mapping[str, Figure]:
-        """Column to the figures of what belongs to no call."""
+        """Column to the figures that belong to no call."""
         nodes = [node for node in self.nodes if not node.calls]
         sums = {
             column.name: _joined(column, [node.figures[column.name] for node in nodes if column.name in node.figures])
@@ -104,7 +104,7 @@ class Table:
 
     @cached_property
     def whole(self) -> Mapping[str, Figure]:
-        """The figures of the whole file, what belongs to no call included."""
+        """The figures of the whole file, including those that belong to no call."""
         whole: dict[str, Figure] = {}
         for column in self.columns:
             if column.kind in (Kind.SUM, Kind.LARGEST):
@@ -175,7 +175,7 @@ class Table:
         """Rows with the largest own figure of a column first.
 
         Raises:
-            UsageError: There is no such column, or its figures are formulas.
+            UsageError: The column does not exist, or its figures are formulas.
         """
         column = self.column(name)
         rows = list(rows)
@@ -184,7 +184,7 @@ class Table:
         return sorted(rows, key=lambda row: -float(column.number(row.own.get(name, float("-inf")))))
 
     def numbers(self, figures: Mapping[str, Figure]) -> dict[str, Any]:
-        """Figures in the units of their columns, those of hidden columns left out."""
+        """Figures in the units of their columns, without hidden columns."""
         return {c.name: c.number(figures[c.name]) for c in self.shown if c.name in figures}
 
     def _key(self, call: ModuleCall, by: By) -> str:
@@ -206,7 +206,7 @@ class Table:
 
     @cached_property
     def _depth_first(self) -> tuple[list[ModuleCall], dict[ModuleCall, tuple[int, int]]]:
-        """The calls in an order in which those inside one lie behind it, and the range of each with those inside it."""
+        """The calls in depth-first order, and the range of each call with the calls inside it."""
         order: list[ModuleCall] = []
         ranges: dict[ModuleCall, tuple[int, int]] = {}
         pending = [(traced.call, False) for traced in reversed(self.calls.calls) if traced.parent is None]
@@ -275,7 +275,7 @@ class Table:
 
 
 def share_out(figure: Figure, count: int) -> list[Figure]:
-    """A figure in parts that are as equal as whole numbers can be and add up to it; the first are the larger ones."""
+    """Split a figure into parts that are as equal as integers can be and add up to it, the larger ones first."""
     if count == 1:
         return [figure]
     if hasattr(figure, "free_symbols"):
@@ -285,7 +285,7 @@ def share_out(figure: Figure, count: int) -> list[Figure]:
 
 
 def _joined(column: Column, figures: Sequence[Figure]) -> Figure | None:
-    """The figures of several nodes or calls as one; ``None`` where there are none."""
+    """Combine the figures of several nodes or calls; ``None`` if there are none."""
     if not figures:
         return None
     if column.kind is Kind.LARGEST:
@@ -295,7 +295,7 @@ def _joined(column: Column, figures: Sequence[Figure]) -> Figure | None:
 
 
 def _quartile_range(runs: Sequence[int]) -> int:
-    """From the first to the third quartile, in whole units."""
+    """The difference of the third and the first quartile, in whole units."""
     if len(runs) < 2:
         return 0
     first, _, third = statistics.quantiles(runs, n=4, method="inclusive")

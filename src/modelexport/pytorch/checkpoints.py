@@ -1,4 +1,4 @@
-"""The entries of a model's ``state_dict``, written to one file."""
+"""Writing the entries of a model's ``state_dict`` to one file."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from modelexport.weights.sources import Weights
 
 
 def save_entries(model: nn.Module, source: Weights | None, path: Path) -> dict[str, str]:
-    """Write a model's entries to a safetensors file, those that are one tensor once.
+    """Write a model's entries to a safetensors file; entries that are the same tensor are written once.
 
     Args:
-        source: Where the entries are of a model that was built without them.
+        source: The places of the entries if the model was built without weights.
 
     Returns:
-        Each ``state_dict`` key to the name under which the file has it.
+        Each ``state_dict`` key to its name in the file.
 
     Raises:
         OutputError: The file cannot be written.
@@ -34,12 +34,12 @@ def save_entries(model: nn.Module, source: Weights | None, path: Path) -> dict[s
     for key, tensor in model.state_dict(keep_vars=True).items():
         if not isinstance(tensor, torch.Tensor) or not tensor.numel():
             continue
-        # A view of another shape or order is an entry of its own.
+        # A view with another shape or order is a separate entry.
         same = (tensor.data_ptr(), tensor.shape, tensor.stride())
         names[key] = first.setdefault(same, key)
         if names[key] == key:
             value = read_tensor(apart[key]) if key in apart else tensor.detach()
-            # Entries may be parts of one memory, which the format does not take.
+            # Entries may share memory, which the format does not allow.
             tensors[key] = value.contiguous() if value.untyped_storage().nbytes() == value.nbytes else value.clone()
     try:
         save_file(tensors, path, metadata={"format": "pt"})

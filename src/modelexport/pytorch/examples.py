@@ -1,4 +1,4 @@
-"""Example inputs of a model or of what names one, shown and saved."""
+"""Example inputs of a model, given as a module or by name, described and saved."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ def example_inputs(
     seed: int = 0,
     batch: int = 2,
 ) -> Inputs:
-    """Arguments that a model has run with: its own where what names it gives some, else generated ones.
+    """Example inputs that the model ran with: those that its factory returns, otherwise generated ones.
 
     Args:
-        model: The module, or what names one on the command line: a directory, ``package.module:factory``.
-        spec: Replaces or adds to what would be generated: a dict, or the path of a JSON file with name ->
+        model: The module, or its name as on the command line: a directory, ``package.module:factory``.
+        spec: Replaces or adds to the generated inputs: a dict, or the path of a JSON file with name ->
             ``{"dtype": "int64", "shape": [2, 8], "range": [0, 100]}``, ``{"value": [[1, 2]]}``, or ``null``.
-        directory: Where the model's tokenizer or ``preprocessor_config.json`` lies.
-        seed: For the values, and for random weights.
-        batch: The first dimension; 1 where the model takes no other.
+        directory: The folder of the model's tokenizer or ``preprocessor_config.json``.
+        seed: The seed of the values and of random weights.
+        batch: The first dimension; 1 if the model accepts no other.
 
     Raises:
-        InputsError: ``spec`` is wrong, or an argument cannot be generated; the message then has the JSON to write.
-        ModelLoadError: ``model`` names none.
+        InputsError: ``spec`` is wrong, or an argument cannot be generated; the message then shows the JSON to write.
+        ModelLoadError: ``model`` does not name a model.
     """
     has_weights = True
     if not isinstance(model, nn.Module):
@@ -51,7 +51,7 @@ def example_inputs(
 
 
 def describe_inputs(inputs: Inputs) -> dict[str, dict[str, Any]]:
-    """Name to element type, shape, and least and largest element, of every tensor in example inputs."""
+    """Name to element type, shape, smallest and largest element of every tensor in example inputs."""
     found = {}
     for name, array in arrays_in(inputs).items():
         numbers = array.astype("float64") if array.dtype.kind in "fV" else array
@@ -64,7 +64,7 @@ def save_inputs(inputs: Inputs, path: Path) -> None:
     """Write the tensors in example inputs to a file, by name: ``.npz`` or ``.safetensors``.
 
     Raises:
-        OutputError: It has another suffix, or cannot be written.
+        OutputError: The path has another suffix, or the file cannot be written.
     """
     import numpy as np
     from safetensors.numpy import save_file
@@ -81,5 +81,5 @@ def save_inputs(inputs: Inputs, path: Path) -> None:
 
 
 def arrays_in(inputs: Inputs) -> dict[str, Any]:
-    """The tensors in example inputs as NumPy arrays, under the names of ``forward``'s arguments."""
+    """The tensors in example inputs as NumPy arrays, by the names of ``forward``'s arguments."""
     return {name: as_array(tensor) for name, tensor in tensors_in(inputs)}

@@ -15,8 +15,8 @@ from modelexport.pytorch.private_torch import tree_structure, treespec_dumps
 def exported_model_manifest(model: nn.Module, manifest: Manifest) -> tuple[str, dict[str, Any]]:
     """The name of the file and its content.
 
-    A part is called with nested dictionaries by the names of its inputs and returns such by the names of its outputs:
-    what it returns as ``present`` goes in as ``past_key_values`` the next time.
+    A part takes and returns nested dictionaries made from the names of its inputs and outputs: what it returns as
+    ``present`` is passed as ``past_key_values`` in the next step.
     """
     from transformers.exporters.base import EXPORT_MANIFEST_FILE, EXPORT_SCHEMA_VERSION
     from transformers.exporters.metadata import ExportMetadata

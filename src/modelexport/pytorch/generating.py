@@ -1,4 +1,4 @@
-"""What ``generate`` gives, greedily, with the logits of every step; and a step's arguments from a runtime's."""
+"""Greedy ``generate`` with the logits of every step, and a step's arguments from those of a runtime."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ _TEXTS = (
 
 @dataclass(frozen=True)
 class Reference:
-    """What a model generates from a batch of prompts."""
+    """The result of a model's generation from a batch of prompts."""
 
     inputs: Mapping[str, Any]
-    """Arrays: the prompts, padded, as both get them."""
+    """The padded prompts as arrays, the same for PyTorch and the runtime."""
     tokens: Sequence[Any]
-    """Of each step, ``[batch]``."""
+    """The tokens of each step, ``[batch]``."""
     logits: Sequence[Any]
-    """Of each step, ``[batch, vocabulary]``."""
+    """The logits of each step, ``[batch, vocabulary]``."""
     eos: frozenset[int]
     pad: int
 
 
 def example_prompts(model: nn.Module, directory: Path | None, *, seed: int = 0) -> list[dict[str, Any]]:
-    """Four prompts of different lengths: text in the tokens of the model's own tokenizer, or random tokens."""
+    """Four prompts of different lengths: text tokenized with the model's own tokenizer, or random tokens."""
     vocabulary = int(model.config.get_text_config().vocab_size)
     rows = _tokenized(directory, vocabulary)
     if not rows:
@@ -66,16 +66,16 @@ def _tokenized(directory: Path | None, vocabulary: int) -> list[Any]:
         try:
             tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
             rows = [np.asarray([tokenizer(text)["input_ids"]], dtype=np.int64) for text in _TEXTS]
-        except Exception:  # a tokenizer of a package that is not installed is no reason to fail
+        except Exception:  # a tokenizer whose package is not installed is not a reason to fail
             return []
     return rows if all(row.size and row.max() < vocabulary for row in rows) else []
 
 
 def generate_greedily(model: nn.Module, prompts: Sequence[Mapping[str, Any]], new_tokens: int) -> Reference:
-    """Generate from prompts in one batch, padded left.
+    """Generate from prompts in one batch, padded on the left.
 
     Raises:
-        InputsError: The model's ``generate`` does not take them.
+        InputsError: The model's ``generate`` fails with them.
     """
     from transformers import GenerationMixin
 
@@ -84,7 +84,7 @@ def generate_greedily(model: nn.Module, prompts: Sequence[Mapping[str, Any]], ne
     inputs = _batch(prompts, config.pad_token_id, left=not encodes)
     failure: Exception | None = None
     with untouched(model), collected():
-        model.generation_config = config  # or else its own would fill what this leaves open
+        model.generation_config = config  # otherwise its own would fill in unset values
         try:
             made = GenerationMixin.generate(model, **{k: torch.from_numpy(v) for k, v in inputs.items()})
         except Exception as error:
@@ -104,7 +104,7 @@ def generate_greedily(model: nn.Module, prompts: Sequence[Mapping[str, Any]], ne
 
 
 def _greedy_config(model: nn.Module, new_tokens: int) -> Any:
-    """Greedy, without anything that changes logits, with the model's own special tokens."""
+    """A greedy configuration with the model's special tokens, without anything that changes logits."""
     from transformers import GenerationConfig
 
     own = model.generation_config
@@ -125,7 +125,7 @@ def _greedy_config(model: nn.Module, new_tokens: int) -> Any:
 
 
 def _batch(prompts: Sequence[Mapping[str, Any]], pad: int, *, left: bool) -> dict[str, Any]:
-    """Prompts of one row each as one batch; tokens are padded, and the mask says where."""
+    """Prompts of one row each as one batch; tokens are padded, and the mask marks the padding."""
     if "input_ids" not in prompts[0]:
         return {name: np.concatenate([prompt[name] for prompt in prompts]) for name in prompts[0]}
     longest = max(prompt["input_ids"].shape[1] for prompt in prompts)
@@ -143,7 +143,7 @@ _LAYER = re.compile(r"past_key_values\.(\d+)\.(key|value)")
 
 
 def step_inputs(model: nn.Module, feeds: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The arguments of ``forward`` for what a graph got; ``None`` where its cache is not keys and values alone."""
+    """The arguments of ``forward`` for a graph's inputs; ``None`` if the cache holds more than keys and values."""
     from transformers import DynamicCache
 
     layers: dict[int, dict[str, torch.Tensor]] = {}

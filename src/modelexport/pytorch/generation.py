@@ -1,6 +1,6 @@
-"""What ``generate`` runs: the model's own calls, taken down, as parts that an exporter captures.
+"""The forward passes that ``generate`` runs, recorded and turned into parts that an exporter can capture.
 
-A part is the whole model under another ``forward``, so that every module keeps the path that it has in the model.
+A part is the whole model with another ``forward``, so that every module keeps its path in the model.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ class ModelPart:
     """The whole model or pipeline; its ``forward`` runs this part."""
     inputs: Mapping[str, Any] | Sequence[Any]
     module: str = ""
-    """The address of the module that runs; the whole model's is empty."""
+    """The address of the module that runs; empty for the whole model."""
     notes: tuple[str, ...] = ()
-    """What a person should know about it, one line each."""
+    """Notes for the user, one line each."""
 
 
 def can_generate(model: nn.Module) -> bool:
-    """Whether a model of transformers has a ``generate`` that works."""
+    """Whether a transformers model has a working ``generate``."""
     from transformers import PreTrainedModel
 
     return isinstance(model, PreTrainedModel) and bool(model.can_generate())
 
 
 def generation_parts(model: nn.Module) -> list[ModelPart]:
-    """The parts that ``model.generate`` runs, in this order, with example inputs whose open axes differ in size.
+    """The parts that ``model.generate`` runs, in this order, with example inputs whose dynamic axes differ in size.
 
     Raises:
-        CaptureError: transformers does not take its ``generate`` apart; gives its reason.
+        CaptureError: transformers cannot split its ``generate``; gives the reason.
         InputsError: The model cannot generate.
     """
     if not can_generate(model):
@@ -64,14 +64,14 @@ def generation_parts(model: nn.Module) -> list[ModelPart]:
 
 
 PROMPT = 5
-"""Tokens of the example prompt: no size that the model's own could be mistaken for."""
+"""Tokens of the example prompt: a number that the model's own sizes are unlikely to have."""
 
 
 def _token_inputs(model: nn.Module) -> dict[str, Any]:
-    """Two prompts, one of them padded: else ``generate`` leaves out the mask, and a capture fixes the batch."""
+    """Two prompts, one padded: otherwise ``generate`` would omit the mask, and a capture would fix the batch."""
     vocabulary = int(getattr(model.config.get_text_config(), "vocab_size", 0) or 0)
     if vocabulary < 2:
-        raise InputsError(f"{type(model).__name__} has no vocabulary: a package needs a model of tokens")
+        raise InputsError(f"{type(model).__name__} has no vocabulary: a package needs a model that takes tokens")
     ids = torch.arange(2 * PROMPT).view(2, PROMPT) % (vocabulary - 1) + 1
     mask = torch.ones_like(ids)
     mask[0, 0] = 0
@@ -79,7 +79,7 @@ def _token_inputs(model: nn.Module) -> dict[str, Any]:
 
 
 def _captured(model: nn.Module, inputs: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The arguments of ``forward`` in a prefill and in a step of several tokens on top of it."""
+    """The arguments of ``forward`` in a prefill and in a following step of several tokens."""
     from transformers.exporters.utils import decompose_prefill_decode
 
     failure: RuntimeError | None = None
@@ -92,7 +92,7 @@ def _captured(model: nn.Module, inputs: dict[str, Any]) -> dict[str, dict[str, A
         cause = failure.__cause__ or failure
         reason = " ".join(str(cause).split())[:240]
         raise CaptureError(
-            f"transformers does not take {type(model).__name__}.generate apart: {type(cause).__name__}: {reason}; "
+            f"transformers cannot split {type(model).__name__}.generate: {type(cause).__name__}: {reason}; "
             f"export one forward pass with --parts whole",
             reason=reason,
         ) from failure
@@ -100,7 +100,7 @@ def _captured(model: nn.Module, inputs: dict[str, Any]) -> dict[str, dict[str, A
 
 
 def _plain_greedy(model: nn.Module) -> Any:
-    """The model's own configuration of ``generate``, as far as it says which tokens are special."""
+    """A greedy configuration with the special tokens of the model's own."""
     from transformers import GenerationConfig
 
     own = model.generation_config
@@ -114,10 +114,10 @@ def _windows(past: Any) -> list[int]:
 
 
 def _with_growing_cache(inputs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments with a cache whose layers hold keys and values alone, of as many positions as the mask says.
+    """The arguments with a cache whose layers hold only keys and values, for as many positions as the mask has.
 
-    A layer that cuts its keys to a window counts tokens in Python, and a capture would take the count for a constant.
-    Layers with a state of another kind stay as they are.
+    A layer that limits its keys to a window counts tokens in Python, and a capture would make the count a constant.
+    Layers with another kind of state are not changed.
     """
     from transformers import DynamicCache
 
@@ -131,13 +131,13 @@ def _with_growing_cache(inputs: dict[str, Any]) -> dict[str, Any]:
     length = mask.shape[1] - query
     grown = DynamicCache()
     for index, layer in enumerate(layers):
-        # Only their sizes count for a capture.
+        # Only their sizes matter for a capture.
         grown.update(_of_length(layer.keys, length), _of_length(layer.values, length), index)
     return inputs | {"past_key_values": grown}
 
 
 def _states(layer: object) -> list[str]:
-    """What a layer holds beside keys and values: the states of a convolution or of a recurrence."""
+    """The tensors of a layer other than keys and values: the states of a convolution or of a recurrence."""
     return [name for name, value in vars(layer).items() if name.endswith("_states") and value is not None]
 
 
@@ -147,7 +147,7 @@ def _of_length(tensor: torch.Tensor, length: int) -> torch.Tensor:
 
 
 def _encoder_decoder_parts(model: nn.Module) -> list[ModelPart]:
-    """The encoder, the first step of the decoder, and its further steps, in which the encoder's states are cached."""
+    """The encoder, the first step of the decoder, and its further steps, which use the cached encoder states."""
     inputs = encoder_inputs(model)
     step = _captured(model, dict(inputs))["decode"]
     cache = step.get("past_key_values")
@@ -155,7 +155,7 @@ def _encoder_decoder_parts(model: nn.Module) -> list[ModelPart]:
     states = getattr(step.get("encoder_outputs"), "last_hidden_state", None)
     if states is None or not all(layers) or any(_states(layer) for side in layers for layer in side):
         raise CaptureError(
-            f"{type(model).__name__} does not cache its encoder's keys and values by themselves: use --parts whole"
+            f"{type(model).__name__} does not cache its encoder's keys and values separately: use --parts whole"
         )
     tokens = step["decoder_input_ids"][:, -1:].repeat(1, STEP)
     mask = {"attention_mask": step["attention_mask"]} if step.get("attention_mask") is not None else {}
@@ -169,14 +169,14 @@ def _encoder_decoder_parts(model: nn.Module) -> list[ModelPart]:
 
 
 STEP = 2
-"""Tokens of the example step: a capture takes an axis of one for fixed."""
+"""Tokens of the example step: a capture would treat an axis of size one as fixed."""
 
 
 def encoder_inputs(model: nn.Module) -> dict[str, Any]:
     """Example inputs of a model's encoder, in a batch of two."""
     if model.main_input_name == "input_ids":
         inputs = _token_inputs(model)
-        # What an encoder reads is padded right.
+        # Inputs of an encoder are padded on the right.
         return {name: value.flip(1) for name, value in inputs.items()}
     made = generate_inputs(model)
     value = made[model.main_input_name]
@@ -184,7 +184,7 @@ def encoder_inputs(model: nn.Module) -> dict[str, Any]:
 
 
 def _both_caches(own: Any, cross: Any) -> Any:
-    """A cache of three tokens in the decoder, and of what the encoder read; only their sizes count."""
+    """A cache of three decoder tokens and of the encoder's tokens; only their sizes matter."""
     from transformers import DynamicCache, EncoderDecoderCache
 
     caches = []
@@ -217,7 +217,7 @@ class _FirstStep(_Forward):
 class _FurtherStep(_Forward):
     def __call__(self, *, past_key_values: Any, **inputs: Any) -> dict[str, Any]:
         keys = past_key_values.cross_attention_cache.layers[0].keys
-        # Only its sizes are read: what the decoder attends to is in the cache.
+        # Only its sizes are read: the keys and values that the decoder attends to are in the cache.
         states = keys.new_zeros(keys.shape[0], keys.shape[2], self._model.config.hidden_size)
         made = self._whole(
             self._model, encoder_outputs=(states,), past_key_values=past_key_values, use_cache=True, **inputs
@@ -230,7 +230,7 @@ def _results(made: Any) -> dict[str, Any]:
 
 
 def _with_forward(model: nn.Module, forward: Callable[[nn.Module], Callable[..., Any]]) -> nn.Module:
-    """The same modules under another ``forward``."""
+    """A model of the same modules with another ``forward``."""
     part = copy.copy(model)
     part.forward = forward(part)
     return part

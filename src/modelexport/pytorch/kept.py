@@ -1,9 +1,9 @@
-"""What a model holds, remembered and put back: only what changed, told by identity, and never through a user's methods.
+"""Saving and restoring a model's state: only what changed, compared by identity, without calling user methods.
 
-A module's attributes are looked at one by one, and so is what is inside them: lists, dictionaries, sets, deques and
-objects with attributes, their subclasses included. Entries that are the objects that they were are not written, so
-that a container which refuses to be written (a frozen dictionary) is only read. What did change is put back with the
-methods of the built-in type, whatever a subclass makes of them.
+A module's attributes are inspected one by one, with their contents: lists, dictionaries, sets, deques and objects with
+attributes, subclasses included. Entries that are still the same objects are not written, so a container that refuses
+writes (a frozen dictionary) is only read. Changed entries are restored with the methods of the built-in type, even if
+a subclass overrides them.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from torch.nn.parameter import is_lazy
 from modelexport.pytorch.private_torch import FakeTensor
 
 _DEPTH = 6
-"""How deep containers and objects inside a module's attributes are followed."""
+"""The depth to which containers and objects inside a module's attributes are followed."""
 
 _LARGEST = 100_000
-"""Entries of the largest container that is remembered: a longer one is a table, not a state."""
+"""Entries of the largest container that is saved: a longer one is a table, not state."""
 
 _NOT_FOLLOWED = (
     type,
@@ -39,10 +39,10 @@ _NOT_FOLLOWED = (
 
 
 class KeptState:
-    """The state of a model as it is now.
+    """The state of a model at the time of construction.
 
     Attributes:
-        tensors: Every parameter, buffer and other tensor that the modules hold.
+        tensors: Every parameter, buffer and other tensor of the modules.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -62,7 +62,7 @@ class KeptState:
         ]
 
     def restore(self) -> None:
-        """Put back what is not as it was. One thing that cannot be put back does not keep the others from being so."""
+        """Restore everything that changed. If one item cannot be restored, the others still are."""
         for module, kind in self._classes:
             if type(module) is not kind:
                 with contextlib.suppress(TypeError):
@@ -70,10 +70,10 @@ class KeptState:
         for owner, before in self._attributes:
             _restore_mapping(vars(owner), before)
         for module, training in self._modes:
-            if module.training != training:  # a ScriptModule's is no attribute in Python
+            if module.training != training:  # not a Python attribute of a ScriptModule
                 module.training = training
         for container, before in self._containers:
-            # A container of somebody's own may refuse even this.
+            # A user's container may refuse even this.
             with contextlib.suppress(Exception):
                 _restore_container(container, before)
         for tensor, data, requires_grad in self._data:
@@ -89,7 +89,7 @@ class KeptState:
         if id(value) in self._seen or depth > _DEPTH or isinstance(value, _NOT_FOLLOWED):
             return
         if isinstance(value, nn.Module) and depth:
-            return  # has its own turn, or is not a part of the model
+            return  # handled separately, or not a part of the model
         inside: list[Any] = []
         if isinstance(value, (dict, list, set, deque)):
             if len(value) > _LARGEST:
@@ -117,7 +117,7 @@ def _remembered_items(value: Any) -> Iterable[Any]:
 
 
 def _builtin_iter(value: Any) -> Iterator[Any]:
-    """Over the elements of a list, set or deque, whatever a subclass makes of iteration."""
+    """Iterate over a list, set or deque with the method of the built-in type."""
     kinds: tuple[Any, ...] = (list, set, deque)
     for kind in kinds:
         if isinstance(value, kind):
@@ -146,7 +146,7 @@ def _restore_container(container: Any, before: Any) -> None:
 
 
 def _restore_mapping(entries: dict[Any, Any], before: Mapping[Any, Any]) -> None:
-    """Make a dictionary hold what it held, in the order in which it held it."""
+    """Restore the entries of a dictionary, in their order."""
     kind = OrderedDict if isinstance(entries, OrderedDict) else dict
     now = list(dict.items(entries))
     if len(now) == len(before) and all(
@@ -166,7 +166,7 @@ def _restore_mapping(entries: dict[Any, Any], before: Mapping[Any, Any]) -> None
 
 
 def _same_memory(tensor: torch.Tensor, data: torch.Tensor) -> bool:
-    """Whether a tensor still looks at the memory that it looked at."""
+    """Whether a tensor still uses the same memory."""
     if isinstance(tensor, FakeTensor) or type(tensor.data) is not type(data):
         return False
     facts = [(one.dtype, one.device, one.shape, one.layout) for one in (tensor, data)]

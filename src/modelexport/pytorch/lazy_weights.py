@@ -1,8 +1,8 @@
-"""A model of transformers without its weights: where the bytes of each ``state_dict`` entry lie, or how they are made.
+"""A transformers model without its weights: where the bytes of each ``state_dict`` entry are, or how to compute them.
 
-``from_pretrained`` renames, merges, splits and casts a checkpoint's tensors by rules that each architecture has. It is
-given tensors without bytes that write down what is done to them; so the rules are transformers' own,
-and an entry that is more than a tensor of a file can be made later, alone.
+``from_pretrained`` renames, merges, splits and casts a checkpoint's tensors by rules of each architecture. It gets
+tensors without bytes that record what is done to them. So the rules are transformers' own, and an entry that is
+computed from tensors of a file can be computed later, alone.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from modelexport.weights.sources import Weights
 
 
 class _Recorded(torch.Tensor):
-    """A tensor without bytes that knows how to make them: ``origin`` is a place in a file, or a call and its arguments.
+    """A tensor without bytes that can compute them: ``origin`` is a place in a file, or a call and its arguments.
 
-    Moving it to a device, as ``from_pretrained`` does, is ignored: that would need bytes.
+    Moving it to a device, as ``from_pretrained`` does, is ignored: it would need bytes.
     """
 
     origin: tuple[str, Place] | tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
@@ -67,15 +67,15 @@ def _recorded(name: str, place: Place) -> _Recorded:
 def build_without_weights(
     cls: Any, config: Any, files: Sequence[SafetensorsFile], dtype: str | None
 ) -> tuple[nn.Module, dict[str, Any], Weights]:
-    """A model whose parameters have no memory of their own, what its loading told, and where its weights are.
+    """A model whose parameters use no memory, the loading info, and the places of its weights.
 
-    Buffers are real, and so are parameters that the checkpoint lacks: code computed them.
+    Buffers, and parameters that the checkpoint lacks, have real values: code computed them.
 
     Args:
         cls: A ``PreTrainedModel`` class.
         config: Its configuration.
         files: The checkpoint.
-        dtype: What to load with; ``None`` for what the configuration or the checkpoint says.
+        dtype: The element type to load with; ``None`` for that of the configuration or the checkpoint.
     """
     state_dict = {name: _recorded(name, place) for file in files for name, place in file.tensors.items()}
     model, info = cls.from_pretrained(
@@ -101,11 +101,11 @@ def build_without_weights(
 
 
 def _tensor(key: str, entry: _Recorded) -> ir.TensorProtocol:
-    """A tensor that reads an entry from its file, or computes it when needed if the file does not hold it as it is."""
+    """A tensor that reads an entry from its file, or computes it on access if it is not in the file unchanged."""
     if isinstance(entry.origin[0], str):
         place = entry.origin[1]
         assert isinstance(place, Place)
-        # Without a folder onnx_ir reads whatever file it is, one with several hard links too.
+        # Without a folder onnx_ir reads any file, even one with several hard links.
         return ir.ExternalTensor(
             str(place.path), place.offset, place.length, place.dtype, shape=ir.Shape(place.shape), name=key
         )
@@ -116,7 +116,7 @@ def _tensor(key: str, entry: _Recorded) -> ir.TensorProtocol:
 
 
 def _made(value: Any) -> Any:
-    """A recorded value with bytes, and so what is nested in tuples, lists and dictionaries."""
+    """A recorded value with its bytes, also inside tuples, lists and dictionaries."""
     if isinstance(value, _Recorded):
         if isinstance(value.origin[0], str):
             return _read(*value.origin)
@@ -138,7 +138,7 @@ def _read(name: str, place: Place) -> torch.Tensor:
 
 
 def _operations(value: Any) -> Iterator[str]:
-    """The names of the operations that make a recorded value, each once, in the order in which they run."""
+    """The names of the operations that compute a recorded value, each once, in the order in which they run."""
     found: dict[str, None] = {}
 
     def visit(value: Any) -> None:
@@ -158,13 +158,13 @@ def _operations(value: Any) -> Iterator[str]:
 
 
 def _without_memory(like: torch.Tensor) -> torch.Tensor:
-    """A tensor on the CPU whose memory is reserved and never written, so that it takes up no memory.
+    """A tensor on the CPU whose address range is reserved but never written, so that it uses no physical memory.
 
-    Exporters and shape computations treat it as any other tensor. A tensor on the ``meta`` device would also take away
-    the values of what is computed from it or next to it.
+    Exporters and shape computations treat it as any other tensor. With a tensor on the ``meta`` device, values that are
+    computed from it or together with it would be lost.
     """
     size = max(like.numel() * like.element_size(), 1)
-    # Without a reservation: Linux counts it against its limit of memory otherwise. Python has no name for the flag.
+    # MAP_NORESERVE: otherwise Linux counts the range against its memory limit. Python has no name for the flag.
     unreserved = getattr(mmap, "MAP_NORESERVE", 0x4000)
     flags = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | unreserved} if hasattr(mmap, "MAP_PRIVATE") else {}
     memory = mmap.mmap(-1, size, **flags)
@@ -174,11 +174,11 @@ def _without_memory(like: torch.Tensor) -> torch.Tensor:
 
 @contextlib.contextmanager
 def lend_weights(model: nn.Module, weights: Weights, never_called: Collection[str] = ()) -> Iterator[None]:
-    """Inside, each module of a model without weights has its own while it runs, and only then.
+    """Give each module of a model without weights its own weights while it runs, inside the block.
 
     Args:
-        never_called: Paths of modules whose ``forward`` is not called. Their parameters may be used all the same: they
-            get theirs while the module around them runs.
+        never_called: Paths of modules whose ``forward`` is not called. Their parameters may be used nevertheless: they
+            have their weights while the enclosing module runs.
     """
     modules = dict(model.named_modules())
     by_module: dict[str, dict[str, nn.Parameter]] = {}
@@ -199,7 +199,7 @@ def lend_weights(model: nn.Module, weights: Weights, never_called: Collection[st
 
 
 class _Loader:
-    """The hooks that give some parameters their values when a module begins, and take them when it ends."""
+    """The hooks that set the values of parameters when a module's call begins, and release them when it ends."""
 
     def __init__(self, weights: Weights, parameters: Mapping[str, nn.Parameter]) -> None:
         self._weights, self._parameters = weights, parameters
@@ -216,14 +216,14 @@ class _Loader:
 
 
 def read_tensor(tensor: ir.TensorProtocol) -> torch.Tensor:
-    """The values of an entry, in memory of their own."""
+    """The values of an entry, in newly allocated memory."""
     dtype = getattr(torch, dtype_name(tensor.dtype))
-    if isinstance(tensor, ir.ExternalTensor):  # read once: what is mapped would be in memory a second time
+    if isinstance(tensor, ir.ExternalTensor):  # read once: a mapping would take the memory a second time
         data = bytearray(tensor.nbytes)
         with Path(tensor.path).open("rb") as file:
             file.seek(tensor.offset or 0)
             if file.readinto(data) != len(data):
-                raise WeightsError(f"{tensor.path} was cut off after the model was loaded: copy or download it again")
+                raise WeightsError(f"{tensor.path} was truncated after the model was loaded: copy or download it again")
     else:
         data = bytearray(tensor.tobytes())
     flat = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)

@@ -1,4 +1,4 @@
-"""A model run for what it shows: the tensors that each call gets and returns, and what each computes inside."""
+"""A recorded run of a model: the tensors that each call gets and returns, and the results of its operations."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _SEEN = "_modelexport_fingerprint"
 
 
 class ModelRun:
-    """One run of a model, with all that it showed.
+    """One recorded run of a model.
 
     Attributes:
-        outputs: What the model returned, as arrays.
-        parents: Every call to the one that it ran in.
-        tensors: What the calls got and returned.
-        computed: What the operations gave; empty where PyTorch does not show them.
+        outputs: The outputs of the model, as arrays.
+        parents: Every call to the call that it ran in.
+        tensors: The tensors that calls got and returned.
+        computed: The results of operations; empty if PyTorch cannot record them.
     """
 
     def __init__(
@@ -50,13 +50,13 @@ class ModelRun:
         never_called: Collection[str] = (),
         operations: bool = True,
     ) -> None:
-        """Run a model; it is as before afterwards.
+        """Run a model; its state is restored afterwards.
 
         Args:
-            weights: Where the weights of a model are that was built without them: each module gets its own.
+            weights: The places of the weights of a model that was built without them: each module gets its own.
             parameters: Other values for some ``state_dict`` entries, for this run.
             never_called: Paths of modules that are never called, with ``weights``.
-            operations: Whether to look at single operations.
+            operations: Whether to record single operations.
         """
         self._model, self._inputs, self._weights, self._parameters = model, inputs, weights, parameters or {}
         self._never_called = never_called
@@ -71,20 +71,20 @@ class ModelRun:
         except Exception:
             if not operations:
                 raise
-            # What PyTorch compiles cannot always be looked into; then the boundaries have to do.
+            # Compiled code cannot always be recorded; then only the boundaries are available.
             self.tensors, self.computed = [], []
             self._recorder = CallRecorder(model, watch=self._watch)
             self.outputs = self._run(operations=False)
         self.parents = {traced.call: traced.parent for traced in self._recorder.seen}
 
     def array(self, content: str) -> Any:
-        """The numbers of a content, flat."""
+        """The elements of a content, flat."""
         return self._arrays[content]
 
     def _run(self, operations: bool) -> list[Any]:
         args, kwargs = run_arguments(self._inputs)
         with contextlib.ExitStack() as stack:
-            # A module without weights of its own has none that it could overwrite.
+            # A module without weights cannot overwrite any.
             stack.enter_context(untouched(self._model, runs=self._weights is None))
             if self._weights is not None:
                 stack.enter_context(lend_weights(self._model, self._weights, self._never_called))
@@ -107,7 +107,7 @@ class ModelRun:
             self.tensors.append(SeenTensor(call, side, name, content, dtype, tuple(tensor.shape)))
 
     def _kept(self, content: str, array: Any) -> Any:
-        """A copy, since a module further on may work in place: in memory, or on disk once that is too much."""
+        """A copy, since a later module may work in place: in memory, or on disk if there is too much."""
         self._bytes += array.nbytes
         if self._bytes <= BATCH_BYTES:
             return array.copy()
@@ -118,11 +118,11 @@ class ModelRun:
         return np.memmap(file, dtype=array.dtype, mode="r")
 
     def in_float64(self, *, from_right_values: bool) -> ModelRun | None:
-        """The same run in float64, for what rounding does; ``None`` where the model does not run in it.
+        """The same run in float64, to measure rounding; ``None`` if the model does not run in float64.
 
         Args:
-            from_right_values: Each call gets what it got in this run, so that only its own rounding shows; otherwise
-                the rounding of all calls adds up.
+            from_right_values: Each call gets its inputs of this run, so that only its own rounding shows; otherwise the
+                rounding of all calls adds up.
         """
         if self._weights is not None:
             return None
@@ -135,7 +135,7 @@ class ModelRun:
         try:
             with _reset(model, self) if from_right_values else contextlib.nullcontext():
                 run = ModelRun(model, inputs, operations=False)
-        except Exception:  # some code names float32; the caller then does without
+        except Exception:  # some code requires float32; the caller then goes without this run
             return None
         return run if len(run.tensors) == len(self.tensors) else None
 
@@ -150,7 +150,7 @@ def _widened(value: Any) -> Any:
 
 @contextlib.contextmanager
 def _reset(model: nn.Module, right: ModelRun) -> Iterator[None]:
-    """Inside, each call of a copy of a model gets, and hands on, what it did in another run."""
+    """Make each call of a copy of a model get and return the tensors of another run, inside the block."""
     known = {(t.call, t.side, t.name): t for t in right.tensors}
     counts: Counter[str] = Counter()
     running: list[ModuleCall] = []
@@ -194,7 +194,7 @@ def _reset(model: nn.Module, right: ModelRun) -> Iterator[None]:
 
 
 class _Operations(TorchDispatchMode):
-    """Takes the fingerprint of what each operation of a run gives."""
+    """Records the fingerprint of each operation's result."""
 
     supports_higher_order_operators = True
 
@@ -221,7 +221,7 @@ class _Operations(TorchDispatchMode):
 
 
 def as_array(tensor: torch.Tensor) -> Any:
-    """A tensor as NumPy has it; ``bfloat16``, which NumPy does not have, through ``ml_dtypes``."""
+    """A tensor as a NumPy array; ``bfloat16``, which NumPy does not have, uses ``ml_dtypes``."""
     tensor = tensor.detach().cpu()
     if tensor.dtype is torch.bfloat16:
         import ml_dtypes

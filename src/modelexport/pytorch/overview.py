@@ -1,4 +1,4 @@
-"""The hierarchy of a model without an export: what ``modelexport hierarchy`` shows, and its JSON document."""
+"""The hierarchy of a model without an export, for ``modelexport hierarchy`` and its JSON document."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ from modelexport.pytorch.values import run_arguments
 
 @dataclass(frozen=True)
 class HierarchyOverview:
-    """The static tree, and with inputs the calls of a run, their tags and what became of each module."""
+    """The static tree and, with inputs, the calls of a run, their tags and the status of each module."""
 
     tree: ModuleTree
     calls: CallTree | None = None
     tags: Tags | None = None
-    """Of the run."""
+    """The tags of the calls of the run."""
     comparison: Comparison | None = None
     static_tags: Tags | None = None
-    """As though every module were called once, by the module that holds it."""
+    """The tags as though every module were called once, by its parent module."""
     seconds: Mapping[ModuleCall, int] | None = None
-    """Nanoseconds that each call takes itself, without the calls inside it."""
+    """Nanoseconds of each call itself, without the calls inside it."""
 
     def tags_of(self, path: str) -> tuple[str, str | None]:
-        """The tag of a module by where it is held, and by who called it, where there was a run."""
+        """The tag of a module by its place in the tree and, if there was a run, by its caller."""
         static = self.static_tags.module_tag(path) if self.static_tags is not None else ""
         return static, None if self.tags is None else self.tags.module_tag(path)
 
     @property
     def trace(self) -> list[tuple[int, ModuleCall, Literal["enter", "exit"]]]:
-        """Entering and leaving each call of the run, in order."""
+        """The entry and exit of each call of the run, in order."""
         events: list[tuple[int, ModuleCall, Literal["enter", "exit"]]] = []
         for traced in self.calls or ():
             if traced.enter is not None and traced.exit is not None:
@@ -49,7 +49,7 @@ class HierarchyOverview:
         return sorted(events)
 
     def document(self) -> dict[str, Any]:
-        """As JSON values: ``modules``, and with a run ``calls``; a module has ``reason`` why it was not called."""
+        """As JSON values: ``modules``, and with a run ``calls``; a module that was not called has a ``reason``."""
         status = {module.path: module for module in self.comparison.modules} if self.comparison else {}
         modules = [
             {
@@ -98,7 +98,7 @@ def hierarchy_overview(
     *,
     timed: bool = False,
 ) -> HierarchyOverview:
-    """Look at a model; with inputs, run it once and look at its calls.
+    """The modules of a model; with inputs, also the calls of one run.
 
     Args:
         timed: Run it a few times more, and take the time of each call.
@@ -120,10 +120,10 @@ def hierarchy_overview(
 
 
 def static_calls(tree: ModuleTree, apart: Collection[str]) -> CallTree:
-    """The calls of a run in which every module is called once, by the module that holds it.
+    """The calls of a run in which every module is called once, by its parent module.
 
     Args:
-        apart: Paths of the modules that are never called: what they hold is called by what holds them.
+        apart: Paths of the modules that are never called: their children are called by their parents.
     """
     calls: dict[str, TracedCall] = {}
     for module in tree:
@@ -151,14 +151,14 @@ def hierarchy(
     """The module tree of a model and, with inputs, the calls of a run, with their tags. Nothing is exported.
 
     Args:
-        model: The module, or what names one on the command line: a directory, ``package.module:factory``.
-        inputs: What ``forward`` takes; without it the model is not run. :func:`example_inputs` makes some.
+        model: The module, or its name as on the command line: a directory, ``package.module:factory``.
+        inputs: Arguments of ``forward``; without them the model is not run. :func:`example_inputs` makes some.
         granularity, include, exclude: Which modules get a segment in tags, as in an export.
         timed: Run it a few times more, and take the time of each call.
 
     Raises:
         InputsError: The model raised when it ran.
-        ModelLoadError: ``model`` names none.
+        ModelLoadError: ``model`` does not name a model.
         UsageError: ``include`` or ``exclude`` name a class that the model does not have.
     """
     if not isinstance(model, nn.Module):

@@ -1,4 +1,4 @@
-"""Other weights for both sides: fresh biases are all zero and norms one, and a swap of equal values shows nowhere."""
+"""Changed weights for a comparison: fresh biases are zero and norms one, so that swapped ones would go unnoticed."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import torch
 from torch import nn
 
 _WEAK = 0.5
-"""The gain below which a matrix is made stronger."""
+"""The gain below which a matrix is scaled up."""
 _SMALL = 1e-3
-"""Below this, numbers are initial noise around zero: what they are added to hides them."""
+"""Numbers below this are initial noise around zero, which is lost in the numbers that they are added to."""
 
 
 def entries_of(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Every ``state_dict`` entry of a model under all its names, as the tensor that it is."""
+    """Every ``state_dict`` entry of a model under all its names, as the model's own tensor."""
     return {key: value for key, value in model.state_dict(keep_vars=True).items() if isinstance(value, torch.Tensor)}
 
 
 def _gain(weights: torch.Tensor) -> float:
-    """How much a matrix makes of a random vector; 1 for what is not a matrix."""
+    """The factor by which a matrix scales a random vector; 1 for other tensors."""
     if weights.ndim < 2 or not weights.numel():
         return 1.0
     inputs = weights.numel() // weights.shape[0]
@@ -30,7 +30,7 @@ def _gain(weights: torch.Tensor) -> float:
 
 
 def has_equal_values(model: nn.Module, keys: Collection[str]) -> bool:
-    """Whether parameters hold one number over and over, next to nothing, or two that are not tied the same numbers."""
+    """Whether a parameter is constant or nearly zero, or two parameters that are not tied have the same values."""
     seen: dict[tuple[int, int], int] = {}
     for key, tensor in entries_of(model).items():
         if key not in keys or tensor.numel() < 2 or tensor.is_meta:
@@ -47,10 +47,10 @@ def has_equal_values(model: nn.Module, keys: Collection[str]) -> bool:
 
 
 def perturbed(model: nn.Module, keys: Collection[str], *, seed: int = 12) -> Mapping[str, torch.Tensor]:
-    """Other values for some entries of a model: a fifth off, signs kept, zeros a little above or below.
+    """Changed values for some entries of a model: a fifth off, with the same signs, zeros a little above or below.
 
     Returns:
-        Every name of these entries to its new tensor; those of a tied parameter to one.
+        Every name of these entries to its new tensor; the names of a tied parameter to the same one.
     """
     generator = torch.Generator().manual_seed(seed)
     made: dict[int, torch.Tensor] = {}
@@ -65,7 +65,7 @@ def perturbed(model: nn.Module, keys: Collection[str], *, seed: int = 12) -> Map
             nothing = (data == 0) | (data.square().mean() < _SMALL**2)
             other = torch.where(nothing, other + 0.05 * noise, other)
             gain = _gain(other)
-            # Weak fresh weights leave attention nearly uniform, whatever its scores are.
+            # Small fresh weights leave attention nearly uniform, independent of its scores.
             other = other / gain if 0 < gain < _WEAK else other
             made[tensor.data_ptr()] = other.to(tensor.dtype).to(tensor.device)
         found[key] = made[tensor.data_ptr()]

@@ -1,4 +1,4 @@
-"""Pipelines: folders of several models, loaded as one module whose parts an exporter captures."""
+"""Pipelines: folders of several models, loaded as one module whose parts an exporter can capture."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SENTENCE_TRANSFORMER = "modules.json"
 
 
 class SentencePipeline(nn.Module):
-    """A model of sentence-transformers: its modules one after the other, from tokens to an embedding."""
+    """A sentence-transformers model: its modules one after the other, from tokens to an embedding."""
 
     def __init__(self, modules: Mapping[str, nn.Module]) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class SentencePipeline(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Tokens to their embeddings."""
+    """Computes the embeddings of tokens."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ _MODES = ("cls", "max", "mean", "mean_sqrt_len", "weightedmean", "lasttoken")
 
 
 class Pooling(nn.Module):
-    """The embeddings of tokens to one of the sentence: those of several modes side by side."""
+    """Computes the embedding of the sentence from those of its tokens; several modes are concatenated."""
 
     def __init__(self, modes: list[str]) -> None:
         super().__init__()
@@ -88,24 +88,24 @@ class Dense(nn.Module):
 
 
 class Normalize(nn.Module):
-    """The embedding at a length of one."""
+    """Scales the embedding to a length of one."""
 
     def forward(self, features: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         return {"sentence_embedding": nn.functional.normalize(features["sentence_embedding"], p=2, dim=1)}
 
 
 def is_pipeline(directory: Path) -> bool:
-    """Whether a folder is one of several models."""
+    """Whether a folder holds a pipeline."""
     return (directory / SENTENCE_TRANSFORMER).is_file()
 
 
 def load_pipeline(
     directory: Path, *, trust_remote_code: bool = False, weights: Literal["memory", "files", "auto"] = "memory"
 ) -> LoadedModel:
-    """The pipeline in a folder, in eval mode. Modules and entries have the names that sentence-transformers gives them.
+    """Load the pipeline in a folder, in eval mode. Modules and entries have the names of sentence-transformers.
 
     Raises:
-        ModelLoadError: A module is missing, damaged, or of a kind that is not known.
+        ModelLoadError: A module is missing, damaged, or of an unknown type.
     """
     modules: dict[str, nn.Module] = {}
     loaded: dict[str, LoadedModel] = {}
@@ -123,7 +123,7 @@ def load_pipeline(
             case "Normalize":
                 modules[name] = Normalize()
             case _:
-                raise ModelLoadError(f"{directory} has a module {name} of the type {entry['type']}, which is not known")
+                raise ModelLoadError(f"{directory} has a module {name} of the unsupported type {entry['type']}")
     prefixed = [
         _prefixed(one.weights, f"{name}.auto_model.") for name, one in loaded.items() if one.weights is not None
     ]
@@ -158,14 +158,14 @@ def _modes(path: Path) -> list[str]:
     if given is not None:
         modes = [given] if isinstance(given, str) else list(given)
     else:
-        # As older versions write it: pooling_mode_cls_token, pooling_mode_mean_tokens, ...
+        # The names in older versions: pooling_mode_cls_token, pooling_mode_mean_tokens, ...
         plain = {
             key.removeprefix("pooling_mode_").removesuffix("_tokens").removesuffix("_token"): value is True
             for key, value in config.items()
         }
         modes = [mode for mode in _MODES if plain.get(mode)]
     if not modes or not set(modes) <= set(_MODES):
-        raise ModelLoadError(f"{path} asks for pooling {modes or 'of no kind'}: known are {', '.join(_MODES)}")
+        raise ModelLoadError(f"{path} has the pooling modes {modes or 'none'}; supported are {', '.join(_MODES)}")
     return modes
 
 
@@ -175,7 +175,9 @@ def _dense(folder: Path) -> Dense:
     config = _read(folder / "config.json")
     activation = getattr(nn, str(config.get("activation_function", "")).rpartition(".")[2], None)
     if not isinstance(activation, type):
-        raise ModelLoadError(f"{folder} has an activation {config.get('activation_function')}, which torch.nn does not")
+        raise ModelLoadError(
+            f"{folder} has an activation {config.get('activation_function')} that torch.nn does not have"
+        )
     layer = Dense(nn.Linear(config["in_features"], config["out_features"], config.get("bias", True)), activation())
     try:
         layer.load_state_dict(load_file(folder / "model.safetensors"))

@@ -1,7 +1,7 @@
-"""What torch calls private and this project imports, in one place; ``tests/pytorch/test_private_torch.py`` tries it.
+"""All private names of torch that this project imports; ``tests/pytorch/test_private_torch.py`` tests them.
 
-There is nothing public for it: what a model computes without values, what an operation gets and returns, and nested
-lists and dictionaries as torch takes them apart.
+There is no public interface for these: running a model without values, recording the inputs and results of operations,
+and flattening nested lists and dictionaries as torch does.
 """
 
 from torch._subclasses.fake_tensor import (

@@ -1,4 +1,4 @@
-"""Forward hooks that write down the calls of a run."""
+"""Forward hooks that record the calls of a run."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from modelexport.pytorch.values import NamedTensors, input_tensors, output_tenso
 
 
 class CallRecorder:
-    """Lists the calls of a model while it is attached, in the order in which they begin.
+    """Records the calls of a model while it is attached, in the order in which they begin.
 
     Args:
-        around: Gives a context that is entered when a call begins and left when it ends.
-        watch: Told of the tensors that each call gets (``inputs``) and returns (``outputs``).
+        around: Returns a context that is entered when a call begins and left when it ends.
+        watch: Called with the tensors that each call gets (``inputs``) and returns (``outputs``).
     """
 
     def __init__(
@@ -43,15 +43,15 @@ class CallRecorder:
 
     @contextmanager
     def attached(self) -> Iterator[None]:
-        """Hooks on every module, removed at the end in every case."""
+        """Attach hooks to every module inside the block; they are always removed."""
         with ExitStack() as handles:
             scripted: dict[nn.Module, Any] = {}
             for path, module in self._model.named_modules():
                 enter, leave = self._hooks(path)
-                if isinstance(module, torch.jit.ScriptModule):  # takes no hooks of its own
+                if isinstance(module, torch.jit.ScriptModule):  # does not accept hooks of its own
                     scripted[module] = enter, leave
                     continue
-                # The last to see the inputs and the first to see the outputs: what forward itself takes and gives.
+                # The last to see the inputs and the first to see the outputs: those of forward itself.
                 before = module.register_forward_pre_hook(enter, with_kwargs=True)
                 after = module.register_forward_hook(leave, prepend=True, always_call=True)
                 handles.callback(before.remove)
@@ -66,7 +66,7 @@ class CallRecorder:
 
     @staticmethod
     def _watch_everywhere(hooks: Mapping[nn.Module, Any], handles: ExitStack) -> None:
-        """Hooks on all modules there are, for those that take none of their own."""
+        """Attach global hooks, for modules that do not accept hooks of their own."""
 
         def enter(module: nn.Module, args: tuple[Any, ...]) -> None:
             if module in hooks:
@@ -80,16 +80,16 @@ class CallRecorder:
         handles.callback(register_module_forward_hook(leave, always_call=True).remove)
 
     def raised_in(self, error: BaseException) -> ModuleCall | None:
-        """The innermost call that an exception came out of; ``None`` if it came out of none."""
+        """The innermost call that an exception was raised in; ``None`` if it was not raised in a call."""
         return self._raised[1] if self._raised[0] is error else None
 
     @property
     def running(self) -> ModuleCall | None:
-        """The innermost call that has begun and not ended. torch.export leaves it there when it fails."""
+        """The innermost call that has begun and not ended. It is still set when torch.export has failed."""
         return self.seen[self._running[-1][0]].call if self._running else None
 
     def _hooks(self, path: str) -> tuple[Callable[..., None], Callable[..., None]]:
-        # By path, not by module: torch.export hands the hooks stand-ins of modules that have several names.
+        # By path, not by module: torch.export passes proxies to the hooks for modules that have several names.
         def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if not torch.compiler.is_dynamo_compiling():
                 self._enter(path, module, args, kwargs)
@@ -117,7 +117,7 @@ class CallRecorder:
         if all(self.seen[position].call.path != path for position, _ in self._running):
             return  # another hook raised before forward began
         position, context = self._running.pop()
-        while self.seen[position].call.path != path:  # it raised under torch.export, and its caller went on
+        while self.seen[position].call.path != path:  # it raised under torch.export, and its caller continued
             context.close()
             position, context = self._running.pop()
         traced = self.seen[position]

@@ -1,4 +1,4 @@
-"""What of a model does not stay the same from run to run: an exported file is one run, for ever."""
+"""Parts of a model's behavior that change from run to run, which an exported file cannot reproduce."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Kind = Literal["random", "buffer", "no output", "empty output"]
 
 
 class Unrepeatable(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that a file cannot do as the model does it."""
+    """Behavior of the model that a file cannot reproduce."""
 
     kind: Kind
     where: str
@@ -25,10 +25,10 @@ class Unrepeatable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_unrepeatable(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any]) -> list[Unrepeatable]:
-    """Run a model twice on the same inputs, with other random numbers; it is as before afterwards.
+    """Run a model twice on the same inputs, with different random numbers; its state is restored afterwards.
 
     Returns:
-        Outputs that differ or hold nothing, and buffers that a run changes. Nothing where the model does not run.
+        Outputs that differ or are empty, and buffers that a run changes. Empty if the model does not run.
     """
     args, kwargs = run_arguments(inputs)
     found: list[Unrepeatable] = []
@@ -47,7 +47,7 @@ def find_unrepeatable(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any
                     buffer.copy_(before[name])
             torch.manual_seed(2)
             second = dict(output_tensors(model(*args, **kwargs)))
-        except Exception:  # capture says why a model does not run
+        except Exception:  # capture reports why a model does not run
             return []
     if not first:
         found.append(Unrepeatable(kind="no output", where="."))

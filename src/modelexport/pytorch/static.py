@@ -1,4 +1,4 @@
-"""The static tree: every module that a model holds, from ``named_modules()``."""
+"""The static tree: every module of a model, from ``named_modules()``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def module_tree(model: nn.Module) -> ModuleTree:
     """Every module of the model, parents before children.
 
     A module that is registered in several places appears once, under its first path; the others are its aliases.
-    Parameters that lazy modules have not made yet count as none.
+    Parameters that lazy modules have not created yet are not counted.
     """
     paths = {module: path for path, module in model.named_modules()}
     aliases: dict[nn.Module, list[str]] = {module: [] for module in paths}
@@ -48,7 +48,7 @@ def module_tree(model: nn.Module) -> ModuleTree:
 
 
 def containers(model: nn.Module) -> frozenset[str]:
-    """The paths of the modules that have no ``forward`` of their own and so are never called: lists and the like."""
+    """The paths of the modules that have no ``forward`` and so cannot be called: module lists and the like."""
     return frozenset(
         path
         for path, module in model.named_modules()
@@ -57,7 +57,7 @@ def containers(model: nn.Module) -> frozenset[str]:
 
 
 def _all_paths(module: nn.Module, path: str, above: set[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
-    """``named_modules(remove_duplicate=False)``, but it ends where a module holds itself."""
+    """Like ``named_modules(remove_duplicate=False)``, but ends at modules that contain themselves."""
     yield path, module
     for name, child in module._modules.items():
         if child is not None and child is not module and child not in above:
@@ -65,7 +65,7 @@ def _all_paths(module: nn.Module, path: str, above: set[nn.Module]) -> Iterator[
 
 
 def _parameter_counts(modules: list[nn.Module]) -> tuple[dict[nn.Module, int], dict[nn.Module, int]]:
-    """Elements of the parameters, and of those to be trained, that each module and its descendants hold."""
+    """Elements of all parameters, and of the trainable ones, in each module and its descendants."""
     parents: dict[nn.Module, list[nn.Module]] = {module: [] for module in modules}
     enclosing: dict[nn.Parameter, list[nn.Module]] = {}
     for module in modules:
@@ -79,7 +79,7 @@ def _parameter_counts(modules: list[nn.Module]) -> tuple[dict[nn.Module, int], d
     for parameter, direct in enclosing.items():
         if is_lazy(parameter):
             continue
-        # Each module from which the parameter can be reached counts it once, however many ways lead to it.
+        # Each module from which the parameter can be reached counts it once, even if there are several paths to it.
         reached, newest = set(direct), direct
         while newest:
             newest = [parent for module in newest for parent in parents[module] if parent not in reached]

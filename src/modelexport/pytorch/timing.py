@@ -20,13 +20,13 @@ from modelexport.pytorch.values import run_arguments
 
 
 class _Clock:
-    """Takes the time of calls while its hooks are on: nanoseconds of each call itself, without the calls inside it."""
+    """Times calls while its hooks are attached: nanoseconds of each call itself, without the calls inside it."""
 
     def __init__(self) -> None:
         self.own: dict[ModuleCall, int] = {}
         self._counts: Counter[str] = Counter()
         self._running: list[tuple[ModuleCall, int, int]] = []
-        """Call, when it began, and what the calls inside it have taken so far."""
+        """Each running call, when it began, and the time of the calls inside it so far."""
 
     def hooks(self, path: str) -> tuple[Callable[..., None], Callable[..., None]]:
         def enter(module: nn.Module, args: object) -> None:
@@ -48,13 +48,13 @@ class _Clock:
 def time_calls(
     model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any], *, runs: int = 10, warmup: int = 2
 ) -> dict[ModuleCall, int]:
-    """Nanoseconds that each call takes itself, without the calls inside it: the median of several runs.
+    """Nanoseconds of each call itself, without the calls inside it: the median of several runs.
 
     Args:
-        inputs: What ``forward`` takes, by name or by position.
+        inputs: Arguments of ``forward``, by name or by position.
 
     Raises:
-        InputsError: The model does not take these inputs.
+        InputsError: The model fails with these inputs.
     """
     args, kwargs = run_arguments(inputs)
     found: dict[ModuleCall, list[int]] = {}
@@ -69,7 +69,7 @@ def time_calls(
                 try:
                     model(*args, **kwargs)
                 except Exception as error:
-                    raise InputsError(f"the model does not take these inputs: {error}") from error
+                    raise InputsError(f"the model does not run with these inputs: {error}") from error
             if number >= warmup:
                 for call, taken in clock.own.items():
                     found.setdefault(call, []).append(taken)

@@ -1,4 +1,4 @@
-"""The traced tree: every module call of one run, seen through forward hooks."""
+"""The traced tree: every module call of one run, recorded by forward hooks."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from modelexport.pytorch.tracing import in_trace
 def trace_calls(model: nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> CallTree:
     """Run the model once, in evaluation mode and without gradients, and return its calls.
 
-    The model is left as it was, also when the run fails: each module's mode and hooks, parameters, buffers,
-    ``requires_grad``, torch's random number generators. The one thing that is not put back is a parameter that is
-    overwritten in place by a module other than the one that holds it: that would take a copy of all the weights.
+    The model's state is restored, also when the run fails: each module's mode and hooks, parameters, buffers,
+    ``requires_grad``, torch's random number generators. The only exception is a parameter that is overwritten in place
+    by a module other than its own: restoring it would take a copy of all weights.
 
     Args:
-        args: What ``forward`` takes by position.
-        kwargs: What it takes by name.
+        args: Positional arguments of ``forward``.
+        kwargs: Keyword arguments of ``forward``.
 
     Returns:
-        The calls in the order in which they began, without those in the branches of ``torch.cond`` and in what else
-        torch compiles rather than runs. Inputs are named as ``forward``'s arguments (``hidden_states``,
+        The calls in the order in which they began, without those in the branches of ``torch.cond`` and in other code
+        that torch compiles. Inputs are named as ``forward``'s arguments (``hidden_states``,
         ``past.0``), outputs by the field of a mapping or dataclass, or ``output``, ``output.0``, ...
 
     Raises:
@@ -53,24 +53,24 @@ def trace_calls(model: nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str,
 
 @contextmanager
 def untouched(model: nn.Module, *, runs: bool = True) -> Iterator[None]:
-    """Inside: evaluation mode, no gradients, a random state of its own. Afterwards the model is as it was before.
+    """Evaluation mode, no gradients and a separate random state inside the block; the model is restored afterwards.
 
     Args:
-        runs: The model computes with real values inside, so that a module may overwrite its own parameters.
+        runs: The model computes real values in the block, so a module may overwrite its own parameters.
 
     Raises:
-        InputsError: The model has lazy parameters, which its first run makes.
+        InputsError: The model has lazy parameters, which its first run would create.
     """
     tensors = [*model.parameters(), *model.buffers()]
     if any(is_lazy(tensor) for tensor in tensors):
-        raise InputsError("the model has lazy parameters, which its first run makes: run it once before this")
+        raise InputsError("the model has lazy parameters, which its first run creates: run it once before this")
     devices = {tensor.device.index for tensor in tensors if tensor.device.type == "cuda"}
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
         stack.enter_context(torch.random.fork_rng(devices=devices))
         changed = stack.enter_context(_model_kept(model))
         for module in model.modules() if runs else ():
-            if isinstance(module, torch.jit.ScriptModule):  # takes no hooks
+            if isinstance(module, torch.jit.ScriptModule):  # does not accept hooks
                 continue
             keeper = _OwnParameters(changed)
             stack.callback(module.register_forward_pre_hook(keeper.before).remove)
@@ -79,14 +79,14 @@ def untouched(model: nn.Module, *, runs: bool = True) -> Iterator[None]:
 
 
 class _OwnParameters:
-    """The hooks that notice when a module overwrites its own parameters, as ``Embedding(max_norm=...)`` does."""
+    """The hooks that detect when a module overwrites its own parameters, as ``Embedding(max_norm=...)`` does."""
 
     def __init__(self, changed: dict[torch.Tensor, torch.Tensor]) -> None:
         self._changed = changed
         self._copies: list[dict[torch.Tensor, torch.Tensor]] = []
 
     def before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        if torch.compiler.is_dynamo_compiling():  # inside a branch, which torch.cond compiles and forbids side effects
+        if torch.compiler.is_dynamo_compiling():  # inside a branch, which torch.cond compiles without side effects
             return
         own = module.parameters(recurse=False)
         with in_trace(None):
@@ -101,14 +101,14 @@ class _OwnParameters:
 
 @contextmanager
 def _model_kept(model: nn.Module) -> Iterator[dict[torch.Tensor, torch.Tensor]]:
-    """Evaluation mode inside, everything as it was afterwards; gives a place for the parameters found to be changed."""
+    """Evaluation mode inside the block, restored afterwards; yields a dict for the parameters found to be changed."""
     state = KeptState(model)
     parameters = set(model.parameters())
     values = {one: one.clone() for one in state.tensors if one not in parameters and _has_values(one)}
     changed: dict[torch.Tensor, torch.Tensor] = {}
     try:
         for module in model.modules():
-            if module.training:  # not eval(), which models override to do more
+            if module.training:  # not eval(), which some models override
                 module.training = False
         yield changed
     finally:
@@ -119,7 +119,7 @@ def _model_kept(model: nn.Module) -> Iterator[dict[torch.Tensor, torch.Tensor]]:
 
 
 def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether tensors are equal, NaN to NaN included."""
+    """Whether tensors are equal; NaN equals NaN."""
     if torch.equal(one, other):
         return True
     numbers = one.is_floating_point() or one.is_complex()

@@ -1,4 +1,4 @@
-"""Work inside a ``torch.jit`` trace that is not to be recorded."""
+"""Running code inside a ``torch.jit`` trace without recording it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 @contextmanager
 def in_trace(state: Any) -> Iterator[Any]:
-    """Inside, what runs is recorded in this trace, or, with ``None``, in none. Gives the trace that was running."""
+    """Record the code in the block in this trace, or, with ``None``, in no trace. Yields the trace that was running."""
     before = torch._C._get_tracing_state()
     torch._C._set_tracing_state(state)
     try:

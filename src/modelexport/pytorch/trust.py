@@ -1,6 +1,6 @@
-"""What a model's folder may do while it is loaded.
+"""Limits on what a model's folder may do while it is loaded.
 
-It may run no code that was not asked for, ask nothing, and claim no more memory than its weights need.
+It may not run code without permission, prompt the user, or use more memory than its weights need.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from modelexport.errors import ModelLoadError
 
 @contextmanager
 def no_questions() -> Iterator[None]:
-    """Inside, transformers does not ask on standard input whether to run a repository's code; unasked, it refuses.
+    """Make transformers refuse a repository's code instead of asking on standard input, inside the block.
 
-    It asks where ``trust_remote_code`` was left out, also deep inside of loading, unless its time to wait is 0.
+    It asks if ``trust_remote_code`` was not passed, also deep inside the loading code, unless its timeout is 0.
     """
     from transformers import dynamic_module_utils
 
@@ -30,10 +30,10 @@ def no_questions() -> Iterator[None]:
 
 
 def check_config(spec: str, config: Mapping[str, Any]) -> None:
-    """Refuse a configuration of more layers than any model has.
+    """Refuse a configuration with more layers than any real model.
 
     Raises:
-        ModelLoadError: It is one. Names the setting.
+        ModelLoadError: Names the setting.
     """
     pending: list[Mapping[str, Any]] = [config]
     while pending:
@@ -42,24 +42,24 @@ def check_config(spec: str, config: Mapping[str, Any]) -> None:
                 pending.append(value)
             elif "layer" in name and type(value) is int and value > LAYERS:
                 raise ModelLoadError(
-                    f"the config.json of {spec} has {name} = {value:,}, and at most {LAYERS:,} are built: "
+                    f"the config.json of {spec} has {name} = {value:,}, and at most {LAYERS:,} are allowed: "
                     "correct it, or download it again"
                 )
 
 
 class _TooLargeError(Exception):
-    """Not a ``ValueError``: transformers takes some of those for something else."""
+    """Not a ``ValueError``: transformers handles some of those."""
 
 
 @contextmanager
 def no_larger_than(nbytes: int) -> Iterator[None]:
-    """Inside, a model that is built fails as soon as it has far more modules or elements than its weights allow for.
+    """Fail in the block as soon as a model is built with far more modules or elements than its weights allow for.
 
     Args:
-        nbytes: Of the files that its weights are in.
+        nbytes: Bytes of its weights files.
 
     Raises:
-        ModelLoadError: It has.
+        ModelLoadError: The model is too large.
     """
     modules, elements, most = 0, 0, ELEMENTS_PER_BYTE * nbytes + SPARE_ELEMENTS
 

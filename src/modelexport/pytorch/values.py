@@ -1,4 +1,4 @@
-"""The tensors in nested values, named by the way to them, and the arguments of a run."""
+"""The tensors in nested values, named by their paths, and the arguments of a run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from modelexport.core.calls import TensorSpec
 def tensors_in(value: object, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors in a value and their names, in order: ``past.0.key`` is in ``{"past": [Layer(key=...)]}``.
 
-    Looks into mappings, dataclasses, tuples, lists and other objects with attributes (caches), not into itself again.
+    Follows mappings, dataclasses, tuples, lists and other objects with attributes (caches); cycles are ignored.
     """
     return _walk(value, name, ())
 
@@ -70,7 +70,7 @@ def output_tensors(output: object) -> NamedTensors:
 
 
 def tensor_specs(tensors: NamedTensors) -> tuple[TensorSpec, ...]:
-    """Names, element types and shapes of tensors; a size that is not fixed is a symbol's name."""
+    """Names, element types and shapes of tensors; a dynamic size is the name of its symbol."""
     return tuple(
         TensorSpec(
             name,

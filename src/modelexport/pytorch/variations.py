@@ -1,7 +1,8 @@
-"""Inputs that tell more than the given ones: masks with padding, ids from the whole vocabulary, other sizes.
+"""Inputs that find more errors than the given ones: masks with padding, ids from the whole vocabulary, other sizes.
 
-A mask of ones hides that a file ignores it, and ids that never reach most rows hide a wrong row. What is varied is
-chosen by the numbers and by the graph, not by names. A model may refuse what was made; that says nothing of the file.
+With a mask of ones it does not show that a file ignores the mask, and ids that never reach most rows do not show a
+wrong row. Inputs to vary are chosen by values and by the graph, not by names. A model may refuse a variation; that
+is not a fault of the file.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ Change = Callable[[str, torch.Tensor], torch.Tensor]
 
 
 def telling_inputs(inputs: Inputs, model: ir.Model) -> Iterator[tuple[str, Inputs]]:
-    """Each variation of the inputs that a file of this graph can be asked with, and what it is."""
+    """Each variation of the inputs that a file with this graph can run, with its description."""
     names = {id(tensor): name for name, tensor in tensors_in(inputs)}
     masks = {name for name, tensor in tensors_in(inputs) if _is_full_mask(tensor)}
     if masks:
@@ -46,7 +47,7 @@ def _changed(inputs: Inputs, names: Mapping[int, str], change: Change) -> Inputs
 
 
 def _match(name: str, known: Mapping[str, Any]) -> str | None:
-    """The file's name of an input."""
+    """The name of an input in the file."""
     wanted = name.replace(".", "_")
     return next((k for k in known if k.removeprefix("input.").replace(".", "_") == wanted), None)
 
@@ -63,7 +64,7 @@ def _padded(mask: torch.Tensor) -> torch.Tensor:
 
 
 def _rows_of_ids(model: ir.Model) -> dict[str, int]:
-    """The inputs that pick rows of a weight, to how many rows there are."""
+    """The inputs that select rows of a weight, to the number of rows."""
     found: dict[str, int] = {}
     for value in model.graph.inputs:
         if value.dtype not in (ir.DataType.INT64, ir.DataType.INT32):
@@ -93,7 +94,7 @@ def _open_sizes(model: ir.Model) -> dict[str, list[str | None]]:
 
 
 def _resized(tensor: torch.Tensor, sizes: Mapping[str, list[str | None]], name: str | None) -> torch.Tensor:
-    """A tensor with one more in the first dynamic axis and a fifth less in the others: repeated, or cut."""
+    """A tensor with the first dynamic axis longer by one and the others shorter by a fifth: repeated, or cut."""
     if name is None:
         return tensor
     for axis, symbol in enumerate(sizes[name]):

@@ -1,4 +1,4 @@
-"""Which execution provider of ONNX Runtime gets which node."""
+"""Which ONNX Runtime execution provider runs each node."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ RECORD = "session.record_ep_graph_assignment_info"
 
 
 def session_providers(providers: Sequence[str], libraries: Mapping[str, Path]) -> list[str]:
-    """Load the libraries of plug-in providers, and check that all providers are there; CPU comes last.
+    """Load the libraries of plug-in providers, and check that all providers are available; CPU comes last.
 
     Args:
-        providers: Names, in order; all that this build of ONNX Runtime has if left out.
-        libraries: Names of providers to the libraries that have them.
+        providers: Names, in order; by default all that this build of ONNX Runtime has.
+        libraries: Names of providers to the libraries that implement them.
 
     Raises:
-        UsageError: A library cannot be loaded, or a provider is not there.
+        UsageError: A library cannot be loaded, or a provider is not available.
     """
     known = onnxruntime.get_available_providers()
     for name, path in libraries.items():
@@ -35,26 +35,26 @@ def session_providers(providers: Sequence[str], libraries: Mapping[str, Path]) -
     there = list(dict.fromkeys([*known, *_plugged()]))
     wanted = list(providers) or [name for name in known if name == CPU]
     if missing := [name for name in wanted if name not in there]:
-        raise UsageError(f"ONNX Runtime has no {missing[0]} here: it has {', '.join(there)}")
+        raise UsageError(f"this ONNX Runtime does not have {missing[0]}: it has {', '.join(there)}")
     return list(dict.fromkeys([*(name for name in wanted if name != CPU), CPU]))
 
 
 def assigned_providers(path: Path, settings: str, providers: Sequence[str]) -> dict[str, str]:
-    """Open a session and ask where its nodes went: node name to provider.
+    """Open a session and return the provider of each node: node name to provider.
 
-    The runtime's optimisations are off, so that the nodes are those of the file. What it drops while it loads a model
-    is left out.
+    The runtime's optimizations are off, so that the nodes are those of the file. Nodes that the runtime drops while it
+    loads the model are left out.
 
     Args:
-        settings: What ``session.layer_assignment_settings`` gets.
-        providers: As :func:`session_providers` gives them.
+        settings: The value of ``session.layer_assignment_settings``.
+        providers: The result of :func:`session_providers`.
 
     Raises:
-        UsageError: ONNX Runtime does not load the model.
+        UsageError: ONNX Runtime cannot load the model.
     """
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.log_severity_level = 4  # what fails is raised, with the same words
+    options.log_severity_level = 4  # errors are raised anyway, with the same text
     options.add_session_config_entry(RECORD, "1")
     if settings:
         options.add_session_config_entry(SETTINGS, settings)
@@ -69,7 +69,7 @@ def assigned_providers(path: Path, settings: str, providers: Sequence[str]) -> d
         else:
             session = onnxruntime.InferenceSession(path, options, providers=built_in)
     except Exception as error:  # its exception types are not public
-        raise UsageError(f"ONNX Runtime does not load the model: {' '.join(str(error).split())[:600]}") from error
+        raise UsageError(f"ONNX Runtime cannot load the model: {' '.join(str(error).split())[:600]}") from error
     return {
         node.name: part.ep_name for part in session.get_provider_graph_assignment_info() for node in part.get_nodes()
     }

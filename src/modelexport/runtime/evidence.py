@@ -1,4 +1,4 @@
-"""What a run of a PyTorch model shows, whoever ran it: the model just now, or a file that kept it."""
+"""The protocol of a recorded PyTorch run: a run of the model, or reference values from a file."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from modelexport.runtime.fingerprints import Fingerprint
 
 
 class SeenTensor(NamedTuple):
-    """One tensor that a call got or returned, in the order of the run."""
+    """One tensor that a call got or returned."""
 
     call: ModuleCall
     side: Side
     name: str
     content: str
-    """Equal for tensors of one element type and equal numbers, whatever their shape."""
+    """Equal for tensors of the same element type and equal elements, independent of their shape."""
     dtype: str
     shape: tuple[int, ...]
 
 
 class Computed(NamedTuple):
-    """What one operation gave."""
+    """The result of one operation."""
 
     call: ModuleCall
-    """The innermost that was running."""
+    """The innermost call that was running."""
     fingerprint: Fingerprint
     new: bool
-    """Whether it is other than what the operation got: not a view or a copy of it."""
+    """Whether it differs from the operation's inputs: it is not a view or a copy of one."""
 
 
 class Evidence(Protocol):
@@ -45,10 +45,10 @@ class Evidence(Protocol):
 
     @property
     def parents(self) -> Mapping[ModuleCall, ModuleCall | None]:
-        """Every call to the one that it ran in, in the order in which they began."""
+        """Every call to the call that it ran in, in the order in which they began."""
 
     def array(self, content: str) -> Any:
-        """The numbers of a content, flat."""
+        """The elements of a content, flat."""
 
     def in_float64(self, *, from_right_values: bool) -> Evidence | None:
-        """The same run in float64, for what rounding does; ``None`` where there is none."""
+        """The same run in float64, to measure the effect of rounding; ``None`` if there is none."""

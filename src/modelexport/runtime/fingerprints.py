@@ -1,4 +1,4 @@
-"""Fingerprints of arrays: a few numbers by which equal contents are found among thousands, whatever their shape."""
+"""Fingerprints of arrays: a few numbers to find equal contents among thousands of arrays, independent of shape."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ import numpy as np
 T = TypeVar("T", bound=Hashable)
 
 NEAR = 2e-4
-"""How far two fingerprints may be apart, in norms: above what rounding adds up to over a whole model."""
+"""The largest distance of two fingerprints of one content, in norms: above the rounding of a whole model."""
 _HUGE = 1e18
-"""From here on a number is a mask's minus infinity in disguise: counted, not measured."""
+"""Numbers of this size or above are a mask's substitute for infinity: they are counted, not measured."""
 _LOOK = 4096
 
 
 class Fingerprint(NamedTuple):
-    """What an array looks like when it is flat."""
+    """The fingerprint of a flattened array."""
 
     kind: str
     """``f`` for floating-point numbers of any width, else the element type."""
     size: int
     norm: float
-    """The root of the mean square of the elements."""
+    """The root mean square of the elements."""
     one: float
     two: float
     """Projections on two fixed random directions, in the units of the norm."""
     telling: bool
-    """Whether the content is unlike that of an unrelated array: more than a few distinct numbers."""
+    """Whether the content is distinctive: unrelated arrays rarely share more than a few distinct numbers."""
 
     def same(self, other: Fingerprint) -> bool:
-        """Whether both are of the very same numbers: sums depend a little on where in memory those lie."""
+        """Whether both are of identical numbers, up to the rounding of sums, which depends on the memory layout."""
         return self.near(other, 1e-6)
 
     def near(self, other: Fingerprint, apart: float = NEAR) -> bool:
-        """Whether both can be of one content."""
+        """Whether both may be fingerprints of the same content."""
         room = apart * max(self.norm, other.norm)
         return (self.kind, self.size) == (other.kind, other.size) and (
             abs(self.norm - other.norm) <= room
@@ -48,7 +48,7 @@ class Fingerprint(NamedTuple):
 
 
 class _Directions:
-    """One long random vector; directions of any length are its beginnings."""
+    """Random directions of any length: prefixes of one long random vector."""
 
     def __init__(self) -> None:
         self._numbers = np.empty(0, dtype=np.float32)
@@ -66,7 +66,7 @@ def fingerprint_of(array: Any) -> Fingerprint:
     """The fingerprint of an array of any type and shape."""
     kind = "f" if array.dtype.kind == "f" or array.dtype.name == "bfloat16" else str(array.dtype)
     flat = np.ascontiguousarray(array).reshape(-1).astype(np.float32, copy=False)
-    if flat.size and not float(np.max(np.abs(flat))) < _HUGE:  # not a number compares as false
+    if flat.size and not float(np.max(np.abs(flat))) < _HUGE:  # comparisons with NaN are false
         flat = np.where(np.abs(flat) < _HUGE, flat, np.float32(0))
     direction = _directions(flat.size)
     scale = sqrt(max(flat.size, 1))
@@ -83,19 +83,19 @@ def fingerprint_of(array: Any) -> Fingerprint:
 
 @dataclass
 class Index(Generic[T]):
-    """Things by the fingerprints of their contents."""
+    """An index of items by the fingerprints of their contents."""
 
     _rows: dict[tuple[str, int], list[tuple[Fingerprint, T]]] = field(default_factory=lambda: defaultdict(list))
     _arrays: dict[tuple[str, int], Any] = field(default_factory=dict)
 
     def add(self, fingerprint: Fingerprint, thing: T) -> None:
-        """Add a thing."""
+        """Add an item."""
         place = (fingerprint.kind, fingerprint.size)
         self._rows[place].append((fingerprint, thing))
         self._arrays.pop(place, None)
 
     def near(self, fingerprint: Fingerprint) -> Iterator[T]:
-        """The things whose content can be this one's."""
+        """The items whose content may have this fingerprint."""
         place = (fingerprint.kind, fingerprint.size)
         rows = self._rows.get(place)
         if not rows:

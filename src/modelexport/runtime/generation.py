@@ -24,15 +24,15 @@ class Step:
 
     part: str
     feeds: Mapping[str, Any]
-    """What the part got."""
+    """The inputs of the part."""
     logits: Any
-    """Of the last position of each row: ``[batch, vocabulary]``."""
+    """The logits of the last position of each row: ``[batch, vocabulary]``."""
     tokens: Any
-    """What each row goes on with: ``[batch]``."""
+    """The next token of each row: ``[batch]``."""
 
 
 class Generator:
-    """Runs the graphs of a package that generates.
+    """Generates tokens with the graphs of a package.
 
     Args:
         files: Name of a part to its file: ``decode``, and for a model with an encoder ``encoder`` and ``prefill``.
@@ -41,7 +41,7 @@ class Generator:
     def __init__(self, files: Mapping[str, Path], *, provider: str = CPU) -> None:
         self.sessions = {name: open_session(file, provider=provider, optimized=True) for name, file in files.items()}
         if "decode" not in self.sessions:
-            raise UsageError(f"the package has no part decode, so it does not generate; it has {', '.join(files)}")
+            raise UsageError(f"the package has no part decode, so it cannot generate; it has {', '.join(files)}")
         inputs = input_names(self.sessions["decode"])
         self.token_input = "decoder_input_ids" if "decoder_input_ids" in inputs else "input_ids"
 
@@ -51,9 +51,9 @@ class Generator:
         """Generate greedily; ends early when every row has ended.
 
         Args:
-            inputs: ``input_ids`` and ``attention_mask``, ``[batch, sequence]``, of rows padded left; for a model with
-                an encoder also what that takes, and ``decoder_input_ids``.
-            eos: Tokens after which a row goes on with ``pad``.
+            inputs: ``input_ids`` and ``attention_mask``, ``[batch, sequence]``, with rows padded on the left; for a
+                model with an encoder also the encoder's inputs and ``decoder_input_ids``.
+            eos: Tokens that end a row; it is continued with ``pad``.
         """
         values = dict(inputs)
         if "encoder" in self.sessions:
@@ -83,7 +83,7 @@ class Generator:
     def _chosen(self, part: str, values: Mapping[str, Any]) -> dict[str, Any]:
         wanted = input_names(self.sessions[part])
         if missing := [name for name in wanted if name not in values]:
-            raise UsageError(f"{part} takes {missing[0]}, which was not given")
+            raise UsageError(f"the part {part} needs the input {missing[0]}, which was not given")
         return {name: values[name] for name in wanted}
 
     def _feeds(self, part: str, values: Mapping[str, Any], tokens: Any, cache: Mapping[str, Any]) -> dict[str, Any]:
@@ -98,6 +98,6 @@ class Generator:
 
 
 def _empty(value: onnxruntime.NodeArg, batch: int) -> Any:
-    """The cache of no tokens: open sizes are 0, but for the batch."""
+    """An empty cache: dynamic sizes are 0, except the batch."""
     sizes = [size if isinstance(size, int) else batch if size == _BATCH else 0 for size in value.shape]
     return np.zeros(sizes, dtype=_DTYPES.get(value.type, np.int64))

@@ -1,4 +1,4 @@
-"""Inputs for a file of which nothing is known but its graph inputs: ONNX Runtime says whether they fit."""
+"""Random inputs for a file of which only the graph inputs are known; a run in ONNX Runtime shows whether they fit."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from modelexport.errors import InputsError
 from modelexport.runtime.sessions import run_session
 
 _BOUNDS = (1000, 100, 10)
-"""Whole numbers are drawn from 1 up to one of these, or are all 1: what is an index and into how much is not known."""
+"""Upper bounds of integers, tried in turn (they may be indices into something of unknown size); then all are 1."""
 _SIZES = ((2, 8), (2, 32), (1, 64), (1, 224), (1, 1))
-"""For a dynamic first axis and for every other dynamic axis."""
+"""The sizes for a dynamic first axis and for every other dynamic axis."""
 
 
 def make_random_inputs(model: ir.Model, runs: onnxruntime.InferenceSession, *, seed: int = 0) -> dict[str, Any]:
-    """Arrays that a file has run with and given no NaN: numbers drawn from a normal distribution, whole numbers, true.
+    """Arrays that the file ran with, without NaN in its outputs: normally distributed floats, integers, and true.
 
     Args:
         model: The file, for its inputs' types and shapes.
         runs: A session for the same file.
-        seed: For the values.
+        seed: The seed of the values.
 
     Raises:
-        InputsError: The file does not run with any.
+        InputsError: The file does not run with any of the inputs that were tried.
     """
     for first, other in _SIZES:
         shapes = {value.name or "": _shape(value, first, other) for value in model.graph.inputs}
@@ -42,7 +42,7 @@ def make_random_inputs(model: ir.Model, runs: onnxruntime.InferenceSession, *, s
                             break
                 return draw(whole)
     names = ", ".join(value.name or "" for value in model.graph.inputs)
-    raise InputsError(f"none of the random inputs fit ({names}): export with --reference, which keeps inputs that do")
+    raise InputsError(f"none of the random inputs fit ({names}): export with --reference, which stores inputs that fit")
 
 
 class _Draw:
@@ -52,7 +52,7 @@ class _Draw:
         self.whole_numbers = [name for name, dtype in self._types.items() if dtype.is_integer()]
 
     def __call__(self, bounds: Mapping[str, int]) -> dict[str, Any]:
-        """Inputs whose whole numbers are below ``bounds``, or all the lowest."""
+        """Inputs whose integers are below ``bounds``, or all the lowest."""
         return dict(self._arrays(bounds))
 
     def _arrays(self, bounds: Mapping[str, int]) -> Iterator[tuple[str, Any]]:

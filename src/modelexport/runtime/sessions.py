@@ -1,4 +1,4 @@
-"""Running a file in ONNX Runtime, with values inside it given and taken."""
+"""ONNX Runtime sessions for files, for models in memory and for values inside them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from modelexport.graph.nodes import initializers
 
 CPU = "CPUExecutionProvider"
 _LARGE = 1024
-"""Bytes from which a weight is handed over and not written into a model."""
+"""The size in bytes from which a weight is passed to the session instead of written into the model."""
 _EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 
 
@@ -27,21 +27,21 @@ def open_session(
 
     Args:
         model: A file, or a model in memory.
-        optimized: With the runtime's own fusions; without them it computes node by node, as the file says.
-        folder: Where the external data of a model in memory lies.
-        provider: The execution provider; ONNX Runtime puts what it cannot run on the CPU.
+        optimized: With the runtime's own fusions; without them it runs the nodes of the file one by one.
+        folder: The folder of the external data of a model in memory.
+        provider: The execution provider; ONNX Runtime runs on the CPU what the provider cannot.
 
     Raises:
-        UsageError: ONNX Runtime does not have this provider, or refuses the model.
-        FileFormatError: A file with weights is missing or is not as it was: the runtime would read it unchecked.
+        UsageError: ONNX Runtime does not have this provider, or cannot load the model.
+        FileFormatError: A weights file is missing or has changed: the runtime would read it unchecked.
     """
     available = onnxruntime.get_available_providers()
     if provider not in available:
-        raise UsageError(f"ONNX Runtime has no {provider} here: it has {', '.join(available)}")
+        raise UsageError(f"this ONNX Runtime does not have {provider}: it has {', '.join(available)}")
     options = onnxruntime.SessionOptions()
     if not optimized:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.log_severity_level = 4  # what fails is raised, with the same words
+    options.log_severity_level = 4  # errors are raised anyway, with the same text
     if folder is not None:
         options.add_session_config_entry(_EXTERNAL_FOLDER, str(folder.absolute()))
     weights: dict[str, ir.TensorProtocol] = {}
@@ -57,27 +57,27 @@ def open_session(
     try:
         runs = _Session(source, options, providers=[provider])
     except Exception as error:  # its exception types are not public
-        raise UsageError(f"ONNX Runtime does not load the model: {' '.join(str(error).split())[:600]}") from error
+        raise UsageError(f"ONNX Runtime cannot load the model: {' '.join(str(error).split())[:600]}") from error
     runs.weights = [*arrays.values(), *values]
     return runs
 
 
 class _Session(onnxruntime.InferenceSession):
-    """Keeps the weights that it was handed: the runtime reads them where they are."""
+    """Keeps references to the weights that it was given: the runtime reads them without a copy."""
 
     weights: Sequence[object] = ()
 
 
 def _without_weights(model: ir.Model, weights: dict[str, ir.TensorProtocol]) -> bytes:
-    """A model in memory as bytes, without its large weights, which are put into ``weights``."""
+    """Serialize a model in memory without its large weights, which are put into ``weights``."""
     left: dict[ir.Value, ir.TensorProtocol] = {}
     for value in model.graph.initializers.values():
         tensor = value.const_value
         if tensor is None or isinstance(tensor, ir.ExternalTensor) or tensor.nbytes < _LARGE:
             continue
-        if not value.uses():  # the runtime does not know those that nothing uses
+        if not value.uses():  # the runtime drops unused initializers
             continue
-        if tensor.dtype.numpy().isbuiltin == 1:  # the runtime takes no others from NumPy
+        if tensor.dtype.numpy().isbuiltin == 1:  # the runtime accepts no other types from NumPy
             name, shape = value.name or "", ir.Shape(tensor.shape.numpy())
             weights[name] = tensor
             left[value] = ir.ExternalTensor("weights", 0, tensor.nbytes, tensor.dtype, shape=shape, name=name)
@@ -86,7 +86,7 @@ def _without_weights(model: ir.Model, weights: dict[str, ir.TensorProtocol]) -> 
 
 
 def with_outputs(model: ir.Model, values: Sequence[ir.Value]) -> ir.Model:
-    """A copy of a model, sharing its tensors, that has these values of its main graph as its only outputs."""
+    """A copy of a model, sharing its tensors, whose only outputs are these values of its main graph."""
     names = [value.name for value in values]
     copy = model.clone()
     by_name = {value.name: value for node in copy.graph for value in node.outputs}
@@ -97,7 +97,7 @@ def with_outputs(model: ir.Model, values: Sequence[ir.Value]) -> ir.Model:
 
 
 def split_batches(sizes: Mapping[str, int], limit: int) -> Iterator[list[str]]:
-    """Names in order, in lists whose sizes add up to at most ``limit`` bytes, or of one name that alone is larger."""
+    """Split names, in order, into lists of at most ``limit`` bytes in total; a larger name is a list of its own."""
     batch: list[str] = []
     total = 0
     for name, size in sizes.items():
@@ -116,14 +116,14 @@ def input_names(model: onnxruntime.InferenceSession) -> list[str]:
 
 
 def run_session(model: onnxruntime.InferenceSession, feeds: Mapping[str, Any]) -> dict[str, Any]:
-    """Output names to arrays.
+    """Run a session; returns output names to arrays.
 
     Raises:
-        UsageError: The inputs are not of the model's names, types or shapes, or a node fails.
+        UsageError: The inputs do not have the model's names, types or shapes, or a node fails.
     """
     names = [output.name for output in model.get_outputs()]
     try:
         arrays = model.run(names, dict(feeds))
     except Exception as error:  # its exception types are not public
-        raise UsageError(f"ONNX Runtime does not run the model: {' '.join(str(error).split())[:600]}") from error
+        raise UsageError(f"ONNX Runtime cannot run the model: {' '.join(str(error).split())[:600]}") from error
     return dict(zip(names, arrays, strict=True))

@@ -1,4 +1,4 @@
-"""Where to cut a sequence into stages: balanced, with as little as possible crossing the cuts. Numbers only."""
+"""Cutting a sequence into balanced stages with the least traffic across the cuts. Works on numbers only."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 SLACK = 0.1
-"""How much larger than the best possible the largest stage may be, where less crosses the cuts then."""
+"""How much larger than the smallest possible the largest stage may be to reduce the traffic across the cuts."""
 
 
 @dataclass(frozen=True)
 class Units:
-    """What may not be cut, in order: the figures of each and what crosses a cut before it.
+    """The indivisible units of a sequence, in order: the items of each and the cost of a cut before it.
 
-    A stage's size is the sum over the *distinct* items of its units: a weight that two of them use is there once.
+    A stage's size is the sum over the *distinct* items of its units: a weight that two of them use is counted once.
     """
 
     items: Sequence[Mapping[Hashable, int]]
     """For each unit its items and their sizes."""
     crossing: Sequence[int]
-    """What a cut before each unit costs; that of the first counts for nothing."""
+    """The cost of a cut before each unit; that of the first is ignored."""
 
     def size(self, start: int, end: int) -> int:
         """The size of the stage of the units from ``start`` up to ``end``."""
@@ -34,7 +34,7 @@ class Units:
 
 
 def best_limit(units: Units, stages: int) -> int:
-    """The smallest possible size of the largest of so many stages."""
+    """The smallest possible size of the largest of ``stages`` stages."""
     low, high = max(units.size(i, i + 1) for i in range(len(units.items))), units.size(0, len(units.items))
     while low < high:
         middle = (low + high) // 2
@@ -46,7 +46,7 @@ def best_limit(units: Units, stages: int) -> int:
 
 
 def fewest_stages(units: Units, limit: int) -> int:
-    """How many stages it takes for none to be larger than ``limit``, which no single unit may be."""
+    """The smallest number of stages of at most ``limit``, which no single unit may exceed."""
     stages, total = 1, 0
     here: set[Hashable] = set()
     for unit in units.items:
@@ -59,12 +59,12 @@ def fewest_stages(units: Units, limit: int) -> int:
 
 
 def balanced_cuts(units: Units, stages: int, limit: int) -> list[int]:
-    """The units before which to cut, so that no stage is larger than ``limit`` and the least crosses the cuts.
+    """The units before which to cut, so that no stage exceeds ``limit`` and the cost of the cuts is smallest.
 
-    Among cuts over which equally much crosses, neighbouring stages are made as equal as possible.
+    Among cuts of equal cost, neighboring stages are made as equal as possible.
 
     Raises:
-        ValueError: There are no such cuts.
+        ValueError: No such cuts exist.
     """
     lowest = _lowest_starts(units, limit)
     best: list[float] = [0.0] + [float("inf")] * len(units.items)
@@ -99,7 +99,7 @@ def _lowest_starts(units: Units, limit: int) -> list[int]:
 def _one_more(
     units: Units, best: Sequence[float], lowest: Sequence[int], *, last: bool
 ) -> tuple[list[float], list[int]]:
-    """What crosses the cuts, at the least, with one stage more, for each end of it; and where that stage begins."""
+    """The smallest cost of the cuts with one more stage, for each end of it, and the begin of that stage."""
     count = len(units.items)
     costs, origins = [float("inf")] * (count + 1), [0] * (count + 1)
     window: deque[int] = deque()
@@ -116,7 +116,7 @@ def _one_more(
 
 
 def _evened(units: Units, cuts: list[int]) -> list[int]:
-    """Move each cut between its neighbours to where both of its stages are most alike and no more crosses it."""
+    """Move each cut between its neighbors to where its two stages are most equal, without increasing its cost."""
     for _ in range(2 * len(cuts)):
         before = list(cuts)
         for index, cut in enumerate(cuts):
@@ -131,7 +131,7 @@ def _evened(units: Units, cuts: list[int]) -> list[int]:
 
 
 def _running(units: Units, order: range) -> list[int]:
-    """The size of the units up to each, in this order."""
+    """The cumulative size of the units, in this order."""
     total, sizes = 0, []
     here: set[Hashable] = set()
     for index in order:

@@ -1,4 +1,4 @@
-"""A package of stages, run one stage after the other."""
+"""Running a package of stages, one stage after the other."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def read_stages(folder: str | Path) -> Manifest:
     """The manifest of a package of stages.
 
     Raises:
-        FileFormatError: There is none, it is damaged or of another kind or version, or a part is missing.
+        FileFormatError: It is missing, damaged, or of another kind or version, or a part is missing.
     """
     manifest = read_manifest(Path(folder))
     if manifest.kind != "stages":
@@ -27,20 +27,20 @@ def read_stages(folder: str | Path) -> Manifest:
 def run_chain(
     folder: str | Path, feeds: Mapping[str, Any], *, opened: Callable[[Path], Any] = open_session
 ) -> dict[str, Any]:
-    """Run the stages of a package; one of them is loaded at a time, and values are dropped after their last use.
+    """Run the stages of a package, one loaded at a time; values are dropped after their last use.
 
     Args:
         feeds: Arrays for the inputs of the whole model, by name.
-        opened: Makes a session of a stage's file.
+        opened: Opens a session for a stage's file.
 
     Returns:
-        What no later stage takes: the outputs of the whole model, by name. One that is an output and is taken as well
-        is among them too.
+        The outputs of the whole model, by name: the outputs of stages that no later stage takes, and those that a stage
+        takes but that are outputs of the model as well.
 
     Raises:
         FileFormatError: The folder is not a package of stages.
         InputsError: An input is missing.
-        UsageError: ONNX Runtime does not run a stage.
+        UsageError: ONNX Runtime cannot run a stage.
     """
     manifest = read_stages(folder)
     values: dict[str, Any] = dict(feeds)

@@ -1,4 +1,4 @@
-"""The one cutter: nodes cut out of a tagged graph, with everything that they need to run by themselves."""
+"""Cuts nodes out of a tagged graph, with everything that they need to run by themselves. All commands use this file."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ if TYPE_CHECKING:
 
 @dataclass
 class Cut:
-    """A call as a model of its own; changing it leaves the model that it was cut out of as it is."""
+    """A call as a model of its own; changing it does not change the model that it was cut out of."""
 
     model: ir.Model
     inputs: list[ir.Value]
-    """The values in the whole model that the inputs stand for, in the same order."""
+    """The values in the whole model that correspond to the inputs, in the same order."""
     outputs: list[ir.Value]
     borrowed: int
-    """How many nodes belong to other calls."""
+    """The number of nodes that belong to other calls."""
 
     def reorder(self, inputs: Sequence[ir.Value], outputs: Sequence[ir.Value]) -> None:
-        """Put some of the inputs and outputs, named by the values that they stand for, first and in this order."""
+        """Put some of the inputs and outputs, given as values of the whole model, first and in this order."""
         self.inputs = _permute(self.model.graph.inputs, self.inputs, inputs)
         self.outputs = _permute(self.model.graph.outputs, self.outputs, outputs)
 
     def rename(self, names: Mapping[ir.Value, str]) -> None:
-        """Rename inputs, named by the values that they stand for. One whose name another value has keeps its own."""
+        """Rename inputs, given as values of the whole model. An input keeps its name if the new one is taken."""
         graph = self.model.graph
         taken = {value.name for node in graph.all_nodes() for value in (*node.inputs, *node.outputs) if value}
         for value, source in zip(graph.inputs, self.inputs, strict=True):
@@ -56,7 +56,7 @@ class Cut:
 
 
 def _permute(new: MutableSequence[ir.Value], old: list[ir.Value], first: Sequence[ir.Value]) -> list[ir.Value]:
-    """Sort both lists alike, in place and returned: the members of ``first`` in its order, then the others."""
+    """Sort both lists in the same way, in place, and return the second: ``first`` in its order, then the others."""
     rank = {value: i for i, value in enumerate(first)}
     order = sorted(range(len(old)), key=lambda i: rank.get(old[i], len(rank)))
     new[:] = [new[i] for i in order]
@@ -65,18 +65,18 @@ def _permute(new: MutableSequence[ir.Value], old: list[ir.Value], first: Sequenc
 
 @dataclass(frozen=True)
 class Needs:
-    """What nodes that are cut out need besides their weights."""
+    """The requirements of cut-out nodes besides their weights."""
 
     inputs: list[ir.Value]
-    """Values that have to be given."""
+    """Values that become inputs."""
     borrowed: set[ir.Node]
-    """Nodes of other calls that are computed again."""
+    """Nodes of other calls that are recomputed."""
     renewed: dict[ir.Value, Renewed]
-    """Sizes of values that are not there, which are read off the inputs."""
+    """Sizes of values outside the cut, which are read from the inputs."""
 
 
 class Cutter:
-    """Cuts nodes out of one model; what all of them need to know is found out once, in time linear in the model."""
+    """Cuts nodes out of one model; shared facts are computed once, in time linear in the size of the model."""
 
     def __init__(self, tagged: TaggedFile) -> None:
         self._tagged = tagged
@@ -103,10 +103,10 @@ class Cutter:
         return any(self._own.get(inside) for inside in self._inside(call))
 
     def nodes_of(self, call: ModuleCall) -> set[ir.Node]:
-        """The nodes of a call and of the calls inside it; of a function that one of them calls, only the call.
+        """The nodes of a call and of the calls inside it; for a function that is called in them, only the call node.
 
         Raises:
-            UsageError: Some are in the body of a function that is called elsewhere.
+            UsageError: Some nodes are in the body of a function that is called elsewhere.
         """
         own = {node for each in self._inside(call) for node in self._own.get(each, ())}
         called = {node.op_identifier() for node in own}
@@ -122,7 +122,7 @@ class Cutter:
 
         Raises:
             UsageError: Its nodes are in the body of a function.
-            FileFormatError: A value at its boundary has no type, not even one that can be inferred.
+            FileFormatError: A value at its boundary has no type, and none can be inferred.
         """
         own, boundary = self.nodes_of(call), self.boundaries[call]
         needs = self.needs(own, boundary.inputs)
@@ -130,9 +130,9 @@ class Cutter:
         return self.copy(own, needs, list(boundary.outputs), set(self._inside(call)), above, f"'{call}'")
 
     def needs(self, own: set[ir.Node], taken: Iterable[ir.Value]) -> Needs:
-        """What nodes need of the values that they take from other nodes.
+        """What nodes need for the values that they take from other nodes.
 
-        Constants are computed again, and so are sizes that depend on the sizes of values that are needed anyway.
+        Constants are recomputed, and so are sizes that depend on the sizes of values that are needed anyway.
         """
         others: list[ir.Value] = []
         constants: list[ir.Value] = []
@@ -158,15 +158,15 @@ class Cutter:
         above: Iterable[ModuleCall],
         what: str,
     ) -> Cut:
-        """Nodes, and what they need, as a model of its own.
+        """Nodes, with everything that they need, as a model of its own.
 
         Args:
-            inside: The calls that the nodes belong to; owners outside of these are left out where there are others.
-            above: Calls that stay in its call tree even if they own no node of it.
-            what: What is cut out, for messages.
+            inside: The calls that the nodes belong to; other owners are removed if one of these remains.
+            above: Calls that stay in the call tree even if they own no node of it.
+            what: A description of the cut, for messages.
 
         Raises:
-            FileFormatError: An input or output has no type, not even one that can be inferred.
+            FileFormatError: An input or output has no type, and none can be inferred.
         """
         self._check_types(what, [*needs.inputs, *outputs])
         graph = self._copy(own | needs.borrowed, [*needs.inputs, *needs.renewed], outputs)
@@ -189,14 +189,14 @@ class Cutter:
                 passes.ShapeInferencePass()(self._model)
             if value.type is None:
                 raise FileFormatError(
-                    f"{self._tagged.path} does not say the type of '{value.name}', which {what} takes or returns, "
+                    f"{self._tagged.path} has no type for '{value.name}', which {what} takes or returns, "
                     "and it cannot be inferred: export it again"
                 )
 
     # --- the copy ---
 
     def _copy(self, nodes: set[ir.Node], inputs: Sequence[ir.Value], outputs: Sequence[ir.Value]) -> ir.Graph:
-        """A flat graph of copies of these nodes; what a node among them holds stays in it."""
+        """A flat graph of copies of these nodes; nodes in their nested graphs stay nested."""
         chosen = [node for node in sorted(nodes, key=self._position.__getitem__) if not self._is_held(node, nodes)]
         weights = {value: None for node in chosen for value in values_taken(node) if value.is_initializer()}
         weights.update((value, None) for value in outputs if value.is_initializer())
@@ -224,7 +224,7 @@ class Cutter:
         return self._enclosing.get(node.graph) if isinstance(node.graph, ir.Graph) else None
 
     def _wrap(self, graph: ir.Graph, inside: set[ModuleCall], above: Iterable[ModuleCall]) -> ir.Model:
-        """A model of a graph, with the functions it uses, the whole's metadata, and the tags that concern it."""
+        """A model of a graph, with its functions, the metadata of the whole model, and the tags of its calls."""
         whole = self._model
         functions: dict[ir.OperatorIdentifier, ir.Function] = {}
         nodes = list(graph.all_nodes())
@@ -260,7 +260,7 @@ class Cutter:
 
 
 def _used_entries(whole: ir.Model, graph: ir.Graph) -> dict[str, str]:
-    """The whole's list of ``state_dict`` entries, with what this graph uses of them."""
+    """The whole model's list of ``state_dict`` entries, with flags for those that this graph uses."""
     if keys.STATE_DICT not in whole.metadata_props:
         return {}
     plans = (parameter_plan(value) for value in graph.initializers.values())
@@ -273,7 +273,7 @@ def _used_entries(whole: ir.Model, graph: ir.Graph) -> dict[str, str]:
 
 
 def _keep_owners(node: ir.Node, inside: set[ModuleCall], tags: Mapping[ModuleCall, str]) -> tuple[ModuleCall, ...]:
-    """Of several owners leave those that are inside the cut, if any is; returns the owners."""
+    """Keep only the owners inside the cut, if there is one; returns the owners."""
     owner = owner_of(node)
     if owner is None:
         return ()

@@ -13,7 +13,7 @@ from modelexport.tagged.file import TaggedFile
 
 
 class EditedTags:
-    """The call tree of a file and the tags of its calls; calls can be added and taken out."""
+    """The call tree of a file and the tags of its calls, to which calls can be added and removed."""
 
     def __init__(self, tagged: TaggedFile) -> None:
         self._calls = {traced.call: traced for traced in tagged.calls}
@@ -23,9 +23,9 @@ class EditedTags:
             self._sources.setdefault(call, self._guess(tagged, call))
 
     def _guess(self, tagged: TaggedFile, call: ModuleCall) -> str:
-        """The source tag of a call that owns no node: its own tag if it is a level, the one of the level above if not.
+        """The source tag of a call without nodes of its own: its own tag if it is a level, otherwise the level above's.
 
-        It is a level if the tags of the nodes inside it continue its own.
+        It is a level if the tags of the nodes inside it begin with its own.
         """
         own = tagged.tags[call]
         for node in tagged.nodes_of(call):
@@ -52,7 +52,7 @@ class EditedTags:
         return class_in_tag(self._tags[call])
 
     def remove_inside(self, call: ModuleCall, used: Iterable[ModuleCall]) -> None:
-        """Take out the calls inside one, except those that own a node that is still there and the calls around them."""
+        """Remove the calls inside a call, except those that still own a node and their callers."""
         tree = self.calls
         kept = {above for other in used if other in self._calls for above in tree.stack(other)}
         for traced in tree:
@@ -60,7 +60,7 @@ class EditedTags:
                 del self._calls[traced.call], self._tags[traced.call], self._sources[traced.call]
 
     def add(self, path: str, parent: ModuleCall, tag: str, source: str) -> ModuleCall:
-        """Add a call of the module at a path, behind all calls inside its parent; returns it with its number."""
+        """Add a call of the module at a path, after all calls inside its parent; returns it with its number."""
         index = 0
         while ModuleCall(path, index) in self._calls:
             index += 1
@@ -84,7 +84,7 @@ class EditedTags:
         return call
 
     def entries(self) -> str:
-        """The call tree, as a file keeps it."""
+        """The call tree, as stored in a file."""
         entries = [
             documents.CallTreeEntry(
                 traced.call.address,

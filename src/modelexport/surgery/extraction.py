@@ -1,4 +1,4 @@
-"""``extract``: one module call of a tagged file becomes a model of its own. The graph is cut by ``cutter.py``."""
+"""``extract``: write one module call of a tagged file as a model of its own. ``cutter.py`` cuts the graph."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ class Extracted(msgspec.Struct, frozen=True, kw_only=True):
     call: str
     tag: str
     nodes: int
-    """Nodes in the file, those of nested graphs included."""
+    """The number of nodes in the file, with those of nested graphs."""
     borrowed: int
-    """How many of these belong to other calls, and are there because they compute a constant or a size."""
+    """The number of these that belong to other calls and compute a constant or a size."""
     bytes: int
-    """Size of the weights."""
+    """Bytes of the weights."""
     inputs: list[ExtractedValue]
     outputs: list[ExtractedValue]
 
@@ -56,19 +56,19 @@ class Extracted(msgspec.Struct, frozen=True, kw_only=True):
 def extract(tagged: TaggedFile, name: str, output: str | Path) -> Extracted:
     """Write one module call as a model of its own.
 
-    Its inputs are the values that enter the call's nodes, under the names and in the order of ``forward``'s arguments
-    where the sidecar leaves no doubt which is which; its outputs are the values that leave them. What other calls
-    compute from weights and constants alone comes along, as do sizes that can be read off the inputs. Weights that the
-    call does not need are not read. They are embedded up to 1 GB; above, they go to ``output`` with ``.data`` appended.
+    Its inputs are the values that enter the call's nodes, with the names and in the order of ``forward``'s arguments
+    if the sidecar identifies them; its outputs are the values that leave them. Nodes of other calls that compute only
+    from weights and constants are included, as are sizes that can be read from the inputs. Only weights that the call
+    needs are read. They are embedded up to 1 GB; above, they are written to ``output`` with ``.data`` appended.
 
     Args:
         name: An address (``encoder.layer.0``, ``shared@1``) or a tag.
         output: The file to write.
 
     Raises:
-        UsageError: There is no such call, or it has no nodes; says why.
-        FileFormatError: Weights in other files are missing, or the sidecar is not that of this file.
-        OutputError: ``output`` cannot be written. What was there before is still there.
+        UsageError: There is no such call, or it has no nodes; the message says why.
+        FileFormatError: Weights in other files are missing, or the sidecar belongs to another file.
+        OutputError: ``output`` cannot be written. An existing file of that name is unchanged.
     """
     output = Path(output)
     call = tagged.find(name)
@@ -81,7 +81,7 @@ def extract(tagged: TaggedFile, name: str, output: str | Path) -> Extracted:
 def extract_all(tagged: TaggedFile, names: Sequence[str], folder: str | Path) -> list[Extracted]:
     """Write the calls that selectors pick, each to ``folder/ADDRESS.onnx``; all of them or none.
 
-    Of what a glob or a class picks, calls without nodes are left out.
+    Calls without nodes that a glob or a class picks are left out.
 
     Raises:
         UsageError, FileFormatError, OutputError: As :func:`extract`.
@@ -116,7 +116,7 @@ def _write_all(
     tagged: TaggedFile, calls: Iterable[ModuleCall], folder: Path, extractor: _Extractor | None = None
 ) -> list[Extracted]:
     if folder.exists() and not folder.is_dir():
-        raise OutputError(f"{folder} is a file: several calls go to a folder")
+        raise OutputError(f"{folder} is a file: give a folder for several calls")
     check_writable(folder / "@0.onnx" if folder.is_dir() else folder)
     extractor = extractor or _Extractor(tagged)
     with written_together(folder.parent) as staging:
@@ -125,9 +125,9 @@ def _write_all(
 
 
 def file_stem(call: ModuleCall) -> str:
-    """A file name for a call, safe on every file system and different for each: the address, as in a URL where need be.
+    """A unique file name for a call, safe on every file system: the address, percent-encoded if necessary.
 
-    The root's is ``@0``; one that is too long for a file system ends in a hash of the rest.
+    The root's is ``@0``; a name that is too long for a file system ends in a hash of the rest.
     """
     stem = quote(call.path, safe="") + (f"@{call.index}" if call.index or not call.path else "")
     if len(stem) > 200:
@@ -137,7 +137,7 @@ def file_stem(call: ModuleCall) -> str:
 
 @dataclass(frozen=True, eq=False)
 class _Extractor:
-    """Names and writes what is cut out of one file."""
+    """Names and writes the calls that are cut out of one file."""
 
     tagged: TaggedFile
 
@@ -175,7 +175,7 @@ class _Extractor:
         )
 
     def _name_inputs(self, call: ModuleCall, cut: Cut) -> None:
-        """Give inputs and outputs the order, and inputs the names, that the module's ``forward`` has."""
+        """Sort inputs and outputs, and name inputs, as in the module's ``forward``."""
         interface = interface_of(self.tagged, call, cut.inputs, cut.outputs)
         cut.reorder(interface.inputs, interface.outputs)
         cut.rename(interface.names)

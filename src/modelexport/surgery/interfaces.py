@@ -1,4 +1,4 @@
-"""What a call takes and gives, named as its module's ``forward`` names it where the sidecar leaves no doubt."""
+"""The inputs and outputs of a call, named as in its module's ``forward`` if the sidecar identifies them."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Interface:
     inputs: list[ir.Value]
     outputs: list[ir.Value]
     names: Mapping[ir.Value, str]
-    """Inputs to the names of the arguments that they are."""
+    """Inputs to the names of their arguments."""
 
     def called(self, value: ir.Value) -> str:
-        """The name of the argument that a value is, or its own."""
+        """The name of the argument of a value, or the value's own name."""
         return self.names.get(value) or value.name or ""
 
 
@@ -48,12 +48,12 @@ def interface_of(
 def match_names(
     wanted: Sequence[str], offered: Mapping[str, ir.Value], given: Mapping[str, str], what: str, whose: str
 ) -> list[ir.Value]:
-    """The value for each name: the one that ``given`` says, the one of the same name, or the one in the same position.
+    """The value for each name: the one in ``given``, the one of the same name, or the one in the same position.
 
-    Positions count where there are as many of both and ``given`` says nothing.
+    Positions are used if the numbers of names and values are equal and ``given`` is empty.
 
     Args:
-        offered: Values by name; several names of one value follow one another.
+        offered: Values by name; several names of one value are adjacent.
         what: ``inputs`` or ``outputs``, for messages.
         whose: The call, for messages.
 
@@ -70,13 +70,13 @@ def match_names(
         return values
     missing = [name for name in wanted if name not in found]
     raise UsageError(
-        f"{whose} has the {what} {_listed(offered)} and the model to put there has {', '.join(wanted)}: say which is "
-        f"which of {', '.join(missing)} with --map {missing[0]}={next(iter(offered), 'VALUE')}"
+        f"{whose} has the {what} {_listed(offered)}, and the model to put there has {', '.join(wanted)}: map "
+        f"{', '.join(missing)} with --map {missing[0]}={next(iter(offered), 'VALUE')}"
     )
 
 
 def offered_names(interface: Interface, values: Iterable[ir.Value]) -> dict[str, ir.Value]:
-    """Values under the names of the arguments that they are, and under their own."""
+    """Values by the names of their arguments, and by their own names."""
     found: dict[str, ir.Value] = {}
     for value in values:
         found.setdefault(interface.called(value), value)

@@ -1,4 +1,4 @@
-"""``rename``: names of nodes after the modules that they belong to, for tools that go by such names."""
+"""``rename``: name nodes after their modules, for tools that use such names."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ class Renamed(msgspec.Struct, frozen=True):
 
     path: str
     renamed: dict[str, str]
-    """Old names to new ones, of the nodes that had others."""
+    """Old names of the renamed nodes to new ones."""
 
 
 def rename(path: str | Path, output: str | Path) -> Renamed:
-    """Write a tagged file whose nodes are named after their modules; values keep their names, and with them lineage.
+    """Write a tagged file whose nodes are named after their modules; values keep their names, which lineage needs.
 
-    A file with functions becomes flat: in the body of a function, which many modules share, no such name is true. The
-    documents beside the file that name its nodes are not copied.
+    A file with functions is made flat: no such name would be right in the body of a function that many modules share.
+    The documents beside the file that name its nodes are not copied.
 
     Raises:
         FileFormatError: The file cannot be read.
-        OutputError: ``output`` cannot be written. What was there before is still there.
+        OutputError: ``output`` cannot be written. An existing file of that name is unchanged.
     """
     path, output = Path(path), Path(output)
     check_writable(output, [path])

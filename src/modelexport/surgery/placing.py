@@ -1,4 +1,4 @@
-"""``place``: rules that send modules to devices, written as ONNX Runtime's session options, and read back from it."""
+"""``place``: rules that assign modules to devices, as ONNX Runtime session options, with a check in a session."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from modelexport.runtime.assignment import CPU, RECORD, SETTINGS, assigned_provi
 from modelexport.tagged.file import TaggedFile
 
 State = Literal["placed", "elsewhere", "torn", "no provider"]
-"""All nodes of a call are where the rule says; all elsewhere; in several places; or nothing here serves the device."""
+"""All nodes of a call are on the rule's device; all elsewhere; in several places; or no provider serves the device."""
 
 _PROVIDERS: Mapping[str, Sequence[str]] = {
     "cpu": (CPU,),
@@ -29,12 +29,12 @@ _PROVIDERS: Mapping[str, Sequence[str]] = {
     "fpga": (),
     "accelerator": (),
 }
-"""ONNX Runtime's words for devices, and providers that it takes for them whatever hardware they name."""
+"""ONNX Runtime's names of devices, and providers that it uses for them independent of their hardware."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A device, or a provider by name, and the modules that go there."""
+    """A device, or a provider by name, and the modules that are assigned to it."""
 
     device: str
     selectors: tuple[str, ...]
@@ -44,7 +44,7 @@ class Rule:
         """``gpu: model.layers.[0-11] model.norm``: a device, a colon and a space, selectors.
 
         Raises:
-            UsageError: It is nothing like it.
+            UsageError: The text is not a rule.
         """
         device, found, modules = text.partition(": ")
         if not (found and device.strip() and modules.split()) or set(device) & set("(),;"):
@@ -53,38 +53,38 @@ class Rule:
 
 
 class PlacedCall(msgspec.Struct, frozen=True):
-    """A call that a rule names, and where its nodes went."""
+    """A call that a rule names, and the providers of its nodes."""
 
     call: str
     tag: str
     device: str
     state: State | None
-    """``None`` where no session was opened."""
+    """``None`` if no session was opened."""
     providers: dict[str, int]
-    """How many of its nodes each provider got; those that a rule for a module inside it sends elsewhere left out."""
+    """Provider to the number of its nodes, without nodes that a rule for an inner module assigns elsewhere."""
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
-    """Session options that place modules, and what became of them in a session here."""
+    """Session options that assign modules to devices, and the result in a session."""
 
     path: str
     settings: str
-    """For ``session.layer_assignment_settings``."""
+    """The value of ``session.layer_assignment_settings``."""
     nodes: dict[str, int]
-    """How many nodes the rules send to each device."""
+    """The number of nodes that the rules assign to each device."""
     unplaced: int
-    """Nodes without a rule: ONNX Runtime puts them wherever it likes."""
+    """The number of nodes without a rule, which ONNX Runtime assigns freely."""
     providers: list[str]
-    """Of the session that was opened; empty if none was."""
+    """The providers of the session that was opened; empty if none was."""
     calls: list[PlacedCall]
 
     @property
     def faults(self) -> list[PlacedCall]:
-        """The calls that are torn apart or elsewhere."""
+        """The calls that are split or elsewhere."""
         return [call for call in self.calls if call.state in ("torn", "elsewhere")]
 
     def session_options(self) -> dict[str, object]:
-        """What ``-o SESSION.json`` gets: entries of the session's configuration, and providers."""
+        """The content of ``-o SESSION.json``: entries of the session's configuration, and providers."""
         return {"providers": self.providers, "config_entries": {SETTINGS: self.settings, RECORD: "1"}}
 
 
@@ -96,18 +96,18 @@ def place(
     providers: Sequence[str] = (),
     libraries: Mapping[str, Path] | None = None,
 ) -> Placement:
-    """Make ONNX Runtime's session options out of rules, open a session with them, and read back where modules went.
+    """Make ONNX Runtime session options from rules, open a session with them, and read where modules were assigned.
 
-    A node goes where the rule for the innermost module around it says; of several rules for that, the last counts.
+    A node follows the rule for the innermost module that it is in; of several such rules the last one applies.
 
     Args:
-        check: Open a session; without, the options are only written.
-        providers: Of the session, in order; CPU is always the last.
+        check: Open a session; otherwise the options are only written.
+        providers: The providers of the session, in order; CPU is always the last.
         libraries: Names of plug-in providers to their libraries.
 
     Raises:
         UsageError: A selector matches nothing, the file has no annotations, or ONNX Runtime does not have a provider
-            or refuses the model.
+            or cannot load the model.
     """
     _annotated(tagged)
     sent = _sent(tagged, rules)
@@ -137,7 +137,7 @@ def place(
 
 
 class _Sent(NamedTuple):
-    """Where a call is sent, and by which rule for which call around it."""
+    """The device of a call, with the rule and the call that the rule names."""
 
     depth: int
     rule: int
@@ -146,7 +146,7 @@ class _Sent(NamedTuple):
 
 
 def _sent(tagged: TaggedFile, rules: Sequence[Rule]) -> dict[ModuleCall, _Sent]:
-    """Where each call is sent: by the rule for the innermost call around it, of several by the last."""
+    """The device of each call: by the rule for the innermost enclosing call, of several by the last."""
     sent: dict[ModuleCall, _Sent] = {}
     for index, rule in enumerate(rules):
         selection = tagged.select(*rule.selectors)
@@ -164,10 +164,10 @@ def _sent(tagged: TaggedFile, rules: Sequence[Rule]) -> dict[ModuleCall, _Sent]:
 
 
 def _annotated(tagged: TaggedFile) -> None:
-    """Refuse a file whose nodes ONNX Runtime cannot place.
+    """Refuse a file whose nodes ONNX Runtime cannot assign.
 
     Raises:
-        UsageError: A node has no annotation, or one of somebody else.
+        UsageError: A node has no annotation, or one that modelexport did not write.
     """
     for node in tagged.nodes:
         owner = owner_of(node)
@@ -180,20 +180,20 @@ def _annotated(tagged: TaggedFile) -> None:
 
 @dataclass
 class _Part:
-    """A part of annotations: ``layers.`` and what comes behind it."""
+    """A node of the prefix tree of annotations, such as ``layers.``, with the parts that follow."""
 
     devices: set[str | None] = field(default_factory=set)
-    """Of every annotation that begins so."""
+    """The devices of all annotations with this prefix."""
     own: str | None = None
-    """Of the annotation that ends here."""
+    """The device of the annotation that ends at this part."""
     ends: bool = False
     parts: dict[str, _Part] = field(default_factory=dict)
 
 
 def _patterns(tagged: TaggedFile, devices: Mapping[str, str | None]) -> dict[str, list[str]]:
-    """For each device the fewest beginnings of annotations that take its nodes and no others.
+    """For each device the smallest set of annotation prefixes that match all of its nodes and no others.
 
-    In ONNX Runtime the first rule that matches wins, and beginnings win over whole annotations: none overlap here.
+    In ONNX Runtime the first matching rule wins, and prefixes win over whole annotations: these never overlap.
     """
     root = _Part()
     for node in tagged.nodes:
@@ -240,7 +240,7 @@ def _read_back(
 
 
 def _serving(device: str, opened: Sequence[str]) -> list[str]:
-    """The providers of a session that serve a device, as far as their names tell."""
+    """The providers of a session that serve a device, judged by their names."""
     if device in opened:
         return [device]
     word = device.partition(":")[0].lower()

@@ -1,4 +1,4 @@
-"""What a cut computes again from its own values: constants, and sizes that can be read off its inputs."""
+"""Values that a cut recomputes: constants, and sizes that can be read from its inputs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from modelexport.graph.nodes import is_random, nested_graphs
 
 
 class Repeating:
-    """Tells what nodes of one model compute the same wherever they are; remembers what it found out."""
+    """Finds the nodes of one model that can be recomputed elsewhere; results are cached."""
 
     def __init__(self, model: ir.Model) -> None:
         self._model = model
@@ -20,7 +20,7 @@ class Repeating:
         self._repeatable: dict[ir.OperatorIdentifier, bool] = {}
 
     def is_constant(self, value: ir.Value) -> bool:
-        """Whether a value depends on initializers and constants alone."""
+        """Whether a value depends only on initializers and constants."""
         pending = [producer] if (producer := value.producer()) is not None else []
         while pending:
             node = pending[-1]
@@ -52,9 +52,9 @@ class Repeating:
     def size(
         self, value: ir.Value, own: set[ir.Node], arguments: Mapping[ir.Value, None]
     ) -> tuple[set[ir.Node], dict[ir.Value, Renewed]] | None:
-        """How to compute a size from the sizes of the cut's own values: which nodes it takes, and what to renew.
+        """How to compute a size from the sizes of the cut's own values: the nodes that this takes, and sizes to renew.
 
-        ``None`` when it depends on more than sizes and constants, or on a size that none of the inputs has.
+        ``None`` if it depends on more than sizes and constants, or on a size that none of the inputs has.
         """
         nodes: set[ir.Node] = set()
         renewed: dict[ir.Value, Renewed] = {}
@@ -81,7 +81,7 @@ class Repeating:
         return nodes, renewed
 
     def is_repeatable(self, node: ir.Node) -> bool:
-        """Whether a node computes the same each time: its operator is known and not random, nor is anything in it."""
+        """Whether a node always computes the same: its operator, and those nested in it, are known and not random."""
         operator = node.op_identifier()
         if operator not in self._repeatable:
             function = self._model.functions.get(operator)
@@ -95,7 +95,7 @@ class Repeating:
 
 
 def values_taken(node: ir.Node) -> Iterator[ir.Value]:
-    """The values that a node takes from around it, those that its nested graphs use included."""
+    """The values that a node takes from outside, including those that its nested graphs use."""
     yield from (value for value in node.inputs if value is not None)
     for graph in nested_graphs(node):
         for inner in graph:
@@ -107,13 +107,13 @@ def _is_deterministic(operator: ir.OperatorIdentifier, version: int | None) -> b
     domain, op_type, _ = operator
     try:
         known = onnx.defs.get_schema(op_type, version or 1, domain)
-    except onnx.defs.SchemaError:  # an operator that onnx does not know may do anything
+    except onnx.defs.SchemaError:  # an operator unknown to onnx may be random
         return False
     return not is_random(known)
 
 
 def is_size(value: ir.Value) -> bool:
-    """Whether a value has the form of a size or of a list of sizes: integers, at most one axis, of fixed length."""
+    """Whether a value may be a size or a list of sizes: integers, at most one axis, of fixed length."""
     if value.dtype not in (ir.DataType.INT64, ir.DataType.INT32) or value.shape is None:
         return False
     return len(value.shape) <= 1 and value.shape.is_static()
@@ -121,7 +121,7 @@ def is_size(value: ir.Value) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Renewed:
-    """A ``Shape`` of a value outside the cut, and where an input of the cut has the same sizes."""
+    """A ``Shape`` of a value outside the cut, and an input of the cut with the same sizes."""
 
     node: ir.Node
     source: ir.Value
@@ -129,7 +129,7 @@ class Renewed:
 
 
 def renew(node: ir.Node, measured: ir.Value, arguments: Iterable[ir.Value]) -> Renewed | None:
-    """Sizes of the same name are equal everywhere in a graph."""
+    """An input with the sizes that a ``Shape`` node measures: sizes of the same name are equal in the whole graph."""
     wanted = _sizes(measured)
     if wanted is None:
         return None
@@ -151,7 +151,7 @@ def _sizes(value: ir.Value) -> list[int | str | None] | None:
 
 
 def read_off(graph: ir.Graph, renewal: Renewed, size: ir.Value, source: ir.Value) -> None:
-    """Make ``size``, an input no longer, the size of another input."""
+    """Compute ``size``, which is no longer an input, from another input."""
     assert size.shape is not None
     (length,) = size.shape.numpy()
     node = ir.Node(

@@ -1,4 +1,4 @@
-"""``replace``: modules of a tagged file are replaced by another model, an operator, or nothing; the rest stays."""
+"""``replace``: replace modules of a tagged file by another model, an operator, or nothing; the rest is unchanged."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ class ReplacedCall(msgspec.Struct, frozen=True):
     call: str
     tag: str
     removed: int
-    """Nodes of the old module that are gone."""
+    """The number of removed nodes of the old module."""
     added: int
     inputs: list[str]
-    """Values of the whole that the new nodes take; weights are not among them."""
+    """Values of the whole model that the new nodes use, without weights."""
     outputs: list[str]
 
 
@@ -53,9 +53,9 @@ class Replaced(msgspec.Struct, frozen=True, kw_only=True):
     by: str
     calls: list[ReplacedCall]
     kept: int
-    """Nodes that are as they were."""
+    """The number of unchanged nodes."""
     weights: list[str]
-    """Files with weights beside it."""
+    """The weights files beside it."""
 
 
 def replace(
@@ -67,21 +67,21 @@ def replace(
     every_call: bool = True,
     weights: Sharing = "auto",
 ) -> Replaced:
-    """Write a tagged file with other nodes where modules were.
+    """Write a tagged file with other nodes in the place of modules.
 
     The nodes outside the modules are the same, byte for byte, and so are the names of the values that enter and leave
-    the modules. New nodes carry the tag of the module and ``modelexport.replaced``, which says what they are.
+    the modules. New nodes carry the tag of the module and ``modelexport.replaced``, which names the substitute.
 
     Args:
         selectors: The modules: see :mod:`modelexport.core.selectors`.
-        substitute: What takes their place.
-        every_call: All calls of a selected module, or only the calls that the selectors name.
-        weights: What becomes of weights in files of their own.
+        substitute: The replacement.
+        every_call: Replace all calls of a selected module, or only the calls that the selectors name.
+        weights: How external weights are handled.
 
     Raises:
-        UsageError: A selector matches nothing, a module has no nodes, or what is to be put there does not fit.
+        UsageError: A selector matches nothing, a module has no nodes, or the replacement does not fit.
         FileFormatError: A file cannot be read.
-        OutputError: ``output`` cannot be written. What was there before is still there.
+        OutputError: ``output`` cannot be written. An existing file of that name is unchanged.
     """
     path, output = Path(path), Path(output)
     check_writable(output, [path])
@@ -105,7 +105,7 @@ def replace(
 
 @dataclass(frozen=True)
 class _Place:
-    """A call before anything was replaced."""
+    """A call and its boundary before anything was replaced."""
 
     call: ModuleCall
     own: set[ir.Node]
@@ -122,7 +122,7 @@ class _Replacer:
         self._cutter = Cutter(tagged)
         self._enclosing = {graph: node for node in tagged.nodes for graph in nested_graphs(node)}
         self._now: dict[ir.Value, ir.Value] = {}
-        """Values that replaced modules made, to those that are there instead."""
+        """Values that replaced modules computed, to the values that replace them."""
         self.tags = EditedTags(tagged)
         self._taken = {value.name for node in tagged.nodes for value in (*node.inputs, *node.outputs) if value}
         self._taken |= {node.name for node in tagged.nodes} | {value.name for value in initializers(self._model)}
@@ -132,7 +132,7 @@ class _Replacer:
         self._dirty: set[ir.Value] = set()
 
     def calls(self, selectors: Sequence[str], every_call: bool) -> list[ModuleCall]:
-        """The calls to replace, those inside another of them left out."""
+        """The calls to replace, without those inside another of them."""
         selected = dict.fromkeys(self._tagged.select(*selectors).calls)
         if every_call:
             paths = {call.path for call in selected}
@@ -142,12 +142,12 @@ class _Replacer:
         if not found:
             raise UsageError(
                 f"'{outermost[0]}' has no nodes in {self._tagged.path}: it returns its input, or was folded away; name "
-                "a module around it"
+                "the module that it is in"
             )
         return found
 
     def site(self, call: ModuleCall, *, copied: bool) -> _Place:
-        """A call and its boundary, as they are before anything is replaced."""
+        """A call and its boundary, before anything is replaced."""
         own, boundary = self._cutter.nodes_of(call), self._cutter.boundaries[call]
         needs = self._cutter.needs(own, boundary.inputs)
         if not boundary.outputs:
@@ -162,7 +162,7 @@ class _Replacer:
         return _Place(call, own, interface, cut)
 
     def replace(self, place: _Place, substitute: Substitute) -> ReplacedCall:
-        """Put something in the place of a call."""
+        """Replace a call."""
         graph = self._graph_of(place)
         weights = dict.fromkeys(v for n in self._sorted(place.own) for v in values_taken(n) if v.is_initializer())
         site = Site(self._current(place.interface), list(weights), place.cut)
@@ -186,7 +186,7 @@ class _Replacer:
         )
 
     def _owners_beside(self, place: _Place) -> Iterator[ModuleCall]:
-        """The calls that own nodes outside of a call, or such that it shares with calls outside, which may stay."""
+        """The calls that own nodes outside of a call, or share nodes with it, which may remain."""
         inside = {call for call in self._tagged.tags if place.call in self._tagged.calls.stack(call)}
         for node in self._nodes():
             owner = owner_of(node)
@@ -208,7 +208,7 @@ class _Replacer:
         """The one graph that the nodes of a call are in."""
         graphs = {node.graph for node in place.own if not self._is_held(node, place.own)}
         if len(graphs) != 1:
-            raise UsageError(f"'{place.call}' ran inside and outside of a branch: replace the calls one by one")
+            raise UsageError(f"'{place.call}' ran both inside and outside of a branch: replace the calls one by one")
         (graph,) = graphs
         assert isinstance(graph, ir.Graph)
         return graph
@@ -221,7 +221,7 @@ class _Replacer:
         return self._enclosing.get(node.graph) if isinstance(node.graph, ir.Graph) else None
 
     def _current(self, interface: Interface) -> Interface:
-        """The interface in terms of the values that are there now."""
+        """The interface with the current values."""
         now = {value: self._now.get(value, value) for value in (*interface.inputs, *interface.outputs)}
         return Interface(
             interface.call,
@@ -233,7 +233,7 @@ class _Replacer:
     # --- the edit ---
 
     def _first_user(self, graph: ir.Graph, place: _Place, outputs: Sequence[ir.Value]) -> ir.Node | None:
-        """The first node of the graph, outside of the call, that uses what it gives."""
+        """The first node of the graph, outside of the call, that uses its outputs."""
         users: set[ir.Node] = set()
         for value in outputs:
             for usage in value.uses():
@@ -245,7 +245,7 @@ class _Replacer:
         return next((node for node in graph if node in users), None)
 
     def _take_over(self, old: ir.Value, new: ir.Value) -> None:
-        """Let a new value be what an old one was, type and shape included."""
+        """Replace an old value by a new one, which gets its type and shape."""
         new.type = old.type if old.type is not None else new.type
         new.shape = old.shape.copy() if old.shape is not None else new.shape
         ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
@@ -253,7 +253,7 @@ class _Replacer:
         self._now[old] = new
 
     def _remove(self, own: Iterable[ir.Node], weights: Iterable[ir.Value]) -> int:
-        """Take out the nodes whose values nobody uses any more, and the weights that only they used."""
+        """Remove the nodes whose values are no longer used, and the weights that only they used."""
         removed = 0
         for node in reversed(self._sorted(own)):
             if node.graph is None or any(v.uses() or v.is_graph_output() for v in node.outputs):
@@ -275,7 +275,7 @@ class _Replacer:
         return removed
 
     def _insert(self, graph: ir.Graph, nodes: Sequence[ir.Node], before: ir.Node | None, call: ModuleCall) -> None:
-        """Put nodes before the first that uses them; if what they need comes later, sort the graph."""
+        """Insert nodes before their first user; if values that they need come later, sort the graph."""
         last = before if before is not None and before.graph is graph else None
         places = {node: index for index, node in enumerate(graph)}
         made = [self._place_in(graph, value, places) for node in nodes for value in values_taken(node)]
@@ -288,8 +288,8 @@ class _Replacer:
                 graph.sort()
             except ValueError as error:
                 raise UsageError(
-                    f"'{call}' cannot be replaced as one: it takes values that are computed from its own; replace the "
-                    "modules in it"
+                    f"'{call}' cannot be replaced as a whole: it takes values that are computed from its own; replace "
+                    "the modules in it"
                 ) from error
 
     def _place_in(self, graph: ir.Graph, value: ir.Value, places: dict[ir.Node, int]) -> int:
@@ -327,7 +327,7 @@ class _Replacer:
         return len(nodes)
 
     def _name(self, call: ModuleCall, parts: Parts, outputs: dict[ir.Value, ir.Value]) -> None:
-        """Give new nodes and values names that nothing else has; outputs get those of the values they are now."""
+        """Give new nodes and values unique names; outputs get the names of the values that they replace."""
         there = {value.name for node in self._nodes() for value in node.outputs}
         there |= {node.name for node in self._nodes()} | {value.name for value in initializers(self._model)}
         there |= {value.name for value in self._model.graph.inputs}
@@ -350,7 +350,7 @@ class _Replacer:
                     value.name = _unique(value.name or f"{node.name}_out", there, str(call))
 
     def finish(self) -> ir.Model:
-        """Bring the metadata up to date; returns the model in the encoding that the file had."""
+        """Update the metadata; returns the model in the encoding of the file."""
         for value, names in self._keys.items():
             if names:
                 value.metadata_props[keys.PARAMETER] = json.dumps(list(names))
@@ -384,7 +384,7 @@ def _family(node: ir.Node) -> Iterator[ir.Node]:
 
 
 def _unique(name: str, taken: set[str | None], prefix: str = "") -> str:
-    """The name, with something before or behind it if it is taken; it is taken then."""
+    """The name, with a prefix or a number if it is taken; it is added to the taken names."""
     if name in taken and prefix:
         name = f"{prefix}/{name}"
     unique, number = name, 1

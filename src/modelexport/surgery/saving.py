@@ -1,4 +1,4 @@
-"""Models made of parts of another, whose weights stay in the files where they are."""
+"""Saving models made from parts of another, whose weights stay in their files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class SharedFiles:
-    """The weights files of one model, brought into the folder of files that are made of it."""
+    """Links or clones the weights files of one model into the folder of models that are made from it."""
 
     def __init__(self, source: Path, model: ir.Model, folder: Path, staging: Path, sharing: Sharing = "auto") -> None:
         self._source = source
@@ -31,11 +31,11 @@ class SharedFiles:
         self._placed: dict[str, str | None] = {}
 
     def save(self, model: ir.Model, name: str) -> list[str]:
-        """Write a model to the staging folder; returns the files with weights beside it.
+        """Write a model to the staging folder; returns the weights files beside it.
 
         Raises:
-            FileFormatError: A file that holds weights is missing or not as it was.
-            OutputError: They have to be linked and cannot be.
+            FileFormatError: A weights file is missing or has changed.
+            OutputError: The files must be linked but cannot be.
         """
         tensors = {value: value.const_value for value in initializers(model) if value.const_value is not None}
         check_files(self._source, model)
@@ -75,7 +75,7 @@ class SharedFiles:
         return sorted({location for location in locations.values() if location is not None})
 
     def _place(self, tensor: ir.ExternalTensor) -> str | None:
-        """Where the file of a tensor is, seen from the folder; ``None`` if it is not to be or cannot be linked."""
+        """The location of a tensor's file, relative to the folder; ``None`` if it should not or cannot be linked."""
         real = os.path.realpath(tensor.path)
         if real not in self._placed:
             is_checkpoint = str(tensor.location) in self._linked
@@ -83,10 +83,10 @@ class SharedFiles:
         return self._placed[real]
 
     def _bring(self, real: Path, name: str, is_checkpoint: bool) -> str | None:
-        """Give a file a name in the folder.
+        """Link or clone a file into the folder.
 
-        A file that belongs to the model alone gets no hard link unless that is asked for: onnx's own tools would then
-        refuse to read the model that it belongs to.
+        A file that belongs only to the model is not hard-linked unless requested: onnx's own tools would then refuse to
+        read the model that it belongs to.
         """
         folder = Path(os.path.realpath(self._folder))
         if self._sharing == "copy":
@@ -117,7 +117,7 @@ def size_of_weights(model: ir.Model, source: Path) -> int:
     """Bytes of a model's initializers.
 
     Raises:
-        FileFormatError: A file that holds some of them is missing, too short or not as it was.
+        FileFormatError: A weights file is missing, too short or has changed.
     """
     check_files(source, model)
     size = 0

@@ -1,4 +1,4 @@
-"""``split``: a tagged file becomes a package of stages that run one after the other, cut at module boundaries."""
+"""``split``: write a tagged file as a package of stages that run in sequence, cut at module boundaries."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from modelexport.surgery.timeline import Timeline
 from modelexport.tagged.file import TaggedFile
 
 Measure = Callable[[ir.Node], int]
-"""What a node weighs, where stages are balanced by something else than the bytes of their weights."""
+"""The measure of a node, if stages are balanced by something other than the bytes of their weights."""
 
 
 class Stage(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,16 +36,16 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     file: str
     modules: list[str]
-    """The calls that run in it whole, without those inside them."""
+    """The calls that run completely in it, without those inside them."""
     parts_of: list[str]
-    """The calls of which this stage has a part and another stage the rest, below the calls around all of them."""
+    """The calls that run partly in this stage and partly in others, without the calls that contain the whole stage."""
     nodes: int
     borrowed: int
-    """How many of these compute constants or sizes again that another stage has as well."""
+    """The number of these that recompute constants or sizes that another stage has as well."""
     bytes: int
-    """Size of its weights."""
+    """Bytes of its weights."""
     share: float
-    """Of the figure that the stages are balanced by."""
+    """Its share of the figure by which the stages are balanced."""
     inputs: list[str]
     outputs: list[str]
 
@@ -58,9 +58,9 @@ class Split(msgspec.Struct, frozen=True, kw_only=True):
     largest: int
     """The figure of the largest stage."""
     best: int
-    """The smallest that the largest stage could be with as many stages."""
+    """The smallest possible figure of the largest stage with this number of stages."""
     crossing: list[int]
-    """For each cut, how many values are needed behind it that were made before it."""
+    """For each cut, the number of values that are computed before it and used after it."""
     stages: list[Stage]
     weights: list[str]
 
@@ -76,25 +76,25 @@ def split(
     measure: Measure | None = None,
     weights: Sharing = "auto",
 ) -> Split:
-    """Write a model as a folder of stages that run one after the other, with a manifest.
+    """Write a model as a folder of stages that run in sequence, with a manifest.
 
-    A stage is cut off where a module call begins or ends. Among the cuts whose largest stage is within 10 % of the
-    smallest possible, those are taken over which the fewest bytes cross. What other stages compute from weights and
-    constants alone is computed again, and so are sizes that can be read off a stage's inputs. A weight that several
-    stages use is in each of them. A value that one stage makes and another takes has the same name in both, the one it
-    has in ``tagged``; the inputs of the whole go to the stages that use them.
+    Stages are cut where a module call begins or ends. Among the cuts whose largest stage is within 10 % of the
+    smallest possible, those that the fewest bytes cross are chosen. Values that other stages compute only from weights
+    and constants are recomputed, and so are sizes that can be read from a stage's inputs. A weight that several stages
+    use is in each of them. A value that one stage computes and another takes has the same name in both, its name in
+    ``tagged``; the inputs of the whole model go to the stages that use them.
 
     Args:
         folder: A folder that does not exist, is empty, or has an earlier split, which is replaced.
-        stages: How many.
-        max_bytes: As many as it takes for none to have more bytes of weights.
+        stages: The number of stages.
+        max_bytes: The largest bytes of weights of a stage; determines the number of stages.
         at: Selectors: a stage begins with each call that they name. With ``stages``, only these are considered.
-        by: What stages are balanced by; with ``flops`` or ``time``, ``measure`` has to give it.
-        measure: What a node weighs.
-        weights: What becomes of weights in files of their own.
+        by: The figure by which stages are balanced; with ``flops`` or ``time``, ``measure`` has to return it.
+        measure: The figure of a node.
+        weights: How external weights are handled.
 
     Raises:
-        UsageError: There are not so many boundaries, a module does not fit, or a selector matches nothing.
+        UsageError: There are too few boundaries, a module does not fit, or a selector matches nothing.
         FileFormatError: Weights in other files are missing.
         OutputError: The folder cannot be written.
     """
@@ -126,7 +126,7 @@ def split(
 def _write_stages(
     tagged: TaggedFile, folder: Path, parts: Sequence[_Part], sizes: Sequence[int], weights: Sharing
 ) -> tuple[list[Stage], list[str]]:
-    """Write stages, their weights and the manifest into a folder; returns what was written and the files of weights."""
+    """Write stages, their weights and the manifest into a folder; returns the stages and the weights files."""
     with written_together(folder.parent) as staging:
         (inside := staging / folder.name).mkdir()
         shared = SharedFiles(tagged.path, tagged.model, folder, inside, weights)
@@ -153,16 +153,16 @@ def check_stages_folder(folder: Path) -> None:
     """Fail when a package cannot be written to a folder.
 
     Raises:
-        OutputError: It is a file, holds something else than a package of stages, or cannot be written.
+        OutputError: It is a file, holds something other than a package of stages, or cannot be written.
     """
     if not folder.is_dir():
         if folder.exists():
-            raise OutputError(f"{folder} is a file: stages go to a folder")
+            raise OutputError(f"{folder} is a file: give a folder for the stages")
         check_writable(folder)
         return
     check_writable(folder / MANIFEST)
     if any(folder.iterdir()) and _stages_in(folder) is None:
-        raise OutputError(f"{folder} has other files in it: give a folder that is empty or not there yet")
+        raise OutputError(f"{folder} has other files in it: give an empty or a new folder")
 
 
 def _stages_in(folder: Path) -> Manifest | None:
@@ -175,7 +175,7 @@ def _stages_in(folder: Path) -> Manifest | None:
 
 
 def _remove_stages(folder: Path, kept: Collection[str]) -> None:
-    """Remove what an earlier split left and this one does not replace."""
+    """Remove the files of an earlier split that this one does not replace."""
     earlier = _stages_in(folder)
     for name in [*(part.file for part in earlier.parts), *earlier.weights] if earlier else []:
         if name not in kept and Path(name).name == name:
@@ -193,7 +193,7 @@ def _allowed(timeline: Timeline, selection: Selection) -> dict[int, None]:
             continue
         if start not in timeline.points:
             raise UsageError(
-                f"no stage can begin with '{call}': other modules run at the same time; name a module around it"
+                f"no stage can begin with '{call}': other modules run at the same time; name the module that it is in"
             )
         points[start] = None
     if not points:
@@ -227,7 +227,7 @@ def _balanced(
             )
         stages = max(stages or 1, fewest_stages(units, max_bytes))
     if stages is None or stages < 1:
-        raise UsageError("say how many stages, how large they may be, or where they begin")
+        raise UsageError("give the number of stages, their largest size, or the modules with which they begin")
     if stages > len(units.items):
         raise UsageError(f"{path} cannot be cut into {stages} stages: it has {plural(len(points), 'place')} for a cut")
     best = best_limit(units, stages)
@@ -240,7 +240,7 @@ class _Part:
     index: int
     cut: Cut
     module: ModuleCall
-    """The call around all of it."""
+    """The call that contains all of it."""
     whole: list[ModuleCall]
     parts_of: list[ModuleCall]
 
@@ -287,14 +287,14 @@ class _Stages:
         return None if producer is None else self._stage.get(producer)
 
     def _is_made_at_end(self, value: ir.Value) -> bool:
-        """Whether no stage makes an output of the model: it is a weight, or computed from weights alone."""
+        """Whether an output of the model is a weight, or computed only from weights, so that no stage computes it."""
         return value.is_initializer() or (value.producer() is not None and self._made_in(value) is None)
 
     def _part(self, index: int, outputs: list[ir.Value], constants: Iterable[ir.Value]) -> _Part:
-        """A stage that gives these values, with the nodes that they need and no others."""
+        """A stage that computes these values, with only the nodes that they need."""
         if not outputs:
             begin = self._timeline.name(self._ranges[index].start)
-            raise UsageError(f"nothing after it uses what the stage that begins with {begin} computes: cut elsewhere")
+            raise UsageError(f"no later stage uses the results of the stage that begins with {begin}: cut elsewhere")
         own, taken = self._behind(index, outputs)
         needs = self._cutter.needs(own, taken)
         needs.borrowed.update(self._cutter.repeating.behind(constants))
@@ -304,7 +304,7 @@ class _Stages:
         return _Part(index, cut, self._timeline.around(self._ranges[index]), whole, parts_of)
 
     def _behind(self, index: int, outputs: Iterable[ir.Value]) -> tuple[set[ir.Node], dict[ir.Value, None]]:
-        """The nodes of a stage that outputs depend on, and the values that these take from elsewhere."""
+        """The nodes of a stage that outputs depend on, and the values that these take from outside."""
         own: set[ir.Node] = set()
         taken: dict[ir.Value, None] = {}
         pending = [producer for value in outputs if (producer := value.producer()) is not None]
@@ -343,9 +343,9 @@ def _describe(part: _Part, size: int, share: float) -> Stage:
 
 
 def figures_of(nodes: Mapping[str, float]) -> Measure:
-    """A measure from figures of nodes by name, in whole millionths of the largest; one without a figure weighs nothing.
+    """A measure from figures of nodes by name, in whole millionths of the largest; nodes without a figure count as 0.
 
-    Nodes of nested graphs count where the node stands that holds the graph.
+    Nodes of nested graphs are counted with their enclosing node.
     """
     unit = max(nodes.values(), default=0.0) / 1e6 or 1.0
     return lambda node: round(nodes.get(node.name or "", 0.0) / unit)

@@ -17,14 +17,14 @@ from modelexport.surgery.repeating import is_size, values_taken
 from modelexport.tagged.file import TaggedFile
 
 _NOMINAL = 32
-"""What a dynamic axis counts where the sizes of values are compared."""
+"""The size assumed for a dynamic axis when sizes of values are compared."""
 
 
 class Timeline:
-    """The nodes of a model's main graph in order, without those that compute constants: these go where they are used.
+    """The nodes of a model's main graph in order, without those that compute constants, which go where they are used.
 
     A point is the number of nodes before it. A call spans the nodes from the first to the last that it, or a call
-    inside it, owns alone. What several calls own belongs to the deepest call around all of them.
+    inside it, owns alone. A node with several owners belongs to the deepest call that contains all of them.
     """
 
     def __init__(self, tagged: TaggedFile) -> None:
@@ -33,7 +33,7 @@ class Timeline:
         repeating = self.cutter.repeating
         self.nodes = [node for node in tagged.model.graph if not all(map(repeating.is_constant, node.outputs))]
         if not self.nodes:
-            raise UsageError(f"{tagged.path} computes constants only: there is nothing to split")
+            raise UsageError(f"{tagged.path} computes only constants: there is nothing to split")
         self._position = {node: place for place, node in enumerate(self.nodes)}
         self._common: dict[tuple[ModuleCall, ...], tuple[ModuleCall, ...]] = {}
         self.spans: dict[ModuleCall, tuple[int, int]] = {}
@@ -44,7 +44,7 @@ class Timeline:
                 self.spans[call] = (first, place)
 
     def _stack(self, node: ir.Node) -> tuple[ModuleCall, ...]:
-        """The calls that a node of the main graph belongs to, the root first: those around all of its owners."""
+        """The calls that a node of the main graph belongs to, the root first: those that contain all of its owners."""
         owner = owner_of(node)
         if owner is None:
             return ()
@@ -60,7 +60,7 @@ class Timeline:
 
     @cached_property
     def points(self) -> dict[int, None]:
-        """The points where a call begins or ends and where only calls around that one are cut in two."""
+        """The points where a call begins or ends and where only its enclosing calls are cut in two."""
         opened = [0] * (len(self.nodes) + 1)
         for first, last in self.spans.values():  # how many calls each point cuts in two
             if first < last:
@@ -84,7 +84,7 @@ class Timeline:
 
     @cached_property
     def _values(self) -> dict[ir.Value, tuple[int, int]]:
-        """The values that are made by a node and used by a later one: the points between which they are needed."""
+        """The values that a node computes and a later one uses, to the points between which they are needed."""
         lives: dict[ir.Value, tuple[int, int]] = {}
         repeating = self.cutter.repeating
         for place, node in enumerate(self.nodes):
@@ -95,14 +95,14 @@ class Timeline:
         return lives
 
     def _taken(self, node: ir.Node) -> Iterator[ir.Value]:
-        """The values that a node takes, and those that constants before it are computed from."""
+        """The values that a node uses, and those that the constants among them are computed from."""
         return (value for value in values_taken(node) if not value.is_initializer())
 
     @cached_property
     def crossing(self) -> list[int]:
-        """What a cut at each point costs: above all the bytes that cross it, then how many values, then how deep it is.
+        """The cost of a cut at each point: first the bytes that cross it, then the number of values, then its depth.
 
-        Sizes, constants, and inputs of the model count for nothing.
+        Sizes, constants, and inputs of the model are not counted.
         """
         changes = [0] * (len(self.nodes) + 2)
         for value, (made, used) in self._values.items():
@@ -122,7 +122,7 @@ class Timeline:
         return [value for value, (made, used) in self._values.items() if made <= point <= used]
 
     def items(self, places: range, measure: Callable[[ir.Node], int] | None) -> dict[Hashable, int]:
-        """What makes some nodes heavy: their weights and the bytes of each, or the nodes and their measures."""
+        """The sizes of some nodes: their weights and the bytes of each, or the nodes and their measures."""
         found: dict[Hashable, int] = {}
         for place in places:
             node = self.nodes[place]
@@ -137,24 +137,24 @@ class Timeline:
         return found
 
     def family(self, node: ir.Node) -> Iterator[ir.Node]:
-        """A node and the nodes of the graphs that it holds."""
+        """A node and the nodes of its nested graphs."""
         yield node
         for graph in nested_graphs(node):
             for inner in graph:
                 yield from self.family(inner)
 
     def with_nested(self, places: range) -> Iterator[ir.Node]:
-        """The nodes at some places, and those of the graphs that they hold."""
+        """The nodes at some places, and those of their nested graphs."""
         for place in places:
             yield from self.family(self.nodes[place])
 
     def calls_in(self, nodes: Collection[ir.Node]) -> set[ModuleCall]:
-        """The calls that nodes belong to: whatever owns one alone, or, of several owners, those that own another."""
+        """The calls that nodes belong to: sole owners, and of several owners those that own another node as well."""
         alone = {owner.call for node in nodes if (owner := owner_of(node)) is not None and len(owner.calls) == 1}
         return {above for call in alone for above in self._tagged.calls.stack(call)}
 
     def cover(self, places: range) -> tuple[list[ModuleCall], list[ModuleCall]]:
-        """The outermost calls that are whole within some places, and the innermost of those that are not."""
+        """The outermost calls that are complete within some places, and the innermost of those that are not."""
         inside: list[ModuleCall] = []
         cut: list[ModuleCall] = []
         whole: set[ModuleCall] = set()
@@ -173,13 +173,13 @@ class Timeline:
         return inside, [call for call in cut if call not in holders]
 
     def around(self, places: range) -> ModuleCall:
-        """The deepest call around all nodes at some places."""
+        """The deepest call that contains all nodes at some places."""
         stacks = [stack for place in places if (stack := self._stack(self.nodes[place]))]
         common = [calls[0] for calls in zip(*stacks, strict=False) if len(set(calls)) == 1]
         return common[-1] if common else self._tagged.calls.calls[0].call
 
     def name(self, point: int) -> str:
-        """What begins at a point: the outermost call that does."""
+        """The outermost call that begins at a point, as text."""
         for traced in self._tagged.calls:
             if point and self.spans.get(traced.call, (None, None))[0] == point:
                 return f"'{traced.call}'"

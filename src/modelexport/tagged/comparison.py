@@ -1,8 +1,8 @@
 """``compare``: two tagged files side by side, module call by module call. Neither is run, and torch is not needed.
 
-Calls are paired by address, which every front end, opset and optimisation level gives alike. What is compared of a pair
-is what its own nodes are: operators, attributes, the parameters they use. How they are wired is not, nor what they
-compute: that is ``verify --against``.
+Calls are paired by address, which is the same for every front end, opset and optimization level. Of each pair the own
+nodes are compared: their operators, attributes and parameters. Their connections and results are not compared: that
+is ``verify --against``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from modelexport.tagged.file import UNTAGGED, TaggedFile, read_tagged
 from modelexport.weights.transforms import ParameterPlan, parameter_plan, state_dict_of
 
 TENSOR_LIMIT = 2**16
-"""Bytes of a tensor in an attribute up to which its elements are compared; of larger ones, element type and shape."""
+"""The size up to which a tensor in an attribute is compared by its elements; above, only by type and shape."""
 
 
 class Held(msgspec.Struct, frozen=True):
@@ -39,18 +39,18 @@ class Held(msgspec.Struct, frozen=True):
 
 
 class FileFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What one file is, as a whole."""
+    """Facts about one whole file."""
 
     path: str
     bytes: int
-    """With the files that its weights are in."""
+    """Bytes of the file and its weights files."""
     version: str
-    """Of modelexport, that wrote it."""
+    """The version of modelexport that wrote it."""
     encoding: str
     opsets: dict[str, int]
-    """The standard domain is the empty string."""
+    """Domain to opset version; the standard domain is the empty string."""
     settings: documents.Settings | None
-    """What it was exported with; ``None`` without a sidecar."""
+    """The settings of the export; ``None`` without a sidecar."""
     environment: dict[str, str]
     """Package to version; empty without a sidecar."""
     calls: int
@@ -59,7 +59,7 @@ class FileFacts(msgspec.Struct, frozen=True, kw_only=True):
     operators: dict[str, int]
     """Operator to number of nodes, nested graphs included."""
     parameters: dict[str, Held]
-    """Element type to the initializers that are, or are computed from, ``state_dict`` entries."""
+    """Element type to the initializers that hold or are computed from ``state_dict`` entries."""
     constants: dict[str, Held]
     """Element type to the other initializers."""
     entries: int
@@ -67,48 +67,48 @@ class FileFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OnlyInOne(msgspec.Struct, frozen=True):
-    """A call that only one of the files has; those inside it are counted with it and not listed."""
+    """A call that only one of the files has; the calls inside it are counted with it and not listed."""
 
     address: str
     tag: str
     calls: int
-    """With those inside it, which the other file does not have either."""
+    """The number of calls: this one and those inside it, which the other file does not have either."""
     nodes: int
-    """Of all these."""
+    """The number of their nodes."""
 
 
 class CallChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A call that both files have, and what differs. A pair is what the first file has, and what the second."""
+    """A call that both files have, with its differences. Each pair is the first file's value and the second's."""
 
     address: str
     class_name: tuple[str, str] | None = None
     tag: tuple[str, str] | None = None
     """Its own tag."""
     source_module: tuple[str, str] | None = None
-    """The tag that its nodes carry; not compared where it has no nodes in one of the files."""
+    """The tag on its nodes; not compared if it has no nodes in one of the files."""
     operators: dict[str, tuple[int, int]] = {}
-    """Operator to how many of its own nodes: only where that differs."""
+    """Operator to the numbers of its own nodes, if they differ."""
     attributes: dict[str, int] = {}
-    """Operator, where their number is the same, to how many of its own nodes have other attributes."""
+    """Operator to the number of its own nodes with other attributes, if the numbers of nodes are equal."""
     parameters: dict[str, tuple[str | None, str | None]] = {}
-    """``state_dict`` key to how its own nodes hold it: ``float32[384, 384] by Transpose``."""
+    """``state_dict`` key to the type of its own nodes' initializer: ``float32[384, 384] by Transpose``."""
 
 
 class EntryChange(msgspec.Struct, frozen=True):
-    """A ``state_dict`` entry that the modules do not have alike: ``float32[384, 384]``, or ``None`` where missing."""
+    """A ``state_dict`` entry that differs between the modules: ``float32[384, 384]``, or ``None`` if missing."""
 
     key: str
     entry: tuple[str | None, str | None]
 
 
 class Values(msgspec.Struct, frozen=True):
-    """Parameters that both files hold alike, compared byte by byte."""
+    """Parameters that both files store in the same way, compared byte by byte."""
 
     equal: int
     different: list[str]
     """Names of initializers in the first file."""
     unpaired: list[str] = []
-    """Those that the other file does not hold alike, so that they were not compared."""
+    """Initializers that the other file stores differently, so they were not compared."""
 
 
 class FileComparison(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,18 +119,18 @@ class FileComparison(msgspec.Struct, frozen=True, kw_only=True):
     only_in_first: list[OnlyInOne]
     only_in_second: list[OnlyInOne]
     changed: list[CallChange]
-    """In the order of the first file."""
+    """The changed calls, in the order of the first file."""
     same: int
-    """Calls that both files have and in which nothing differs."""
+    """Calls that both files have without differences."""
     entries: list[EntryChange]
     values: Values | None
-    """``None`` where they were not compared."""
+    """The comparison of parameters; ``None`` if they were not compared."""
     notes: list[str]
-    """What could not be compared, and why."""
+    """The parts that could not be compared, and why."""
 
     @property
     def differs(self) -> bool:
-        """Whether anything differs module by module; size, versions and settings of the files do not count."""
+        """Whether any module differs; size, versions and settings of the files are ignored."""
         modules = (self.only_in_first, self.only_in_second, self.changed, self.entries)
         return any(modules) or bool(self.values and self.values.different)
 
@@ -145,8 +145,8 @@ def compare(
     """Compare two tagged files of any encoding.
 
     Args:
-        modules: Selectors of the calls to compare, each for the file that has such calls; all if left out.
-        values: Compare the elements of parameters as well; this reads all weights. Without it none are read.
+        modules: Selectors of the calls to compare, each for the file that has such calls; by default all.
+        values: Compare the elements of parameters as well, which reads all weights. Otherwise no weights are read.
 
     Raises:
         FileFormatError: A file is missing or not tagged, or, with ``values``, its weights are missing.
@@ -172,7 +172,7 @@ def compare(
 
 
 def _chosen(files: Sequence[TaggedFile], modules: Sequence[str]) -> frozenset[ModuleCall]:
-    """The calls of two files that selectors pick in either of them."""
+    """The calls that selectors pick in either of two files."""
     chosen: frozenset[ModuleCall] = frozenset()
     refused: list[UsageError] = []
     for file in files:
@@ -186,7 +186,7 @@ def _chosen(files: Sequence[TaggedFile], modules: Sequence[str]) -> frozenset[Mo
 
 
 class _Own:
-    """The nodes of one call, those of calls inside it left out, as what can be compared."""
+    """The comparable facts about one call's own nodes, without those of the calls inside it."""
 
     def __init__(self) -> None:
         self.operators: Counter[str] = Counter()
@@ -201,7 +201,7 @@ class _Side:
     def __init__(self, tagged: TaggedFile) -> None:
         self.tagged = tagged
         self.held = {value: plan for value in initializers(tagged.model) if (plan := parameter_plan(value))}
-        if tagged.encoding == UNTAGGED:  # then names are all that is known of them
+        if tagged.encoding == UNTAGGED:  # then only the names are known
             self.held = {value: ParameterPlan([value.name or ""], []) for value in initializers(tagged.model)}
         try:
             self.entries = _entries(tagged, self.held)
@@ -227,7 +227,7 @@ class _Side:
         try:
             sidecar = tagged.hierarchy
         except FileFormatError as error:
-            notes.append(f"settings and environment of {tagged.path} are not known: {error}")
+            notes.append(f"the settings and environment of {tagged.path} are not known: {error}")
         parameters: dict[str, Held] = {}
         constants: dict[str, Held] = {}
         files = {tagged.path}
@@ -323,7 +323,7 @@ def _entry_changes(one: Mapping[str, str], other: Mapping[str, str]) -> list[Ent
 
 
 def _values(one: _Side, other: _Side) -> Values:
-    """Initializers of the same entries, held alike, byte by byte, one pair in memory at a time."""
+    """Compare initializers of the same entries that are stored in the same way, one pair in memory at a time."""
     theirs = {(*plan.keys, _how_held(value, plan)): value for value, plan in other.held.items()}
     equal, different, unpaired = 0, [], []
     for value, plan in one.held.items():
@@ -338,7 +338,7 @@ def _values(one: _Side, other: _Side) -> Values:
 
 
 def _bytes(path: Path, value: ir.Value) -> bytes:
-    assert value.const_value is not None  # or it would be no initializer
+    assert value.const_value is not None  # otherwise it would not be an initializer
     try:
         return value.const_value.tobytes()
     except (OSError, ValueError) as error:
@@ -351,7 +351,7 @@ def _operator(node: ir.Node) -> str:
 
 
 def _attributes(node: ir.Node, version: int) -> str:
-    """The attributes of a node as text, without those that have the operator's default: exporters write them or not."""
+    """The attributes of a node as text, without those that have the default value: only some exporters write them."""
     defaults = _defaults(node.domain, node.op_type, version)
     texts = {name: _attribute(attribute) for name, attribute in sorted(node.attributes.items())}
     return "; ".join(f"{name}={text}" for name, text in texts.items() if text != defaults.get(name))
@@ -361,7 +361,7 @@ def _attributes(node: ir.Node, version: int) -> str:
 def _defaults(domain: str, op_type: str, version: int) -> Mapping[str, str]:
     try:
         schema_of_operator = onnx.defs.get_schema(op_type, version, domain)
-    except onnx.defs.SchemaError:  # an operator of a runtime
+    except onnx.defs.SchemaError:  # an operator that only a runtime defines
         return {}
     return {
         name: _attribute(ir.serde.deserialize_attribute(attribute.default_value))
@@ -371,7 +371,7 @@ def _defaults(domain: str, op_type: str, version: int) -> Mapping[str, str]:
 
 
 def _attribute(attribute: ir.Attr) -> str:
-    """An attribute as text: equal for equal ones. The nodes of graphs are counted themselves."""
+    """An attribute as text: equal for equal attributes. The nodes in graphs are counted separately."""
     match attribute.type:
         case ir.AttributeType.GRAPH | ir.AttributeType.GRAPHS:
             return attribute.type.name
@@ -389,7 +389,7 @@ def _tensor(tensor: ir.TensorProtocol) -> str:
 
 def _how_held(value: ir.Value, plan: ParameterPlan) -> str:
     tensor = value.const_value
-    assert tensor is not None  # or it would be no initializer
+    assert tensor is not None  # otherwise it would not be an initializer
     steps = ", ".join(step.op_type for step in plan.steps)
     return _typed(dtype_name(tensor.dtype), tensor.shape) + (f" by {steps}" if steps else "")
 

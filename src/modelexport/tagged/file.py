@@ -1,4 +1,4 @@
-"""A tagged file, read back. Needs neither torch nor the PyTorch model."""
+"""Reading tagged files. Needs neither torch nor the PyTorch model."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ UNTAGGED = "none"
 class TaggedFile:
     """An ONNX model whose nodes carry the module calls they came from.
 
-    :class:`modelexport.TaggedFile` is this with what a person does with it.
+    :class:`modelexport.TaggedModel` extends it for interactive use.
     """
 
     path: Path
@@ -45,29 +45,29 @@ class TaggedFile:
     tags: Mapping[ModuleCall, str]
     """The tag of every call."""
     encoding: str = "metadata"
-    """How the file holds its tags. The model in memory is always flat, with tags as metadata."""
+    """The encoding of the tags in the file. The model in memory is always flat, with tags as metadata."""
 
     @cached_property
     def nodes(self) -> tuple[ir.Node, ...]:
-        """Every node, those of nested graphs after the node that holds them."""
+        """Every node, those of nested graphs after their enclosing node."""
         return tuple(all_nodes(self.model))
 
     @cached_property
     def coverage(self) -> documents.Coverage:
-        """How many nodes have an owner by which evidence."""
+        """How many nodes have an owner by each kind of evidence."""
         return documents.Coverage.of(None if owner is None else owner.evidence for owner in map(owner_of, self.nodes))
 
     @property
     def skimmed(self) -> Skimmed:
-        """What its tree shows."""
+        """The data for showing its tree."""
         return Skimmed(self.calls, dict(self.tags), list(owned_operators(self.model)), self.coverage)
 
     @cached_property
     def hierarchy(self) -> documents.Hierarchy | None:
-        """The sidecar, which also knows what the graph cannot hold; ``None`` if there is none.
+        """The sidecar, which also has facts that the graph cannot contain; ``None`` if there is none.
 
         Raises:
-            FileFormatError: It cannot be read, or was not written for this file. Says what differs first.
+            FileFormatError: It cannot be read, or was not written for this file. Names the first difference.
         """
         path = self.path.with_suffix(SIDECAR)
         if not path.exists():
@@ -79,12 +79,12 @@ class TaggedFile:
         return sidecar
 
     def find(self, name: str) -> ModuleCall:
-        """The call that an address (``.``, ``encoder.layer.0``, ``shared@1``) or a tag names.
+        """The call with an address (``.``, ``encoder.layer.0``, ``shared@1``) or a tag.
 
-        The end of either (``layer.0``, ``BertLayer.0``) or a class does as well where only one call has it.
+        The end of either (``layer.0``, ``BertLayer.0``) or a class will do if only one call has it.
 
         Raises:
-            UsageError: There is none, or there are several; names those, or the nearest that there are.
+            UsageError: No call matches (the message suggests similar names), or several do (the message lists them).
         """
         return find_call(name, self.tags, where=self.path)
 
@@ -103,10 +103,10 @@ class TaggedFile:
         return found
 
     def select(self, *selectors: str) -> Selection:
-        """The calls that selectors pick (see :mod:`modelexport.core.selectors`); without any, all.
+        """The calls that selectors pick (see :mod:`modelexport.core.selectors`); without selectors, all.
 
         Raises:
-            UsageError: A selector matches nothing; offers near names.
+            UsageError: A selector matches nothing; the message suggests similar names.
         """
         return select_calls(selectors, self.calls, self.tags, where=self.path)
 
@@ -133,7 +133,7 @@ class TaggedFile:
         return found
 
     def describe_nodes(self, calls: Container[ModuleCall]) -> list[NodeRow]:
-        """The nodes that calls own, as values, in the order of the graph."""
+        """The nodes that calls own, as rows, in the order of the graph."""
         rows = []
         for node in self.nodes:
             owner = owner_of(node)
@@ -155,7 +155,7 @@ class TaggedFile:
 
 
 class NodeRow(msgspec.Struct, frozen=True):
-    """One node, as ``modelexport nodes`` shows it."""
+    """One node, as shown by ``modelexport nodes``."""
 
     name: str
     op_type: str
@@ -170,7 +170,7 @@ class NodeRow(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class FileTags:
-    """The tags of the calls of a tagged file, as documents and encodings want them (:class:`CallTags`)."""
+    """The tags of the calls of a tagged file, in the form that documents and encodings need (:class:`CallTags`)."""
 
     tagged: TaggedFile
 
@@ -188,19 +188,19 @@ class FileTags:
         return self.tagged.tags[call].removeprefix("/")
 
     def source_tag(self, call: ModuleCall) -> str:
-        """What a node that the call owns carries."""
+        """The source tag of a node that the call owns."""
         return self.tagged.source_tags[call]
 
 
 def read_tagged(path: str | Path, *, checked: bool = True) -> TaggedFile:
-    """Read a tagged ONNX file. Weights are read when they are used, from the file as it was.
+    """Read a tagged ONNX file. Weights are read from the file when they are first used.
 
     Args:
-        checked: Also look whether the files with its weights, where they are there, are as they were.
+        checked: Also check that its weights files, if they exist, are unchanged.
 
     Raises:
-        FileFormatError: It is missing, not an ONNX file, has no tags, or has those of an unknown format version; or a
-            document or a file with weights beside it is not the one that was written with it.
+        FileFormatError: The file is missing, is not an ONNX file, has no tags, or has an unknown format version; or a
+            document or a weights file beside it is not the one that was written with it.
     """
     path = Path(path)
     model = load_onnx(path)
@@ -223,7 +223,7 @@ def read_tagged(path: str | Path, *, checked: bool = True) -> TaggedFile:
 
 
 def _check_documents(tagged: TaggedFile) -> None:
-    """Refuse documents of another export, saying first what differs."""
+    """Refuse documents of another export; the message names the first difference."""
     try:
         check_documents(tagged.path, tagged.model.metadata_props)
     except FileFormatError:

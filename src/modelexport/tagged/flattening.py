@@ -1,4 +1,4 @@
-"""Files of the `attributes` and `functions` encodings made flat and runnable again: ``strip`` and ``inline``."""
+"""``strip`` and ``inline``: convert files of the `attributes` and `functions` encodings to flat, runnable ones."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from modelexport.tagged import file
 
 
 def strip(path: str | Path, output: str | Path) -> None:
-    """Turn a file with tags as node attributes into one with tags as metadata, which ONNX Runtime runs.
+    """Convert a file with tags as node attributes to one with tags as metadata, which ONNX Runtime runs.
 
-    Weights in a file of their own are copied to ``OUTPUT.data``.
+    Weights in a separate file are copied to ``OUTPUT.data``.
 
     Raises:
         FileFormatError: ``path`` cannot be read.
@@ -26,9 +26,9 @@ def strip(path: str | Path, output: str | Path) -> None:
 
 
 def inline(path: str | Path, output: str | Path) -> None:
-    """Turn a file with a function for each distinct module into a flat one, with the names and tags it would have.
+    """Convert a file with a function for each distinct module to a flat one with the same names and tags.
 
-    Weights in a file of their own are copied to ``OUTPUT.data``.
+    Weights in a separate file are copied to ``OUTPUT.data``.
 
     Raises:
         FileFormatError: ``path`` cannot be read.
@@ -40,7 +40,7 @@ def inline(path: str | Path, output: str | Path) -> None:
 
 @contextlib.contextmanager
 def runnable(path: Path, encoding: str) -> Iterator[Path]:
-    """A file that ONNX Runtime accepts: ``path``, or for the time of the block a copy without tags as attributes."""
+    """Yield a file that ONNX Runtime accepts: ``path``, or a temporary copy without tags as attributes."""
     if encoding != "attributes":
         yield path
         return

@@ -1,4 +1,4 @@
-"""A package: a folder of tagged files that share one set of weights, read back."""
+"""Reading packages: folders of tagged files that share one set of weights."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from modelexport.tagged.file import read_tagged
 
 @dataclass(frozen=True)
 class Package:
-    """The manifest of a folder whose files are all there."""
+    """The manifest of a folder that has all of its files."""
 
     folder: Path
     manifest: Manifest
@@ -29,10 +29,10 @@ class Package:
         return {part.name: self.folder / part.file for part in self.manifest.parts}
 
     def part(self, name: str) -> PartEntry:
-        """The part of a name.
+        """The part with a name.
 
         Raises:
-            UsageError: There is none.
+            UsageError: There is no such part.
         """
         for part in self.manifest.parts:
             if part.name == name:
@@ -42,10 +42,10 @@ class Package:
 
 
 def read_package(folder: str | Path) -> Package:
-    """Read the manifest of a package and see whether its files are there and belong together.
+    """Read the manifest of a package, and check that its files exist and belong together.
 
     Raises:
-        FileFormatError: It has no manifest, one of an unknown version, lacks a file, or has files of other exports.
+        FileFormatError: The manifest is missing or of an unknown version, or a file is missing or of another export.
     """
     folder = Path(folder)
     manifest = read_manifest(folder)
@@ -55,7 +55,7 @@ def read_package(folder: str | Path) -> Package:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read the manifest of a package of any kind and see whether its files are there.
+    """Read the manifest of a package of any kind and check that its files exist.
 
     Raises:
         FileFormatError: There is none, it is damaged or of an unknown version, or a file is missing.
@@ -82,7 +82,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def _check_together(package: Package) -> None:
-    """Refuse parts that were not written by one export: they have other inputs, entries or weights."""
+    """Refuse parts that were not written by one export: their inputs, entries or weights differ."""
     first = ""
     entries: dict[str, tuple[str, list[int]]] | None = None
     for part in package.manifest.parts:
@@ -90,29 +90,29 @@ def _check_together(package: Package) -> None:
         names = [[value.name or "" for value in values] for values in (model.graph.inputs, model.graph.outputs)]
         if names != [part.inputs, part.outputs]:
             raise FileFormatError(
-                f"{package.folder / part.file} is of another export: its inputs and outputs are not those that "
+                f"{package.folder / part.file} belongs to another export: its inputs and outputs are not those that "
                 f"{MANIFEST} lists; put the file back, or export the package again"
             )
         own = _entries(model.metadata_props.get(keys.STATE_DICT, "{}"))
         if entries is not None and own != entries:
             raise FileFormatError(
-                f"{part.file} and {first} in {package.folder} are of different models: export the package again"
+                f"{part.file} and {first} in {package.folder} belong to different models: export the package again"
             )
         first, entries = first or part.file, own
 
 
 def _entries(text: str) -> dict[str, tuple[str, list[int]]]:
-    """The entries of a model as a file lists them, without which of them this part uses."""
+    """The entries of a model as listed in a file, without the flags that say which of them the part uses."""
     entries = msgspec.json.decode(text, type=dict[str, documents.StateDictEntry])
     return {key: (entry.dtype, entry.shape) for key, entry in entries.items()}
 
 
 def parts_with(path: Path, *modules: str) -> dict[str, Path]:
-    """The files in which modules own nodes: a file itself, or parts of a package by name, in their order.
+    """The files in which modules own nodes: the file itself, or parts of a package by name, in their order.
 
     Raises:
-        FileFormatError: It is a folder that is no package, or one with a fault.
-        UsageError: No part has them.
+        FileFormatError: The path is a folder that is not a package, or a damaged one.
+        UsageError: No part has the modules.
     """
     if not path.is_dir():
         return {"": path}

@@ -1,4 +1,4 @@
-"""``NAME.reference.safetensors``: the values of a PyTorch run beside a file, which prove it without PyTorch."""
+"""``NAME.reference.safetensors``: the values of a PyTorch run, stored to verify the file beside it without PyTorch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _MODULES, _OUTPUTS, _WEIGHTS, _KEYS, _RUN = "modules", "outputs", "weights", "ke
 
 
 class _Kept(NamedTuple):
-    """A tensor to write; it is read when its turn comes."""
+    """A tensor to write; it is read when it is written."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -44,22 +44,22 @@ class _Kept(NamedTuple):
 
 
 def reference_path(path: Path) -> Path:
-    """Where the reference values of a file lie."""
+    """The path of the reference values of a file."""
     return path.with_suffix(keys.REFERENCE_SUFFIX)
 
 
 @dataclass(frozen=True)
 class ReferenceValues:
-    """The PyTorch run that the reference values of a file keep; one tensor at a time is read."""
+    """The PyTorch run in the reference values of a file; one tensor is read at a time."""
 
     inputs: Mapping[str, Any]
     """Name of an input of the file to its array."""
     outputs: Sequence[Any]
-    """What the model returned, in order."""
+    """The tensors that the model returned, in order."""
     modules: Sequence[ModuleCall]
-    """The calls whose values are kept; none where all are."""
+    """The calls whose values are stored; empty if all are."""
     available: Collection[str]
-    """Names of the values of the file that are kept."""
+    """Names of the values of the file that are stored."""
     read: Callable[[str], Any]
     """The name of a value to its array."""
     tensors: Sequence[SeenTensor]
@@ -68,26 +68,26 @@ class ReferenceValues:
     weights: Mapping[str, str]
     """Initializers, by the entries that they come from, to digests of their bytes."""
     keys: Mapping[str, str]
-    """Content of a tensor to where it lies in the file."""
+    """Content of a tensor to its place in the file."""
     read_key: Callable[[str], Any]
 
     def array(self, content: str) -> Any:
         return self.read_key(self.keys[content]).reshape(-1)
 
     def in_float64(self, *, from_right_values: bool) -> None:
-        """Rounding was not measured when the values were kept."""
+        """``None``: rounding was not measured when the values were stored."""
         return
 
 
 class _Run(msgspec.Struct, frozen=True, array_like=True):
-    """The part of a run that is no numbers."""
+    """The description of a run, without its arrays."""
 
     calls: list[tuple[str, int]]
-    """Address, and the index of the call around it; -1 for the root."""
+    """Address, and the index of the call that it ran in; -1 for the root."""
     tensors: list[tuple[int, str, str, str, str, list[int]]]
     """Call, side, name, content, element type, shape."""
     computed: list[tuple[int, str, int, float, float, float, bool, bool]]
-    """Call and the fingerprint of what an operation gave, and whether that was new."""
+    """Call and the fingerprint of an operation's result, and whether the result was new."""
 
 
 def write_reference(
@@ -104,16 +104,16 @@ def write_reference(
     """Write the reference values of a file, the same bytes for the same values.
 
     Args:
-        path: The file to write; it should not be there yet.
+        path: The file to write; it should not exist yet.
         run: The PyTorch run.
         inputs: Name of an input of the file to its array.
-        weights: Digests of the file's parameters, so that another file's values are refused.
-        modules: The calls whose values to keep, with those inside them; none for all.
-        sidecar: For the names that values have in the file.
-        announce: Told the size in bytes before anything is written.
+        weights: Digests of the file's parameters, so that values of another file are refused.
+        modules: The calls whose values to store, with those inside them; all if empty.
+        sidecar: The sidecar, for the names of values in the file.
+        announce: Called with the size in bytes before anything is written.
 
     Raises:
-        OutputError: The disk has no room for it.
+        OutputError: There is not enough space on the disk.
     """
     seen = [t for t in run.tensors if not modules or _is_inside(t.call, set(modules), run.parents)]
     outputs = _output_names(tagged, len(run.outputs))
@@ -145,7 +145,7 @@ def write_reference(
 
 
 def _output_names(tagged: TaggedFile, count: int) -> list[str]:
-    """Names for what the model returned: those of the file's outputs, as far as it has as many."""
+    """Names for the model's outputs: those of the file's outputs, as far as there are any."""
     names = [value.name or "" for value in tagged.model.graph.outputs]
     names += [f"output {i}" for i in range(len(names), count)]
     return names[:count]
@@ -154,7 +154,7 @@ def _output_names(tagged: TaggedFile, count: int) -> list[str]:
 def _add_boundaries(
     arrays: dict[str, _Kept], seen: Sequence[SeenTensor], run: Evidence, values: Mapping[tuple[str, str, str], str]
 ) -> dict[str, str]:
-    """Add the tensors at boundaries, each content once but under each name that it has in the file.
+    """Add the tensors at boundaries, each content once, by each name that it has in the file.
 
     Returns:
         Content of a tensor to where it lies.
@@ -184,7 +184,7 @@ def _is_inside(call: ModuleCall, chosen: set[ModuleCall], parents: Mapping[Modul
 
 
 def _names(sidecar: documents.Hierarchy | None, tagged: TaggedFile) -> dict[tuple[str, str, str], str]:
-    """Call, side and name of a tensor to the value of the main graph that the sidecar says it is."""
+    """Call, side and name of a tensor to its value in the main graph, as recorded in the sidecar."""
     made = {value.name for node in tagged.model.graph for value in node.outputs}
     return {
         (call.address, side, tensor.name): tensor.value
@@ -206,12 +206,12 @@ def _as_data(run: Evidence, tensors: Sequence[SeenTensor]) -> _Run:
 
 @contextmanager
 def open_reference(tagged: TaggedFile) -> Iterator[ReferenceValues]:
-    """The reference values beside a file.
+    """Open the reference values beside a file.
 
     Raises:
-        FileFormatError: They are missing or damaged, or of another file.
+        FileFormatError: They are missing or damaged, or belong to another file.
     """
-    import ml_dtypes  # noqa: F401 - gives NumPy the bfloat16 that safetensors asks it for
+    import ml_dtypes  # noqa: F401 - adds to NumPy the bfloat16 that safetensors needs
     from safetensors import SafetensorError, safe_open
 
     path = reference_path(tagged.path)
@@ -244,7 +244,9 @@ def open_reference(tagged: TaggedFile) -> Iterator[ReferenceValues]:
         kept = [key.removeprefix(_INPUTS) for key in stored if key.startswith(_INPUTS)]
         chosen = [ModuleCall.parse(address) for address in modules]
         if set(kept) != set(names) or any(call not in tagged.calls for call in chosen):
-            raise FileFormatError(f"{path} is not of {tagged.path}: inputs or modules differ; export with --reference")
+            raise FileFormatError(
+                f"{path} does not belong to {tagged.path}: inputs or modules differ; export with --reference"
+            )
         yield ReferenceValues(
             inputs={name: file.get_tensor(f"{_INPUTS}{name}") for name in kept},
             outputs=[file.get_tensor(f"{_VALUES}{name}") for name in outputs],

@@ -22,23 +22,22 @@ from modelexport.tagged.documents.belonging import check_documents
 
 @dataclass(frozen=True)
 class Skimmed:
-    """What a tree shows."""
+    """The data for showing a tree."""
 
     calls: CallTree
     tags: dict[ModuleCall, str]
     nodes: list[tuple[ModuleCall | None, str]]
-    """Every node: the call that produces its output, where one is known, and its operator."""
+    """Every node: the call that produces its output, if known, and its operator."""
     coverage: documents.Coverage
 
 
 def skim(path: Path) -> Skimmed | None:
-    """Read what the nodes of a file say of themselves; ``None`` for a file that has to be read whole to be understood.
+    """Read the tags of a file's nodes; ``None`` for a file that has to be read completely.
 
-    That is one in which the tags are not metadata of nodes, or with which something is wrong: :func:`modelexport.load`
-    says what.
+    That is a file whose tags are not metadata of nodes, or a damaged file: :func:`modelexport.load` reports the error.
 
     Raises:
-        FileFormatError: A document beside it is of another export.
+        FileFormatError: A document beside it belongs to another export.
     """
     properties: dict[str, str] = {}
     try:

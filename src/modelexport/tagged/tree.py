@@ -1,4 +1,4 @@
-"""The calls of a model with the nodes of each: what ``modelexport tree`` shows."""
+"""The calls of a model with the nodes of each, for ``modelexport tree``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from modelexport.core.text import align, indent, plural, shortened
 from modelexport.format.documents import Coverage
 
 Owned = Iterable[tuple[ModuleCall | None, str]]
-"""Nodes: the call that produces a node's output, where one is known, and its operator."""
+"""Nodes: the call that produces a node's output, if known, and its operator."""
 
 
 class TreeRow(msgspec.Struct, frozen=True):
@@ -23,13 +23,13 @@ class TreeRow(msgspec.Struct, frozen=True):
     parent: str | None
     depth: int
     nodes: int
-    """Nodes of the call and of the calls inside it."""
+    """The number of nodes of the call and of the calls inside it."""
     own: dict[str, int]
-    """Its own nodes: operator to how many."""
+    """Its own nodes: operator to count."""
 
 
 def tree_rows(nodes: Owned, calls: CallTree, tag: Callable[[ModuleCall], str]) -> list[TreeRow]:
-    """Every call, in the order in which they began: parents before children."""
+    """Every call, in the order in which they began: callers before callees."""
     own: dict[ModuleCall, Counter[str]] = {traced.call: Counter() for traced in calls}
     for call, operator in nodes:
         if call is not None:
@@ -52,12 +52,12 @@ def tree_rows(nodes: Owned, calls: CallTree, tag: Callable[[ModuleCall], str]) -
 
 
 def untagged_operators(nodes: Owned) -> dict[str, int]:
-    """The nodes without an owner, which an adopted file may have: operator to how many."""
+    """The nodes without an owner, which an adopted file may have: operator to count."""
     return dict(sorted(Counter(operator for call, operator in nodes if call is None).items()))
 
 
 def format_tree(rows: Sequence[TreeRow], coverage: Coverage, untagged: Mapping[str, int] | None = None) -> str:
-    """The calls that have nodes, with how many, and what their own are; last, the nodes that belong to no call."""
+    """A table of the calls with the number of their nodes and the operators of their own nodes; last, unowned nodes."""
     table = [("MODULE", "CALL", "NODES", "OWN OPERATORS")]
     for row in rows:
         if row.nodes:
@@ -71,7 +71,7 @@ def format_tree(rows: Sequence[TreeRow], coverage: Coverage, untagged: Mapping[s
 
 
 def format_coverage(coverage: Coverage) -> str:
-    """How many nodes are known by which evidence, apart."""
+    """How many nodes have an owner by each kind of evidence."""
     counts = (f"{getattr(coverage, name):,} {name}" for name in coverage.__struct_fields__)
     return f"nodes: {', '.join(counts)}"
 

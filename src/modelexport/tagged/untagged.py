@@ -1,4 +1,4 @@
-"""A file without tags as one call that owns all nodes, so that it can be compared by names and structure."""
+"""Reading a file without tags as one call that owns all nodes, to compare it by names and structure."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from modelexport.tagged.file import UNTAGGED, TaggedFile, read_tagged
 
 
 def read_either(path: str | Path) -> TaggedFile:
-    """A tagged file, or one without tags.
+    """Read a file with or without tags.
 
     Raises:
-        FileFormatError: It is missing, not an ONNX file, or has tags of an unknown format version.
+        FileFormatError: The file is missing, is not an ONNX file, or has an unknown format version.
     """
     path = Path(path)
     model = load_onnx(path)
@@ -27,7 +27,7 @@ def read_either(path: str | Path) -> TaggedFile:
 
 
 def without_tags(tagged: TaggedFile) -> TaggedFile:
-    """A file as though it had no tags."""
+    """A tagged file, treated as if it had no tags."""
     return tagged if tagged.encoding == UNTAGGED else _untagged(tagged.path, tagged.model)
 
 

@@ -1,12 +1,10 @@
-"""Does each module of a file compute what the PyTorch module computes, and do the tags say which nodes do?
+"""Checks that each module of a file computes what the PyTorch module computes, and that the tags are right.
 
-The file runs twice, without the runtime's optimiser:
-
-- *end to end*, from its inputs: there the tensors of the PyTorch run are recognised by their numbers;
-- *per module*, cut at all recognised values, each stretch between them fed with PyTorch's, so that an error shows
-  where it is made (:mod:`modelexport.verify.segments`).
-
-Neither needs the sidecar. A tensor that a fault has made unrecognisable is looked for at the boundary of its call.
+The file runs twice, without the runtime's optimizer:
+- *end to end*, from its inputs: the tensors of the PyTorch run are recognized by their numbers;
+- *per module*, cut at all recognized values: each segment between them gets PyTorch's values, so that an error shows
+  where it originates (:mod:`modelexport.verify.segments`).
+Neither needs the sidecar. A tensor that an error has made unrecognizable is looked up at the boundary of its call.
 """
 
 from __future__ import annotations
@@ -36,21 +34,21 @@ from modelexport.verify.verdicts import CallStatus, CallVerdict
 
 @dataclass
 class Proof:
-    """What the two runs of a file showed."""
+    """The results of the two runs of a file."""
 
     tagged: TaggedFile
     evidence: Evidence
     run: FileRun
     hints: dict[str, str]
-    """Name of a value of the main graph to the content that it is, or should be."""
+    """Name of a value of the main graph to the content that it has, or should have."""
     per_module: dict[str, Difference]
     misplaced: list[Misplaced] = field(default_factory=list)
     wrong_weights: Mapping[ModuleCall, str] = field(default_factory=dict)
-    """Calls whose nodes use initializers that are not the model's, to what is wrong."""
+    """Calls whose nodes use initializers that differ from the model's, to a description of the error."""
 
     @cached_property
     def nodes(self) -> Mapping[str, ir.Node]:
-        """Name of a value of the main graph to the node that makes it."""
+        """Name of a value of the main graph to the node that produces it."""
         return {value.name or "": node for node in self.tagged.model.graph for value in node.outputs}
 
 
@@ -63,14 +61,14 @@ def prove_calls(
     modules: Collection[ModuleCall] = (),
     batch_bytes: int = BATCH_BYTES,
 ) -> Proof:
-    """Run a file against a PyTorch run.
+    """Run a file and compare it with a PyTorch run.
 
     Args:
         feeds: The inputs of the file.
-        modules: The calls to look at, with those inside them; all if there are none.
+        modules: The calls to compare, with those inside them; all if empty.
 
     Raises:
-        UsageError: ONNX Runtime does not load the file, or does not have the provider.
+        UsageError: ONNX Runtime cannot load the file, or does not have the provider.
     """
     run = run_file(tagged.model, tagged.path.parent, feeds, evidence, provider=provider, batch_bytes=batch_bytes)
     guessed = _from_tags(tagged, run, evidence)
@@ -81,7 +79,7 @@ def prove_calls(
         if chosen:
             wanted = [name for name in wanted if _concerns(tagged, proof.nodes[name], chosen)]
         proof.per_module = _run_segments(proof, wanted, feeds, provider, batch_bytes)
-        # Experts may compute their tokens in another order, and a value may only be near: what was fed on was wrong.
+        # Experts may compute their tokens in another order, and a value may only be near: the values fed were wrong.
         mistaken = [name for name in guessed if name in proof.hints and _is_permuted(proof, name)]
         mistaken += [name for name in _second_best(proof) if proof.per_module[name].status == "differ"]
         if not mistaken:
@@ -99,7 +97,7 @@ def _concerns(tagged: TaggedFile, node: ir.Node, chosen: set[ModuleCall]) -> boo
 
 
 def _best(run: FileRun) -> dict[str, str]:
-    """The values that are a content: the nearest, and others that are as near."""
+    """The values for each content: the nearest, and others that are equally near."""
     by_content: dict[str, list[str]] = defaultdict(list)
     for name, content in run.contents.items():
         by_content[content].append(name)
@@ -111,7 +109,7 @@ def _best(run: FileRun) -> dict[str, str]:
 
 
 def _ends(tagged: TaggedFile, run: FileRun, evidence: Evidence) -> dict[str, str]:
-    """The outputs of the file are what the model returns, whatever else they are near."""
+    """The outputs of the file, matched with the model's outputs even if they are near other contents."""
     root = tagged.calls.calls[0].call
     right = [tensor for tensor in evidence.tensors if tensor.call == root and tensor.side == "outputs"]
     values = [value.name or "" for value in tagged.model.graph.outputs]
@@ -125,9 +123,9 @@ def _ends(tagged: TaggedFile, run: FileRun, evidence: Evidence) -> dict[str, str
 
 
 def _from_tags(tagged: TaggedFile, run: FileRun, evidence: Evidence) -> dict[str, str]:
-    """Values that should be tensors that no value is.
+    """Values matched by tags with the tensors that no value was recognized as.
 
-    Where a tensor first crosses a boundary, it is the one of its type and shape that does so in the file.
+    At the boundary that a tensor crosses first, it is matched with the value of its type and shape.
     """
     found: dict[str, str] = {}
     seen = set(run.contents.values())
@@ -157,8 +155,8 @@ def _from_tags(tagged: TaggedFile, run: FileRun, evidence: Evidence) -> dict[str
 
 
 def _same_calls(tagged: TaggedFile, evidence: Evidence) -> list[ModuleCall]:
-    """The calls that PyTorch made as they are in the file: a module may be called for each group of tokens in one and
-    once in the other."""
+    """The calls that are the same in PyTorch and in the file: a module may be called for each group of tokens in one
+    and once in the other."""
     there = Counter(call.path for call in evidence.parents)
     here = Counter(traced.call.path for traced in tagged.calls)
     return [t.call for t in tagged.calls if there[t.call.path] == here[t.call.path]]
@@ -185,7 +183,7 @@ def _run_segments(
 
 
 def _second_best(proof: Proof) -> list[str]:
-    """Recognised values that are not the nearest of their content."""
+    """Recognized values that are not the nearest of their content."""
     nearest: dict[str, str] = {}
     errors = proof.run.errors
     for name, content in proof.hints.items():
@@ -197,7 +195,7 @@ def _second_best(proof: Proof) -> list[str]:
 
 
 def _is_permuted(proof: Proof, name: str) -> bool:
-    """Whether a value that differs has the right numbers in another order."""
+    """Whether a value that differs has the right elements in another order."""
     if name not in proof.per_module or proof.per_module[name].status != "differ" or name not in proof.run.arrays:
         return False
     right = np.sort(proof.evidence.array(proof.hints[name]), axis=None)
@@ -206,7 +204,7 @@ def _is_permuted(proof: Proof, name: str) -> bool:
 
 
 def _measure_noise(proof: Proof) -> None:
-    """Where more differs than a few units, see what rounding does to PyTorch itself before anything is accused."""
+    """If errors exceed a few units, measure PyTorch's own rounding before deciding that a value differs."""
     suspects = [name for name, one in proof.per_module.items() if one.status == "differ" and one.relative is not None]
     if not suspects:
         return
@@ -230,7 +228,7 @@ def _measure_noise(proof: Proof) -> None:
 
 
 def verdicts_of(proof: Proof, modules: Collection[ModuleCall] = ()) -> list[CallVerdict]:
-    """What is known of every call of the file, or of ``modules`` and those inside them."""
+    """The verdict on every call of the file, or on ``modules`` and the calls inside them."""
     return _Verdicts(proof).of([t.call for t in proof.tagged.calls if _shown(proof.tagged, t.call, modules)])
 
 
@@ -262,7 +260,7 @@ class _Verdicts:
                 self._own[call].append(difference)
 
     def _blamed(self) -> dict[ModuleCall, list[Difference]]:
-        """The calls whose nodes compute what differs."""
+        """The calls whose nodes compute the differing values."""
         blamed: dict[ModuleCall, list[Difference]] = defaultdict(list)
         for name, difference in self._proof.per_module.items():
             if difference.status != "differ":
@@ -329,17 +327,17 @@ class _Verdicts:
         return "not compared", self._unseen(call)
 
     def _lacks(self, call: ModuleCall, lacking: list[Misplaced]) -> bool:
-        """Whether the nodes can only be its own."""
+        """Whether the lacking nodes can only belong to the call."""
         return any(one.belongs == (call,) for one in lacking)
 
     def _unseen(self, call: ModuleCall) -> str:
         if call not in self._proof.evidence.parents:
-            return "PyTorch's run shows no such call: it is inside a branch, or its module runs otherwise when exported"
+            return "PyTorch's run has no such call: it is inside a branch, or its module runs differently when exported"
         if call not in self._same:
-            return "PyTorch calls its module more or less often than the file does"
+            return "PyTorch calls its module a different number of times than the file"
         if not self._returns.get(call):
             return "it returns no tensor"
-        return "none of the tensors that it returns is a value of the file: they have another layout or type there"
+        return "none of the tensors that it returns is a value of the file: there they have another layout or type"
 
 
 def _count(misplaced: list[Misplaced]) -> str:
@@ -351,7 +349,7 @@ def _names(calls: Sequence[ModuleCall]) -> str:
 
 
 def sampled_calls(tagged: TaggedFile, count: int, *, seed: int = 0) -> list[ModuleCall]:
-    """Some of the calls that own nodes, in the order in which they began; all if there are no more than ``count``."""
+    """A sample of the calls that own nodes, in the order in which they began; all if there are at most ``count``."""
     owning = {call for node in tagged.nodes if (owner := owner_of(node)) is not None for call in owner.calls}
     calls = [traced.call for traced in tagged.calls if traced.call in owning]
     chosen = set(random.Random(seed).sample(range(len(calls)), min(count, len(calls))))

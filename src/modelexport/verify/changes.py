@@ -1,4 +1,4 @@
-"""Two files compared as a check: structure, weights, outputs, cost, each of which may fail a build."""
+"""Comparing two files as a check: structure, weights, outputs and cost, each of which may fail a build."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from modelexport.verify.differences import Difference, compare_outputs
 Aspect = Literal["structure", "weights", "outputs", "cost"]
 ASPECTS: tuple[Aspect, ...] = ("structure", "weights", "outputs", "cost")
 MARGIN = 0.01
-"""By how much of it a figure of the second file may be above that of the first."""
+"""The relative increase up to which a figure of the second file counts as unchanged."""
 
 
 class CostChange(msgspec.Struct, frozen=True):
-    """A figure of the whole file, in both files; a formula where sizes are dynamic."""
+    """A figure of the whole file, in both files; a formula if sizes are dynamic."""
 
     column: str
     first: int | float | str
@@ -35,14 +35,14 @@ class CostChange(msgspec.Struct, frozen=True):
 
 
 class ChangeReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What was compared of two files, and which of it differs."""
+    """The comparison of two files, and the aspects that differ."""
 
     comparison: FileComparison
     outputs: list[Difference] | None
-    """``None`` where they were not compared."""
+    """``None`` if they were not compared."""
     costs: list[CostChange] | None
     failed: list[Aspect]
-    """Those of the aspects asked for that differ."""
+    """The requested aspects that differ."""
     asked: list[Aspect]
 
 
@@ -60,15 +60,15 @@ def check_changes(
     """Compare two files in the aspects that must not differ. A file without tags is compared by its names.
 
     Args:
-        fail_on: ``structure``: calls, operators, attributes, entries; ``weights``: the elements of parameters, all
-            of which are read; ``outputs``: what both compute of the same inputs; ``cost``: no figure of it may grow.
-        values: Compare the elements of parameters also where ``weights`` is not asked for.
-        modules: Selectors of the calls to compare; all if left out.
-        inputs: A file of inputs for ``outputs``; those of the first file's reference values or random ones if left out.
+        fail_on: ``structure``: calls, operators, attributes, entries; ``weights``: the elements of parameters, which
+            are all read; ``outputs``: the outputs for the same inputs; ``cost``: no figure of the cost may grow.
+        values: Compare the elements of parameters even if ``weights`` is not requested.
+        modules: Selectors of the calls to compare; by default all.
+        inputs: A file of inputs for ``outputs``; by default those of the first file's reference values, or random ones.
 
     Raises:
         FileFormatError: A file is missing or not ONNX.
-        UsageError: ONNX Runtime does not run one of them, or a selector matches nothing.
+        UsageError: ONNX Runtime cannot run one of them, or a selector matches nothing.
     """
     one, other = read_either(first), read_either(second)
     costs = _costs(one, other) if "cost" in fail_on else None
@@ -93,7 +93,7 @@ def check_changes(
 
 
 def _outputs(one: TaggedFile, other: TaggedFile, inputs: Path | None, provider: str, seed: int) -> list[Difference]:
-    """What both files compute of the same inputs, output by output."""
+    """The outputs of both files for the same inputs, output by output."""
     with runnable(one.path, one.encoding) as path, runnable(other.path, other.encoding) as against:
         feeds, _ = make_feeds(one, path, inputs, {}, provider=provider, seed=seed)
         given = [

@@ -1,4 +1,4 @@
-"""What a file and the documents beside it say of themselves, checked against the graph and the PyTorch run."""
+"""Checks the tags of a file and its documents against the graph and the PyTorch run."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def false_claims(
     contents: Mapping[str, str],
     classes: Mapping[str, str],
 ) -> list[FalseClaim]:
-    """Everything that is said and is not so.
+    """Everything that the tags or documents claim and that is not true.
 
     Args:
-        sidecar: The sidecar, where it is not yet beside the file.
-        contents: Values of the file to the contents of the run that they are.
-        classes: Path of a module to the name of its class; empty where the model is not there.
+        sidecar: The sidecar, if it is not yet beside the file.
+        contents: Values of the file to the contents of the run that they have.
+        classes: Path of a module to the name of its class; empty if the model is not available.
     """
     checks: list[Callable[[], Iterator[FalseClaim]]] = [
         lambda: _metadata(tagged, evidence, classes),
@@ -213,13 +213,13 @@ def _calls(
 
 
 def _type(tensor: documents.CallTensor, dtype: str, shape: tuple[int, ...]) -> tuple[object, object]:
-    """What is said of a tensor, and what it is; a dynamic size is whatever it is."""
+    """The claimed and the actual type and shape of a tensor; a claimed dynamic size matches any size."""
     so = [size if isinstance(said, int) else said for said, size in zip(tensor.shape, shape, strict=False)]
     return (tensor.dtype, list(tensor.shape)), (dtype, so if len(shape) == len(tensor.shape) else list(shape))
 
 
 def _value(where: str, tensor: documents.CallTensor, content: str, contents: Mapping[str, str]) -> Iterator[FalseClaim]:
-    """A value that another tensor is; it is a false claim if this one is another value of the file."""
+    """A false claim if the tensor is another value of the file than the claimed one."""
     names = [name for name, its in contents.items() if its == content]
     if names:
         yield from _false("hierarchy", where, tensor.value, names[0])
@@ -227,7 +227,7 @@ def _value(where: str, tensor: documents.CallTensor, content: str, contents: Map
 
 @dataclass(frozen=True)
 class _ClaimedTags(FileTags):
-    """The tags of the calls of a file; which modules are levels the tags themselves tell."""
+    """The tags of the calls of a file; the levels are found from the tags themselves."""
 
     def source_tag(self, call: ModuleCall) -> str:
         return self._sources.get(call) or self.level_above(call)
@@ -241,7 +241,7 @@ class _ClaimedTags(FileTags):
 
     @cached_property
     def _sources(self) -> Mapping[ModuleCall, str]:
-        """What most nodes of a call say: one that says something else is found out."""
+        """The source tag on most nodes of each call, so that a node with another tag is detected."""
         votes: dict[ModuleCall, dict[str, int]] = {}
         for node in self.tagged.nodes:
             owner = owner_of(node)

@@ -1,7 +1,7 @@
-"""``verify A --against B``: what a descendant of a file (half precision, quantized, optimised) loses in which module.
+"""``verify A --against B``: the loss of a file's descendant (half precision, quantized, optimized) in each module.
 
-Both run on the same inputs, without PyTorch. What each call of the descendant loses is measured twice: *end to end*, in
-one run of each file, and *per module*, with the values of the first file fed to each stretch of the second.
+Both run on the same inputs, without PyTorch. The loss in each call of the descendant is measured twice: *end to end*,
+in one run of each file, and *per module*, with the values of the first file fed to each segment of the second.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ from modelexport.verify.segments import GIVEN, owners_between, segmented
 from modelexport.verify.verdicts import CallStatus
 
 _MOST = 0.03
-"""What a whole run may lose where many units would be more than that: in half precision."""
+"""The limit for the loss of a whole run, if many units would exceed it: in half precision."""
 
 
 class Loss(msgspec.Struct, frozen=True, kw_only=True):
     """One value in both files."""
 
     difference: Difference
-    """Under the looser of the two element types' tolerances."""
+    """The verdict with the looser tolerance of the two element types."""
     norm: float | None = None
-    """The norm of the difference over the norm of the value in the first file."""
+    """The norm of the difference divided by the norm of the value in the first file."""
     cosine: float | None = None
-    """Of the angle between the two as vectors; ``None`` where one is zero."""
+    """The cosine of the angle between the two as vectors; ``None`` if one is zero."""
 
 
 class CallLoss(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of one call."""
+    """The comparison of one call."""
 
     address: str
     tag: str
@@ -60,7 +60,7 @@ class CallLoss(msgspec.Struct, frozen=True, kw_only=True):
     end_to_end: Loss | None = None
     """The worst of the values that it returns, in one run of each file."""
     per_module: Loss | None = None
-    """The worst of the values that its own nodes compute, from the first file's values."""
+    """The worst of the values that its own nodes compute from the first file's values."""
 
 
 class AgainstReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,7 +86,7 @@ class AgainstReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ranked(self) -> list[CallLoss]:
-        """The calls that compute something comparable of their own, the one that loses most first."""
+        """The calls whose own results can be compared, the largest loss first."""
         measured = [call for call in self.calls if call.per_module is not None]
         return sorted(measured, key=lambda call: -_weight(call.per_module))
 
@@ -102,28 +102,28 @@ def verify_against(
 ) -> AgainstReport:
     """Compare a tagged file with a descendant of it, module by module, without PyTorch.
 
-    A value of one file is that of the other when both sidecars give it to the same place of the same call, or else when
-    it has the same name.
+    Values of the two files are paired if both sidecars assign them to the same place of the same call, or else if they
+    have the same name.
 
     Args:
-        path: A tagged file: what is right. Its reference values' inputs are used if it has them.
+        path: The tagged file to compare with. The inputs of its reference values are used if it has them.
         other: A tagged file with the same calls, whose loss is measured.
-        modules: Selectors of the calls to look at, with those inside them; all if left out.
+        modules: Selectors of the calls to compare, with those inside them; by default all.
         provider: The execution provider of ONNX Runtime, for both.
         seed: For random inputs.
 
     Raises:
         FileFormatError: A file is missing or has no tags.
         InputsError: The files do not take the same inputs, or no random ones fit.
-        UsageError: ONNX Runtime does not load a file, there is no such module or provider, or the files have no value
-            in common.
+        UsageError: ONNX Runtime cannot load a file, a module or provider does not exist, or the files have no value in
+            common.
     """
     one, two = read_tagged(path), read_tagged(other)
     chosen = one.select(*modules).inside if modules else frozenset()
     given, source = _inputs(one, provider, seed)
     comparison = _Comparison(one, two, _pairs(one, two), given, _fit(given, two), provider, batch_bytes)
     if not comparison.pairs:
-        raise UsageError(f"{other} has no value of a module in common with {path}: it is no descendant of it")
+        raise UsageError(f"{other} has no value of a module in common with {path}: it is not a descendant of it")
     outputs = comparison.outputs()
     end_to_end, types = comparison.end_to_end()
     per_module = comparison.per_module(types)
@@ -137,12 +137,12 @@ def verify_against(
 
 @dataclass(frozen=True)
 class _Comparison:
-    """Runs of two files, and what the second loses in them."""
+    """Runs of two files, and the losses of the second."""
 
     one: TaggedFile
     two: TaggedFile
     pairs: Mapping[str, str]
-    """Boundary values of the first file to what they are in the second."""
+    """Boundary values of the first file to their values in the second."""
     given: Mapping[str, Any]
     """Inputs of the first file."""
     fed: Mapping[str, Any]
@@ -151,11 +151,11 @@ class _Comparison:
     batch_bytes: int
 
     def _batches(self) -> Iterator[list[str]]:
-        """The values to compare, as many at a time as may be in memory together."""
+        """The values to compare, in batches that fit in memory."""
         return split_batches(_sizes(self.one, self.pairs), self.batch_bytes)
 
     def outputs(self) -> list[Loss]:
-        """What the outputs lose."""
+        """The losses of the outputs."""
         first, second = self.one.model.graph.outputs, self.two.model.graph.outputs
         if len(first) != len(second):
             raise UsageError(
@@ -167,7 +167,7 @@ class _Comparison:
         return [_loss(name, right[name], found[names[name]], WHOLE_UNITS) for name in names]
 
     def end_to_end(self) -> tuple[dict[str, Loss], dict[str, Any]]:
-        """What each value loses in one run of each file, and the element types that the second file's values have."""
+        """The loss of each value in one run of each file, and the element types of the second file's values."""
         losses: dict[str, Loss] = {}
         types: dict[str, Any] = {}
         for batch in self._batches():
@@ -178,7 +178,7 @@ class _Comparison:
         return losses, types
 
     def per_module(self, types: Mapping[str, Any]) -> dict[str, Loss]:
-        """What each value loses where the stretch of the second file before it gets the first file's values."""
+        """The loss of each value if the segment of the second file before it gets the first file's values."""
         _set_types(self.two.model, types)
         losses: dict[str, Loss] = {}
         back = {b: a for a, b in self.pairs.items()}
@@ -210,11 +210,11 @@ def _inputs(tagged: TaggedFile, provider: str, seed: int) -> tuple[Mapping[str, 
 
 
 def _fit(given: Mapping[str, Any], tagged: TaggedFile) -> dict[str, Any]:
-    """Inputs under the names and in the element types of another file: by name, or by order where names differ."""
+    """Inputs with the names and element types of another file: by name, or by order if names differ."""
     wanted = tagged.model.graph.inputs
     if len(wanted) != len(given):
         raise InputsError(
-            f"{tagged.path} takes {len(wanted)} inputs, not {len(given)}: it is no descendant of the file"
+            f"{tagged.path} takes {len(wanted)} inputs, not {len(given)}: it is not a descendant of the file"
         )
     names = [value.name or "" for value in wanted]
     arrays = [given[name] for name in names] if set(names) == set(given) else list(given.values())
@@ -225,7 +225,7 @@ def _fit(given: Mapping[str, Any], tagged: TaggedFile) -> dict[str, Any]:
 
 
 def _whole(tagged: TaggedFile, feeds: Mapping[str, Any], names: Collection[str], provider: str) -> dict[str, Any]:
-    """The outputs of a file, some of which may be its inputs or initializers as they stand."""
+    """The outputs of a file, which may include inputs or initializers themselves."""
     with runnable(tagged.path, tagged.encoding) as file:
         found = run_session(open_session(file, provider=provider), feeds)
     return {name: found[name] for name in names}
@@ -242,7 +242,7 @@ def _made(model: ir.Model) -> dict[str, ir.Value]:
 
 
 def _ports(tagged: TaggedFile) -> dict[tuple[str, str, int], str]:
-    """Call, side and position to the name of a value; without a sidecar what enters and leaves the call's nodes."""
+    """Call, side and position to the name of a value; without a sidecar, those at the boundary of the call's nodes."""
     if tagged.hierarchy is None:
         return {
             (call.address, side, index): value.name or ""
@@ -260,11 +260,11 @@ def _ports(tagged: TaggedFile) -> dict[tuple[str, str, int], str]:
 
 
 def _pairs(one: TaggedFile, two: TaggedFile) -> dict[str, str]:
-    """Boundary values of the first file to what they are in the second, in the order of the first."""
+    """Boundary values of the first file to their values in the second, in the order of the first."""
     known, made = _made(one.model), _made(two.model)
     ports = _ports(one)
     places = _ports(two) if one.hierarchy is not None and two.hierarchy is not None else {}
-    # What another tool folded into a node may leave the old name on a new value, and the sidecar says so.
+    # A tool that fuses nodes may keep the old name for a new value; the sidecar then has the right one.
     renamed = {name for port, name in places.items() if ports.get(port, name) != name}
     found: dict[str, str] = {}
     taken: set[str] = set()
@@ -272,7 +272,7 @@ def _pairs(one: TaggedFile, two: TaggedFile) -> dict[str, str]:
         same = places.get(port)
         match = same if same in made else name if name in made and name not in renamed else None
         if match is not None and name in known and not may_be(known[name].shape, made[match].shape):
-            continue  # a tool may move a reshape, and leave the name where it was
+            continue  # a tool may move a reshape and keep the name at its old place
         if name in known and match is not None and match not in taken and name not in found:
             found[name] = match
             taken.add(match)
@@ -280,7 +280,7 @@ def _pairs(one: TaggedFile, two: TaggedFile) -> dict[str, str]:
 
 
 def _sizes(tagged: TaggedFile, names: Collection[str]) -> dict[str, int]:
-    """Sizes in bytes; a dynamic one counts as the largest that is known of any value."""
+    """Sizes in bytes; an unknown one is taken to be the largest known of any value."""
     made = _made(tagged.model)
     shapes = {name: list(shape) if (shape := made[name].shape) is not None else [None] * 4 for name in names}
     largest = max((size for shape in shapes.values() for size in shape if isinstance(size, int)), default=1)
@@ -288,7 +288,7 @@ def _sizes(tagged: TaggedFile, names: Collection[str]) -> dict[str, int]:
 
 
 def _set_types(model: ir.Model, types: Mapping[str, Any]) -> None:
-    """Give values the element types that they had in a run: a tool may leave them out, and an input needs one."""
+    """Set the element types of values to those of a run: tools may omit them, and an input needs one."""
     for name, value in _made(model).items():
         if name in types and value.dtype is None:
             value.dtype = ir.DataType.from_numpy(types[name])
@@ -314,7 +314,7 @@ def _loss(name: str, right: Any, found: Any, units: float = ALLOWED_UNITS) -> Lo
 
 
 def _weight(loss: Loss | None) -> float:
-    """How bad a loss is: what cannot be compared worst, then by the norm."""
+    """The order of losses: values that cannot be compared are worst, the others by the norm."""
     if loss is None:
         return -1.0
     if loss.difference.nans or (loss.norm is None and loss.difference.status == "differ"):

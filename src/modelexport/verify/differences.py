@@ -1,13 +1,13 @@
-"""How far an array is from what it should be, measured against its own size and the rounding of its type.
+"""The difference of an array from the expected one, relative to its norm and the rounding of its type.
 
-The error of a tensor is a norm over a norm, ``|found - right| / |right|``: it stays the same when everything is scaled.
-What is allowed is a multiple of rounding noise:
+The error of a tensor is a ratio of norms, ``|found - right| / |right|``, which does not change when everything is
+scaled. The tolerance is a multiple of rounding noise:
 
 - *unit*: the unit roundoff of the element type, half the distance between 1 and the next number (N. Higham,
   "Accuracy and Stability of Numerical Algorithms", 2.1). Two ways to compute one thing differ by a few of them.
-- *measured*: what the same run in float64 differs by from PyTorch's own: what rounding alone does there.
+- *measured*: the difference between PyTorch's run and the same run in float64, which is the effect of rounding.
 
-Elements ten thousand times the size of the others (what a mask adds) are a group apart: they would hide the rest.
+Elements ten thousand times larger than the others (added by a mask) are a separate group: they would hide the rest.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ import msgspec
 import numpy as np
 
 Verdict = Literal["agree", "tie", "differ", "not compared"]
-"""``tie``: it chose others of equal value than PyTorch, whose choice was then fed on."""
+"""``tie``: it selected other elements of equal value than PyTorch, whose selection was then fed to the next segment."""
 
 UNITS: Mapping[str, float] = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 """The unit roundoff of each floating-point type."""
 ALLOWED_UNITS = 32.0
-"""How many units a tensor may be off without its noise being measured."""
+"""The error in units up to which a tensor agrees without measuring its noise."""
 ALLOWED_NOISE = 8.0
-"""How many times the measured noise it may be off: the runtime sums in another order, and one sample is a sample."""
+"""The error in multiples of the measured noise up to which it agrees: the runtime sums in another order."""
 UNMEASURED_UNITS = 64.0
-"""How many units where noise is more than a few units and cannot be measured."""
+"""The error in units up to which it agrees if the noise exceeds a few units and cannot be measured."""
 _APART = 1e4
 _INFINITE = 1e30
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
-    """One value as it is and as it should be."""
+    """The comparison of one value with the expected one."""
 
     name: str
     status: Verdict
@@ -44,13 +44,13 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     absolute: float | None = None
     """The largest absolute difference of an element."""
     relative: float | None = None
-    """The norm of the difference over the norm of the right value: of the worse group of elements."""
+    """The norm of the difference divided by the norm of the right value, for the worse group of elements."""
     noise: float | None = None
     """The rounding noise in the same measure: measured, or the unit of the type."""
     measured: bool = False
     """Whether the noise was measured for this value."""
     nans: int = 0
-    """Elements that are NaN in one of the two only."""
+    """Elements that are NaN in only one of the two."""
 
     @property
     def multiple(self) -> float | None:
@@ -65,18 +65,18 @@ def compare_outputs(
     exact: Sequence[Any | None] = (),
     units: float = ALLOWED_UNITS,
 ) -> list[Difference]:
-    """Compare arrays by position; one that only one side has is reported as such, unless it has no elements.
+    """Compare arrays by position; an array that only one side has is reported, unless it has no elements.
 
     Args:
-        names: Of ``actual``.
-        exact: What ``expected`` would be without rounding, where that is known.
+        names: The names of ``actual``.
+        exact: The values of ``expected`` without rounding, where known.
     """
     found = []
     for i in range(max(len(expected), len(actual))):
         name = names[i] if i < len(names) else f"output {i}"
         if i >= len(expected) or i >= len(actual):
             if i < len(expected) and np.asarray(expected[i]).size == 0:
-                continue  # the exporter leaves out what holds nothing
+                continue  # the exporter omits empty outputs
             side = "PyTorch" if i >= len(expected) else "the file"
             found.append(Difference(name=name, status="differ", reason=f"{side} has no such output"))
         else:
@@ -91,8 +91,8 @@ def compare_arrays(
     """Compare two arrays; another shape or element type is a difference.
 
     Args:
-        exact: What ``expected`` would be without rounding, in float64: the noise is measured with it.
-        units: How many units of roundoff are allowed whatever the noise is.
+        exact: ``expected`` without rounding, in float64, to measure the noise.
+        units: Units of roundoff that are always allowed, independent of the noise.
     """
     dtype, shape = str(actual.dtype), list(actual.shape)
     if expected.shape != actual.shape or expected.dtype != actual.dtype:
@@ -151,7 +151,7 @@ def _compare_numbers(name: str, expected: Any, actual: Any, exact: Any | None, u
 
 
 def _groups(values: Any) -> list[Any]:
-    """The elements of ordinary size, and those far above, where there are both."""
+    """The elements of ordinary size, and those far above, if there are both."""
     sizes = np.abs(values)
     typical = float(np.median(sizes[sizes > 0])) if np.any(sizes > 0) else 0.0
     large = sizes > _APART * typical
@@ -163,6 +163,6 @@ def _norm(values: Any) -> float:
 
 
 def worst(differences: Sequence[Difference]) -> Difference | None:
-    """The one to show for many: one that differs, else the largest error in multiples of noise."""
+    """The worst of several: one that differs, or else the one with the largest error in multiples of noise."""
     order = {"differ": 3, "not compared": 2, "tie": 1, "agree": 0}
     return max(differences, key=lambda one: (order[one.status], one.multiple or 0.0, one.absolute or 0.0), default=None)

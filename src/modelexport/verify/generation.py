@@ -1,4 +1,4 @@
-"""Does a package generate what the model generates? Greedy, token for token, prompts in one batch and alone."""
+"""Compares greedy generation of a package with the model's, token by token, prompts in one batch and alone."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ from modelexport.verify.verdicts import VerifyReport
 
 
 class GenerationRun(msgspec.Struct, frozen=True, kw_only=True):
-    """One batch of prompts, generated from by both."""
+    """The generation from one batch of prompts by both."""
 
     name: str
-    """``batch``, or ``prompt 0``, ``prompt 1``, ... for one alone."""
+    """``batch``, or ``prompt 0``, ``prompt 1``, ... for a single prompt."""
     prompts: list[int]
-    """Tokens of each."""
+    """The number of tokens of each prompt."""
     steps: int
-    """That both ran."""
+    """The number of steps that both ran."""
     tokens: list[list[int]]
-    """What the package generated, a list for each prompt."""
+    """The tokens that the package generated, a list for each prompt."""
     first_wrong_token: int | None = None
-    """The first step at which a row goes on with another token."""
+    """The first step at which a row has another token."""
     first_wrong_logits: int | None = None
     """The first step at which the logits differ by more than the tolerance."""
     largest: float = 0.0
-    """The largest difference of a logit in the steps before tokens part."""
+    """The largest difference of a logit in the steps before the tokens differ."""
     part: str = ""
     """The part that ran at the first wrong step."""
     module: str | None = None
-    """The address of the first module that differs at the first wrong step, where one does."""
+    """The address of the first module that differs at the first wrong step, if one does."""
     reason: str = ""
 
     @property
     def agrees(self) -> bool:
-        """Whether every token and every logit is as it should be."""
+        """Whether every token and every logit agrees."""
         return self.first_wrong_token is None and self.first_wrong_logits is None
 
 
@@ -54,13 +54,13 @@ class GenerationReport(msgspec.Struct, frozen=True, kw_only=True):
 
     runs: list[GenerationRun]
     parameters_wrong: list[str]
-    """Initializers of any part whose bytes are not the model's."""
+    """Initializers of any part whose bytes differ from the model's."""
     parts: dict[str, VerifyReport] = {}
     """Name of a part to the comparison of its modules on example inputs."""
 
     @property
     def agrees(self) -> bool:
-        """Whether every run agrees, every part and every parameter."""
+        """Whether every run, every part and every parameter agrees."""
         parts = all(report.agrees for report in self.parts.values())
         return parts and not self.parameters_wrong and all(run.agrees for run in self.runs)
 
@@ -77,16 +77,16 @@ def verify_generation(
 
     Args:
         prompts: The inputs of ``generate`` for one prompt each, arrays of one row without padding; they run together,
-            padded left, and each alone.
-        new_tokens: At most that many for each prompt; a row ends with the model's own end-of-text token in both.
+            padded on the left, and each alone.
+        new_tokens: The maximum for each prompt; in both, a row ends with the model's own end-of-text token.
 
     Raises:
-        FileFormatError: The folder is no package, or has a fault.
-        UsageError: It does not generate, or is not of this model.
+        FileFormatError: The folder is not a package, or is damaged.
+        UsageError: It cannot generate, or is not of this model.
     """
     package = read_package(folder)
     if package.manifest.kind != "generate":
-        raise UsageError(f"{folder} does not generate: it is a package of kind {package.manifest.kind}")
+        raise UsageError(f"{folder} cannot generate: it is a package of kind {package.manifest.kind}")
     generator = Generator(package.files, provider=provider)
     batches: dict[str, Sequence[Mapping[str, Any]]] = {"batch": prompts} if len(prompts) > 1 else {}
     batches |= {f"prompt {index}": [prompt] for index, prompt in enumerate(prompts)}
@@ -146,7 +146,7 @@ def _compare(
 
 
 def _module_at(model: nn.Module, package: Package, step: Step, provider: str) -> str | None:
-    """The first module that differs when both run one step from what the package had before it."""
+    """The first module that differs when both run one step from the package's state before it."""
     inputs = step_inputs(model, step.feeds)
     if inputs is None:
         return None

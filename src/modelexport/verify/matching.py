@@ -1,4 +1,4 @@
-"""Which value of a file is which tensor of a PyTorch run: found by their numbers, in one run of the file."""
+"""Matches values of a file with tensors of a PyTorch run by their numbers, in one run of the file."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from modelexport.runtime.fingerprints import Fingerprint, Index, fingerprint_of
 from modelexport.verify.differences import Difference, compare_arrays
 
 _HINT = 1e-3
-"""How far, in norms, a value of the whole run may be from a tensor and still be it: rounding has added up."""
+"""The distance, in norms, up to which a value of the whole run is matched with a tensor: rounding adds up."""
 
 
 WHOLE_UNITS = 4096.0
-"""How many units of roundoff a value may be off in a run of the whole model, where noise adds up from call to call."""
+"""The error in units of roundoff up to which a value of a whole run agrees: noise adds up from call to call."""
 
 
 @dataclass
 class FileRun:
-    """What the values of a file were in one run of it, end to end."""
+    """The values of a file in one run, end to end."""
 
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     dtypes: dict[str, str] = field(default_factory=dict)
     prints: dict[str, Fingerprint] = field(default_factory=dict)
     contents: dict[str, str] = field(default_factory=dict)
-    """Name of a value to the content of the PyTorch run that it is."""
+    """Name of a value to the content of the PyTorch run that it has."""
     arrays: dict[str, Any] = field(default_factory=dict)
-    """Those of the values that were asked for."""
+    """The requested values."""
     errors: dict[str, float] = field(default_factory=dict)
-    """How far each recognised value is from its content, in norms."""
+    """The distance of each recognized value from its content, in norms."""
     differences: dict[str, Difference] = field(default_factory=dict)
 
 
@@ -53,10 +53,10 @@ def run_file(
     keep: Collection[str] = (),
     batch_bytes: int = BATCH_BYTES,
 ) -> FileRun:
-    """Run a file without the runtime's optimiser and recognise the contents of a PyTorch run in its values.
+    """Run a file without the runtime's optimizer and recognize the contents of a PyTorch run in its values.
 
     Args:
-        keep: Names of values whose arrays the result has.
+        keep: Names of values whose arrays are in the result.
     """
     index: Index[str] = Index()
     seen: set[str] = set()
@@ -91,7 +91,7 @@ def run_file(
 
 
 def _error(right: Any, found: Any) -> float:
-    """How far two arrays are apart in norms, whatever their shapes; infinite if they cannot be compared."""
+    """The distance of two arrays in norms, independent of their shapes; infinite if they cannot be compared."""
     if right.size != found.size or right.dtype != found.dtype:
         return float("inf")
     if found.dtype.kind in "iub":
@@ -114,7 +114,7 @@ def _is_sequence(value: ir.Value) -> bool:
 
 
 def _bound_sizes(model: ir.Model, feeds: Mapping[str, Any]) -> dict[str, int]:
-    """What the dynamic sizes of the inputs are in a run."""
+    """The dynamic sizes of the inputs in a run."""
     return {
         size.value: int(feeds[name].shape[axis])
         for value in model.graph.inputs
@@ -125,7 +125,7 @@ def _bound_sizes(model: ir.Model, feeds: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _size(value: ir.Value, bound: Mapping[str, int], largest: int) -> int:
-    """Elements of a value in a run; one whose size is not known counts as the largest tensor that was seen."""
+    """Elements of a value in a run; an unknown size is taken to be that of the largest recorded tensor."""
     if value.shape is None:
         return largest
     sizes = [size if isinstance(size, int) else bound.get(str(size.value)) for size in value.shape]
@@ -134,10 +134,10 @@ def _size(value: ir.Value, bound: Mapping[str, int], largest: int) -> int:
 
 
 def first_makers(evidence: Evidence) -> dict[str, ModuleCall]:
-    """Each content to the call that computed it: where it first crosses a boundary tells which.
+    """Each content to the call that computed it, found from the first boundary that it crosses.
 
-    A tensor that first appears when a call returns was made by that call; one that first appears when a call begins was
-    made by the call around it. What the root gets was made by none.
+    A tensor that first appears when a call returns was computed by that call; one that first appears when a call begins
+    was computed by its caller. Inputs of the root were not computed by a call.
     """
     makers: dict[str, ModuleCall] = {}
     given: set[str] = set()

@@ -1,4 +1,4 @@
-"""Does the file compute what the model computes? Both run on the same inputs, and the differences are data."""
+"""Compares a file with its model: both run on the same inputs, and the differences are returned as data."""
 
 from __future__ import annotations
 
@@ -51,24 +51,24 @@ def verify(
 ) -> VerifyReport:
     """Run a model in PyTorch and its file in ONNX Runtime, and compare every output, every call and every parameter.
 
-    The model runs in evaluation mode, without gradients, and is as before afterwards. The documents beside the file
-    prove nothing; what they claim is checked.
+    The model runs in evaluation mode, without gradients, and is restored afterwards. The documents beside the file
+    are not trusted; their claims are checked.
 
     Args:
-        modules: Selectors of the calls to look at, with those inside them; all if left out.
+        modules: Selectors of the calls to compare, with those inside them; by default all.
         provider: The execution provider of ONNX Runtime.
-        sidecar: ``NAME.hierarchy.json``; read from beside the file if left out.
-        weights: Where the weights of a model are that was built without them: each module gets its own while it runs.
-        perturb: Compare the calls with other weights, in memory and on both sides, so that parameters of equal values
-            are told apart; where it is left out, if the model has such.
+        sidecar: ``NAME.hierarchy.json``; by default the document beside the file.
+        weights: The places of the weights of a model that was built without them; each module gets its own as it runs.
+        perturb: Compare the calls with changed weights, in memory and on both sides, to distinguish parameters of equal
+            values; by default this is done if the model has such parameters.
         others: Whether outputs are also compared on inputs with padded masks, ids from the whole vocabulary, and
-            other sizes where the file leaves them open.
-        tell: Told what is being done.
+            other sizes where the file has dynamic axes.
+        tell: Called with the name of each step.
 
     Raises:
-        FileFormatError: The file has no tags, or weights in files that are not as they were.
-        InputsError: The inputs are not those that the file takes.
-        UsageError: The model is not the one that was exported, there is no such module or provider.
+        FileFormatError: The file has no tags, or its weights files have changed.
+        InputsError: The inputs do not fit the file.
+        UsageError: The model is not the one that was exported, or a module or provider does not exist.
     """
     tagged = _open(model, path)
     chosen = tagged.select(*modules).calls if modules else ()
@@ -108,7 +108,7 @@ def model_classes(model: nn.Module) -> dict[str, str]:
 
 def _wrong_weights(tagged: TaggedFile, parameters: ParameterReport) -> dict[ModuleCall, str]:
     users = users_of(tagged.model, set(parameters.differing))
-    return {call: f"its weights are not the model's: {', '.join(dict.fromkeys(v))}" for call, v in users.items()}
+    return {call: f"its weights differ from the model's: {', '.join(dict.fromkeys(v))}" for call, v in users.items()}
 
 
 @exclusive
@@ -123,23 +123,23 @@ def verify_sample(
     seed: int = 0,
     weights: Weights | None = None,
 ) -> VerifyReport:
-    """Compare some calls only, each cut out of the file and run alone: for a file that is too large to run whole.
+    """Compare only some calls, each cut out of the file and run alone: for a file that is too large to run whole.
 
-    PyTorch runs first, from the inputs through all modules, for the values that enter and leave the calls. With
-    ``weights`` it holds those of one module at a time, so that memory does not grow with the model. Which value is
-    which tensor the sidecar says; a false claim shows as a difference.
+    PyTorch first runs all modules from the inputs, for the values that enter and leave the calls. With ``weights`` it
+    holds those of one module at a time, so that memory does not grow with the model. The sidecar maps values to
+    tensors; a wrong entry shows as a difference.
 
     Args:
-        count: How many calls to draw, of those that own nodes.
-        modules: Selectors of calls to look at as well, with those inside them.
-        seed: For the draw.
+        count: The number of calls to draw from those that own nodes.
+        modules: Selectors of further calls to compare, with those inside them.
+        seed: The seed of the draw.
         weights: As in :func:`verify`.
 
     Returns:
-        A report without outputs, with the calls that were looked at and the parameters that they use.
+        A report without outputs, with the compared calls and the parameters that they use.
 
     Raises:
-        FileFormatError, InputsError, UsageError: As :func:`verify`; the file has no sidecar.
+        FileFormatError, InputsError, UsageError: As :func:`verify`; or the file has no sidecar.
     """
     tagged = _open(model, path)
     calls = set(tagged.select(*modules).inside) if modules else set()
@@ -171,23 +171,23 @@ def record_reference(
     announce: Callable[[int], None] = lambda size: None,
     weights: Weights | None = None,
 ) -> Path:
-    """Run a model and keep its inputs, its outputs and the boundary values of its calls beside its file.
+    """Run a model and store its inputs, its outputs and the boundary values of its calls beside its file.
 
     Args:
         path: A tagged file of the model; ``NAME.reference.safetensors`` is written beside it.
-        modules: Selectors of the calls whose values to keep, with those inside them; all if left out.
-        sidecar: ``NAME.hierarchy.json``; read from beside the file if left out.
-        announce: Told the size in bytes before anything is written.
-        weights: Where the weights of a model are that was built without them.
+        modules: Selectors of the calls whose values to store, with those inside them; by default all.
+        sidecar: ``NAME.hierarchy.json``; by default the document beside the file.
+        announce: Called with the size in bytes before anything is written.
+        weights: The places of the weights of a model that was built without them.
 
     Returns:
         The file that was written.
 
     Raises:
         FileFormatError: The file has no tags.
-        InputsError: The inputs are not those that the file takes.
-        OutputError: There is no room for them.
-        UsageError: There is no such module.
+        InputsError: The inputs do not fit the file.
+        OutputError: There is not enough space for them.
+        UsageError: A module does not exist.
     """
     tagged = read_tagged(path)
     chosen = tagged.select(*modules).calls if modules else ()
@@ -230,7 +230,7 @@ def _parameters(
 
 
 def _same_place(one: ir.TensorProtocol, other: ir.TensorProtocol) -> bool:
-    """Whether two tensors are the same bytes of one file, which need not be read to know that they are equal."""
+    """Whether two tensors are the same bytes of one file, and so are known to be equal without reading them."""
     if not isinstance(one, ir.ExternalTensor) or not isinstance(other, ir.ExternalTensor):
         return False
     facts = [(t.offset, t.length, t.dtype, tuple(t.shape.numpy())) for t in (one, other)]

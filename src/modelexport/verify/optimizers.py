@@ -1,4 +1,4 @@
-"""Which of ONNX Runtime's own optimisers makes a right file wrong."""
+"""Finds the optimizer of ONNX Runtime that makes the outputs of a correct file wrong."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _RULE = re.compile(r"(?:Rule|RewriteRule) (\w+)")
 def blamed_optimizer(
     path: Path, feeds: Mapping[str, Any], agrees: Callable[[Mapping[str, Any]], bool], provider: str
 ) -> str:
-    """The name of the optimiser without which a file's outputs agree; empty where the file itself is wrong."""
+    """The name of the optimizer without which a file's outputs agree; empty if the file itself is wrong."""
     plain = open_session(path, provider=provider)
     if not agrees(run_session(plain, feeds)):
         return ""
@@ -44,7 +44,7 @@ def _without(path: Path, feeds: Mapping[str, Any], provider: str, names: list[st
 
 
 def _applied(path: Path, provider: str) -> list[str]:
-    """The optimisers that change a file when it is loaded, as the runtime's log tells: nothing else does."""
+    """The optimizers that change a file when it is loaded, which only the runtime's log tells."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 0
     with tempfile.TemporaryFile() as log:
@@ -57,7 +57,7 @@ def _applied(path: Path, provider: str) -> list[str]:
 
 @contextmanager
 def _captured(target: int) -> Iterator[None]:
-    """The runtime writes its log to the standard error of the process, past Python."""
+    """Capture the runtime's log, which it writes to the process's standard error, not through Python."""
     before = os.dup(2)
     os.dup2(target, 2)
     try:

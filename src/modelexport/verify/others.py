@@ -1,4 +1,4 @@
-"""Outputs on inputs that tell more than the given ones."""
+"""Comparing outputs on inputs that find more errors than the given ones."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def run_others(
     for what, other in telling_inputs(inputs, tagged.model):
         try:
             right = run_module(other)
-        except Exception as error:  # whatever a model raises for inputs that it does not take
-            reason = f"the model does not take them ({type(error).__name__})"
+        except Exception as error:  # a model may raise anything for inputs that it does not accept
+            reason = f"the model does not accept them ({type(error).__name__})"
             found.append(OtherInputs(what=what, status="not compared", reason=reason))
             continue
         try:

@@ -1,4 +1,4 @@
-"""The model and its file as wholes: both run on the same inputs, and their outputs are compared."""
+"""Compares the outputs of the whole model and its file on the same inputs."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class WholeComparison:
-    """What the file as a whole computes, compared with what the model does."""
+    """The comparison of the file's outputs with the model's."""
 
     given: Mapping[str, Any]
     """The inputs of the file."""
     run: ModelRun
     """The PyTorch run that calls are compared with."""
     perturbed: Mapping[str, Any]
-    """The weights of that run, where they are not the model's own."""
+    """The weights of that run, if they are not the model's own."""
     outputs: list[Difference]
     others: list[OtherInputs]
     optimizer: str
-    """The runtime's optimiser to which differences are due."""
+    """The runtime's optimizer that causes the differences."""
     notes: list[str]
 
 
@@ -80,13 +80,13 @@ def compare_whole(
         compared = whole.compare(outputs)
         optimizer = ""
         if any(one.status == "differ" for one in compared):
-            tell("verify: the runtime's optimiser")
+            tell("verify: the runtime's optimizer")
             optimizer = blamed_optimizer(file, given, whole.agrees, provider)
         more = []
         if others and weights is None:
             tell("verify: other inputs")
             more = run_others(inputs, tagged, session, lambda other: run_module(model, other))
-        del session  # before its file goes
+        del session  # before its file is removed
     return WholeComparison(
         given=given,
         run=run,
@@ -106,11 +106,11 @@ def _run_with_others(
     perturb: bool | None,
     notes: list[str],
 ) -> tuple[ModelRun, Mapping[str, Any]]:
-    """A run with other weights, and these; with the model's own where they are not wanted or give no finite numbers."""
+    """A run with changed weights, and these; with the model's own if not requested or if outputs are not finite."""
     others = _other_weights(model, tagged, weights, perturb)
     run = run_observed(model, inputs, tagged, weights, others)
     if others and not _finite(run):
-        notes.append("weights were not perturbed: with others the model gives no finite numbers")
+        notes.append("weights were not perturbed: with changed weights the outputs of the model are not finite")
         return run_observed(model, inputs, tagged, weights, {}), {}
     return run, others
 
@@ -118,26 +118,26 @@ def _run_with_others(
 def run_observed(
     model: nn.Module, inputs: Inputs, tagged: TaggedFile, weights: Weights | None, others: Mapping[str, Any]
 ) -> ModelRun:
-    """A PyTorch run of which every call is seen and, where that can be, every operation.
+    """A PyTorch run in which every call is recorded and, if possible, every operation.
 
     Args:
-        others: The weights to run with instead of the model's own.
+        others: The weights to use instead of the model's own.
     """
     called = {traced.call.path for traced in tagged.calls}
     never = {path for path, _ in model.named_modules()} - called
-    # PyTorch compiles the branches of a condition, and cannot where its operations are looked at.
+    # PyTorch compiles the branches of a condition, which is not possible while operations are recorded.
     operations = not any(nested_graphs(node) for node in tagged.model.graph)
     return ModelRun(model, inputs, weights, parameters=others, never_called=never, operations=operations)
 
 
 @dataclass(frozen=True)
 class _Outputs:
-    """Outputs of a whole run, where rounding adds up on the way: its size is measured if a few units are not enough."""
+    """Outputs of a whole run, in which rounding adds up: it is measured if a few units are not enough."""
 
     right: Sequence[Any]
     run: ModelRun | None
     make: Callable[[], ModelRun]
-    """Gives the run where there is none."""
+    """Returns the float64 run, or ``None`` if there is none."""
 
     @cached_property
     def exact(self) -> Sequence[Any] | None:
@@ -178,10 +178,10 @@ def run_module(
     """The tensors in what a model returns, in order.
 
     Args:
-        seed: Where the model's random numbers begin.
+        seed: The seed of the model's random numbers.
     """
     if weights is not None:
-        raise UsageError("a model without weights of its own does not run here")
+        raise UsageError("the model was built without weights and cannot run: give its weights")
     args, kwargs = run_arguments(inputs)
     with untouched(model), collected():
         if seed is not None:

@@ -1,4 +1,4 @@
-"""``report``: what a file is, whether it is right and what it costs, on one page."""
+"""``report``: the facts, the verification and the cost of a file on one page."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from modelexport.verify.verdicts import VerifyReport
 
 
 def with_errors(table: Table, report: VerifyReport) -> Table:
-    """A table with a column ``error``: the largest absolute difference of what each call computes itself."""
+    """A table with a column ``error``: the largest absolute difference of the values that each call computes itself."""
     errors = {
         ModuleCall.parse(call.address): made.absolute
         for call in report.calls
@@ -36,16 +36,16 @@ def with_errors(table: Table, report: VerifyReport) -> Table:
 def write_report_page(
     file: str | Path, output: Path, *, sizes: Mapping[str, int] | None = None, profiled: bool = False
 ) -> None:
-    """Write one page with the tree, coverage, cost and, where reference values lie beside the file, verification.
+    """Write one page with the tree, coverage, cost and, if reference values are beside the file, verification.
 
     Args:
-        sizes: Of dynamic axes.
-        profiled: Also run it, and show what time its modules take.
+        sizes: Names of dynamic axes to sizes.
+        profiled: Also run it, and show the time of its modules.
 
     Raises:
         FileFormatError: The file is missing or has no tags.
         OutputError: The page cannot be written.
-        UsageError: It has no dynamic axis of a name in ``sizes``, or does not run.
+        UsageError: It does not have a dynamic axis named in ``sizes``, or cannot run.
     """
     tagged = read_tagged(file)
     table: Table = cost(tagged, sizes)
@@ -68,7 +68,7 @@ def write_report_page(
 
 
 def _timed_only(table: Table) -> list[NodeFigures]:
-    """The nodes of a profile, with their seconds alone."""
+    """The nodes of a profile, with only their seconds."""
     return [
         replace(node, figures={columns.SECONDS.name: node.figures[columns.SECONDS.name]}, runs=())
         for node in table.nodes

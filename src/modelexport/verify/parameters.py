@@ -1,4 +1,4 @@
-"""The parameters of a file against those of a model: the same bytes, and the calls whose nodes use wrong ones."""
+"""Compares the parameters of a file with a model's, byte by byte, and finds the calls that use wrong ones."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from modelexport.verify.verdicts import ParameterReport
 from modelexport.weights.transforms import ParameterPlan, parameter_plan, state_dict_of
 
 Read = Callable[[str], Any]
-"""The key of an entry to its array."""
+"""Reads an entry by its key."""
 
 
 def check_same_entries(given: Mapping[str, tuple[str, list[int]]], model: ir.Model, path: Path) -> None:
-    """Refuse a model whose ``state_dict`` does not have the entries that a file uses, in their types and shapes.
+    """Refuse a model whose ``state_dict`` lacks entries that a file uses, or has them with other types or shapes.
 
     Args:
         given: Key to element type and shape.
@@ -52,11 +52,11 @@ def compare_parameters(
     is_same_place: Callable[[str, ir.TensorProtocol], bool] = lambda key, tensor: False,
     only: Collection[str] | None = None,
 ) -> ParameterReport:
-    """Compare the initializers of a file, or those named in ``only``, with a model's entries, bit for bit.
+    """Compare the initializers of a file, or only those in ``only``, with a model's entries, bit for bit.
 
     Args:
-        keys: Of the model's entries.
-        is_same_place: Whether an entry is the very bytes that an initializer is, which need not be read then.
+        keys: The keys of the model's entries.
+        is_same_place: Whether an entry and an initializer are the same bytes of a file, which need not be read then.
     """
     found: dict[str, bool] = {}
     differing = []
@@ -80,7 +80,7 @@ def compare_parameters(
 
 
 def _planned(model: ir.Model) -> Iterator[tuple[ir.Value, ParameterPlan]]:
-    """The initializers that come from entries in a way that is known: what another tool did cannot be done again."""
+    """The initializers whose computation from entries is known: steps of other tools cannot be repeated."""
     for value in initializers(model):
         plan = parameter_plan(value)
         if plan is not None and plan.recorded and value.const_value is not None:
@@ -90,13 +90,13 @@ def _planned(model: ir.Model) -> Iterator[tuple[ir.Value, ParameterPlan]]:
 def _same(plan: ParameterPlan, read: Read, tensor: ir.TensorProtocol) -> bool:
     expected, actual = plan.compute({key: read(key) for key in plan.inputs()}), tensor.numpy()
     same_type = expected.dtype == actual.dtype and expected.shape == actual.shape
-    # Every name of a tied parameter is that tensor.
+    # All names of a tied parameter have the same tensor.
     tied = plan.steps or all(read(key).tobytes() == actual.tobytes() for key in plan.keys[1:])
     return bool(same_type and expected.tobytes() == actual.tobytes() and tied)
 
 
 def users_of(model: ir.Model, names: Collection[str]) -> dict[ModuleCall, list[str]]:
-    """The calls whose nodes use some initializers, each to those that it uses."""
+    """The calls whose nodes use these initializers, each to those that it uses."""
     found: dict[ModuleCall, list[str]] = defaultdict(list)
     for value in initializers(model):
         if value.name in names:
@@ -108,7 +108,7 @@ def users_of(model: ir.Model, names: Collection[str]) -> dict[ModuleCall, list[s
 
 
 def perturbable(model: ir.Model) -> set[str]:
-    """The entries of floating-point numbers that a file can be given other values of, all its uses of them at once."""
+    """The floating-point entries that can be replaced in a file consistently, in all their uses."""
     used: set[str] = set()
     barred: set[str] = set()
     for value in initializers(model):
@@ -121,7 +121,7 @@ def perturbable(model: ir.Model) -> set[str]:
 
 
 def put_in(model: ir.Model, read: Read) -> None:
-    """Give a file's initializers, in memory, the values that come from other entries."""
+    """Replace a file's initializers, in memory, by values computed from other entries."""
     tensors: dict[ir.Value, ir.TensorProtocol] = {}
     for value, plan in _planned(model):
         array = plan.compute({key: read(key) for key in plan.inputs()})
@@ -131,7 +131,7 @@ def put_in(model: ir.Model, read: Read) -> None:
 
 
 def parameter_digests(model: ir.Model) -> dict[str, str]:
-    """What tells whether a file has the same weights as another of the same model: entries to a digest of the bytes."""
+    """Digests to check whether two files of one model have the same weights: entries to a digest of the bytes."""
     return {
         json.dumps([plan.keys, len(plan.steps)]): hashlib.blake2b(
             value.const_value.tobytes(), digest_size=12

@@ -1,7 +1,7 @@
-"""Do the tags say where PyTorch computed what the nodes compute? Proven by the numbers, without the sidecar.
+"""Checks by numbers, without the sidecar, that the tags name the calls in which PyTorch computed the nodes' values.
 
-The value of a node is looked up among all that the operations of the PyTorch run gave. Where it appears, and not in a
-call that the file gives the node to, the node is misplaced. A value that appears nowhere (an exporter may compute in
+The value of a node is looked up among the results of all operations of the PyTorch run. If it appears, but not in a
+call that owns the node in the file, the node is misplaced. A value that does not appear (an exporter may compute in
 other steps) has to lead to values of its call.
 """
 
@@ -21,7 +21,7 @@ from modelexport.verify.matching import FileRun, first_makers, tensors_by_call
 
 @dataclass(frozen=True)
 class Misplaced:
-    """A node whose tags name other calls than PyTorch computed its value in."""
+    """A node whose tags name other calls than those in which PyTorch computed its value."""
 
     node: str
     given: tuple[ModuleCall, ...]
@@ -30,14 +30,14 @@ class Misplaced:
 
 @dataclass(frozen=True)
 class _Where:
-    """Where a content was computed."""
+    """The calls in which a content was computed."""
 
     call: ModuleCall
     new: bool
 
 
 def find_misplaced(model: ir.Model, calls: CallTree, run: FileRun, evidence: Evidence) -> list[Misplaced]:
-    """The nodes of the main graph whose owners are not where their values were computed."""
+    """The nodes of the main graph whose owners are not the calls in which their values were computed."""
     index: Index[_Where] = Index()
     for operation in evidence.computed:
         index.add(operation.fingerprint, _Where(operation.call, operation.new))
@@ -45,7 +45,7 @@ def find_misplaced(model: ir.Model, calls: CallTree, run: FileRun, evidence: Evi
     travels = _travels(evidence)
     known: dict[ir.Node, frozenset[ModuleCall]] = {}
     copies: dict[ir.Node, frozenset[ModuleCall]] = {}
-    """Nodes that only lay out anew what they get, to the calls that get or return it."""
+    """Nodes that only rearrange their inputs, to the calls that get or return these."""
     for node in model.graph:
         own = run.prints.get(node.outputs[0].name or "")
         given = [run.prints.get(taken.name or "") for taken in node.inputs if taken is not None]
@@ -76,19 +76,19 @@ def find_misplaced(model: ir.Model, calls: CallTree, run: FileRun, evidence: Evi
 
 
 _MOVES = ("Gather", "GatherND", "GatherElements", "Slice", "Split", "Expand", "Tile", "Concat")
-"""Operators that compute nothing: each element of their results is one of what they get. The rows that a module picks
-of a tensor have the numbers of where that tensor was computed."""
+"""Operators that compute nothing: each element of their results is an element of their inputs. The rows that a module
+selects from a tensor contain numbers computed elsewhere."""
 
 
 def _users(node: ir.Node, known: Mapping[ir.Node, frozenset[ModuleCall]]) -> frozenset[ModuleCall]:
-    """The calls that own what uses a node's values, where their own values do not place them."""
+    """The owners of the users of a node's values, for values that do not identify a call themselves."""
     users = {user for value in node.outputs for user, _ in value.uses() if user not in known}
     owners = (owner_of(user) for user in users)
     return frozenset(call for owner in owners if owner is not None for call in owner.calls)
 
 
 def _around(node: ir.Node, known: Mapping[ir.Node, frozenset[ModuleCall]]) -> frozenset[ModuleCall]:
-    """The calls that compute what a node gets."""
+    """The calls that compute a node's inputs."""
     producers = (value.producer() for value in node.inputs if value is not None)
     return frozenset(call for producer in producers if producer is not None for call in known.get(producer, ()))
 
@@ -126,7 +126,7 @@ def _telling(node: ir.Node, run: FileRun) -> bool:
 
 
 def _reached(model: ir.Model, known: Mapping[ir.Node, frozenset[ModuleCall]]) -> dict[ir.Node, frozenset[ModuleCall]]:
-    """For every node the calls of the first values with a known place that it leads to."""
+    """For every node the calls of the first values with a known call that it leads to."""
     reached: dict[ir.Node, frozenset[ModuleCall]] = {}
     for node in reversed(model.graph):
         found: set[ModuleCall] = set()
@@ -138,7 +138,7 @@ def _reached(model: ir.Model, known: Mapping[ir.Node, frozenset[ModuleCall]]) ->
 
 
 def _calls_with_unseen_outputs(calls: CallTree, run: FileRun, evidence: Evidence) -> set[ModuleCall]:
-    """The calls whose results are not in the file as PyTorch has them: where their nodes end cannot be seen."""
+    """The calls whose outputs are not values of the file, so that the end of their nodes is not known."""
     seen: Collection[str] = set(run.contents.values())
     returned, given = tensors_by_call(evidence, "outputs"), tensors_by_call(evidence, "inputs")
     found = set()

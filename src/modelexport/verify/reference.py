@@ -1,4 +1,4 @@
-"""A file against the values that PyTorch computed, kept beside it: needs no PyTorch."""
+"""Compares a file with the reference values beside it; does not need PyTorch."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from modelexport.weights.transforms import parameter_plan
 
 
 def verify_reference(path: str | Path, *, modules: Sequence[str] = (), provider: str = CPU) -> VerifyReport:
-    """Compare every output and every call of a file with the values of the PyTorch run beside it. Imports no torch.
+    """Compare every output and every call of a file with the values of the PyTorch run beside it, without torch.
 
     Args:
         path: A tagged file with ``NAME.reference.safetensors`` beside it.
-        modules: Selectors of the calls to look at, with those inside them; all that were kept if left out.
+        modules: Selectors of the calls to compare, with those inside them; by default all whose values are stored.
         provider: The execution provider of ONNX Runtime.
 
     Raises:
-        FileFormatError: The file has no tags or no reference, or one that was made with other weights.
-        UsageError: There is no such module or provider, or the values of a module were not kept.
+        FileFormatError: The file has no tags or no reference values, or they were made with other weights.
+        UsageError: A module or provider does not exist, or the values of a module are not stored.
     """
     tagged = read_tagged(path)
     chosen = tagged.select(*modules).calls if modules else ()
@@ -59,10 +59,10 @@ def verify_reference(path: str | Path, *, modules: Sequence[str] = (), provider:
 
 
 def _wrong_weights(tagged: TaggedFile, reference: ReferenceValues) -> Mapping[ModuleCall, str]:
-    """The calls whose weights are not those that the values were computed with.
+    """The calls whose weights differ from those that the values were computed with.
 
     Raises:
-        FileFormatError: Most are not: the values are not of this file, or it was given other weights since.
+        FileFormatError: Most differ: the values are of another file, or its weights were replaced since.
     """
     here = parameter_digests(tagged.model)
     known = [entry for entry in here if entry in reference.weights]
@@ -76,4 +76,4 @@ def _wrong_weights(tagged: TaggedFile, reference: ReferenceValues) -> Mapping[Mo
     plans = {value.name or "": parameter_plan(value) for value in tagged.model.graph.initializers.values()}
     names = {n for n, plan in plans.items() if plan and json.dumps([plan.keys, len(plan.steps)]) in other}
     users = users_of(tagged.model, names)
-    return {c: f"its weights are not those of the kept run: {', '.join(dict.fromkeys(v))}" for c, v in users.items()}
+    return {c: f"its weights differ from the stored run's: {', '.join(dict.fromkeys(v))}" for c, v in users.items()}

@@ -1,4 +1,4 @@
-"""Some calls of a file that is too large to run whole, each cut out and run by itself."""
+"""Compares some calls of a file that is too large to run whole, each cut out and run alone."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from modelexport.verify.verdicts import CallVerdict
 
 
 def claimed_values(tagged: TaggedFile, evidence: Evidence) -> dict[str, str]:
-    """The values of the main graph that the sidecar says are tensors of a run: name to content.
+    """The values of the main graph that the sidecar maps to tensors of a run: name to content.
 
     Raises:
         FileFormatError: There is no sidecar.
     """
     if tagged.hierarchy is None:
         sidecar = tagged.path.with_suffix(".hierarchy.json")
-        raise FileFormatError(f"{sidecar} is missing: it says which values of {tagged.path} the modules get and return")
+        raise FileFormatError(f"{sidecar} is missing: it has the values of {tagged.path} that modules get and return")
     made = {value.name for node in tagged.model.graph for value in node.outputs}
     seen = {(t.call.address, str(t.side), t.name): t for t in evidence.tensors}
     found = {}
@@ -46,17 +46,17 @@ def verify_alone(
     *,
     provider: str = sessions.CPU,
 ) -> tuple[list[CallVerdict], set[str]]:
-    """Compare what the nodes of some calls compute from PyTorch's values.
+    """Compare the results of some calls' nodes, computed from PyTorch's values.
 
     Args:
-        calls: The calls themselves; those inside them only where they are listed too.
+        calls: The calls themselves; calls inside them only if they are listed too.
 
     Returns:
-        What was found, and the names of the initializers that were needed for it.
+        The verdicts, and the names of the initializers that were needed.
 
     Raises:
         FileFormatError: There is no sidecar, without which a whole run would be needed.
-        UsageError: ONNX Runtime does not load a cut, or does not have the provider.
+        UsageError: ONNX Runtime cannot load a cut-out call, or does not have the provider.
     """
     hints = claimed_values(tagged, evidence)
     shapes = {tensor.content: tensor.shape for tensor in reversed(evidence.tensors)}
@@ -92,7 +92,7 @@ def verify_alone(
                 address=call.address,
                 tag=tagged.tags[call],
                 status=own.status if own else "not compared" if nodes else "no nodes",
-                reason=own.reason if own else "no value of the file is known to be what it returns" if nodes else "",
+                reason=own.reason if own else "no tensor that it returns is a known value of the file" if nodes else "",
                 nodes=nodes,
                 per_module=own,
             )

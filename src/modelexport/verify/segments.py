@@ -1,8 +1,8 @@
-"""A graph cut at the boundaries of its modules, so that each module computes from the right inputs.
+"""Cuts a graph at the boundaries of its modules, so that each module computes from the right inputs.
 
-At each boundary value the graph is cut in two: what made it computes it still, and what uses it takes it from a new
-input. Fed with the values of the PyTorch run, every segment between two boundaries is computed once and alone, and an
-error shows where it is made and nowhere else, all in one run of one model.
+At each boundary value the graph is cut in two: its producer still computes it, and its users take it from a new input.
+These inputs get the values of the PyTorch run. So every segment between two boundaries is computed independently, and
+an error shows only where it originates, all in one run of one model.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import onnx_ir.passes.common as passes
 from modelexport.graph.owners import owner_of
 
 GIVEN = ".given"
-"""Behind the name of a boundary value: the input that its users take it from."""
+"""Appended to the name of a boundary value: the name of the input from which its users take it."""
 
 
 def segmented(model: ir.Model, boundaries: Collection[str], wanted: Collection[str]) -> ir.Model:
@@ -47,7 +47,7 @@ def segmented(model: ir.Model, boundaries: Collection[str], wanted: Collection[s
 
 
 def owners_between(node: ir.Node, boundaries: Collection[str]) -> set[str]:
-    """Addresses of the calls whose nodes compute between ``boundaries`` and what a node gives, itself included."""
+    """Addresses of the calls whose nodes are between ``boundaries`` and a node's outputs, with those of the node."""
     found: set[str] = set()
     pending, seen = [node], {node}
     while pending:

@@ -1,4 +1,4 @@
-"""A package of stages against the file that was split: the chain has to give what the whole gives."""
+"""Compares a package of stages with the file that was split: the stages in sequence must give the same outputs."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from modelexport.verify.differences import Difference, compare_arrays
 def verify_stages(
     folder: str | Path, whole: str | Path, *, provider: str = "CPUExecutionProvider", seed: int = 0
 ) -> list[Difference]:
-    """Run the stages one after the other, and the whole, on the same random inputs; compares every output of the whole.
+    """Run the stages one after the other, and the whole file, on the same random inputs, and compare every output.
 
     Raises:
         FileFormatError: The folder is not a package of stages, or the file cannot be read.
         InputsError: No random inputs fit.
-        UsageError: ONNX Runtime does not run a file, or the stages are not of this file.
+        UsageError: ONNX Runtime cannot run a file, or the stages are not of this file.
     """
     read_stages(folder)
     tagged = read_tagged(whole)
@@ -29,5 +29,5 @@ def verify_stages(
     expected = run_session(session, inputs)
     made = run_chain(folder, inputs, opened=lambda path: open_session(path, provider=provider)) | inputs
     if missing := [name for name in expected if name not in made]:
-        raise UsageError(f"{folder} does not give {', '.join(missing)}: it was not made of {whole}")
+        raise UsageError(f"{folder} does not return {', '.join(missing)}: it was not made from {whole}")
     return [compare_arrays(name, array, made[name]) for name, array in expected.items()]

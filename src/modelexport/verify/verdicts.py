@@ -1,4 +1,4 @@
-"""What a verification found, as data."""
+"""The results of a verification."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ CallStatus = Literal["agree", "tie", "differ", "not compared", "no nodes"]
 
 
 class CallVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of one call."""
+    """The verdict on one call."""
 
     address: str
     tag: str
     status: CallStatus
     reason: str = ""
-    """Why it differs or was not compared; of what agrees, what could not be looked at."""
+    """Why it differs or was not compared; for a call that agrees, what could not be checked."""
     nodes: int = 0
-    """Its own nodes."""
+    """The number of its own nodes."""
     end_to_end: Difference | None = None
     """The worst of the values that it returns, in one run of the whole file."""
     per_module: Difference | None = None
-    """The worst of the values that it returns, computed from the right values before it."""
+    """The worst of the values that it returns, computed from correct inputs."""
 
 
 class ParameterReport(msgspec.Struct, frozen=True, kw_only=True):
     """The comparison of a file's parameters with a model's ``state_dict``."""
 
     used: int
-    """Entries that the captured graph uses."""
+    """The number of entries that the captured graph uses."""
     transformed: int
-    """Those of them that are in the file only as something that is computed from them."""
+    """The used entries that are in the file only as values computed from them."""
     unaccounted: list[str]
-    """Those of them that cannot be found in the file."""
+    """The used entries that cannot be found in the file."""
     differing: list[str]
-    """Initializers whose bytes are not what the entries give."""
+    """Initializers whose bytes differ from those computed from the entries."""
 
     @property
     def agrees(self) -> bool:
@@ -48,7 +48,7 @@ class ParameterReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FalseClaim(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that a document or the file's metadata says and that is not so."""
+    """A false statement in a document or in the file's metadata."""
 
     document: str
     """``hierarchy``, ``dag``, ``operations``, or ``metadata`` of the file itself."""
@@ -59,7 +59,7 @@ class FalseClaim(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OtherInputs(msgspec.Struct, frozen=True, kw_only=True):
-    """The outputs on inputs that were made to tell more than the given ones."""
+    """The outputs on inputs that were made to find more errors than the given ones."""
 
     what: str
     """``padded masks``, ``whole vocabulary``, ``other sizes``."""
@@ -78,15 +78,15 @@ class VerifyReport(msgspec.Struct, frozen=True, kw_only=True):
     units: dict[str, float]
     """The unit roundoff of each floating-point type."""
     parameters: ParameterReport | None
-    """``None`` where there is no model to compare them with."""
+    """``None`` if there is no model to compare them with."""
     claims: list[FalseClaim] = []
     others: list[OtherInputs] = []
     perturbed: bool = False
-    """Whether the calls were compared with other weights on both sides, so that equal ones are told apart."""
+    """Whether the calls were compared with changed weights on both sides, to distinguish equal ones."""
     optimizer: str = ""
-    """The optimiser of the runtime that makes the outputs wrong, where the file itself is right."""
+    """The runtime's optimizer that makes the outputs wrong, if the file itself is right."""
     notes: list[str] = []
-    """What was left out, and why."""
+    """The parts that were left out, and why."""
 
     @property
     def verdict(self) -> Verdict:
@@ -105,17 +105,17 @@ class VerifyReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def diverging(self) -> CallVerdict | None:
-        """The first call whose own nodes are wrong, or else the first that does not return what it should."""
+        """The first call whose own nodes are wrong, or else the first whose outputs are wrong."""
         wrong = [call for call in self.calls if call.status == "differ"]
         own = (call for call in wrong if call.per_module is not None and call.per_module.status == "differ")
         return next(own, wrong[0] if wrong else None)
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many calls there are of each status."""
+        """The number of calls of each status."""
         return dict(Counter(call.status for call in self.calls))
 
     @property
     def largest(self) -> float:
-        """The largest absolute difference of any output; infinite when one could not be compared."""
+        """The largest absolute difference of any output; infinite if one could not be compared."""
         return max((np.inf if o.absolute is None else o.absolute for o in self.outputs), default=0.0)

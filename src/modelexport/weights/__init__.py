@@ -1,4 +1,4 @@
-"""Parameters: which entry an initializer is, how it is computed from it, where its bytes lie."""
+"""Parameters: which ``state_dict`` entry an initializer is or is computed from, and where its bytes are."""
 
 from typing import Literal
 

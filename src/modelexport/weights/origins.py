@@ -1,9 +1,9 @@
-"""While a model is exported: which ``state_dict`` entries an initializer is or is computed from, read off the graph.
+"""During an export: the ``state_dict`` entries that each initializer is or is computed from, found in the graph.
 
-An initializer that the exporter made keeps its entry's name. One that was folded keeps the name of the value that the
-unoptimised graph computed it as, so the computation can be read off that graph. :class:`Computed` says before the
-optimisation which values these are: a rewrite must not look at them, since what it decides by a parameter's values
-would not hold for other weights, and folding must leave those whose computation cannot be written down.
+An initializer that the exporter made keeps its entry's name. A folded one keeps the name of the value that it had in
+the unoptimized graph, so that graph holds its computation. :class:`Computed` finds these values before the
+optimization: a rewrite must not read them, since a decision based on a parameter's values would not hold for other
+weights, and folding must skip those whose computation cannot be recorded.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ RECORDED_ELEMENTS = 1_000
 """Elements of the largest constant that is written into a transform."""
 
 _EVALUATED_ELEMENTS = 8_192
-"""Elements of the largest constant that is looked at on the way to one that is recorded."""
+"""Elements of the largest constant that is computed on the way to one that is recorded."""
 
 _NAMED_OPERATORS = 3
-"""How many operators the name of a folded initializer lists at most."""
+"""The largest number of operators in the name of a folded initializer."""
 
 _UNREAD_INPUTS = {"Shape": 0, "Size": 0, "EyeLike": 0, "CastLike": 1}
-"""Operators of ONNX, each with the input of which it reads the shape or the element type alone."""
+"""ONNX operators to the input of which they read only the shape or the element type."""
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where an initializer's value comes from."""
+    """The ``state_dict`` entries that an initializer's value comes from, and how."""
 
     keys: tuple[str, ...]
-    """``state_dict`` keys. The names of a tied parameter follow one another; a transform uses the first of them."""
+    """``state_dict`` keys. The names of a tied parameter are adjacent; a transform uses the first of them."""
     transform: tuple[TransformStep, ...] = ()
 
 
 class HasStateDict(Protocol):
-    """An ``nn.Module``, for those who must not import torch."""
+    """An ``nn.Module``, for code that must not import torch."""
 
     def state_dict(self) -> Mapping[str, Any]: ...
 
@@ -54,7 +54,7 @@ class HasStateDict(Protocol):
 def state_dict_entries(
     module: HasStateDict, names: Mapping[str, tuple[str, ...]], graph: ir.Model
 ) -> dict[str, StateDictEntry]:
-    """Every tensor in a module's ``state_dict``, and whether an output of the unoptimised graph depends on it."""
+    """Every tensor in a module's ``state_dict``, and whether an output of the unoptimized graph depends on it."""
     used = {key for name in _used_initializers(graph) for key in names.get(name, ())}
     return {
         key: StateDictEntry(str(tensor.dtype).removeprefix("torch."), list(tensor.shape), key in used)
@@ -86,15 +86,15 @@ def _used_initializers(model: ir.Model) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Computed:
-    """The values of an unoptimised graph that are computed from ``state_dict`` entries and constants alone."""
+    """The values of an unoptimized graph that are computed only from ``state_dict`` entries and constants."""
 
     source: SourceGraph
     names: Mapping[str, tuple[str, ...]]
-    """The name of an initializer to the ``state_dict`` keys that it is."""
+    """The name of an initializer to its ``state_dict`` keys."""
     opsets: Mapping[str, int]
-    """The operator sets of the graph: domain to version."""
+    """The opsets of the graph: domain to version."""
     recordable: dict[str, bool] = field(init=False, default_factory=dict)
-    """The name of a computed value to whether its computation can be written down."""
+    """The name of a computed value to whether its computation can be recorded."""
     _constants: dict[str, np.ndarray | None] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -111,8 +111,8 @@ class Computed:
     def may_fold(self, node: ir.Node) -> bool:
         """Whether a node can be folded without losing a parameter or making a second copy of one.
 
-        It uses none, or its result's computation can be recorded and no other node needs the parameter as it stands: of
-        a tied embedding, the transposed copy that the head wants would be a parameter of its own.
+        True if it uses none, or if its computation can be recorded and no other node needs the parameter unchanged: the
+        transposed copy of a tied embedding, which the head uses, would be a second parameter.
         """
         inputs = _read_inputs(node.op_identifier(), node.inputs)
         if not any(value is not None and self.depends(value.name) for value in inputs):
@@ -122,7 +122,7 @@ class Computed:
         return all(self.recordable.get(value.name or "", False) for value in node.outputs)
 
     def _stays(self, parameter: ir.Value) -> bool:
-        """Whether some node that is not computed from weights and constants alone uses a parameter."""
+        """Whether a node whose inputs are not only weights and constants uses a parameter."""
         return any(
             value.name not in self.source.constant
             for user, _ in parameter.uses()
@@ -144,7 +144,7 @@ class Computed:
         return constant is not None and constant.size <= RECORDED_ELEMENTS and 0 not in constant.shape[:-1]
 
     def _constant(self, name: str) -> np.ndarray | None:
-        """A value that depends on a parameter's shape at most; ``None`` when it is large or cannot be computed."""
+        """A value that depends on parameters only by their shapes; ``None`` if it is large or cannot be computed."""
         pending = [name]
         while pending:
             current = pending[-1]
@@ -165,7 +165,7 @@ class Computed:
         tensor = self.source.initializers.get(name)
         if tensor is None:
             return None
-        if name in self.names:  # only its shape matters here: an array of that shape without memory of its own
+        if name in self.names:  # only its shape matters: an array of that shape that takes no memory
             return np.broadcast_to(np.zeros((), tensor.dtype.numpy()), tensor.shape.numpy())
         return tensor.numpy() if tensor.size <= _EVALUATED_ELEMENTS else None
 
@@ -180,7 +180,7 @@ class Computed:
             return nothing
         try:
             results = run_operator(node.op[0], node.op[1], version, inputs, tensor_attributes(node.attributes))
-        except Exception:  # the reference implementation does not have every operator, and says so in many ways
+        except Exception:  # the reference implementation lacks some operators and raises various errors for them
             return nothing
         dependent = any(self.depends(name) for name in node.outputs)
         return {
@@ -189,7 +189,7 @@ class Computed:
         } | dict.fromkeys(node.outputs[len(results) :], None)
 
     def transform(self, name: str) -> Origin:
-        """The steps from ``state_dict`` entries to a computed value. Constants on the way become one step each."""
+        """The steps from ``state_dict`` entries to a computed value. Each constant on the way becomes one step."""
         keys: dict[str, None] = {}
         labels: dict[str, str] = {}
         steps: list[TransformStep] = []
@@ -231,7 +231,7 @@ class Computed:
 
 
 def find_origins(computed: Computed, model: ir.Model) -> dict[str, Origin]:
-    """The origin of every initializer of the optimised ``model`` that comes from ``state_dict`` entries."""
+    """The origin of every initializer of the optimized ``model`` that comes from ``state_dict`` entries."""
     found: dict[str, Origin] = {}
     for value in initializers(model):
         name = value.name or ""
@@ -243,11 +243,11 @@ def find_origins(computed: Computed, model: ir.Model) -> dict[str, Origin]:
 
 
 def name_after_entries(model: ir.Model, found: Mapping[str, Origin]) -> dict[str, Origin]:
-    """Call each folded initializer after its entry and what was done to it, in place.
+    """Name each folded initializer after its entry and the operators applied to it, in place.
 
     ``val_56`` becomes ``encoder.layer.0.attention.self.query.weight.transpose``. Initializers that are computed in the
-    same way from the same entries, as for the calls of a shared module, become one. One that is computed from several
-    parameters keeps its name.
+    same way from the same entries, as for the calls of a shared module, are merged. An initializer that is computed
+    from several parameters keeps its name.
 
     Returns:
         The origins under the new names.

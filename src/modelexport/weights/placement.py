@@ -1,7 +1,7 @@
-"""When a model is written: which weights are linked, copied, put into the model or left out.
+"""During writing: which weights are linked, copied, embedded or left out.
 
-What ONNX Runtime takes as the place of external data decides: nothing outside the folder of the model, no symbolic link
-that leads out of it, but any file in it or below, hard links included. `onnx.checker` refuses hard links.
+The rules follow from what ONNX Runtime accepts as external data: any file in or below the model's folder, hard links
+included, but nothing outside the folder and no symbolic link out of it. `onnx.checker` refuses hard links.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from modelexport.weights.sources import Weights
 
 @dataclass
 class WeightsSummary:
-    """Where the weights of a written file are."""
+    """The places of the weights of a written file."""
 
     linked: dict[str, str] = field(default_factory=dict)
-    """The location of each file that weights stay in to how it got there: ``in place``, ``clone`` or ``hard link``."""
+    """The location of each linked weights file to how it got there: ``in place``, ``clone`` or ``hard link``."""
     linked_bytes: int = 0
     copied_bytes: int = 0
-    """In ``NAME.onnx.data``."""
+    """Bytes in ``NAME.onnx.data``."""
     absent_bytes: int = 0
     made: dict[str, str] = field(default_factory=dict)
-    """The initializers that the checkpoint does not hold as they are, to the operations that compute them."""
+    """The initializers that are not in the checkpoint unchanged, to the operations that compute them."""
 
     @property
     def is_apart(self) -> bool:
-        """Whether some are not in the model itself."""
+        """Whether some weights are not in the model file."""
         return bool(self.linked or self.copied_bytes or self.absent_bytes)
 
 
@@ -61,14 +61,14 @@ def save_with_weights(
     weights: Weights | None,
     documents: Mapping[str, bytes] | None = None,
 ) -> WeightsSummary:
-    """Write a model to ``staging``, from where it will be moved to ``path``.
+    """Write a model to ``staging``; it will be moved to ``path`` later.
 
     Args:
-        mode: ``link``, ``copy``, ``none``, or ``auto``: embedded up to 1 GB, above linked where there are ``weights``
-            and copied where there are none.
+        mode: ``link``, ``copy``, ``none``, or ``auto``: embedded up to 1 GB; above that, linked if ``weights`` are
+            given, otherwise copied.
         parameters: Names of the initializers that come from ``state_dict`` entries.
-        weights: Where these are.
-        documents: What will lie beside the model: the end of each name to the content.
+        weights: The places of these entries.
+        documents: The documents beside the model: the suffix of each name to the content.
 
     Raises:
         OutputError: The files of the weights cannot be linked into the folder.
@@ -107,7 +107,7 @@ _Tensors = dict[ir.Value, ir.TensorProtocol]
 def _divided(
     values: Mapping[ir.Value, ir.TensorProtocol], mode: str, parameters: Collection[str]
 ) -> tuple[_Tensors, _Tensors, _Tensors]:
-    """The initializers that stay where they are, those that go to the data file, and those that go into the model."""
+    """The initializers that stay in their files, those for the data file, and those for the model file."""
     linked: _Tensors = {}
     to_file: _Tensors = {}
     embedded: _Tensors = {}
@@ -117,7 +117,7 @@ def _divided(
             linked[value] = tensor
         elif mode == "embed" or tensor.nbytes < SMALLEST_OUTSIDE:
             embedded[value] = tensor
-        # Constants stay in the model beside weights that are linked or absent, unless they are large themselves.
+        # With linked or absent weights, constants stay in the model file unless they are large themselves.
         elif mode == "copy" or value.name in parameters or (mode == "link" and constants > LARGEST_INSIDE):
             to_file[value] = tensor
         else:
@@ -128,7 +128,7 @@ def _divided(
 def _link(
     model: ir.Model, linked: _Tensors, weights: Weights, path: Path, staging: Path, summary: WeightsSummary
 ) -> _Tensors:
-    """References to the files of initializers, which get a place in the folder of ``path`` where they have none."""
+    """References to the files of initializers; a file outside the folder of ``path`` is linked into it."""
     used = {tensor.path for tensor in linked.values() if isinstance(tensor, ir.ExternalTensor)}
     locations: dict[str, str] = {}
     recorded: dict[str, documents.WeightsFile] = {}
@@ -157,7 +157,7 @@ def _link(
 
 
 def _place(file: SafetensorsFile, path: Path, staging: Path) -> tuple[str, str]:
-    """Where a file is, seen from the folder of ``path``, and how it got there."""
+    """The location of a file, relative to the folder of ``path``, and how it got there."""
     real, folder = Path(os.path.realpath(file.path)), Path(os.path.realpath(path.parent))
     if real.is_relative_to(folder):
         return real.relative_to(folder).as_posix(), "in place"
@@ -166,10 +166,10 @@ def _place(file: SafetensorsFile, path: Path, staging: Path) -> tuple[str, str]:
 
 
 def link_file(file: SafetensorsFile, target: Path) -> str:
-    """Give a file a second place that takes no room; says how: ``clone`` or ``hard link``.
+    """Link a file to a second place without copying; returns how: ``clone`` or ``hard link``.
 
     Raises:
-        OutputError: The file system cannot.
+        OutputError: The file system supports neither.
     """
     try:
         return clone_or_link(Path(os.path.realpath(file.path)), target)
@@ -181,7 +181,7 @@ def link_file(file: SafetensorsFile, target: Path) -> str:
 
 
 def _leave_out(absent: _Tensors, data: str) -> _Tensors:
-    """References to initializers as though they were in a data file, one after the other, which is not written."""
+    """References to initializers at consecutive offsets in a data file that is not written."""
     offset = 0
     placed: _Tensors = {}
     for value, tensor in absent.items():
@@ -193,10 +193,10 @@ def _leave_out(absent: _Tensors, data: str) -> _Tensors:
 
 @contextlib.contextmanager
 def reachable(staging: Path, path: Path, summary: WeightsSummary) -> Iterator[None]:
-    """Inside, the model in ``staging`` can be run: files that it is linked to beside ``path`` can be found from there.
+    """Make the model in ``staging`` runnable inside the block: files beside ``path`` that it is linked to are found.
 
     Raises:
-        OutputError: They cannot.
+        OutputError: A file cannot be linked.
     """
     added: list[Path] = []
     try:

@@ -1,4 +1,4 @@
-"""While a model is exported: where the bytes of each ``state_dict`` entry are (in memory, in a file, or computed)."""
+"""During an export: where the bytes of each ``state_dict`` entry are (in memory, in a file, or computed)."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from modelexport.graph.nodes import initializers
 
 @dataclass(frozen=True)
 class Weights:
-    """The ``state_dict`` entries of a model that was built without them. Its other entries are in memory."""
+    """The ``state_dict`` entries of a model that was built without weights. Its other entries are in memory."""
 
     tensors: Mapping[str, ir.TensorProtocol]
-    """Key to an ``ir.ExternalTensor``, a place in a file, or an ``ir.LazyTensor``, which is made from several or by a
-    conversion each time it is read."""
+    """Key to an ``ir.ExternalTensor``, a place in a file, or to an ``ir.LazyTensor``, which is computed by a conversion
+    or from several tensors each time it is read."""
     made: Mapping[str, str]
-    """The keys of the second kind to the names of the operations that make them."""
+    """The keys of the lazy tensors to the names of the operations that compute them."""
     files: tuple[SafetensorsFile, ...]
 
     @property
@@ -32,11 +32,11 @@ class Weights:
 def detach_parameters(
     model: ir.Model, names: Mapping[str, tuple[str, ...]], weights: Weights | None
 ) -> dict[ir.Value, ir.TensorProtocol]:
-    """Take the tensors off the initializers that are ``state_dict`` entries, in place.
+    """Detach the tensors of the initializers that are ``state_dict`` entries, in place.
 
     Args:
-        names: The name of an initializer to the ``state_dict`` keys that it is.
-        weights: Where the entries are whose tensors in the graph have no bytes.
+        names: The name of an initializer to its ``state_dict`` keys.
+        weights: The places of the entries whose tensors in the graph have no bytes.
 
     Returns:
         The tensor of each, for :func:`modelexport.graph.initializers.bind_tensors`.
@@ -50,5 +50,5 @@ def detach_parameters(
 
 
 def stays_in_file(tensor: ir.TensorProtocol | None) -> bool:
-    """Whether the bytes of a tensor are in a file, so that nothing may be computed from them."""
+    """Whether the bytes of a tensor stay in a file, so that nothing may be computed from them."""
     return isinstance(tensor, (ir.ExternalTensor, ir.LazyTensor))

@@ -1,6 +1,6 @@
-"""In an exported file: how an initializer is computed from ``state_dict`` entries, and computing it again.
+"""In an exported file: how an initializer is computed from ``state_dict`` entries, and recomputing it.
 
-The operators are those of onnx's reference implementation, which is also what folded them: the same bytes come out.
+The operators are run by onnx's reference implementation, which also folded them, so the bytes are the same.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from modelexport.graph.nodes import is_random
 
 
 class ParameterPlan(msgspec.Struct, frozen=True):
-    """How an initializer comes from ``state_dict`` entries."""
+    """How an initializer is computed from ``state_dict`` entries."""
 
     keys: list[str]
-    """The names of a tied parameter follow one another."""
+    """``state_dict`` keys; the names of a tied parameter are adjacent."""
     steps: list[TransformStep]
-    """Empty when it is the entry as it stands."""
+    """The steps of the computation; empty when the initializer is the entry itself."""
 
     @property
     def recorded(self) -> bool:
-        """Whether the steps can be run: what another tool did to the entries is not known."""
+        """Whether the steps can be run: a step of another tool is recorded without its computation."""
         return not any((step.domain, step.op_type) == (UNRECORDED_DOMAIN, UNRECORDED) for step in self.steps)
 
     def inputs(self) -> list[str]:
-        """The keys that the steps name: the first name of each parameter."""
+        """The keys that the steps use: the first name of each parameter."""
         named = {name for step in self.steps for name in step.inputs}
         return [key for key in self.keys if key in named] or self.keys[:1]
 
@@ -49,7 +49,7 @@ class ParameterPlan(msgspec.Struct, frozen=True):
 
 
 def parameter_plan(value: ir.Value) -> ParameterPlan | None:
-    """What the metadata of an initializer says about its entries; ``None`` if it comes from none.
+    """How an initializer's metadata says that it is computed; ``None`` if it does not come from an entry.
 
     Raises:
         FileFormatError: The metadata is damaged.
@@ -68,10 +68,10 @@ def state_dict_of(model: ir.Model) -> dict[str, StateDictEntry]:
     """The ``state_dict`` entries of the module that a tagged file was exported from.
 
     Raises:
-        FileFormatError: The file does not say, or its metadata is damaged.
+        FileFormatError: The file has no list of entries, or its metadata is damaged.
     """
     if STATE_DICT not in model.metadata_props:
-        raise FileFormatError("the file does not say which parameters its module had: export it again")
+        raise FileFormatError("the file has no list of its module's parameters: export it again")
     try:
         return msgspec.json.decode(model.metadata_props[STATE_DICT], type=dict[str, StateDictEntry])
     except (msgspec.DecodeError, UnicodeError) as error:
@@ -82,8 +82,8 @@ def apply_transform(steps: Sequence[TransformStep], tensors: Mapping[str, np.nda
     """Compute an initializer from ``state_dict`` entries.
 
     Args:
-        steps: What ``modelexport.transform`` holds.
-        tensors: The entries under their keys, as PyTorch has them.
+        steps: The content of ``modelexport.transform``.
+        tensors: The entries by their keys, as PyTorch has them.
 
     Raises:
         KeyError: An entry is missing.
@@ -125,7 +125,7 @@ def _run(step: TransformStep, inputs: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def since_version(operator: ir.OperatorIdentifier, opsets: Mapping[str, int]) -> int | None:
-    """The operator set that last changed an operator; ``None`` for one that is unknown or random."""
+    """The opset version that last changed an operator; ``None`` for one that is unknown or random."""
     domain, op_type, overload = operator
     if overload or not onnx.defs.has(op_type, domain):
         return None
@@ -134,7 +134,7 @@ def since_version(operator: ir.OperatorIdentifier, opsets: Mapping[str, int]) ->
 
 
 def tensor_attributes(attributes: Mapping[str, ir.Attr]) -> dict[str, Any]:
-    """The attributes of a node as :func:`run_operator` takes them."""
+    """The attributes of a node in the form that :func:`run_operator` expects."""
     return {
         name: ir.serde.serialize_tensor(attribute.as_tensor())
         if attribute.type == ir.AttributeType.TENSOR
@@ -146,8 +146,8 @@ def tensor_attributes(attributes: Mapping[str, ir.Attr]) -> dict[str, Any]:
 def run_operator(
     domain: str, op_type: str, version: int, inputs: Sequence[Any], attributes: Mapping[str, Any]
 ) -> tuple[Any, ...]:
-    """The outputs of one operator; raises whatever the reference implementation does when it cannot run it."""
-    import onnx.reference.ops  # slow to import, and readers of a file rarely need it
+    """The outputs of one operator; exceptions of the reference implementation are not caught."""
+    import onnx.reference.ops  # slow to import, and rarely needed by readers of a file
 
     with np.errstate(all="ignore"):
         results = onnx.reference.ops.load_op(domain, op_type, version).eval(*inputs, **attributes)
@@ -155,7 +155,7 @@ def run_operator(
 
 
 def encode_tensor(array: np.ndarray) -> dict[str, Any]:
-    """A tensor as JSON values: its ``dtype`` and ``value``, nested lists; a number that is not finite is a string."""
+    """A tensor as JSON: its ``dtype`` and its ``value`` as nested lists, with non-finite numbers as strings."""
     values = array.tolist()
     if array.dtype.kind not in "biu" and not np.isfinite(array.astype(np.float64)).all():
         values = _spelled(values)

@@ -1,4 +1,4 @@
-"""``update-weights``: other weights of the same shapes in an exported file, without exporting again."""
+"""``update-weights``: new weights of the same shapes for an exported file, without exporting again."""
 
 from __future__ import annotations
 
@@ -29,42 +29,42 @@ _SIDECAR = ".hierarchy.json"
 
 
 class UpdateResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What was written."""
+    """The result of ``update-weights``."""
 
     path: str
     files: list[str]
     replaced: int
     """Initializers with new values."""
     transformed: int
-    """Those of them that are computed from an entry rather than being one."""
+    """How many of these are computed from an entry instead of being one."""
     kept: int
-    """Initializers that are not computed from an entry."""
+    """Initializers that do not come from an entry."""
     used: int
-    """Entries that went into the file."""
+    """Entries that were written into the file."""
     unused: int
-    """Entries that were given and that the graph does not use."""
+    """Given entries that the graph does not use."""
 
 
 def update_weights(
     path: str | Path, state_dict: Mapping[str, Any] | str | Path, output: str | Path, *, strict: bool = False
 ) -> UpdateResult:
-    """Write a tagged file with other weights; its graph and its tags stay as they are.
+    """Write a tagged file with other weights and the same graph and tags.
 
-    Weights in a file beside the model are written to one beside the output, one tensor at a time, and embedded ones are
-    embedded. The sidecar is copied along.
+    Weights in a file beside the model are written to a file beside the output, one tensor at a time; embedded weights
+    stay embedded. The sidecar is copied.
 
     Args:
         path: The tagged file.
-        state_dict: Key to tensor (NumPy's, torch's, or whatever NumPy can read), or a ``.safetensors`` file. Of the
-            names of a tied parameter one is enough.
+        state_dict: Key to tensor (a NumPy array, a torch tensor, or anything that NumPy converts to an array), or a
+            ``.safetensors`` file. One of the names of a tied parameter is enough.
         output: The file to write.
         strict: Refuse entries that the module does not have. A checkpoint often holds more than one model uses.
 
     Raises:
-        WeightsError: The weights do not fit: entries are missing, of another shape or type, or surplus (with
-            ``strict``, or beside missing ones). Lists them all.
+        WeightsError: The weights do not fit: entries are missing, have another shape or type, or are surplus (with
+            ``strict``, or if others are missing). Lists them all.
         FileFormatError: ``path`` is not a tagged file, or the weights are not a safetensors file.
-        OutputError: The output cannot be written. What was there before is still there.
+        OutputError: The output cannot be written. An existing file of that name is unchanged.
     """
     path, output = Path(path), Path(output)
     check_writable(output, [path] if isinstance(state_dict, Mapping) else [path, Path(state_dict)])
@@ -90,7 +90,7 @@ class _InMemory:
 
 
 class WeightsInFile:
-    """A safetensors file, of which one tensor at a time is read."""
+    """A safetensors file that is read one tensor at a time."""
 
     def __init__(self, path: Path) -> None:
         if not path.is_file():
@@ -112,12 +112,12 @@ class WeightsInFile:
 def planned(
     path: Path, model: ir.Model, weights: _InMemory | WeightsInFile, strict: bool = False
 ) -> tuple[dict[ir.Value, ParameterPlan], dict[str, tuple[str, ...]], Callable[[str], np.ndarray]]:
-    """How each initializer is computed, each entry's names, and what reads an entry from the new weights.
+    """How each initializer is computed, each entry's names, and a function that reads an entry of the new weights.
 
     Raises:
         WeightsError, FileFormatError: As :func:`update_weights`.
     """
-    check_weights(model)  # they may be missing: others take their place
+    check_weights(model)  # missing files are allowed: their weights are replaced
     try:
         entries = state_dict_of(model)
         plans = {value: plan for value in initializers(model) if (plan := parameter_plan(value)) is not None}
@@ -136,7 +136,7 @@ def planned(
 def _update(path: Path, weights: _InMemory | WeightsInFile, output: Path, strict: bool) -> UpdateResult:
     model = load_onnx(path)
     check_version(path, model.metadata_props)
-    check_weights(model)  # they may be missing: others take their place
+    check_weights(model)  # missing files are allowed: their weights are replaced
     plans, tied, read = planned(path, model, weights, strict)
     values = list(initializers(model))
     tensors = {value: _new_tensor(path, value, plan, read) for value, plan in plans.items()}
@@ -183,7 +183,7 @@ def _check_recorded(
 
 
 def _new_tensor(path: Path, value: ir.Value, plan: ParameterPlan, read: Callable[[str], np.ndarray]) -> ir.LazyTensor:
-    """What takes an initializer's place, computed when it is written."""
+    """The new tensor of an initializer, computed when it is written."""
     old = value.const_value
     assert old is not None
     dtype, shape = old.dtype, tuple(old.shape.numpy())
@@ -192,7 +192,7 @@ def _new_tensor(path: Path, value: ir.Value, plan: ParameterPlan, read: Callable
         array = plan.compute({key: read(key) for key in plan.inputs()})
         if array.dtype != dtype.numpy() or array.shape != shape:
             raise FileFormatError(
-                f"{path}: initializer {value.name} is {_type(str(dtype.numpy()), shape)} and its entries give "
+                f"{path}: initializer {value.name} is {_type(str(dtype.numpy()), shape)}, but its entries give "
                 f"{_type(str(array.dtype), array.shape)}: another tool changed it; export the file again"
             )
         return ir.Tensor(np.asarray(array, order="C"), dtype=dtype)
@@ -201,7 +201,7 @@ def _new_tensor(path: Path, value: ir.Value, plan: ParameterPlan, read: Callable
 
 
 def _check_documents(path: Path, model: ir.Model, documents: Mapping[str, bytes]) -> None:
-    """Refuse to copy a sidecar that is of another export."""
+    """Refuse to copy a sidecar that belongs to another export."""
     before = model.metadata_props.get(keys.DOCUMENTS)
     if before is None:
         return
@@ -230,7 +230,7 @@ def _check(
     """
     given = weights.types
     missing = [names[0] for names in groups if not any(name in given for name in names)]
-    # Beside missing ones they tell what was meant: a name that is spelt otherwise.
+    # If entries are missing, surplus ones show a misspelled name.
     surplus = [key for key in given if key not in entries] if strict or missing else []
     misshapen = [
         key
@@ -245,7 +245,7 @@ def _check(
             f"{key}: {_type(*given[key])} instead of {_type(entries[key].dtype, entries[key].shape)}"
             for key in misshapen
         ],
-        "tied in the module and different here": untied,
+        "tied in the module and different in these weights": untied,
     }
     if any(lists.values()):
         listed = ", and ".join(f"{len(keys)} {word} ({', '.join(keys)})" for word, keys in lists.items() if keys)
@@ -258,7 +258,7 @@ def _check(
 
 
 def _differing(names: tuple[str, ...], weights: _InMemory | WeightsInFile) -> list[str]:
-    """The names of a tied parameter whose tensor is not that of the first name that there is."""
+    """The names of a tied parameter whose tensor differs from that of the first name in the weights."""
     given = [name for name in names if name in weights.types]
     if len(given) < 2:
         return []

@@ -1,4 +1,4 @@
-"""What the `torch.export`-based exporter records, before and after each of its stages."""
+"""What the `torch.export`-based exporter records about modules, before and after each of its stages."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ NAME_SCOPES = "pkg.torch.onnx.name_scopes"
 
 
 def look_at_dynamo(model: nn.Module, inputs: Any, stages: list[Stage]) -> None:
-    """Export the model, and append each stage as it is reached: what was reached stays if the exporter gives up.
+    """Export the model, and append each stage as it is reached; if the exporter fails, the earlier stages remain.
 
     A model of transformers goes through its own exporter, which patches what ``torch.onnx`` cannot translate.
 
     Raises:
-        Exception: Whatever the exporter raises.
+        Exception: Any exception of the exporter.
     """
     from transformers import PreTrainedModel
 
@@ -46,7 +46,7 @@ def look_at_dynamo(model: nn.Module, inputs: Any, stages: list[Stage]) -> None:
     if isinstance(model, PreTrainedModel):
         from transformers.exporters.utils import apply_patches
 
-        # Its one patch of the optimiser keeps constant Resize nodes from being folded, which takes minutes.
+        # Its only patch of the optimizer keeps constant Resize nodes from being folded, which takes minutes.
         with apply_patches("onnx"):
             optimised.optimize()
     else:
@@ -59,7 +59,7 @@ def _from_transformers(model: nn.Module, kwargs: dict[str, Any], stages: list[St
     from transformers.exporters.exporter_onnx import OnnxConfig, OnnxExporter
 
     class Recording(DynamoExporter):
-        """Sees the exported program on its way from the one exporter to the other, before it is changed in place."""
+        """Records the exported program when it is passed to the other exporter, before it is changed in place."""
 
         def export_program(self, *args: Any, **options: Any) -> Any:
             made = super().export_program(*args, **options)
@@ -74,7 +74,7 @@ def _from_transformers(model: nn.Module, kwargs: dict[str, Any], stages: list[St
 
 
 def _decomposed(model: ir.Model) -> Stage:
-    """Of the FX graph that was translated: every ONNX node points to its FX node."""
+    """The stage of the FX graph that was translated, found through the FX nodes of the ONNX nodes."""
     fx_nodes = (node.meta["node"] for node in all_nodes(model) if "node" in node.meta)
     graphs = {fx_node.graph for fx_node in fx_nodes}
     return _stage_of([node for graph in graphs for node in graph.nodes], "decomposed")
@@ -116,6 +116,6 @@ def _onnx_stage(name: str, model: ir.Model) -> Stage:
 
 
 def _scopes(node: ir.Node) -> Iterator[str]:
-    """The paths of the modules around a node; the last of its name scopes is the FX node's own name."""
+    """The paths of the modules that a node ran in; the last of its name scopes is the FX node's own name."""
     if NAME_SCOPES in node.metadata_props:
         yield from map(str, ast.literal_eval(node.metadata_props[NAME_SCOPES])[:-1])

@@ -1,4 +1,4 @@
-"""Both exporters look at one model."""
+"""Run both exporters on one model and record what they know about its modules."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from modelexport.pytorch.values import run_arguments
 
 
 def study(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any], name: str | None = None) -> Internals:
-    """What PyTorch's exporters record of a model's modules at each stage. Neither export is kept.
+    """What PyTorch's exporters record about a model's modules at each stage. Neither export is kept.
 
-    The model is as before afterwards, but for parameters that a module overwrites in place when it runs.
+    The model's state is restored afterwards, except parameters that a module overwrites in place when it runs.
 
     Args:
         inputs: Keyword or positional arguments of ``model.forward``; not changed.
-        name: What to call the model; its class if left out.
+        name: The name of the model in the result; by default its class.
 
     Raises:
-        InputsError: The model does not run with the inputs. That an exporter fails is part of the result.
+        InputsError: The model does not run with the inputs. A failure of an exporter is part of the result.
     """
     tree = module_tree(model)
     args, kwargs = run_arguments(copy.deepcopy(inputs))
@@ -53,7 +53,7 @@ def study(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any], name: str
 def _front_end(name: str, model: nn.Module, look: Callable[[list[Stage]], None]) -> FrontEnd:
     stages: list[Stage] = []
     try:
-        # Not `runs`: what watches the parameters of a run would itself be traced.
+        # Not `runs`: the code that watches the parameters of a run would itself be traced.
         with untouched(model, runs=False), collected():
             look(stages)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""What ``internals`` finds out, as values."""
+"""The results of ``internals``."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ class KeyFacts(msgspec.Struct, frozen=True):
     """One kind of record on the nodes of a graph."""
 
     nodes: int
-    """How many have it."""
+    """How many nodes have it."""
     bytes: int | None
-    """Of all of them as text, in UTF-8, the names of keys in a file included; ``None`` for values that are not text."""
+    """The bytes of all of them as UTF-8 text, with the key names in a file; ``None`` for values that are not text."""
 
 
 class Stage(msgspec.Struct, frozen=True):
@@ -22,18 +22,18 @@ class Stage(msgspec.Struct, frozen=True):
     name: str
     """``captured``, ``decomposed``, ``translated``, ``optimised`` or ``written``."""
     graph: str
-    """What the graph is made of: ``FX``, ``TorchScript`` or ``ONNX``."""
+    """The kind of the graph: ``FX``, ``TorchScript`` or ``ONNX``."""
     nodes: int
-    """Nested graphs included; inputs, parameters and outputs do not count."""
+    """The number of nodes, nested graphs included, without inputs, parameters and outputs."""
     located: int
-    """How many name the module that they came from."""
+    """How many nodes name the module that they came from."""
     calls: int
-    """Different calls that these records name, the calls around a node's own included."""
+    """The number of different calls that these records name, including the callers of a node's own call."""
     keys: dict[str, KeyFacts]
 
     @property
     def bytes(self) -> int:
-        """Of all records that are text."""
+        """The bytes of all records that are text."""
         return sum(key.bytes or 0 for key in self.keys.values())
 
 
@@ -42,9 +42,9 @@ class FrontEnd(msgspec.Struct, frozen=True):
 
     name: str
     stages: list[Stage]
-    """As far as it came."""
+    """The stages that were reached."""
     error: str | None
-    """Why it came no further, in one line."""
+    """Why the exporter failed, in one line."""
 
 
 class MapEntry(msgspec.Struct, frozen=True):
@@ -53,46 +53,46 @@ class MapEntry(msgspec.Struct, frozen=True):
     path: str
     class_name: str
     scope: str | None
-    """What the map calls it: ``package.Class::name``."""
+    """The module's name in the map: ``package.Class::name``."""
 
 
 class Quality(msgspec.Struct, frozen=True):
-    """How much some scope names say."""
+    """How much information scope names contain."""
 
     none: int
-    """Empty or missing."""
+    """Scope names that are empty or missing."""
     plain: int
     """A name without a class."""
     class_scopes: int
-    """A class and a name, ``package.Class::name``, but not what it is in."""
+    """A class and a name, ``package.Class::name``, without the enclosing scopes."""
     full_hierarchies: int
     """The whole chain from the root: ``package.Root::/package.Class::name``."""
     different: int
-    """How many different ones there are."""
+    """The number of different scope names."""
 
 
 class Internals(msgspec.Struct, frozen=True):
-    """What the exporters record of one model."""
+    """What the exporters record about one model."""
 
     model: str
     modules: int
-    """The root included."""
+    """The number of modules, with the root."""
     calls: int
-    """That one run makes."""
+    """The number of calls in one run."""
     modules_called: int
     module_map: list[MapEntry]
-    """In the order of ``named_modules()``; empty where the TorchScript exporter did not come so far."""
+    """In the order of ``named_modules()``; empty if the TorchScript exporter did not get that far."""
     map_quality: Quality
     scope_quality: Quality
-    """Of the scopes on the nodes that the TorchScript exporter captured, each different one once."""
+    """The quality of the scopes on the nodes that the TorchScript exporter captured, each different scope once."""
     front_ends: list[FrontEnd]
 
 
 def quality(scopes: Iterable[str | None], root: str) -> Quality:
-    """Sort scope names by how much they say.
+    """Classify scope names by how much information they contain.
 
     Args:
-        root: The scope of the root, with which full hierarchies begin.
+        root: The scope of the root; full hierarchies begin with it.
     """
     names = list(scopes)
     given = [name for name in names if name]
@@ -102,7 +102,7 @@ def quality(scopes: Iterable[str | None], root: str) -> Quality:
 
 
 def key_facts(found: Mapping[str, list[int | None]]) -> dict[str, KeyFacts]:
-    """Key to the bytes of each node's record, ``None`` for values that are not text, added up."""
+    """Sum up, for each key, the bytes of each node's record; ``None`` is a value that is not text."""
     return {
         key: KeyFacts(len(sizes), None if None in sizes else sum(size or 0 for size in sizes))
         for key, sizes in sorted(found.items())

@@ -1,8 +1,8 @@
-"""What the TorchScript-based exporter records, before and after each of its stages.
+"""What the TorchScript-based exporter records about modules, before and after each of its stages.
 
 While it traces a model, PyTorch keeps a map from module to scope name (``torch.jit._trace._trace_module_map``), and
-every node gets the chain of the scopes that were open. The stages between are not to be had from any public function:
-they are looked at through the two functions of the exporter that return them.
+every node gets the chain of the scopes that were open. No public function returns the intermediate stages: they are
+read from the two functions of the exporter that return them.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from modelexport.graph.nodes import all_nodes
 from modelexport.pytorch.values import output_tensors, run_arguments, tensors_in
 
 TRACED_CALL = "prim::TracedModuleForward"
-"""The node that holds everything that ran in one call; there before the exporter flattens the graph."""
+"""The node that contains everything that ran in one call, until the exporter flattens the graph."""
 
 
 class ScopeCounts:
-    """What the exporter calls things, as far as it came."""
+    """The scope names that the exporter uses, as far as it got."""
 
     def __init__(self) -> None:
         self.by_path: dict[str, str | None] = {}
@@ -38,17 +38,17 @@ class ScopeCounts:
 
 
 def look_at_torchscript(model: nn.Module, inputs: Any, stages: list[Stage], scopes: ScopeCounts) -> None:
-    """Export the model, and append each stage as it is reached: what was reached stays if the exporter gives up.
+    """Export the model, and append each stage as it is reached; if the exporter fails, the earlier stages remain.
 
-    To be called inside :func:`~modelexport.pytorch.traced.untouched`: ``forward`` is replaced, because the exporter
-    gives tensors by position only, and takes no outputs but tensors.
+    Must be called inside :func:`~modelexport.pytorch.traced.untouched`: ``forward`` is replaced, because the exporter
+    passes tensors only by position and accepts only tensors as outputs.
 
     Raises:
-        Exception: Whatever the exporter raises.
+        Exception: Any exception of the exporter.
     """
 
     def before(module: nn.Module, args: Any) -> None:
-        # By now the exporter has turned its log on, which writes the whole graph to stdout, past sys.stdout.
+        # By now the exporter has turned its log on, which writes the whole graph to file descriptor 1, not sys.stdout.
         torch._C._jit_set_onnx_log_enabled(False)
         names = torch.jit._trace._trace_module_map
         if names is not None:
@@ -79,12 +79,12 @@ def look_at_torchscript(model: nn.Module, inputs: Any, stages: list[Stage], scop
 
 
 def _by_position(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.Tensor, ...]:
-    """The tensors in nested arguments, which ``forward`` from now on takes by position; it returns tensors only."""
+    """Replace ``forward`` by one that takes the tensors in the arguments by position and returns only tensors."""
     forward = model.forward
     given = {id(tensor): tensor for _, tensor in tensors_in((args, kwargs))}
 
     def by_position(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        # What deepcopy finds in its memo it takes for the copy, however deep it lies.
+        # deepcopy takes what it finds in its memo for the copy, at any depth.
         memo = dict(zip(given, tensors, strict=True))
         positional, named = copy.deepcopy((args, kwargs), memo)
         return tuple(tensor for _, tensor in output_tensors(forward(*positional, **named)))
@@ -95,7 +95,7 @@ def _by_position(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 @contextlib.contextmanager
 def _watched(name: str, see: Callable[[Any], None]) -> Iterator[None]:
-    """Inside: ``see`` gets what the exporter's own function of that name returns."""
+    """Call ``see`` with the results of the exporter's own function of this name inside the block."""
     from torch.onnx._internal.torchscript_exporter import utils
 
     function = getattr(utils, name)
@@ -113,7 +113,7 @@ def _watched(name: str, see: Callable[[Any], None]) -> Iterator[None]:
 
 
 def _nodes(block: Any) -> Iterator[Any]:
-    """The nodes of a TorchScript graph or block, those of blocks in them included, without what holds a call."""
+    """The nodes of a TorchScript graph or block and of the blocks in it, without the nodes that contain a call."""
     for node in block.nodes():
         if node.kind() != TRACED_CALL:
             yield node
@@ -132,13 +132,13 @@ def _stage(name: str, graph: Any) -> Stage:
         "scope": [len(scope.encode()) for scope in scopes if scope],
         "source range": [len(text.encode()) for node in nodes if (text := node.sourceRange())],
     }
-    # Scopes do not number the calls of a module. What holds a call does, by being there; it is gone once flattened.
+    # Scopes do not number the calls of a module. Each call has a node that contains it, until the graph is flattened.
     calls = _traced_calls(graph) or len({part for scope in scopes if scope for part in _chain(scope)})
     return Stage(name, "TorchScript", len(nodes), len(found["scope"]), calls, key_facts(found))
 
 
 def _written(model: ir.Model) -> Stage:
-    """Of the file: the exporter tells scopes apart by a number, and writes their names into those of the nodes."""
+    """The stage of the file: the exporter numbers scopes and writes their names into the names of nodes."""
     nodes = list(all_nodes(model))
     names = [node.name or "" for node in nodes]
     placed = [name for name in names if name.startswith("/")]
@@ -156,5 +156,5 @@ def _written(model: ir.Model) -> Stage:
 
 
 def _chain(scope: str) -> Iterator[str]:
-    """A scope and all that it is in: ``a``, ``a/b`` and ``a/b/c`` for ``a/b/c``."""
+    """A scope and its enclosing scopes: ``a``, ``a/b`` and ``a/b/c`` for ``a/b/c``."""
     return accumulate(scope.split("/"), lambda outer, inner: f"{outer}/{inner}")

@@ -1,1 +1,1 @@
-"""The commands, in files by what they do. Each parses, calls and shows; slow imports wait until it runs."""
+"""The commands, grouped in files by purpose. Each parses, calls and shows; slow imports are inside the functions."""

@@ -1,4 +1,4 @@
-"""What makes a file of a file: `strip`, `inline`, `adopt`, `retag`, `optimize`, `update-weights`, `extract`."""
+"""Commands that change a file: `strip`, `inline`, `adopt`, `retag`, `optimize`, `update-weights`, `extract`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def strip(
     file: FileArgument,
     output: OutputOption,
 ) -> None:
-    """Make a file with tags as attributes one that ONNX Runtime takes, with tags as metadata."""
+    """Convert a file with tags as attributes to one with tags as metadata, which ONNX Runtime accepts."""
     from modelexport.tagged.flattening import strip as run
 
     run(file, output)
@@ -28,7 +28,7 @@ def inline(
     file: FileArgument,
     output: OutputOption,
 ) -> None:
-    """Make a file with a function for each module flat."""
+    """Convert a file with a function for each module to a flat one."""
     from modelexport.tagged.flattening import inline as run
 
     run(file, output)
@@ -39,11 +39,14 @@ def adopt(
     file: Annotated[Path, typer.Argument(metavar="FILE.onnx", help="An ONNX file of another exporter.")],
     output: OutputOption,
     keep_torch_metadata: Annotated[
-        bool, typer.Option("--keep-torch-metadata", help="Keep pkg.torch.* keys, with paths of the exporting machine.")
+        bool,
+        typer.Option(
+            "--keep-torch-metadata", help="Keep pkg.torch.* keys, which contain paths of the exporting machine."
+        ),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Make a tagged file of one that another exporter wrote, from what that left in it."""
+    """Make a tagged file from one that another exporter wrote, using the information that it left in the file."""
     from modelexport.cli import show_lineage
     from modelexport.lineage.adoption import adopt as run
 
@@ -55,12 +58,14 @@ def adopt(
 
 
 def retag(
-    changed: Annotated[Path, typer.Argument(metavar="CHANGED.onnx|CHANGED/", help="What a tool made of TAGGED.")],
-    source: Annotated[Path, typer.Option("--from", metavar="TAGGED.onnx|TAGGED/", help="What the tool read.")],
+    changed: Annotated[
+        Path, typer.Argument(metavar="CHANGED.onnx|CHANGED/", help="The file that a tool made from TAGGED.")
+    ],
+    source: Annotated[Path, typer.Option("--from", metavar="TAGGED.onnx|TAGGED/", help="The file that the tool read.")],
     output: OutputOption,
     as_json: JsonOption = False,
 ) -> None:
-    """Give a file that another tool made of a tagged one its tags back."""
+    """Restore the tags of a file that another tool changed."""
     from modelexport.cli import show_lineage
     from modelexport.cli.show_package import format_headings
     from modelexport.exporting.packages.changes import retag_package
@@ -84,7 +89,7 @@ def optimize(
     output: OutputOption,
     as_json: JsonOption = False,
 ) -> None:
-    """Run another package's optimiser, quantizer or converter on FILE, and give the result its tags back."""
+    """Run another package's optimizer, quantizer or converter on FILE, and restore the tags in the result."""
     from modelexport.cli import show_lineage
     from modelexport.core.stages import Stages
     from modelexport.lineage.tools import optimize_file as run
@@ -104,7 +109,7 @@ def update_weights(
     strict: Annotated[bool, typer.Option("--strict", help="Refuse entries that the module does not have.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Put other weights of the same shapes into FILE, without exporting again."""
+    """Replace the weights in FILE by others of the same shapes, without exporting again."""
     from modelexport.exporting.packages.changes import update_package
     from modelexport.weights.updates import update_weights as run
 
@@ -114,7 +119,7 @@ def update_weights(
     else:
         print(
             f"{result.path}: {result.used} entries in {result.replaced} initializers, {result.transformed} of them "
-            f"transformed; {result.unused} entries are not used, {result.kept} constants are kept"
+            f"transformed; {result.unused} entries not used, {result.kept} constants kept"
         )
 
 

@@ -1,4 +1,4 @@
-"""`export`, and what shows a model without exporting it: `hierarchy`, `internals`."""
+"""`export`, and commands that show a model without exporting it: `hierarchy`, `inputs`, `internals`."""
 
 from __future__ import annotations
 
@@ -44,19 +44,21 @@ def export(
     parts: Annotated[
         PartsMode | None,
         typer.Option(
-            help="What FOLDER/ has: one graph, what generation runs, or a pipeline's parts; auto: whichever MODEL is."
+            help="The parts of FOLDER/: one graph, those of generation, or those of a pipeline; auto: as fits MODEL."
         ),
     ] = None,
     frontend: Annotated[
-        FrontEnd, typer.Option(help="What captures MODEL; auto: torchscript where dynamo fails.")
+        FrontEnd, typer.Option(help="The front end that captures MODEL; auto: torchscript if dynamo fails.")
     ] = "auto",
-    dynamic: Annotated[bool, typer.Option("--dynamic", help="Leave every axis open that the model does.")] = False,
+    dynamic: Annotated[
+        bool, typer.Option("--dynamic", help="Make every axis dynamic that the model does not fix.")
+    ] = False,
     axes: Annotated[
         list[str] | None,
         typer.Option(
             "--axes",
             metavar="SPEC",
-            help="Axes that stay open, with names: batch,sequence (the first of every input) or input_ids:0=batch.",
+            help="Names of dynamic axes: batch,sequence (the first of every input) or input_ids:0=batch.",
         ),
     ] = None,
     input_names: Annotated[
@@ -66,52 +68,53 @@ def export(
         str | None, typer.Option("--output-names", metavar="NAMES", help="New names of all outputs, or old=new, ...")
     ] = None,
     outputs: Annotated[
-        str | None, typer.Option("--outputs", metavar="NAMES", help="Keep these outputs only; * matches any.")
+        str | None, typer.Option("--outputs", metavar="NAMES", help="Keep only these outputs; * matches any.")
     ] = None,
     opset: Annotated[int | None, typer.Option(metavar="N", help="The opset of the file.")] = None,
     inputs: InputsOption = None,
     granularity: GranularityOption = "auto",
     include: IncludeOption = None,
     exclude: ExcludeOption = None,
-    no_optimize: Annotated[bool, typer.Option("--no-optimize", help="Keep the graph as it was translated.")] = False,
+    no_optimize: Annotated[bool, typer.Option("--no-optimize", help="Do not optimize the graph.")] = False,
     keep_torch_metadata: Annotated[
-        bool, typer.Option("--keep-torch-metadata", help="Keep pkg.torch.* keys, with paths of this machine.")
+        bool, typer.Option("--keep-torch-metadata", help="Keep pkg.torch.* keys, which contain paths of this machine.")
     ] = False,
     node_names: Annotated[
-        NodeNames, typer.Option(help="path: nodes are called /encoder/layer.0/attention/self/MatMul_1 and the like.")
+        NodeNames, typer.Option(help="path: name nodes after their modules: /encoder/layer.0/attention/self/MatMul_1.")
     ] = "exporter",
     dag_dir: Annotated[
-        Path | None, typer.Option("--dag-dir", metavar="DIR", help="Also write each module call's DAG as a file here.")
+        Path | None,
+        typer.Option("--dag-dir", metavar="DIR", help="Also write each module call's DAG to a file in DIR."),
     ] = None,
     no_check: Annotated[
-        bool, typer.Option("--no-check", help="Do not run the file to see whether it computes what MODEL does.")
+        bool, typer.Option("--no-check", help="Do not run the file to check its outputs against MODEL's.")
     ] = False,
     keep_anyway: Annotated[
-        bool, typer.Option("--keep-anyway", help="Write the file also if that check fails; the status is 1.")
+        bool, typer.Option("--keep-anyway", help="Write the file even if that check fails; the exit status is 1.")
     ] = False,
     verify: Annotated[bool, typer.Option("--verify", help="Compare every module call with PyTorch as well.")] = False,
     reference: Annotated[
         bool,
-        typer.Option("--reference", help="Keep the inputs and every call's values of the PyTorch run beside FILE."),
+        typer.Option("--reference", help="Store the inputs and every call's values of the PyTorch run beside FILE."),
     ] = False,
     weights: Annotated[
         WeightsMode,
         typer.Option(
-            help="link: they stay in MODEL's safetensors files; copy: in FILE.onnx.data; none: described, left out; "
-            "auto: in FILE, or above 1 GB linked if MODEL has safetensors files and copied if not."
+            help="link: leave them in MODEL's safetensors files; copy: write FILE.onnx.data; none: leave them out; "
+            "auto: embed up to 1 GB, above link if MODEL has safetensors files, otherwise copy."
         ),
     ] = "auto",
     dtype: DtypeOption = None,
     tags_as: Annotated[
         Encoding,
-        typer.Option(help="How FILE carries tags: metadata or attributes of nodes, or a function for each module."),
+        typer.Option(help="How tags are stored: metadata or attributes of nodes, or a function for each module."),
     ] = "metadata",
     model_class: ModelClassOption = None,
     trust_remote_code: RemoteCodeOption = False,
     seed: SeedOption = 0,
     as_json: JsonOption = False,
 ) -> None:
-    """Export MODEL to a file, or to a folder with all that it runs; without MODEL, bert-tiny."""
+    """Export MODEL to a file, or to a folder with all of its parts; without MODEL, bert-tiny."""
     from modelexport.cli import show_export
     from modelexport.cli.garbage import only_new_garbage
     from modelexport.cli.interfaces import read_interface
@@ -138,7 +141,7 @@ def export(
         if dag_dir is not None or axes or input_names or output_names or outputs:
             raise UsageError(
                 "--dag-dir, --axes, --input-names, --output-names and --outputs go with a FILE.onnx: "
-                "a package has names that its runtimes know"
+                "the names in a package are fixed by its runtimes"
             )
         choice = ModelChoice(model, inputs, model_class, trust_remote_code, seed, dtype)
         _export_folder(
@@ -187,7 +190,7 @@ def export(
     if tags_as == "attributes":
         print(
             f"modelexport: warning: onnx.checker and ONNX Runtime refuse tags as attributes; "
-            f"`modelexport strip {output} -o OUT.onnx` makes a file that they take",
+            f"`modelexport strip {output} -o OUT.onnx` makes a file that they accept",
             file=sys.stderr,
         )
     if as_json:
@@ -220,7 +223,7 @@ def _export_folder(
     if options.tags.tags_as != "metadata":
         raise UsageError("the parts of a package carry their tags as metadata: leave out --tags-as")
     if options.weights.weights == "none":
-        raise UsageError("a package has its weights: give --weights link or copy")
+        raise UsageError("a package always has its weights: give --weights link or copy")
     check_package_folder(folder, Path(choice.model))
     with progress_shown() as progress:
         stages = Stages(progress)
@@ -251,7 +254,7 @@ def _export_folder(
 def hierarchy(
     model: ModelArgument = "bert-tiny",
     mode: Annotated[HierarchyView, typer.Option(help="What to show.")] = "static",
-    trace: Annotated[bool, typer.Option("--trace", help="Every step of the traced run as a line.")] = False,
+    trace: Annotated[bool, typer.Option("--trace", help="Show every step of the traced run on a line.")] = False,
     inputs: InputsOption = None,
     granularity: GranularityOption = "all",
     include: IncludeOption = None,
@@ -332,7 +335,7 @@ def internals(
     seed: SeedOption = 0,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what PyTorch's own exporters record of MODEL's modules; nothing is written."""
+    """Show what PyTorch's own exporters record about MODEL's modules; nothing is written."""
     from modelexport.cli.show_internals import print_internals
     from modelexport.core.stages import Stages
 

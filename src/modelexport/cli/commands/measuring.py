@@ -25,7 +25,7 @@ DepthOption = Annotated[int | None, typer.Option("--depth", metavar="N", help="S
 SortOption = Annotated[str | None, typer.Option("--sort", metavar="COLUMN", help="Largest own figure first.")]
 CsvOption = Annotated[bool, typer.Option("--csv", help="Print CSV and nothing else.")]
 HtmlOption = Annotated[
-    Path | None, typer.Option("--html", metavar="OUT.html", help="Also write a page to look around in, offline.")
+    Path | None, typer.Option("--html", metavar="OUT.html", help="Also write an interactive page that works offline.")
 ]
 NodeDataOption = Annotated[
     Path | None, typer.Option("--node-data", metavar="OUT.json", help="Also write node data for Model Explorer.")
@@ -37,7 +37,7 @@ def cost(
     selectors: SelectorsOption = None,
     size: Annotated[
         list[str] | None,
-        typer.Option("--size", metavar="NAME=N", help="The size of a dynamic axis; formulas where left out."),
+        typer.Option("--size", metavar="NAME=N", help="The size of a dynamic axis; figures without it are formulas."),
     ] = None,
     by: ByOption = "call",
     depth: DepthOption = None,
@@ -47,7 +47,7 @@ def cost(
     node_data: NodeDataOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what each module stores, computes and moves: parameters, operations, bytes, memory. Nothing is run."""
+    """Show the cost of each module: parameters, operations, bytes, memory. Nothing is run."""
     from modelexport.core.stages import Stages
     from modelexport.measure.costs import cost as run
 
@@ -67,9 +67,9 @@ def profile(
     size: Annotated[
         list[str] | None, typer.Option("--size", metavar="NAME=N", help="The size of a dynamic axis of random inputs.")
     ] = None,
-    runs: Annotated[int, typer.Option("--runs", metavar="N", min=1, help="Runs that are measured.")] = 10,
-    warmup: Annotated[int, typer.Option("--warmup", metavar="N", min=1, help="Runs before these.")] = 2,
-    level: Annotated[LevelName, typer.Option("--level", help="How far ONNX Runtime optimises.")] = "all",
+    runs: Annotated[int, typer.Option("--runs", metavar="N", min=1, help="The number of measured runs.")] = 10,
+    warmup: Annotated[int, typer.Option("--warmup", metavar="N", min=1, help="The number of runs before these.")] = 2,
+    level: Annotated[LevelName, typer.Option("--level", help="ONNX Runtime's optimization level.")] = "all",
     provider: Annotated[
         str, typer.Option(metavar="NAME", help="The execution provider of ONNX Runtime.")
     ] = "CPUExecutionProvider",
@@ -77,7 +77,7 @@ def profile(
         Path | None, typer.Option("--against", metavar="OTHER.onnx", help="Another tagged file of the same model.")
     ] = None,
     against_torch: Annotated[
-        str | None, typer.Option("--against-torch", metavar="MODEL", help="The same model run by PyTorch.")
+        str | None, typer.Option("--against-torch", metavar="MODEL", help="Compare with the same model in PyTorch.")
     ] = None,
     by: ByOption = "call",
     depth: DepthOption = None,
@@ -90,7 +90,7 @@ def profile(
     seed: SeedOption = 0,
     as_json: JsonOption = False,
 ) -> None:
-    """Run FILE in ONNX Runtime as users do, and show which module takes how long and how much memory."""
+    """Run FILE in ONNX Runtime as users do, and show the time and memory of each module."""
     import msgspec
 
     from modelexport.core.stages import Stages
@@ -147,7 +147,7 @@ def report(
     ] = None,
     profiled: Annotated[bool, typer.Option("--profile", help="Also run it, and show the time of each module.")] = False,
 ) -> None:
-    """Put the tree of FILE, its coverage, its verification and its cost on one page."""
+    """Write the tree of FILE, its coverage, its verification and its cost to one page."""
     from modelexport.core.stages import Stages
     from modelexport.verify.page import write_report_page
 
@@ -172,7 +172,7 @@ def show(
     as_json: bool,
     more: dict[str, Any] | None = None,
 ) -> None:
-    """Write a table in all the ways that were asked for."""
+    """Write a table in all requested formats."""
     from modelexport.cli import show_table
     from modelexport.core.selectors import select_calls
 

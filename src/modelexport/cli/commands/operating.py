@@ -1,4 +1,4 @@
-"""What acts on modules in a file: `split`, `replace`, `place`, `rename`."""
+"""Commands that operate on modules in a file: `split`, `replace`, `place`, `rename`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SharingOption = Annotated[
     Sharing,
     typer.Option(
         "--weights",
-        help="Weights in files of their own: linked beside the output, or what is used copied.",
+        help="External weights: link the files beside the output, or copy the used weights.",
     ),
 ]
 if TYPE_CHECKING:
@@ -31,19 +31,19 @@ Body = Literal["keep", "drop"]
 def split(
     file: FileArgument,
     output: Annotated[Path, typer.Option("-o", "--output", metavar="FOLDER", help="The folder to write.")],
-    stages: Annotated[int | None, typer.Option(metavar="N", min=1, help="How many stages.")] = None,
+    stages: Annotated[int | None, typer.Option(metavar="N", min=1, help="The number of stages.")] = None,
     max_mb: Annotated[
         float | None, typer.Option("--max-mb", metavar="M", help="Largest weights of a stage, in millions of bytes.")
     ] = None,
     at: Annotated[
         list[str] | None,
-        typer.Option("--at", metavar="SELECTOR", help="A stage begins here; with --stages, nowhere else."),
+        typer.Option("--at", metavar="SELECTOR", help="Begin a stage at these modules; with --stages, only there."),
     ] = None,
-    by: Annotated[By, typer.Option(help="What the stages are balanced by.")] = "bytes",
+    by: Annotated[By, typer.Option(help="The figure by which stages are balanced.")] = "bytes",
     weights: SharingOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
-    """Cut FILE at module boundaries into stages that run one after the other."""
+    """Cut FILE at module boundaries into stages that run in sequence."""
     from modelexport.cli import show_surgery
     from modelexport.surgery.splitting import figures_of
     from modelexport.surgery.splitting import split as run
@@ -67,7 +67,7 @@ def split(
 
 
 def _figures(tagged: TaggedFile, by: By) -> dict[str, float]:
-    """What each node computes or takes, by name; dynamic axes have a size like any other for this."""
+    """The operations or the time of each node, by name; dynamic axes get an arbitrary size for this."""
     if by == "time":
         from modelexport.measure.profiles import profile
 
@@ -88,39 +88,39 @@ def replace(
     ],
     output: OutputOption,
     model: Annotated[
-        Path | None, typer.Option("--with", metavar="SUB.onnx", help="Put this model there, tagged or not.")
+        Path | None, typer.Option("--with", metavar="SUB.onnx", help="Insert this model, tagged or not.")
     ] = None,
     mapping: Annotated[
         list[str] | None,
-        typer.Option("--map", metavar="SUB=VALUE", help="An input or output of SUB.onnx, and which value it is."),
+        typer.Option("--map", metavar="SUB=VALUE", help="An input or output of SUB.onnx, and its value in FILE."),
     ] = None,
     operator: Annotated[
-        str | None, typer.Option("--with-op", metavar="DOMAIN:OpType", help="Put one node of this operator there.")
+        str | None, typer.Option("--with-op", metavar="DOMAIN:OpType", help="Insert one node of this operator.")
     ] = None,
     attribute: Annotated[
         list[str] | None, typer.Option("--attribute", metavar="NAME=VALUE", help="An attribute of the operator.")
     ] = None,
     inputs: Annotated[
         list[str] | None,
-        typer.Option("--input", metavar="NAME", help="What the operator gets: an argument, a value, a parameter."),
+        typer.Option("--input", metavar="NAME", help="An input of the operator: an argument, a value, a parameter."),
     ] = None,
     body: Annotated[
-        Body, typer.Option(help="keep: the old module becomes the operator's function, for where it has no kernel.")
+        Body, typer.Option(help="keep: the old module becomes the operator's function, for runtimes without a kernel.")
     ] = "drop",
-    identity: Annotated[bool, typer.Option("--with-identity", help="Let the module return its input.")] = False,
+    identity: Annotated[bool, typer.Option("--with-identity", help="Make the module return its input.")] = False,
     one_call: Annotated[
-        bool, typer.Option("--one-call", help="Only the calls named, not every call of their modules.")
+        bool, typer.Option("--one-call", help="Replace only the named calls, not every call of their modules.")
     ] = False,
     weights: SharingOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
-    """Put a model, an operator or nothing in the place of modules of FILE."""
+    """Replace modules of FILE by a model, by an operator or by nothing."""
     from modelexport.cli import show_surgery
     from modelexport.surgery.replacing import replace as run
     from modelexport.surgery.substitutes import CustomOperator, FromModel, Identity, Substitute
 
     if sum([model is not None, operator is not None, identity]) != 1:
-        raise UsageError("say what to put there: --with SUB.onnx, --with-op DOMAIN:OpType or --with-identity")
+        raise UsageError("say what to replace it by: --with SUB.onnx, --with-op DOMAIN:OpType or --with-identity")
     if mapping and model is None:
         raise UsageError("--map goes with --with SUB.onnx")
     if operator is None and (attribute or inputs or body != "drop"):
@@ -158,13 +158,13 @@ def place(
     file: FileArgument,
     rule: Annotated[
         list[str],
-        typer.Option("--rule", metavar="'DEVICE: SELECTOR ...'", help="Where modules go: 'gpu: model.layers.*'."),
+        typer.Option("--rule", metavar="'DEVICE: SELECTOR ...'", help="The device of modules: 'gpu: model.layers.*'."),
     ],
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="SESSION.json", help="Write the session options here.")
     ] = None,
     provider: Annotated[
-        list[str] | None, typer.Option("--provider", metavar="NAME", help="Of the session that is opened, in order.")
+        list[str] | None, typer.Option("--provider", metavar="NAME", help="A provider of the session, in order.")
     ] = None,
     library: Annotated[
         list[str] | None, typer.Option("--library", metavar="NAME=PATH", help="The library of a plug-in provider.")
@@ -172,7 +172,7 @@ def place(
     no_check: Annotated[bool, typer.Option("--no-check", help="Do not open a session.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Send modules of FILE to devices: ONNX Runtime's session options, and where the modules went."""
+    """Assign modules of FILE to devices: write ONNX Runtime's session options, and show where the modules run."""
     from modelexport.cli import show_surgery
     from modelexport.files.atomic import check_writable, written_together
     from modelexport.surgery.placing import Rule

@@ -22,7 +22,9 @@ from modelexport.errors import UsageError
 
 def verify(
     file: FileArgument,
-    model: Annotated[str | None, typer.Option("--model", metavar="MODEL", help="What FILE was exported from.")] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", metavar="MODEL", help="The model that FILE was exported from.")
+    ] = None,
     against: Annotated[
         Path | None, typer.Option("--against", metavar="OTHER.onnx", help="A tagged descendant of FILE.")
     ] = None,
@@ -42,7 +44,7 @@ def verify(
             "--weights-sample",
             metavar="N",
             min=0,
-            help="Only N drawn calls and those of --module, each cut out and run alone: for a FILE too large to run.",
+            help="Only N random calls and those of --module, each cut out and run alone: for a FILE too large to run.",
         ),
     ] = None,
     new_tokens: Annotated[
@@ -52,7 +54,7 @@ def verify(
         bool | None,
         typer.Option(
             "--perturb/--no-perturb",
-            help="Compare calls with other weights, in memory, on both sides; by default where MODEL has equal ones.",
+            help="Compare calls with changed weights, in memory, on both sides; by default if MODEL has equal ones.",
         ),
     ] = None,
     model_class: ModelClassOption = None,
@@ -61,7 +63,7 @@ def verify(
     seed: SeedOption = 0,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare FILE module by module: with MODEL, with OTHER, or with the values that `export --reference` kept."""
+    """Compare FILE module by module: with MODEL, with OTHER, or with the values that `export --reference` stored."""
     from modelexport.cli import show_verification
     from modelexport.core.stages import Stages
 
@@ -74,7 +76,7 @@ def verify(
     if file.is_dir():
         if modules or weights_sample is not None or (model is None and against is None):
             raise UsageError(
-                f"{file} is a folder: give --model, what it was exported from, or for stages --against, what was split"
+                f"{file} is a folder: give the exported model with --model, or for stages the split file with --against"
             )
         if against is not None:
             _verify_stages(file, against, provider, seed, as_json=as_json)
@@ -145,7 +147,7 @@ def _verify_generation(folder: Path, choice: ModelChoice, new_tokens: int, provi
 
     package = read_package(folder)
     if package.manifest.kind != "generate":
-        raise UsageError(f"{folder} does not generate: verify its files, such as {next(iter(package.files.values()))}")
+        raise UsageError(f"{folder} cannot generate: verify its files, such as {next(iter(package.files.values()))}")
     with progress_shown() as progress:
         stages = Stages(progress)
         loaded, _ = choice.load(stages, make_inputs=False)

@@ -1,4 +1,4 @@
-"""What only reads tagged files: `tree`, `nodes`, `compare`."""
+"""Commands that only read tagged files: `tree`, `nodes`, `compare`."""
 
 from __future__ import annotations
 
@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 def tree(
     file: FileOrFolderArgument,
     depth: Annotated[int | None, typer.Option(metavar="N", help="Show N levels below the root.")] = None,
-    check: Annotated[
-        bool, typer.Option("--check", help="Also look whether the files that hold its weights are as they were.")
-    ] = False,
+    check: Annotated[bool, typer.Option("--check", help="Also check that the weights files are unchanged.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show the module tree in FILE, or in each part of FOLDER, with the nodes of each call."""
@@ -54,7 +52,7 @@ def _skimmed(file: Path) -> Skimmed:
     from modelexport.tagged.skimming import skim
 
     found = skim(file)
-    if found is None:  # what reads the whole file is slow to import
+    if found is None:  # the reader of the whole file is slow to import
         from modelexport.tagged.file import read_tagged
 
         found = read_tagged(file).skimmed
@@ -91,22 +89,25 @@ def nodes(
 
 def compare(
     first: Annotated[Path, typer.Argument(metavar="A.onnx|A/", help="An ONNX file, tagged or not, or a package.")],
-    second: Annotated[Path, typer.Argument(metavar="B.onnx|B/", help="Another one.")],
+    second: Annotated[Path, typer.Argument(metavar="B.onnx|B/", help="The file or package to compare with.")],
     selectors: Annotated[
         list[str] | None, typer.Argument(metavar="[SELECTOR]...", help="Only these calls and those inside them.")
     ] = None,
-    values: Annotated[bool, typer.Option("--values", help="Compare the elements of parameters: reads all.")] = False,
+    values: Annotated[
+        bool, typer.Option("--values", help="Compare the elements of parameters; reads all weights.")
+    ] = False,
     fail_on: Annotated[
         str,
-        typer.Option("--fail-on", metavar="ASPECTS", help="Status 1 if structure,weights,outputs,cost differ."),
+        typer.Option("--fail-on", metavar="ASPECTS", help="Exit status 1 if structure,weights,outputs,cost differ."),
     ] = "",
     inputs: Annotated[
-        Path | None, typer.Option("--inputs", metavar="FILE", help="Arrays for outputs: .npz, .safetensors, or JSON.")
+        Path | None,
+        typer.Option("--inputs", metavar="FILE", help="Inputs for comparing outputs: .npz, .safetensors, or JSON."),
     ] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown summary.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show how two files differ, module by module; status 0 also where they do, unless --fail-on says otherwise."""
+    """Show how two files differ, module by module. The exit status is 0 even if they do, except with --fail-on."""
     from modelexport.cli import show_comparison
     from modelexport.cli.show_package import format_headings
     from modelexport.verify.changes import ASPECTS, check_changes

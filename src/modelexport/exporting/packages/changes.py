@@ -1,4 +1,4 @@
-"""A package made of another: with other weights, or of what a tool made of its parts."""
+"""Packages made from others: with new weights, or from parts that another tool changed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from modelexport.weights.updates import UpdateResult, WeightsInFile, planned
 
 
 def update_package(folder: Path, state_dict: Path, output: Path) -> UpdateResult:
-    """Write a package with other weights of the same shapes; its graphs stay as they are.
+    """Write a package with new weights of the same shapes and the same graphs.
 
     Args:
         folder: The package.
@@ -25,10 +25,10 @@ def update_package(folder: Path, state_dict: Path, output: Path) -> UpdateResult
         output: The folder to write; not ``folder``.
 
     Raises:
-        WeightsError: The weights do not fit. Lists everything that does not.
+        WeightsError: The weights do not fit. Lists every entry that does not fit.
         FileFormatError: The folder is not a package or is damaged, or the weights are not a safetensors file.
-        OutputError: The output cannot be written. What was there before is still there.
-        UsageError: A part holds a weight itself.
+        OutputError: The output cannot be written. An existing folder of that name is unchanged.
+        UsageError: A part has a weight embedded.
     """
     package = read_package(folder)
     check_package_folder(output, folder)
@@ -44,7 +44,7 @@ def update_package(folder: Path, state_dict: Path, output: Path) -> UpdateResult
             for value, plan in plans.items():
                 tensor = value.const_value
                 if not isinstance(tensor, ir.ExternalTensor) or plan.steps or tensor.offset is None:
-                    raise UsageError(f"{part} holds {value.name} itself: update {file} alone, or export again")
+                    raise UsageError(f"{part} has {value.name} embedded: update {file} alone, or export again")
                 target = file.parent.relative_to(folder) / str(tensor.location)
                 if (str(target), tensor.offset) not in written:
                     _overwrite(staging / target, tensor, plan.compute({key: read(key) for key in plan.inputs()}))
@@ -64,20 +64,20 @@ def _overwrite(file: Path, tensor: ir.ExternalTensor, array: np.ndarray) -> None
 
 
 def retag_package(changed: Path, *, source: Path, output: Path) -> dict[str, RetagReport]:
-    """Give the parts of a package that another tool changed their tags back; the rest of the folder goes along.
+    """Restore the tags of the parts of a package that another tool changed; the rest of the folder is copied.
 
     Args:
-        changed: A folder in which the parts have the names that they have in ``source``.
+        changed: A folder in which the parts have the same names as in ``source``.
         source: The package that the tool read.
         output: The folder to write.
 
     Returns:
-        Name of a part to what was found of it.
+        Name of a part to its report.
 
     Raises:
-        FileFormatError: ``source`` is no package or has a fault, or a part is missing.
+        FileFormatError: ``source`` is not a package or is damaged, or a part is missing.
         UsageError: A part is not related to its source.
-        OutputError: The output cannot be written. What was there before is still there.
+        OutputError: The output cannot be written. An existing folder of that name is unchanged.
     """
     package = read_package(source)
     check_package_folder(output, source)

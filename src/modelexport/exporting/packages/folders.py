@@ -1,4 +1,4 @@
-"""The folder of a package: checked before the work, replaced whole after it."""
+"""The folder of a package: checked before the export, replaced as a whole after it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from modelexport.format.packages import MANIFEST
 
 
 def check_package_folder(folder: Path, directory: Path | None = None) -> None:
-    """Fail before the work, not after it, when a package cannot be written.
+    """Fail before the work when a package cannot be written.
 
     Raises:
-        OutputError: Its parent is not there, it is a file, holds something else than a package, or is the model's.
+        OutputError: Its parent does not exist, or it is a file, holds something other than a package, or is the model's
+            folder.
     """
     parent = folder.absolute().parent
     if not parent.is_dir():
@@ -32,7 +33,7 @@ def check_package_folder(folder: Path, directory: Path | None = None) -> None:
 
 @contextmanager
 def replaced_whole(folder: Path) -> Iterator[Path]:
-    """A folder to write into; it takes the place of ``folder`` when the block ends without an exception."""
+    """Yield a folder to write into; it replaces ``folder`` when the block ends without an exception."""
     parent = folder.absolute().parent
     try:
         staging = Path(tempfile.mkdtemp(dir=parent, prefix=".modelexport-"))
@@ -42,7 +43,7 @@ def replaced_whole(folder: Path) -> Iterator[Path]:
         yield staging
         former = Path(f"{staging}-former")
         if folder.exists():
-            os.replace(folder, former)  # noqa: PTH105 - says what matters: it replaces
+            os.replace(folder, former)  # noqa: PTH105 - the name says that it replaces
         mode = os.umask(0)
         os.umask(mode)
         staging.chmod(0o777 & ~mode)

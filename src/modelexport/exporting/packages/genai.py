@@ -1,4 +1,4 @@
-"""``genai_config.json``: how onnxruntime-genai runs a package."""
+"""``genai_config.json``: the configuration with which onnxruntime-genai runs a package."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GENAI_CONFIG = "genai_config.json"
 
 _KEY = re.compile(r"past_key_values\.(\d+)\.key")
 _PLAIN = {"input_ids", "attention_mask", "position_ids"}
-"""The inputs that onnxruntime-genai gives a decoder besides its cache."""
+"""The inputs that onnxruntime-genai passes to a decoder besides its cache."""
 
 
 class GenaiError(Exception):
@@ -29,7 +29,7 @@ class _Decoder:
 
     file: str
     inputs: list[str]
-    """Those that are not its cache."""
+    """The inputs that are not its cache."""
     layers: int
     heads: int
     """Of keys and values."""
@@ -38,13 +38,13 @@ class _Decoder:
 
 
 def make_genai_config(config: Any, folder: Path, manifest: Manifest) -> dict[str, Any]:
-    """The configuration for a decoder whose one graph takes a prompt and single tokens alike.
+    """The configuration for a decoder whose graph takes both prompts and single tokens.
 
     Args:
-        config: The model's configuration, of which tokens and lengths are read.
+        config: The model's configuration, from which tokens and lengths are read.
 
     Raises:
-        GenaiError: The package has other parts or another cache than onnxruntime-genai runs.
+        GenaiError: onnxruntime-genai does not support the parts or the cache of the package.
     """
     decoder = _read_decoder(folder, manifest)
     text = config.get_text_config()
@@ -61,16 +61,16 @@ def make_genai_config(config: Any, folder: Path, manifest: Manifest) -> dict[str
             "do_sample": False,
             "num_beams": 1,
             "max_length": length,
-            # The graph makes a longer cache in each step; it does not write into the one that it gets.
+            # The graph returns a longer cache in each step; it does not write into its input.
             "past_present_share_buffer": False,
         },
     }
 
 
 def _read_decoder(folder: Path, manifest: Manifest) -> _Decoder:
-    """The one graph of a package; fails where it is not what onnxruntime-genai runs."""
+    """The one graph of a package; fails if onnxruntime-genai cannot run it."""
     if len(manifest.parts) != 1:
-        raise GenaiError("onnxruntime-genai runs decoders of one graph")
+        raise GenaiError("onnxruntime-genai only runs decoders that are one graph")
     part = manifest.parts[0]
     inputs = {value.name or "": value for value in load_onnx(folder / part.file).graph.inputs}
     layers = sorted(int(found[1]) for name in inputs if (found := _KEY.fullmatch(name)))
@@ -78,9 +78,9 @@ def _read_decoder(folder: Path, manifest: Manifest) -> _Decoder:
         raise GenaiError("its cache is not one key and one value for each layer")
     cache = {f"past_key_values.{layer}.{kind}" for layer in layers for kind in ("key", "value")}
     if other := sorted(inputs.keys() - cache - _PLAIN):
-        raise GenaiError(f"onnxruntime-genai does not give a decoder the input {other[0]}")
+        raise GenaiError(f"onnxruntime-genai does not pass the input {other[0]} to a decoder")
     if "input_ids" not in inputs or "logits" not in part.outputs:
-        raise GenaiError("it does not take input_ids and give logits")
+        raise GenaiError("it does not take input_ids and return logits")
     if any(isinstance(size, int) for size in inputs["input_ids"].shape or ()):
         raise GenaiError("it takes a fixed batch or a fixed number of tokens")
     shapes = {_heads_and_width(inputs[name]) for name in cache}
@@ -91,7 +91,7 @@ def _read_decoder(folder: Path, manifest: Manifest) -> _Decoder:
 
 
 def _special_tokens(text: Any) -> dict[str, Any]:
-    """What begins, ends and pads a sequence; where the model says nothing of the one, it is the end's."""
+    """The tokens that begin, end and pad a sequence; a token that the model does not define is the end token."""
     beginning, end, padding = (_token(getattr(text, f"{name}_token_id", None)) for name in ("bos", "eos", "pad"))
     first_end = end[0] if isinstance(end, list) else end
     return {
@@ -124,7 +124,7 @@ def _describe_decoder(decoder: _Decoder, text: Any) -> dict[str, Any]:
 def _heads_and_width(value: ir.Value) -> tuple[int, int]:
     sizes = list(value.shape or ())
     if len(sizes) != 4 or not isinstance(sizes[1], int) or not isinstance(sizes[3], int):
-        raise GenaiError(f"{value.name} is not of batch, heads, positions and width")
+        raise GenaiError(f"{value.name} does not have the axes batch, heads, positions and head size")
     return sizes[1], sizes[3]
 
 

@@ -1,4 +1,4 @@
-"""What the loaders of others want to find in a package: configurations, tokenizers, onnxruntime-genai, transformers."""
+"""The files of a package for other loaders: configurations, tokenizers, onnxruntime-genai, transformers."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ _COPIED = (
     "preprocessor_config.json",
     "processor_config.json",
 )
-"""What a tokenizer or a processor consists of, under any name that transformers gives it."""
+"""The files of a tokenizer or a processor, by all names that transformers uses."""
 
 
 def write_layouts(
     model: nn.Module, directory: Path | None, folder: Path, manifest: Manifest, parts: Sequence[ModelPart]
 ) -> list[str]:
-    """Write what other loaders want beside the graphs.
+    """Write the files that other loaders need beside the graphs.
 
     Returns:
-        What could not be written and why, one line each.
+        The files that could not be written and why, one line each.
     """
     for pattern in _COPIED if directory is not None else ():
         for file in sorted(directory.glob(pattern)) if directory is not None else ():
@@ -53,13 +53,13 @@ def write_layouts(
         name, content = exported_model_manifest(model, manifest)
         _write(folder / name, content)
         for part in manifest.parts:
-            # transformers' loader asks for this file, whatever is in it.
+            # transformers' loader requires this file but does not use its content.
             (folder / f"{part.file}.data").touch()
     if manifest.kind == "generate":
         try:
             _write(folder / GENAI_CONFIG, make_genai_config(config, folder, manifest))
         except GenaiError as reason:
-            notes.append(f"no {GENAI_CONFIG}: {reason}")
+            notes.append(f"{GENAI_CONFIG} was not written: {reason}")
     return notes
 
 

@@ -1,4 +1,4 @@
-"""The names that people and runtimes expect of a graph that generates: its cache, its axes."""
+"""The names that people and runtimes expect in a generating graph: those of its cache and its axes."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _KINDS = {"keys": "key", "values": "value"}
 
 
 def cache_name(name: str, prefix: str) -> str | None:
-    """``past_key_values.3.key`` for what transformers calls ``past_key_values.layers.3.keys``.
+    """The usual name of a cache tensor: ``past_key_values.3.key`` for transformers' ``past_key_values.layers.3.keys``.
 
-    The cache of a decoder that attends to an encoder as well has two: ``past_key_values.3.decoder.key`` and
-    ``past_key_values.3.encoder.key``. ``None`` for what is no part of a cache.
+    A decoder that also attends to an encoder has two caches: ``past_key_values.3.decoder.key`` and
+    ``past_key_values.3.encoder.key``. ``None`` for a tensor that is not part of a cache.
     """
     found = _CACHE.fullmatch(name)
     if found is None:
@@ -47,7 +47,7 @@ def name_generation(exported: Exported) -> Exported:
         for axis, symbol in _axes(name, value, encodes)
     ]
     given = set(new_inputs.values())
-    # What a step reads of the encoder and does not change is no result of it.
+    # The encoder's cache, which a step reads but does not change, is not an output.
     kept = [
         name
         for name in new_outputs.values()
@@ -77,7 +77,7 @@ def _names(values: Iterable[ir.Value]) -> list[str]:
 
 
 def _axes(name: str, value: ir.Value, encodes: bool) -> Iterator[tuple[int, str]]:
-    """The open axes of an input, by what it is; ``encodes``: what is not the decoder's is the encoder's."""
+    """The dynamic axes of an input with their names; with ``encodes``, inputs not of the decoder are the encoder's."""
     if value.shape is None:
         return
     found = _CACHE.fullmatch(name)

@@ -1,4 +1,4 @@
-"""``export_package``: a model becomes a folder of graphs that share one set of weights. The page to read first here."""
+"""``export_package``: export a model to a folder of graphs that share one set of weights. Read this file first."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 
 
 _INTERFACES: Mapping[Kind, Callable[[Exported], Exported]] = {"generate": name_generation, "pipeline": name_pipeline}
-"""The kinds of packages whose parts get names that runtimes know."""
+"""The kinds of packages whose parts get the names that runtimes expect."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PackageResult:
-    """What a package consists of and how its export went."""
+    """The result of exporting a package."""
 
     folder: Path
     manifest: Manifest
@@ -44,16 +44,16 @@ class PackageResult:
     seconds: Mapping[str, float]
     """Stage to wall time, of all parts together."""
     notes: Sequence[str]
-    """What a person should know, one line each."""
+    """Notes for the user, one line each."""
     files: Sequence[Path]
     graph_bytes: int
-    """Of the graphs, without weights."""
+    """Bytes of the graphs, without weights."""
     weight_bytes: int
-    """Of the files of the weights."""
+    """Bytes of the weights files."""
 
     @property
     def agrees(self) -> bool:
-        """Whether no part that was verified differs from the model."""
+        """Whether every verified part agrees with the model."""
         return all(part.verified is None or part.verified.agrees for part in self.parts.values())
 
 
@@ -72,22 +72,22 @@ def export_package(
     stages: Stages | None = None,
     **keywords: Unpack[Keywords],
 ) -> PackageResult:
-    """Export a model to a folder: the graphs that it runs, their weights once, and what runtimes want beside them.
+    """Export a model to a folder: the graphs that it runs, their weights once, and the files that runtimes need.
 
     Args:
-        model: Any ``nn.Module``. One of transformers that can ``generate`` gives what generation runs.
-        folder: Made; a package that is there is replaced whole.
-        inputs: Example inputs for a model that is exported whole. Parts make their own.
+        model: Any ``nn.Module``. A transformers model that can ``generate`` becomes the parts that generation runs.
+        folder: The folder to write; an existing package is replaced as a whole.
+        inputs: Example inputs for a model that is exported whole. Those of parts are generated.
         parts: What the package consists of.
-        name: What the documents call the model; its class if left out.
-        directory: Where the model lies with its configuration and tokenizer, which are copied into the package.
+        name: The model's name in the documents; by default its class.
+        directory: The model's folder with its configuration and tokenizer, which are copied into the package.
         frontend, opset, optimized, options: As in :func:`modelexport.export`, for every part.
-        stages: Times the stages of the export; says on the way which one is running.
+        stages: Times the stages of the export and reports the running one.
 
     Raises:
-        CaptureError: A part cannot be exported, or ``generate`` cannot be taken apart.
-        InputsError: The model cannot generate and was to, or has no inputs.
-        OutputError: The folder cannot be written. What was there before is still there.
+        CaptureError: A part cannot be exported, or ``generate`` cannot be split.
+        InputsError: ``parts`` asks for generation and the model cannot generate, or inputs are missing.
+        OutputError: The folder cannot be written. An existing package is unchanged.
         UntaggedNodeError: A node has no owner. Nothing is written.
     """
     folder, stages = Path(folder), stages or Stages()
@@ -124,7 +124,7 @@ def _parts_of(
         return "generate", generation_parts(model)
     if parts == "pipeline" or (parts == "auto" and isinstance(model, SentencePipeline)):
         if not isinstance(model, SentencePipeline):
-            raise InputsError(f"{type(model).__name__} is no pipeline: give a folder with {SENTENCE_TRANSFORMER}")
+            raise InputsError(f"{type(model).__name__} is not a pipeline: give a folder with {SENTENCE_TRANSFORMER}")
         return "pipeline", pipeline_parts(model)
     if inputs is None:
         from modelexport.pytorch.inputs import generate_inputs
@@ -155,9 +155,9 @@ def _notes(kind: Kind, parts: Sequence[ModelPart], results: Mapping[str, ExportR
 
 
 def _fixed_axes(part: str, result: ExportResult) -> list[str]:
-    """What a person should know of a part that does not take any batch or any number of tokens."""
+    """Notes on a part that does not accept every batch size or every number of tokens."""
     return [
-        f"{part}: {what} of {value.name} is always {size}: the model's own code fixes it"
+        f"{part}: {what} of {value.name} is always {size}: the model's code fixes it"
         for value in result.hierarchy.inputs
         if value.name.endswith("input_ids")
         for what, size in zip(("the batch", "the number of tokens"), value.shape, strict=False)
@@ -189,7 +189,7 @@ def _result(
     seconds: Mapping[str, float],
     notes: Sequence[str],
 ) -> PackageResult:
-    """What was written to ``staging``, as it will lie in ``folder``."""
+    """The result for the files in ``staging``, with their later paths in ``folder``."""
     written = sorted(file.relative_to(staging) for file in staging.rglob("*") if file.is_file())
     return PackageResult(
         folder=folder,

@@ -1,4 +1,4 @@
-"""One set of weights for all parts of a package: the checkpoint's own files, or one file of all entries."""
+"""One set of weights for all parts of a package: the checkpoint's own files, or one file with all entries."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 def share_weights(
     model: nn.Module, source: Weights | None, folder: Path, mode: WeightsMode, *, name: str = SINGLE
 ) -> Weights:
-    """Put the weights of a model into a folder, once.
+    """Write or link the weights of a model into a folder, once.
 
     Args:
-        source: Where the checkpoint has them. Its files are linked if every entry is in them as it stands.
+        source: The places of the entries in the checkpoint. Its files are linked if they contain every entry unchanged.
         folder: The folder of the package.
-        mode: ``link``, ``copy``, or ``auto``: linked where that can be.
-        name: The file to write, if they are not linked.
+        mode: ``link``, ``copy``, or ``auto``: linked if possible.
+        name: The name of the file to write if they are not linked.
 
     Returns:
-        Where each entry lies in the folder.
+        The place of each entry in the folder.
 
     Raises:
         OutputError: The checkpoint cannot be linked, and ``mode`` is ``link``.
@@ -41,7 +41,7 @@ def share_weights(
     if mode == "link":
         made = len(source.made) if source is not None else 0
         raise OutputError(
-            f"{made} entries are not in the checkpoint as they stand, so that it cannot be linked: use --weights copy"
+            f"{made} entries are not in the checkpoint unchanged, so it cannot be linked: use --weights copy"
             if made
             else "the model has no safetensors files that could be linked: use --weights copy"
         )
@@ -53,7 +53,7 @@ def _with_checkpoint(source: Weights, folder: Path, mode: WeightsMode) -> Weight
     for file in source.files:
         target = folder / file.path.name
         if target.exists():
-            raise OutputError(f"two files of the checkpoint are called {target.name}: rename one of them")
+            raise OutputError(f"two files of the checkpoint have the name {target.name}: rename one of them")
         try:
             if mode == "copy":
                 raise OutputError("copied")
@@ -80,7 +80,7 @@ def _with_checkpoint(source: Weights, folder: Path, mode: WeightsMode) -> Weight
 
 
 def _written(model: nn.Module, source: Weights | None, path: Path) -> Weights:
-    """Every entry in one file, a tied one once."""
+    """Write every entry to one file, tied ones once."""
     from modelexport.pytorch.checkpoints import save_entries
 
     keys = save_entries(model, source, path)

@@ -1,8 +1,8 @@
-"""The stack of modules of a node, from the local functions it is in; the functions are inlined.
+"""The module stack of a node, from the local functions that it is in; the functions are inlined.
 
-``torch.onnx.export(dynamo=False, export_modules_as_functions=True)`` makes a function of each module class: the name of
-the function is the class, its domain where that is defined. Each node that calls one is a call of a module. Which
-module it is follows from its parameters: inputs ``up.1.linear.weight`` and ``up.1.norm.weight`` make it ``up.1``.
+``torch.onnx.export(dynamo=False, export_modules_as_functions=True)`` makes a function for each module class: the name
+of the function is the class, its domain the Python module of the class. Each node that calls a function is a call of a
+module. The module follows from its parameters: inputs ``up.1.linear.weight`` and ``up.1.norm.weight`` mean ``up.1``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class _Call:
     function: ir.OperatorIdentifier
     enclosing: _Call | None
     keys: frozenset[str]
-    """The names of the initializers that come in."""
+    """The names of the initializers among its inputs."""
     inside: list[_Call] = field(default_factory=list)
     path: str | None = None
     """The module path that follows from the names of its parameters."""
@@ -39,8 +39,8 @@ def inline_functions(model: ir.Model) -> dict[ir.Node, Found]:
     """Inline all functions, in place.
 
     Returns:
-        The stack of every node that was in a function. The evidence is ``derived`` where every call on it has
-        parameters from which its path follows, and ``inferred`` otherwise.
+        The stack of every node that was in a function. The evidence is ``derived`` if the path of every call on it
+        follows from parameters, and ``inferred`` otherwise.
     """
     if not model.functions:
         return {}
@@ -72,10 +72,10 @@ def _separate(
     enclosing: _Call | None,
     calls: list[_Call],
 ) -> None:
-    """Give every call a copy of its function, whose nodes know the call that they are in.
+    """Make a copy of the function for every call, so that the nodes of the copy know their call.
 
     Args:
-        names: The initializer that comes in as each input of the function around.
+        names: The initializers that are passed as inputs of the enclosing function.
     """
     for node in nodes:
         if enclosing is not None:
@@ -99,14 +99,14 @@ def _separate(
 
 
 def _initializer_name(value: ir.Value) -> str | None:
-    """The name of an initializer, or of one that the exporter replaced with an equal one."""
+    """The name of an initializer, or of an initializer that the exporter replaced by an equal one."""
     producer = value.producer()
     given = producer.inputs[0] if producer is not None and producer.op_type == "Identity" else value
     return value.name if given is not None and given.is_initializer() else None
 
 
 def _find_paths(calls: list[_Call]) -> None:
-    for call in reversed(calls):  # those inside come after
+    for call in reversed(calls):  # calls inside come later
         enclosing = [name.split(".")[:-1] for name in call.keys]
         common = list(enclosing[0]) if enclosing else []
         for parts in enclosing[1:]:

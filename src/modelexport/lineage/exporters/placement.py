@@ -1,4 +1,4 @@
-"""Stacks of modules, as other exporters recorded them, become calls, trees and owners."""
+"""Makes calls, trees and owners from the module stacks that other exporters recorded."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from modelexport.graph.owners import OWNER, owner_of
 from modelexport.lineage.exporters.stacks import CallSource, Found, Scope, Stack
 
 UNKNOWN_CLASS = "Module"
-"""The class name in a tag where the class is not known and the path has no name, only a number."""
+"""The class name in a tag if the class is unknown and the path has only numbers."""
 
 
 @dataclass
 class Placing:
-    """The modules and calls of a model, and how many nodes were placed by each source."""
+    """The modules and calls of a model, and the number of nodes placed by each source."""
 
     tree: ModuleTree
     calls: CallTree
@@ -29,7 +29,7 @@ class Placing:
 
 
 def place_by_stacks(model: ir.Model, found: Mapping[ir.Node, Found]) -> Placing:
-    """Give nodes with a stack their owner, in ``node.meta``, and find the calls that there are."""
+    """Assign nodes with a stack their owner, in ``node.meta``, and find all calls."""
     numbers = _Numbers(found.values())
     calls: dict[ModuleCall, TracedCall] = {ROOT: TracedCall(ROOT, None, 0, None, None)}
     scopes: dict[str, Scope] = {"": Scope("")}
@@ -52,7 +52,7 @@ def place_by_stacks(model: ir.Model, found: Mapping[ir.Node, Found]) -> Placing:
 
 
 def _callers_first(calls: Mapping[ModuleCall, TracedCall]) -> CallTree:
-    """The calls in the order of a run, each followed by those inside it: nodes may lie in another."""
+    """The calls in the order of a run, each followed by the calls inside it: nodes may be in another order."""
     unordered = CallTree(tuple(calls.values()))
     ordered: list[TracedCall] = []
     pending = [ROOT]
@@ -102,7 +102,7 @@ class _Numbers:
 
 
 def _module_tree(scopes: Mapping[str, Scope]) -> ModuleTree:
-    """The modules of these paths and the containers around them, parents before children."""
+    """The modules with these paths and the containers that they are in, parents before children."""
     paths = {path.rsplit(".", cut)[0] for path in scopes for cut in range(path.count(".") + 1)}
     modules: dict[str, Module] = {}
     for path in sorted(paths | {""}, key=lambda path: (path.count("."), path)):
@@ -120,20 +120,20 @@ def _module_tree(scopes: Mapping[str, Scope]) -> ModuleTree:
 
 
 def _stand_in(path: str) -> str:
-    """The class name where the class is not known: the last name in the path, ``layer`` of ``encoder.layer.0``."""
+    """A name for an unknown class: the last name in the path, ``layer`` of ``encoder.layer.0``."""
     names = [part for part in path.split(".") if part and not part.isdecimal()]
     name = names[-1] if names else UNKNOWN_CLASS
     return name.replace("%", "%25").replace("/", "%2F").replace("@", "%40")
 
 
 def infer(model: ir.Model) -> int:
-    """Place regions without owners that lie inside one call; returns how many nodes that are.
+    """Assign owners to regions of unowned nodes that are surrounded by one call; returns the number of nodes.
 
     A region is a set of connected nodes without owners. It gets the call that all nodes around it belong to, unless one
-    of them makes an output of the graph. Constants (nodes without inputs) are ignored when regions are formed: one
-    without an owner gets the call that all nodes that use it belong to.
+    of its nodes produces an output of the graph. Constants (nodes without inputs) are ignored when regions are formed:
+    a constant without an owner gets the call that all its users belong to.
     """
-    import networkx  # comes with torch; the quick commands do not load it
+    import networkx  # a dependency of torch; the quick commands do not import it
 
     unknown = {node for node in all_nodes(model) if owner_of(node) is None and node.inputs}
     edges = networkx.Graph()

@@ -1,6 +1,6 @@
-"""Read the stack of modules that another exporter recorded for a node, from FX nodes and from metadata.
+"""Read the module stack that another exporter recorded for a node, from FX nodes and from metadata.
 
-The records of a node of ``encoder.layer.0`` in a model of class ``Model``, the strongest first::
+The records of a node of ``encoder.layer.0`` in a model of class ``Model``, the most reliable first::
 
     node.meta["node"].meta["nn_module_stack"]   {"L__self__": ("", "pkg.Model"),
                                                  "L__self__encoder.layer.0@1": ("encoder.layer.0", "pkg.Layer")}
@@ -9,8 +9,8 @@ The records of a node of ``encoder.layer.0`` in a model of class ``Model``, the 
     namespace, as torch.onnx writes it          : pkg.Model/encoder.layer.0: pkg.Layer/add: aten.add.Tensor
     namespace, as other tools write it          Model/Layer.0
 
-Only the first, which exists in the process that exported, has the number of the call (``@1``). The source of these
-forms is ``torch/onnx/_internal/exporter/_core.py``, ``_set_node_metadata``, as of torch 2.13.
+Only the first, which exists only in the exporting process, has the number of the call (``@1``). The source of these
+formats is ``torch/onnx/_internal/exporter/_core.py``, ``_set_node_metadata``, as of torch 2.13.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _CALL_NUMBER = re.compile(r"@(\d+)$")
 
 
 class CallSource(enum.StrEnum):
-    """The source of a node's call, strongest first."""
+    """The source of a node's call, most reliable first."""
 
     TAGS = "tags"
     """The file had tags of modelexport."""
     FX_NODE = "fx_node"
     """The FX node that the node was made for, in memory."""
     FX_NAME = "fx_name"
-    """The FX node of the name that the node or its value still has, in memory."""
+    """The FX node with the name that the node or its value still has, in memory."""
     TORCH_METADATA = "torch_metadata"
     """``pkg.torch.onnx.name_scopes`` and ``class_hierarchy``."""
     NAMESPACE = "namespace"
@@ -54,7 +54,7 @@ class CallSource(enum.StrEnum):
     NODE_NAMES = "node_names"
     """The name that the TorchScript exporter gave to the node or to its value."""
     NEIGHBOURS = "neighbours"
-    """Everything around the node belongs to one call."""
+    """All neighbors of the node belong to one call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +62,15 @@ class Scope:
     """One module on the stack of a node."""
 
     path: str
-    """Its path as far as it is known; the root's is the empty string."""
+    """Its path, as far as it is known; the root's is the empty string."""
     class_module: str = ""
-    """Where its class is defined; empty if that is not known."""
+    """The Python module that defines its class; empty if that is not known."""
     class_name: str = ""
     """Empty if it is not known."""
     index: int | None = None
-    """Which call of the module it is; ``None`` where that was not recorded."""
+    """Which call of the module it is; ``None`` if that was not recorded."""
     identity: Hashable = None
-    """What tells this call from others of the same module where ``index`` does not."""
+    """Distinguishes this call from others of the same module if ``index`` is ``None``."""
 
 
 Stack = tuple[Scope, ...]
@@ -79,7 +79,7 @@ Stack = tuple[Scope, ...]
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The stack of modules of one node, and how it is known."""
+    """The module stack of one node, and how it is known."""
 
     stack: Stack
     evidence: Evidence
@@ -87,7 +87,7 @@ class Found:
 
 
 def read_fx_nodes(model: ir.Model) -> dict[ir.Node, Found]:
-    """The stacks of nodes whose FX nodes are in memory; of nodes that a rewrite made since, by the FX node's name."""
+    """The stacks of nodes whose FX nodes are in memory; of nodes made by a rewrite, by the name of the FX node."""
     found: dict[ir.Node, Found] = {}
     for graph in (*model.graphs(), *model.functions.values()):
         by_name: Mapping[str, Any] | None = None
@@ -120,7 +120,7 @@ def _fx_stack(recorded: Mapping[str, tuple[str, Any]]) -> Stack:
 
 
 def read_metadata(model: ir.Model) -> dict[ir.Node, Found]:
-    """The stacks that ``torch.onnx`` and others wrote into the metadata of nodes."""
+    """The stacks that ``torch.onnx`` and other tools wrote into the metadata of nodes."""
     found: dict[ir.Node, Found] = {}
     plain: dict[ir.Node, list[str]] = {}
     for node in all_nodes(model):
@@ -150,7 +150,7 @@ def _torch_stack(properties: Mapping[str, str]) -> Stack:
 
 
 def _segment_stack(root: Scope, segments: Iterable[str]) -> Stack:
-    """Segments are ``Class.suffix@n``, or whatever names a level: they become the path too."""
+    """The stack for segments, ``Class.suffix@n`` or any name of a level, which also become the path."""
     scopes, path = [root], ""
     for segment in segments:
         plain = _CALL_NUMBER.sub("", segment)
@@ -160,7 +160,7 @@ def _segment_stack(root: Scope, segments: Iterable[str]) -> Stack:
 
 
 def _with_identities(scopes: Iterable[Scope]) -> Stack:
-    """Tell calls of one module apart by the calls that they ran in; paths alone do not tell more."""
+    """Distinguish calls of one module by the calls that they ran in, which is all that paths can tell."""
     stack: list[Scope] = []
     for scope in scopes:
         above = tuple(other.path for other in stack)

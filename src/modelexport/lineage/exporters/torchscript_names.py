@@ -1,15 +1,15 @@
-"""Read the stack of modules of a node from the names that the TorchScript exporter gives to nodes and values.
+"""Read the module stack of a node from the names that the TorchScript exporter gives to nodes and values.
 
-A node is called ``/encoder/layer.0/attention/MatMul_1`` and its value ``/encoder/layer.0/attention/MatMul_1_output_0``:
-a part for each module that was running, then the operator. The names do not contain classes, and three more things
-have to be worked out. The source of these names is ``torch/csrc/jit/passes/onnx/naming.cpp``, as of torch 2.13.
+A node is named ``/encoder/layer.0/attention/MatMul_1`` and its value ``/encoder/layer.0/attention/MatMul_1_output_0``:
+a part for each running module, then the operator. The names do not contain classes, and three ambiguities have to be
+resolved. The source of these names is ``torch/csrc/jit/passes/onnx/naming.cpp``, as of torch 2.13.
 
-- A part is the last name in the module's path with the numbers after it: ``layer.0``, whether ``encoder`` or
-  ``encoder.layer`` called it, and ``query``, whichever ``ModuleDict`` it is in. The names of parameters, which are
-  complete, decide; without them, numbers after a part that begins like the part above belong to that part's path.
+- A part is only the last name in the module's path with the numbers after it: ``layer.0``, whether ``encoder`` or
+  ``encoder.layer`` called it, and ``query`` in any ``ModuleDict``. The names of parameters, which are complete,
+  decide; without them, numbers after a part that begins like the part above belong to that part's path.
 - The second call of a module that has operations of its own has a number after the last part
-  (``/encoder/shared_1/MatMul``), but an attribute may be called ``shared_1`` as well.
-- The names do not contain the numbers of the calls around it.
+  (``/encoder/shared_1/MatMul``), but an attribute may have the name ``shared_1`` as well.
+- The names do not contain the numbers of the enclosing calls.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ _NUMBERED = re.compile(r"(.+)_(\d+)")
 _VALUE = re.compile(r"(/.*)?/[^/]+_output_\d+")
 
 _Parts = tuple[str, ...]
-"""The parts of a name for the modules that were running, from the root down."""
+"""The parts of a name that name running modules, from the root down."""
 
 
 def read_scoped_names(model: ir.Model) -> dict[ir.Node, Found]:
     """The stacks of the nodes that have such a name, or whose value has one.
 
-    Where all calls have number 0 the evidence is ``derived``. Where a module was called more than once it is
-    ``inferred``: the calls around are numbered as though each had made equally many calls.
+    The evidence is ``derived`` if all calls have number 0. If a module was called more than once it is ``inferred``:
+    the enclosing calls are numbered as though each had made the same number of calls.
     """
     parts = {node: names for node in all_nodes(model) if (names := _parts(node)) is not None}
-    # What replaces an initializer of equal value has its name, and is computed.
+    # A node that replaces an initializer of equal value has its name.
     computed = (value.name or "" for node in all_nodes(model) for value in node.outputs)
     named = {value.name or "" for value in initializers(model)}.union(name for name in computed if name[:1] != "/")
     calls = _Calls(set(parts.values()), named)
@@ -57,11 +57,11 @@ def _parts(node: ir.Node) -> _Parts | None:
 
 
 class _Calls:
-    """Tells modules and numbers of calls from names, and which call ran in which."""
+    """Finds modules, numbers of calls, and callers from names."""
 
     def __init__(self, scopes: set[_Parts], names: Iterable[str]) -> None:
         self.scopes = scopes
-        # Only the last part of a name is ever numbered, so that these are as they are.
+        # Only the last part of a name is ever numbered, so the parts before it are used unchanged.
         self.certain = {scope[:end] for scope in scopes for end in range(len(scope))}
         self.modules = {name[:dot] for name in names for dot, letter in enumerate(name) if letter == "."}
         self.below: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
@@ -94,7 +94,7 @@ class _Calls:
         return (base, number) if 0 < number <= self._repeats(base) else (scope, 0)
 
     def _repeats(self, base: _Parts) -> int:
-        """How many scopes have the name of a module and 1, 2, ... behind it; 0 if the module itself is not there."""
+        """How many scopes have the name of a module with 1, 2, ... appended; 0 if the module itself has no scope."""
         if base not in self.repeats:
             count = 0
             if base in self.scopes or base in self.certain:
@@ -106,8 +106,8 @@ class _Calls:
     def _count(self) -> Mapping[_Parts, int]:
         """How often each module was called.
 
-        A module with operations of its own has a number for each call; one without was called as often as divides the
-        counts of all modules below it.
+        A module with operations of its own has a number for each call; a module without was called as often as the
+        greatest common divisor of the counts of the modules below it.
         """
         counts: dict[_Parts, int] = {}
         for module, number in self.resolved.values():
@@ -139,7 +139,7 @@ class _Calls:
 
 
 def _tail(path: str) -> str:
-    """The last name in a path with the numbers behind it, or all of it if there are only numbers."""
+    """The last name in a path with the numbers after it, or the whole path if it has only numbers."""
     parts = path.split(".")
     start = next((i for i in range(len(parts) - 1, -1, -1) if not parts[i].isdecimal()), 0)
     return ".".join(parts[start:])

@@ -8,10 +8,10 @@ from modelexport.lineage.matching.state import CHAIN, NEAR, Matching
 
 
 def match_by_activation(state: Matching, node: ir.Node) -> None:
-    """Match a fused node also with the operator that one of its attributes names, where that follows.
+    """Match a fused node also with the operator that one of its attributes names, if that operator follows.
 
-    Case: ONNX Runtime's ``Conv`` in its own layout, with ``activation: Relu`` (``ort-all`` on ResNet), makes what the
-    ``Relu`` after the ``Conv`` makes, under a name that was made from the output of the ``Conv``.
+    Case: ONNX Runtime's ``Conv`` in its own layout, with ``activation: Relu`` (``ort-all`` on ResNet), produces the
+    value of the ``Relu`` after the ``Conv``, with a name derived from the output of the ``Conv``.
     """
     if node not in state.approximate:
         return

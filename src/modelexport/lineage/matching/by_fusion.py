@@ -1,4 +1,4 @@
-"""Match what makes the inputs of a fused node: it takes what the source nodes inside it took."""
+"""Match the producers of a fused node's inputs: it uses the inputs of the source nodes inside it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import onnx_ir as ir
 from modelexport.lineage.matching.state import CHAIN, REGION, Matching, computed_inputs
 
 MOVES = frozenset({"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
-"""Operators of ONNX that compute nothing. Tools remove them, or move them to another place."""
+"""ONNX operators that compute nothing. Tools remove or move them."""
 
 
 def match_by_fusion(state: Matching, node: ir.Node) -> None:
-    """Match what makes the inputs of a fused node, where their names are not those of the source.
+    """Match the producers of a fused node's inputs if their names are not those of the source.
 
-    Case: the ``QLinearConv`` of a quantizer takes what the ``Conv`` inside it took, and the node before it, whose value
-    has a new name, makes that.
+    Case: the ``QLinearConv`` of a quantizer uses the input of the ``Conv`` inside it; the node before it produces that
+    value under a new name.
     """
     for index in list(state.matches.get(node, ())):
         if node not in state.approximate and node.op_identifier() == state.source.nodes[index].op:
@@ -40,7 +40,7 @@ def match_by_fusion(state: Matching, node: ir.Node) -> None:
 
 
 def find_core(state: Matching, node: ir.Node, index: int) -> int | None:
-    """The source node that took what a fused node takes: one whose operator is in its name, or whose parameter it has.
+    """The source node whose inputs a fused node has: its operator is in the fused one's name, or it has its parameter.
 
     Args:
         index: A source node that the fused one replaces; the search goes back from there.
@@ -61,14 +61,14 @@ def find_core(state: Matching, node: ir.Node, index: int) -> int | None:
 
 
 def _computed_names(state: Matching, index: int) -> list[str]:
-    """What a source node takes, constants left out."""
+    """The inputs of a source node, without constants."""
     return [name for name in state.source.nodes[index].inputs if name and name not in state.source.constant]
 
 
 def _before_moves(state: Matching, node: ir.Node, name: str) -> tuple[int, str]:
-    """The source value that a node makes, where another is expected that may be it in another shape, layout or type.
+    """The source value that a node produces if the expected value may be the same in another shape, layout or type.
 
-    Case: a quantizer removes the ``Transpose`` between two nodes, so that the second takes the output of the first.
+    Case: a quantizer removes the ``Transpose`` between two nodes, so the second uses the output of the first.
     """
     made_at = state.source.producer[name]
     for _ in range(CHAIN):
@@ -84,7 +84,7 @@ def _before_moves(state: Matching, node: ir.Node, name: str) -> tuple[int, str]:
 
 @cache
 def _operators_in(op_type: str) -> frozenset[str]:
-    """The standard operators in the name of another: of ``FusedMatMul`` it is ``MatMul``, and not ``Mul``."""
+    """The standard operators in the name of another operator: ``MatMul`` in ``FusedMatMul``, not ``Mul``."""
     standard = {schema.name for schema in onnx.defs.get_all_schemas()}
     inside = {name for name in standard if name in op_type and not re.match("QLinear|.*Integer", name)}
     return frozenset(name for name in inside if not any(name in other for other in inside - {name}))

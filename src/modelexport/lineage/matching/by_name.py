@@ -1,7 +1,7 @@
-"""Match values that kept their names, and values whose names were made from one.
+"""Match values that kept their names, and values whose names are derived from source names.
 
-Cases: every tool keeps most names of values. Quantizers, ONNX Runtime's layouts and its transformer optimiser name what
-they add after what it is made from: ``linear_3_quantized``, ``reorder_token_13``, ``node_MatMul_46/MatMulAddFusion``.
+Cases: every tool keeps most names of values. Quantizers, ONNX Runtime's layouts and its transformer optimizer derive
+the names of new values: ``linear_3_quantized``, ``reorder_token_13``, ``node_MatMul_46/MatMulAddFusion``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from modelexport.lineage.matching.state import NEAR, Matching
 
 
 def name_given_values(state: Matching) -> None:
-    """Name the graph's inputs and initializers: those with a name of the source, or with one made from such a name.
+    """Record the graph's inputs and initializers with a name of the source, or with a name derived from one.
 
     Case: ``weight_quantized``, ``weight_scale`` and ``weight_zero_point`` of a quantizer are variants of ``weight``.
     """
@@ -25,10 +25,10 @@ def name_given_values(state: Matching) -> None:
 
 
 def match_by_name(state: Matching, node: ir.Node) -> None:
-    """Match a node that makes a value with a name of the source with the source node that makes that value.
+    """Match a node that produces a value with a name of the source with the source node that produces this value.
 
-    Case: every node that a tool did not touch, and every fused node that makes the last value of what was fused. With
-    several outputs the source node that comes last in the graph counts: the others were fused into this one.
+    Case: every node that a tool did not change, and every fused node that produces the last value of the fused nodes.
+    With several outputs the source node that comes last in the graph is used: the others were fused into this one.
     """
     producer = state.source.producer
     made = [producer[name] for value in node.outputs if (name := value.name or "") in producer]
@@ -37,11 +37,11 @@ def match_by_name(state: Matching, node: ir.Node) -> None:
 
 
 def match_by_derived_name(state: Matching, node: ir.Node) -> None:
-    """Match a node whose output, or which itself, is named after a value of the source: it makes a variant of it.
+    """Match a node that is named, or whose output is named, after a value of the source: it produces a variant of it.
 
-    Case: ``QuantizeLinear`` that makes ``linear_3_quantized``. The name counts only where the node takes something that
-    the value is computed from, or the value itself: two tools may number their values in the same way, so that
-    ``_inlfunc_linear`` of one layer seems to be named after the ``linear`` of another.
+    Case: ``QuantizeLinear`` that produces ``linear_3_quantized``. The name is used only if the node uses the value, or
+    something that the value is computed from: two tools may number their values in the same way, so ``_inlfunc_linear``
+    of one layer may look as if it were named after the ``linear`` of another.
     """
     if node in state.matches:
         return
@@ -61,10 +61,10 @@ def match_by_derived_name(state: Matching, node: ir.Node) -> None:
 
 
 def _takes_part_of(state: Matching, node: ir.Node, original: str, index: int) -> bool:
-    """Whether a node takes a source value, or something nearby that the value is computed from."""
+    """Whether a node uses a source value, or a value nearby that it is computed from."""
     constant, users = state.source.constant, state.source.users
     taken = {name for value in node.inputs if (name := state.passed_on(value)) is not None}
-    # A constant that several nodes take does not tell which of them this is.
+    # A constant that several nodes use does not identify one of them.
     telling = {name for name in taken if name not in constant or len(users.get(name, ())) == 1}
     if not telling or original in telling:
         return bool(telling)

@@ -1,4 +1,4 @@
-"""Match nodes with the source nodes whose parameters they take."""
+"""Match nodes with the source nodes whose parameters they use."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from modelexport.lineage.matching.state import NEAR, REGION, Matching, is_same_o
 
 
 def match_by_parameter(state: Matching, node: ir.Node) -> None:
-    """Match a node that takes a parameter, or a variant of it, with the source node that takes that parameter.
+    """Match a node that uses a parameter, or a variant of it, with the source node that uses that parameter.
 
-    Case: ``BiasGelu`` and ``SkipLayerNormalization`` of ``onnxruntime.transformers``, into which the bias of the layer
-    before was fused, and ``Gemm`` nodes that OnnxSlim and onnxsim made: their outputs have new names, their parameters
-    those of the source. If several nodes take the parameter (a module that is called twice), the one that was lost
-    around this node counts.
+    Case: ``BiasGelu`` and ``SkipLayerNormalization`` of ``onnxruntime.transformers``, which contain the bias of the
+    layer before, and ``Gemm`` nodes of OnnxSlim and onnxsim: their outputs have new names, their parameters those of
+    the source. If several nodes use the parameter (a module that is called twice), the one that was lost near this node
+    is used.
     """
     if node not in state.approximate and state.is_exact(node):
         return
@@ -38,7 +38,7 @@ def match_by_parameter(state: Matching, node: ir.Node) -> None:
 
 
 def _users_of_parameters(state: Matching, node: ir.Node) -> list[int]:
-    """The source nodes that take what a node takes, one for each parameter for which it can be told."""
+    """The source nodes that use a node's parameters, one for each parameter for which it can be determined."""
     found: list[int] = []
     around: set[int] | None = None
     for value in node.inputs:
@@ -55,7 +55,7 @@ def _users_of_parameters(state: Matching, node: ir.Node) -> list[int]:
 
 
 def _lost_around(state: Matching, node: ir.Node) -> set[int]:
-    """The source nodes that are lost where a node is: behind it, or behind the next nodes that are matched."""
+    """The lost source nodes near a node: before it, or before the next nodes that are matched."""
     known = list(state.matches.get(node, ()))
     pending, seen = [node], {node}
     while pending and not known and len(seen) <= NEAR:

@@ -1,4 +1,4 @@
-"""Match what makes the inputs of a matched node: what it takes in the place of a source value is that value."""
+"""Match the producers of a matched node's inputs: its input in the position of a source value is that value."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from modelexport.lineage.matching.state import Matching
 
 
 def match_by_position(state: Matching, node: ir.Node) -> None:
-    """Match what makes the inputs of a node that is known, where their names are not those of the source.
+    """Match the producers of a known node's inputs if their names are not those of the source.
 
-    Cases: values that a tool renamed; nodes that were fused, whose value has a new name; and, for values that have
-    names of the source themselves, those of :func:`_settle_names`.
+    Cases: values that a tool renamed; fused nodes, whose value has a new name; and, for values that have names of the
+    source themselves, those of :func:`_settle_names`.
     """
     if node in state.approximate:
         return
@@ -39,9 +39,9 @@ def _match_inputs(state: Matching, node: ir.Node, before: SourceNode) -> None:
 
 
 def _match_initializer(state: Matching, value: ir.Value, name: str) -> None:
-    """An initializer in the place of another.
+    """Match an initializer in the position of another.
 
-    Cases: onnxscript merges equal initializers, OnnxSlim gives them new names.
+    Cases: onnxscript merges equal initializers, OnnxSlim renames them.
     """
     tensor = state.source.initializers.get(name)
     if tensor is None or value.const_value is None or tensor.size != value.const_value.size:
@@ -54,15 +54,15 @@ def _match_initializer(state: Matching, value: ir.Value, name: str) -> None:
 
 
 def _match_computed(state: Matching, value: ir.Value, name: str, *, alone: bool) -> None:
-    """A computed value, or an input of the graph, in the place of a source value that is not known yet.
+    """Match a computed value, or an input of the graph, in the position of a source value that is not known yet.
 
     Args:
-        alone: Whether every other input of the node is the one of the source.
+        alone: Whether every other input of the node is that of the source.
     """
     producer = value.producer()
     if producer is None:
         if alone and state.shape_of(value) == state.source.shape_of(name):
-            state.values[name] = value  # the source nodes between the two returned what they took, and were removed
+            state.values[name] = value  # the source nodes between the two returned their inputs, and were removed
     elif not state.has_known_maker(value):
         state.record_output(producer, value, state.source.producer[name], name)
     elif name not in state.variants:
@@ -70,12 +70,12 @@ def _match_computed(state: Matching, value: ir.Value, name: str, *, alone: bool)
 
 
 def _settle_names(state: Matching, value: ir.Value, producer: ir.Node, name: str, *, alone: bool) -> None:
-    """A value that has the name of one source value in the place of another. There are three cases.
+    """Match a value that has the name of one source value in the position of another. There are three cases.
 
-    1. A name that stayed while the value changed: ONNX Runtime folds a ``BatchNormalization`` into a ``Conv``, whose
-       output keeps its name, and is now the output of the normalization.
-    2. Equal nodes that became one, as ONNX Runtime does: the node replaces both.
-    3. Source nodes that returned what they took (``Identity``, ``Cast`` to the same type), and were removed.
+    1. The name is the same but the value is not: ONNX Runtime folds a ``BatchNormalization`` into a ``Conv``, whose
+       output keeps its name but is now the output of the normalization.
+    2. Equal nodes were merged, as ONNX Runtime does: the node replaces both.
+    3. Source nodes that returned their inputs (``Identity``, ``Cast`` to the same type) were removed.
     """
     index = state.source.producer[name]
     replaced = state.matches.get(producer, [])
@@ -94,7 +94,7 @@ def _settle_names(state: Matching, value: ir.Value, producer: ir.Node, name: str
 
 
 def _takes_new_parameter(state: Matching, node: ir.Node, before: SourceNode) -> bool:
-    """Whether a node takes an initializer without a name of the source, where the source node took one or nothing."""
+    """Whether a node uses an initializer without a source name where the source node had an initializer or nothing."""
     return any(
         value.is_initializer()
         and value not in state.names

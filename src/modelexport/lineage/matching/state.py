@@ -1,4 +1,4 @@
-"""What is known so far of how a changed graph comes from a tagged one: the state that all matchers read and write."""
+"""The state that all matchers read and write: what is known so far about how a changed graph was made."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ from modelexport.graph.snapshot import SourceGraph, SourceNode
 from modelexport.lineage.matching.original_names import OriginalNames
 from modelexport.lineage.ownership import enclosing_nodes
 
-# Each search is bounded, so that the whole takes time linear in nodes. Measured on 330 files (22 models, 15 tools): the
-# smallest bound that changes no owner. Larger ones change none either; these leave room for other tools.
+# Each search is bounded, so that the total time is linear in nodes. "Measured" is the smallest bound that changes no
+# owner on 330 files (22 models, 15 tools). Larger bounds change none either; these leave a margin for other tools.
 NEAR = 16
-"""Nodes to search around a node for those that it is connected with (measured: 8)."""
+"""Nodes to search around a node for connected nodes (measured: 8)."""
 CHAIN = 4
-"""Casts, reshapes and the like to look through, one behind the other (measured: 2)."""
+"""Consecutive casts, reshapes and the like to follow (measured: 2)."""
 REGION = 200
-"""Source nodes to search where one node replaces many (measured: 16)."""
+"""Source nodes to search if one node replaces many (measured: 16)."""
 
 
 @dataclass
 class Matching:
-    """A changed graph, the source graph that it was made of, and which of its nodes and values are which."""
+    """A changed graph, its source graph, and the matches of their nodes and values."""
 
     source: SourceGraph
     changed: ir.Model
     matches: dict[ir.Node, list[int]] = field(default_factory=dict)
-    """Changed node to the source nodes that it replaces; the one that makes its output first."""
+    """Changed node to the source nodes that it replaces; the one that produces its output first."""
     approximate: set[ir.Node] = field(default_factory=set)
-    """Matched nodes that make a variant of the source node's value: quantized, cast, or in another layout."""
+    """Matched nodes that produce a variant of the source node's value: quantized, cast, or in another layout."""
     names: dict[ir.Value, str] = field(default_factory=dict)
-    """Changed value to the name of the source value that it is, or is a variant of."""
+    """Changed value to the name of the source value that it is equal to or a variant of."""
     values: dict[str, ir.Value] = field(default_factory=dict)
-    """Name of a source value to the changed value that it is; variants are not here."""
+    """Name of a source value to the equal changed value, without variants."""
     variants: set[str] = field(default_factory=set)
-    """Source values of which the changed graph has a variant."""
+    """Source values that have a variant in the changed graph."""
     merged: dict[ir.Value, list[str]] = field(default_factory=lambda: defaultdict(list))
     """Changed initializer to the other source initializers that it replaces."""
     parameters_of: dict[ir.Node, list[int]] = field(default_factory=lambda: defaultdict(list))
-    """Changed node to the source nodes whose parameters it takes."""
+    """Changed node to the source nodes whose parameters it uses."""
 
     @cached_property
     def nodes(self) -> list[ir.Node]:
@@ -57,12 +57,12 @@ class Matching:
 
     @cached_property
     def enclosing(self) -> Mapping[ir.Graph, ir.Node]:
-        """Each nested graph of the changed graph to the node that holds it."""
+        """Each nested graph of the changed graph to its enclosing node."""
         return enclosing_nodes(self.nodes)
 
     @cached_property
     def originals(self) -> OriginalNames:
-        """Finds the name of the source that a longer name was made from."""
+        """Finds the name of the source that a longer name is derived from."""
         return OriginalNames(self.source)
 
     # --- what is known
@@ -72,29 +72,29 @@ class Matching:
         return name in self.values or name in self.variants
 
     def is_exact(self, node: ir.Node) -> bool:
-        """Whether a node is matched, and has the operator of the source node that makes its output."""
+        """Whether a node is matched, and has the operator of the source node that produces its output."""
         found = self.matches.get(node)
         return found is not None and node.op_identifier() == self.source.nodes[found[0]].op
 
     def has_known_maker(self, value: ir.Value) -> bool:
-        """Whether a value is given, or has a name that is not only that of a variant."""
+        """Whether a value is an input or initializer, or is matched with a source value and not only as a variant."""
         producer = value.producer()
         return producer is None or (value in self.names and producer not in self.approximate)
 
     def is_constant(self, value: ir.Value) -> bool:
-        """Whether a value depends on initializers and constants alone, as far as is known."""
+        """Whether a value depends only on initializers and constants, as far as is known."""
         return value.is_initializer() or self.names.get(value) in self.source.constant
 
     def shape_of(self, value: ir.Value) -> ir.Shape | None:
-        """The shape of a changed value, or else of the source value that it is."""
+        """The shape of a changed value, or else of its source value."""
         return value.shape if value.shape is not None else self.source.shape_of(self.names.get(value, ""))
 
     def shares_input(self, node: ir.Node, before: SourceNode) -> bool:
-        """Whether a node takes something that a source node takes."""
+        """Whether a node and a source node have an input in common."""
         return any(self.names.get(value) in before.inputs for value in node.inputs if value is not None)
 
     def passed_on(self, value: ir.Value | None) -> str | None:
-        """The source name of a value, or of the value that new nodes with one input each made it of."""
+        """The source name of a value, or of the value that it was made from by new nodes with one input each."""
         for _ in range(CHAIN):
             producer = value.producer() if value is not None else None
             if value is None or value in self.names or producer is None or producer in self.matches:
@@ -104,17 +104,17 @@ class Matching:
         return self.names.get(value) if value is not None else None
 
     def region(self, indices: Iterable[int], limit: int) -> list[int]:
-        """The source nodes behind these, as far as values that are present, last first; these are included.
+        """The source nodes before these, back to values that are present, last first, with these nodes.
 
         Args:
-            indices: Where to begin.
-            limit: Go no further when more nodes than this are found.
+            indices: The nodes to begin with.
+            limit: Stop when more nodes than this are found.
         """
         constant = self.source.constant
         return sorted(self._back(indices, limit, lambda name: name in constant or self.is_present(name)), reverse=True)
 
     def behind(self, index: int, limit: int) -> Iterator[SourceNode]:
-        """A source node and those that it is computed from, nearest first, until there are more than a limit."""
+        """A source node and the nodes that it is computed from, nearest first, up to a limit."""
         return (self.source.nodes[other] for other in self._back([index], limit, lambda _: False))
 
     def _back(self, indices: Iterable[int], limit: int, ends_at: Callable[[str], bool]) -> Iterator[int]:
@@ -134,17 +134,17 @@ class Matching:
     # --- what a matcher found
 
     def record_value(self, name: str, value: ir.Value) -> None:
-        """A changed value is a source value."""
+        """Record that a changed value is a source value."""
         self.values[name] = value
         self.names[value] = name
 
     def record_variant(self, name: str, value: ir.Value) -> None:
-        """A changed value is a source value in another type, layout or shape."""
+        """Record that a changed value is a source value in another type, layout or shape."""
         self.names[value] = name
         self.variants.add(name)
 
     def record_match(self, node: ir.Node, index: int) -> None:
-        """A node is a source node, and makes what that makes, under the same names or others."""
+        """Record that a node is a source node and produces the same values, under the same names or others."""
         self.matches[node] = [index]
         before = self.source.nodes[index]
         pairs = list(zip(before.outputs, node.outputs, strict=False)) if is_same_operation(node, before) else []
@@ -154,7 +154,7 @@ class Matching:
                 self.record_value(name, value)
 
     def record_output(self, node: ir.Node, value: ir.Value, index: int, name: str) -> None:
-        """A node makes the value of a source node, and so replaces it, whatever else it replaces."""
+        """Record that a node produces the value of a source node, and so replaces it, possibly among others."""
         replaced = self.matches.setdefault(node, [])
         if index not in replaced:
             replaced.insert(0, index)
@@ -169,5 +169,5 @@ def is_same_operation(node: ir.Node, before: SourceNode) -> bool:
 
 
 def computed_inputs(node: ir.Node) -> list[ir.Value]:
-    """What a node takes, initializers left out."""
+    """The inputs of a node, without initializers."""
     return [value for value in node.inputs if value is not None and not value.is_initializer()]

@@ -1,4 +1,4 @@
-"""Match the node that computes a value, where another node with one input has the value's name."""
+"""Match the node that computes a value if the output of a following node has the value's name."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from modelexport.lineage.matching.state import CHAIN, Matching, computed_inputs
 
 
 def match_through_moves(state: Matching, node: ir.Node) -> None:
-    """Match the node that computes a value, where the node with the value's name only passes it on.
+    """Match the node that computes a value if the node whose output has the value's name only passes it on.
 
-    Case: a tool puts a node after another (a ``Cast``, a ``Transpose``), gives it the name of the value, and
-    renames what is before it now: ``quantize-dynamic`` on GPT-2's ``lm_head``, onnxsim on Whisper.
+    Case: a tool inserts a node after another (a ``Cast``, a ``Transpose``), gives its output the name of the value, and
+    renames the value before it: ``quantize-dynamic`` on GPT-2's ``lm_head``, onnxsim on Whisper.
     """
     for index in list(state.matches.get(node, ())):
         before = state.source.nodes[index]

@@ -1,8 +1,8 @@
-"""Example inputs for a module, from its forward's signature, its configs and its parameters; a run confirms them.
+"""Example inputs for a module, from its forward's signature, its configs and its parameters, checked by a run.
 
-No rule knows a model. Where an argument has one of the field's standard names (``input_ids``, ``pixel_values``, ...),
-the name says its role and the configs say the sizes. For any other name the model is run on a probe, and the first
-``torch.nn`` module that receives the probe says what fits. Nothing is returned that the model has not run with.
+No rule is specific to a model. If an argument has one of the field's standard names (``input_ids``, ``pixel_values``,
+...), the name gives its role and the configs give the sizes. For any other name the model is run on a probe, and the
+first ``torch.nn`` module that receives the probe shows what fits. Only inputs that the model ran with are returned.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from modelexport.pytorch.inputs.trial_runs import Inputs, TrialRuns
 from modelexport.pytorch.inputs.values import InputMaker
 
 _MAIN = ("input_ids", "pixel_values", "input_features", "input_values", "decoder_input_ids")
-"""Arguments that carry data. They are generated even where optional, so that every part of the model runs."""
+"""Arguments that carry data. They are generated even if optional, so that every part of the model runs."""
 _BESIDE_TEXT = ("attention_mask", "token_type_ids")
 """Optional arguments that go with ``input_ids``."""
 _SHAPED_BY_ANOTHER = ("mask", "token_type_ids", "position_ids", "bool_masked_pos")
@@ -41,21 +41,21 @@ def generate_inputs(
     batch: int = 2,
     has_weights: bool = True,
 ) -> Inputs:
-    """Keyword arguments that ``model`` has run with, on its device and in its floating-point type.
+    """Keyword arguments that ``model`` ran with, on its device and in its floating-point type.
 
     Args:
-        model: It runs in eval mode without gradients; its modes and the caller's random state stay as they were.
-        spec: Replaces or adds to what would be generated: a dict, or the path of a JSON file with name ->
+        model: It runs in eval mode without gradients; its modes and the caller's random state are restored.
+        spec: Replaces or adds to the generated inputs: a dict, or the path of a JSON file with name ->
             ``{"dtype": "int64", "shape": [2, 8], "range": [0, 100]}`` (100 is excluded), ``{"value": [[1, 2]]}``, or
             ``null`` to leave an argument out.
-        directory: Where the model's tokenizer or ``preprocessor_config.json`` lies.
-        seed: For the values.
-        batch: The first dimension; 1 where the model takes no other.
-        has_weights: Whether it can run. Without weights its run is one of shapes and types alone, and where those
-            fit no inputs, the first that were generated are returned.
+        directory: The folder of the model's tokenizer or ``preprocessor_config.json``.
+        seed: The seed of the values.
+        batch: The first dimension; 1 if the model accepts no other.
+        has_weights: Whether the model can compute values. Without weights only shapes and types are checked, and if
+            no inputs fit, the first that were generated are returned.
 
     Raises:
-        InputsError: ``spec`` is wrong, or an argument cannot be generated; the message then has the JSON to write.
+        InputsError: ``spec`` is wrong, or an argument cannot be generated; the message then shows the JSON to write.
     """
     signature = inspect.signature(model.forward).parameters
     kind = inspect.Parameter
@@ -80,7 +80,7 @@ def generate_inputs(
             if runner.run(inputs):
                 return {name: inputs[name] for name in dict.fromkeys((*named, *given)) if name in inputs}
     if not has_weights and runner.first_inputs is not None:
-        # Some operations compute shapes for fewer types than values; the exporter, which replaces those, will tell.
+        # Some operations compute shapes for fewer types than values; the exporter replaces these, and reports errors.
         return runner.first_inputs
     raise InputsError(_advice(runner, maker, given)) from runner.first_error
 
@@ -89,7 +89,7 @@ def check_inputs(model: torch.nn.Module, inputs: Mapping[str, Any] | tuple[Any, 
     """Run ``model`` once with these keyword or positional arguments, without gradients and in eval mode.
 
     Raises:
-        InputsError: The run fails; the message has the inputs with their types and shapes, and the reason.
+        InputsError: The run fails; the message gives the inputs with their types and shapes, and the reason.
     """
     runner = TrialRuns(model)
     if runner.run(inputs):
@@ -115,7 +115,7 @@ def _dtype(tensor: torch.Tensor) -> str:
 
 
 def _advice(runner: TrialRuns, maker: InputMaker, given: Inputs) -> str:
-    """Why nothing ran, and the JSON to correct: what was generated first."""
+    """Why no inputs worked, and JSON to correct: the inputs that were generated first."""
     kind, tried = type(runner.model).__name__, runner.first_inputs or {}
     entries: dict[str, Any] = {}
     for name, value in tried.items():
@@ -154,32 +154,32 @@ def _plans(
             for inputs in _discover(runner, maker, batch, known=start, unknown=unknown, late=late):
                 for kept in range(len(text), -1, -1):
                     yield from maker.beside(inputs, (*late, *text[:kept]))
-    # A name that is a standard one elsewhere may mean something else here.
+    # A standard name may have another meaning in this model.
     yield from _discover(runner, maker, batch, known=given, unknown=required, late=[])
 
 
 def _discover(
     runner: TrialRuns, maker: InputMaker, batch: int, *, known: Inputs, unknown: list[str], late: list[str]
 ) -> Iterator[Inputs]:
-    """``known`` with each unknown argument made to fit the first ``torch.nn`` module that receives it."""
+    """``known``, with each unknown argument generated to fit the first ``torch.nn`` module that receives it."""
     if not unknown:
         yield known
         return
     name, values = unknown[0], maker.unseen(unknown[0], batch)
-    # Edges of one, tried last, also add to positions and the like, whose size is not known yet.
+    # Axes of size one, tried last, can be broadcast against positions and the like, whose size is not known yet.
     for edge, rank in itertools.product((2, 1), (2, 3, 4, 1, 5)):
         probes = {name: maker.floats(name, (batch,) + (edge,) * (rank - 1)) for name in unknown}
         seen = runner.watch(next(maker.beside(known | probes, late)))
         hits = [(argument, module) for argument, module in seen if argument in unknown]
         if not hits and len(unknown) == 1:
-            # The forward reshaped it first: what reaches the first module is still made of it.
+            # The forward reshaped it first: the first module receives a tensor computed from it.
             hits = [(name, module) for argument, module in seen if argument is None]
         if hits:
             name, module = hits[0][0] or name, hits[0][1]
             shapes = fitting_shapes(module, batch)
             if seen[0][0] is None:
                 shapes += [((batch, samples), None) for samples in SAMPLES]
-            # Made only when it is its turn: images are large.
+            # Generated only when needed: images are large.
             values = (maker.integers(name, at, 0, high) if high else maker.floats(name, at) for at, high in shapes)
             break
     rest = [other for other in unknown if other != name]

@@ -9,13 +9,13 @@ Shape = tuple[int, ...]
 LENGTHS = (16, 4)
 """Lengths of generated sequences; the second is for models that have few positions."""
 SAMPLES = (1024, 16000, 128, 64, 16)
-"""Lengths of signals, where only a convolution says what a signal is."""
+"""Lengths of signals if only a convolution shows that an argument is a signal."""
 _EDGES = (64, 224, 32, 28, 96, 128, 256, 299, 384)
-"""Edges of images, where only a convolution says what an image is."""
+"""Edge lengths of images if only a convolution shows that an argument is an image."""
 
 
 def fitting_shapes(module: torch.nn.Module, batch: int) -> list[tuple[Shape, int | None]]:
-    """Shapes that the parameters of a ``torch.nn`` module accept, with the bound of integer values for an embedding."""
+    """Shapes that a ``torch.nn`` module accepts by its parameters, with the bound of an embedding's integers."""
     nn, length = torch.nn, LENGTHS[0]
     match module:
         case nn.Embedding() | nn.EmbeddingBag():

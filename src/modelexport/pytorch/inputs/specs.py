@@ -1,4 +1,4 @@
-"""Arguments that a person gives: a JSON object of types and shapes, or of values."""
+"""Arguments from the user: a JSON object of types and shapes, or of values."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _EXAMPLE = '{"NAME": {"dtype": "int64", "shape": [2, 8], "range": [0, 100]}} or 
 
 
 def read_spec(spec: Mapping[str, Any] | str | Path | None, accepted: list[str] | None, maker: InputMaker) -> Inputs:
-    """The arguments that ``spec`` gives; ``accepted`` is ``None`` where the forward takes any name.
+    """The arguments that ``spec`` gives; ``accepted`` is ``None`` if the forward takes any name.
 
     Raises:
-        InputsError: It cannot be read, names an argument that there is not, or describes one wrongly.
+        InputsError: It cannot be read, names an argument that does not exist, or describes one wrongly.
     """
     if isinstance(spec, str | Path):
         try:
@@ -31,9 +31,9 @@ def read_spec(spec: Mapping[str, Any] | str | Path | None, accepted: list[str] |
         except FileFormatError as error:
             raise InputsError(f"{error}; give a JSON file") from error
         except (ValueError, RecursionError) as error:
-            raise InputsError(f"{spec} is no JSON: {error}; write {_EXAMPLE}") from error
+            raise InputsError(f"{spec} is not JSON: {error}; write {_EXAMPLE}") from error
     if not isinstance(spec, Mapping | None):
-        raise InputsError(f"the inputs are a {type(spec).__name__} and no JSON object: write {_EXAMPLE}")
+        raise InputsError(f"the inputs are a {type(spec).__name__}, not a JSON object: write {_EXAMPLE}")
     given: Inputs = {}
     for name, entry in (spec or {}).items():
         if accepted is not None and name not in accepted:
@@ -46,12 +46,12 @@ def read_spec(spec: Mapping[str, Any] | str | Path | None, accepted: list[str] |
 
 
 def _read_entry(name: str, entry: Any, maker: InputMaker) -> Any:
-    """One argument of the spec. Raises ValueError, or what torch raises, when the entry is wrong."""
+    """One argument of the spec. Raises ValueError, or an exception of torch, if the entry is wrong."""
     if not isinstance(entry, Mapping) or not (entry.keys() <= {"dtype", "shape", "range"} or "value" in entry):
         raise ValueError(f"this is neither a shape nor a value; write {_EXAMPLE}")
     dtype = getattr(torch, str(entry["dtype"]), None) if "dtype" in entry else None
     if "dtype" in entry and not isinstance(dtype, torch.dtype):
-        raise ValueError(f"unknown dtype {entry['dtype']!r}; give float32, int64, bool or another type of torch")
+        raise ValueError(f"unknown dtype {entry['dtype']!r}; give float32, int64, bool or another torch dtype")
     if "value" in entry:
         value = entry["value"]
         return torch.tensor(value, dtype=dtype, device=maker.device) if isinstance(value, list) or dtype else value
@@ -59,7 +59,7 @@ def _read_entry(name: str, entry: Any, maker: InputMaker) -> Any:
     if not isinstance(shape, list | tuple) or not all(type(size) is int and size >= 0 for size in shape):
         raise ValueError(f'"shape" is a list of sizes such as [2, 8], not {shape!r}')
     if prod(shape) > ELEMENTS:
-        raise ValueError(f'"shape" asks for {prod(shape):,} elements, and at most {ELEMENTS:,} are made: {shape!r}')
+        raise ValueError(f'"shape" has {prod(shape):,} elements, and at most {ELEMENTS:,} are allowed: {shape!r}')
     numbers = isinstance(bounds, list | tuple) and all(type(bound) in (int, float) for bound in bounds)
     if bounds is not None and not (numbers and len(bounds) == 2 and bounds[0] < bounds[1]):
         raise ValueError(f'"range" is [low, high] with low below high, not {bounds!r}')

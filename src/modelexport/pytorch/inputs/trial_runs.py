@@ -1,4 +1,4 @@
-"""Runs of a model that leave no trace, to see which inputs it takes."""
+"""Runs of a model without side effects, to find inputs that it accepts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Inputs = dict[str, Any]
 
 
 class TrialRuns:
-    """Runs a model without leaving a trace, and remembers the first inputs that it did not take."""
+    """Runs a model without side effects, and remembers the first inputs that it rejected."""
 
     def __init__(self, model: torch.nn.Module, has_weights: bool = True) -> None:
         self.model = model
@@ -30,7 +30,7 @@ class TrialRuns:
         try:
             self.call(self.model, self._shapes_of(inputs))
         except (DataDependentOutputException, DynamicOutputShapeException):
-            return True  # from here on the values decide, which a model without weights does not have
+            return True  # the rest depends on values, which a model without weights does not have
         except Exception as error:
             if self.first_error is None:
                 self.first_inputs = dict(inputs) if isinstance(inputs, Mapping) else None
@@ -39,7 +39,7 @@ class TrialRuns:
         return True
 
     def _shapes_of(self, inputs: Mapping[str, Any] | tuple[Any, ...]) -> Mapping[str, Any] | tuple[Any, ...]:
-        """The inputs as they are, or, for a model without weights, tensors of the same types and shapes."""
+        """The inputs, or, for a model without weights, tensors of the same types and shapes without data."""
         if self._fake is None:
             return inputs
         if isinstance(inputs, Mapping):
@@ -52,7 +52,7 @@ class TrialRuns:
     def call(self, function: Callable[..., Any], inputs: Mapping[str, Any] | tuple[Any, ...]) -> Any:
         with (
             untouched(self.model, runs=self._fake is None),
-            # Shapes that do not fit are logged with a traceback before they are raised.
+            # Shape errors are logged with a traceback before they are raised.
             contextlib.nullcontext() if self._fake is None else collected(),
             self._fake or contextlib.nullcontext(),
             warnings.catch_warnings(action="ignore"),
@@ -63,7 +63,7 @@ class TrialRuns:
     def watch(self, inputs: Inputs) -> list[tuple[str | None, torch.nn.Module]]:
         """The ``torch.nn`` modules that a run calls before it ends or fails, with the argument that each receives.
 
-        ``None`` is a value that the forward computed.
+        ``None`` means a value that the forward computed.
         """
         given = self._shapes_of(inputs)
         assert isinstance(given, Mapping)

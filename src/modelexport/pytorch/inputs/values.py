@@ -1,4 +1,4 @@
-"""Tensors for arguments, by their names and by what the configs of a model say."""
+"""Tensors for arguments, by their names and by the configs of a model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from modelexport.pytorch.inputs.trial_runs import Inputs, TrialRuns
 from modelexport.pytorch.trust import no_questions
 
 COUNTED = ("_ids", "mask")
-"""Ends of names whose values are whole numbers."""
+"""Suffixes of the names of integer arguments."""
 _SENTENCES = (
     "The quick brown fox jumps over the lazy dog while seven wizards sleep in the old town.",
     "Every module of this model leaves its name on the operations that it was exported to.",
@@ -27,7 +27,7 @@ _SENTENCES = (
 
 
 class InputMaker:
-    """Tensors for arguments with standard names, sized by what the configs of the model say."""
+    """Makes tensors for arguments with standard names, with sizes from the model's configs."""
 
     def __init__(self, model: torch.nn.Module, directory: Path | None, seed: int) -> None:
         floating = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
@@ -38,17 +38,17 @@ class InputMaker:
         self.vocabulary = min((size for size in sizes if isinstance(size, int) and size > 0), default=0)
 
     def find(self, *names: str) -> Any:
-        """The first of these names that a config has, the outermost config first; ``None`` if none has any."""
+        """The first of these settings that a config has, the outermost config first; ``None`` if there is none."""
         return next((config[name] for name in names for config in self.configs if config.get(name) is not None), None)
 
     def number(self, *names: str) -> int:
-        """Like ``find``: a whole number, the first of a list, or 0."""
+        """Like ``find``, as an integer: the first of a list; 0 if there is none."""
         value = self.find(*names)
         value = value[0] if isinstance(value, list | tuple) and value else value
         return value if isinstance(value, int) else 0
 
     def generator(self, name: str) -> torch.Generator:
-        # One for each name, so that a change of one input leaves the values of the others.
+        # One for each name, so that changing one input does not change the values of the others.
         return torch.Generator().manual_seed(self.seed + zlib.crc32(name.encode()))
 
     def floats(self, name: str, shape: Shape) -> torch.Tensor:
@@ -58,7 +58,7 @@ class InputMaker:
         return torch.randint(low, high, shape, generator=self.generator(name)).to(self.device)
 
     def tokens(self, name: str, shape: Shape) -> torch.Tensor:
-        """Ordinary tokens, the end token last: special ones (image, mask, ...) ask for something at their place."""
+        """Ordinary tokens, the end token last: special ones (image, mask, ...) would require other inputs."""
         settings = [item for config in self.configs for item in config.items()]
         special = [value for key, value in settings if key.endswith(("_token_id", "_token_ids", "_token_index"))]
         banned = {token for value in special for token in (value if isinstance(value, list | tuple) else [value])}
@@ -70,9 +70,9 @@ class InputMaker:
         return ids.to(self.device)
 
     def options(self, name: str, batch: int) -> list[torch.Tensor]:
-        """What an argument of this name may be, likeliest first; nothing where its role or its sizes are unknown."""
+        """Candidates for an argument of this name, most likely first; empty if its role or its sizes are unknown."""
         if name.endswith("input_ids"):
-            # Shorter for a decoder, so that exporters do not take its length for the encoder's.
+            # Shorter for a decoder, so that exporters do not assume that its length equals the encoder's.
             long, short = [n // 2 for n in LENGTHS] if name.startswith("decoder") else LENGTHS
             made = [self.tokens(name, shape) for shape in ((batch, long), (batch, short), (batch, 2, long))]
             read = self._tokenized(batch) if name == "input_ids" else []
@@ -94,7 +94,7 @@ class InputMaker:
         return [self.floats(name, shape) for shape in shapes if all(shape)] if self.configs else []
 
     def unseen(self, name: str, batch: int) -> Iterator[torch.Tensor]:
-        """For an argument that no ``torch.nn`` module receives: an image where a config speaks of one, then rows."""
+        """Candidates for an argument that no ``torch.nn`` module receives: an image if a config has one, then rows."""
         if self.find("image_size", "img_size") is not None:
             yield self.floats(name, (batch, *self.image()))
         shape = (batch, LENGTHS[0])
@@ -102,7 +102,7 @@ class InputMaker:
 
     @property
     def states_image(self) -> bool:
-        """Whether a config gives channels, height and width in one, the way timm's do."""
+        """Whether a config gives channels, height and width in one setting, as timm's do."""
         size = self.find("input_size")
         return isinstance(size, list | tuple) and len(size) == 3
 
@@ -117,13 +117,13 @@ class InputMaker:
         return (self.number("num_channels", "in_channels", "in_chans") or 3, height, width)
 
     def _tokenized(self, batch: int) -> list[torch.Tensor]:
-        """Sentences in the tokens of the model's own tokenizer, all cut to one length so that none is padded."""
+        """Sentences tokenized with the model's own tokenizer, cut to the same length so that none is padded."""
         if self.directory is None or not any(self.directory.glob("*token*")):
             return []
         from transformers import AutoTokenizer
 
         texts = [_SENTENCES[i % len(_SENTENCES)] for i in range(batch)]
-        # A tokenizer that cannot be built here (a package is missing, say) does not make the inputs fail.
+        # A tokenizer that cannot be built (for instance because a package is missing) does not make the inputs fail.
         with contextlib.suppress(Exception):
             with no_questions():
                 tokenizer = AutoTokenizer.from_pretrained(
@@ -136,14 +136,14 @@ class InputMaker:
         return []
 
     def beside(self, inputs: Inputs, names: Iterable[str]) -> Iterator[Inputs]:
-        """``inputs`` with the arguments that take their shape from them; masks, which hide nothing, in both types."""
+        """``inputs`` with the arguments that take their shape from them; masks, all ones, in both types."""
         for mask_type in (torch.int64, torch.bool) if any(name.endswith("mask") for name in names) else (torch.int64,):
             yield inputs | {name: self._beside(name, inputs, mask_type) for name in names}
 
     def _beside(self, name: str, inputs: Inputs, mask_type: torch.dtype) -> torch.Tensor:
         tensors = {key: value for key, value in inputs.items() if isinstance(value, torch.Tensor) and value.ndim}
         side = name.partition("_")[0] if name.startswith(("decoder", "encoder")) else "input"
-        # The argument of the same side (decoder_input_ids), else the first tokens, else whatever there is.
+        # The argument of the same side (decoder_input_ids), otherwise the first tokens, otherwise any argument.
         anchor = min(tensors, key=lambda key: (not key.startswith(side), tensors[key].is_floating_point()))
         shape = tensors[anchor].shape[:2] if tensors[anchor].is_floating_point() else tensors[anchor].shape
         if name == "pixel_mask" and "pixel_values" in tensors:
@@ -164,7 +164,7 @@ class InputMaker:
             token, ids = self.find(f"{kind}_token_id", f"{kind}_token_index"), inputs.get("input_ids")
             if token is None or ids is None or ids.ndim != 2 or name not in inputs:
                 continue
-            # What cannot be computed this way is left to the run, which may then ask for text alone.
+            # If this fails, the run decides; it may then use text alone.
             with contextlib.suppress(Exception):
                 made = runner.call(getattr(self.model, f"get_{kind}_features"), {name: inputs[name]})
                 made = getattr(made, "pooler_output", made)
@@ -175,14 +175,14 @@ class InputMaker:
 
 
 def _configs(model: torch.nn.Module, directory: Path | None) -> list[Mapping[str, Any]]:
-    """What says sizes, best first: the model's config, those inside it, and the image or sound processor's file."""
+    """The sources of sizes, best first: the model's config, those inside it, the image or audio processor's file."""
     queue = [vars(module).get("config") for module in model.modules()]
     queue = [config for config in queue if config is not None][:1]
     queue += [vars(model)[name] for name in ("pretrained_cfg", "default_cfg") if vars(model).get(name)]
     found: list[Mapping[str, Any]] = []
     for config in queue:
         values = dict(config) if isinstance(config, Mapping) else dict(getattr(config, "__dict__", {}))
-        # Transformers gives some settings a standard name beside their own: n_embd is also hidden_size.
+        # transformers gives some settings a standard name besides their own: n_embd is also hidden_size.
         aliases = getattr(config, "attribute_map", {})
         found.append(values | {alias: values.get(own) for alias, own in aliases.items() if alias not in values})
         queue.extend(v for v in values.values() if hasattr(v, "to_dict") or (isinstance(v, dict) and "input_size" in v))

@@ -1,4 +1,4 @@
-"""MODEL, the way it is given on the command line, to a module in eval mode."""
+"""Loading MODEL, as given on the command line, as a module in eval mode."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ def load_model(
     dtype: str | None = None,
     weights: Literal["memory", "files", "auto"] = "memory",
 ) -> LoadedModel:
-    """The module that ``spec`` names, in eval mode. The caller's random state stays as it was.
+    """Load the module that ``spec`` names, in eval mode. The caller's random state is not changed.
 
     Args:
         spec: A Hugging Face directory or hub name, ``package.module:factory``, ``file.py:factory``, or ``bert-tiny``,
-            which ``None`` means too. A factory returns the module, or the module and its inputs: a dict of keyword
-            arguments, or a tuple of positional ones.
-        model_class: A class of transformers, an ``Auto`` class included, in place of the one that the config names.
+            which is also the meaning of ``None``. A factory returns the module, or the module and its inputs: a dict of
+            keyword arguments, or a tuple of positional ones.
+        model_class: A class of transformers, which may be an ``Auto`` class, instead of the one that the config names.
         trust_remote_code: Whether Python code from the model's own repository may run.
-        seed: For all weights that are generated: those of ``bert-tiny``, of a factory, and those a checkpoint lacks.
-        dtype: ``float32``, ``float16``, ...; ``None`` keeps what the checkpoint or the factory has.
-        weights: ``files`` builds the module without them: it cannot run by itself, and ``LoadedModel.weights`` says
-            where they are. ``auto`` does so if the checkpoint is in safetensors files of more than 1 GB.
+        seed: The seed of generated weights: those of ``bert-tiny``, of a factory, and those a checkpoint lacks.
+        dtype: ``float32``, ``float16``, ...; ``None`` keeps the type of the checkpoint or the factory.
+        weights: ``files`` builds the module without weights: it cannot run by itself, and ``LoadedModel.weights`` has
+            their places. ``auto`` does so if the checkpoint is in safetensors files of more than 1 GB.
 
     Raises:
-        ModelLoadError: The model is not there, is damaged, has no weights, needs code that is not trusted, or its
+        ModelLoadError: The model does not exist, is damaged, has no weights, needs code that is not trusted, or its
             factory failed.
         WeightsError: With ``weights="files"``, a safetensors file is missing or damaged.
     """
     if dtype is not None and not isinstance(getattr(torch, dtype, None), torch.dtype):
         raise ModelLoadError(f"unknown dtype {dtype!r}: give float32, float16 or bfloat16")
     spec = spec or BERT_TINY
-    # A directory that happens to be called bert-tiny is ./bert-tiny.
+    # A directory named bert-tiny has to be given as ./bert-tiny.
     is_directory = spec != BERT_TINY and Path(spec).expanduser().is_dir()
     is_code = not is_directory and (spec == BERT_TINY or ":" in spec)
     if is_code and model_class is not None:
@@ -61,7 +61,7 @@ def load_model(
             return load_hugging_face(spec, model_class, trust_remote_code, dtype, weights)
         if weights == "files":
             raise ModelLoadError(
-                f"the weights of {spec} are in no safetensors files: only a Hugging Face directory or hub name has such"
+                f"the weights of {spec} are not in safetensors files: give a Hugging Face directory or hub name"
             )
         loaded = LoadedModel(_bert_tiny(), None, BERT_TINY) if spec == BERT_TINY else load_from_factory(spec)
     loaded.model.eval()

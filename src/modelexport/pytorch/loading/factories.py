@@ -1,4 +1,4 @@
-"""``package.module:factory`` or ``file.py:factory`` to the module that it returns."""
+"""Loading ``package.module:factory`` or ``file.py:factory``: the module that the factory returns."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def load_from_factory(spec: str) -> LoadedModel:
     place, _, attribute = spec.rpartition(":")
     file = Path(place).expanduser().resolve() if place.endswith(".py") else None
     if not place or not attribute:
-        raise ModelLoadError(f"{spec} names no factory: give file.py:factory or package.module:factory")
+        raise ModelLoadError(f"{spec} does not name a factory: give file.py:factory or package.module:factory")
     if file is not None and not file.is_file():
         raise ModelLoadError(f"no such file: {place} (for {spec})")
-    # The console script does not put the working directory on the path, and a file's siblings are nowhere on it.
+    # The console script puts neither the working directory nor the file's directory on sys.path.
     with _import_path(file.parent if file else Path.cwd()):
         if file is not None:
             module = _run(lambda: _import_file(file), f"{place} cannot be imported", file)
@@ -42,7 +42,7 @@ def load_from_factory(spec: str) -> LoadedModel:
             hint = f"did you mean {place}:{close[0]}?" if close else "name a callable that returns the module"
             raise ModelLoadError(f"{place} has no {attribute}: {hint}") from error
         if not callable(factory):
-            raise ModelLoadError(f"{spec} is {_article(factory)}, no callable: name one that returns the module")
+            raise ModelLoadError(f"{spec} is {_article(factory)}, not a callable: name one that returns the module")
         own = file or Path(getattr(module, "__file__", None) or place)
         made = factory if isinstance(factory, torch.nn.Module) else _run(factory, f"{spec} failed", own)
     model, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
@@ -60,7 +60,7 @@ def _article(value: object) -> str:
 
 
 def _run(call: Callable[[], Any], failed: str, file: Path | None) -> Any:
-    """What the user's code returns; what it raises becomes one line with the place in ``file`` that it came from."""
+    """Run the user's code; an exception becomes one line with the place in ``file`` that it came from."""
     try:
         return call()
     except (Exception, SystemExit) as error:
@@ -78,7 +78,7 @@ def _run(call: Callable[[], Any], failed: str, file: Path | None) -> Any:
 
 @contextmanager
 def _import_path(directory: Path) -> Iterator[None]:
-    """``directory`` first on ``sys.path``, for as long as the block runs."""
+    """Put ``directory`` first on ``sys.path`` inside the block."""
     sys.path.insert(0, str(directory))
     try:
         yield
@@ -90,15 +90,15 @@ def _import_path(directory: Path) -> Iterator[None]:
 def _import_file(file: Path) -> ModuleType:
     """Run a Python file as a module named after it.
 
-    It and the siblings that it imports stay in ``sys.modules``: classes look there for the module they come from.
+    It and the files beside it that it imports stay in ``sys.modules``, where their classes look up their module.
     """
     _forget_siblings_of_others(file.parent)
     taken = sys.modules.get(file.stem)
-    # A file called json.py must not become everybody's json.
+    # A file named json.py must not replace the json module.
     name = file.stem if taken is None or getattr(taken, "__file__", None) == str(file) else f"_{file.stem}"
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
-        raise ImportError(f"{file.name} is no Python file")
+        raise ImportError(f"{file.name} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
@@ -110,9 +110,9 @@ def _import_file(file: Path) -> ModuleType:
 
 
 def _forget_siblings_of_others(directory: Path) -> None:
-    """Drop modules that have a sibling's name but were loaded with a file of another directory.
+    """Drop modules that have the name of a file in ``directory`` but were loaded for a factory of another directory.
 
-    Only those: what lies on ``sys.path`` is an ordinary import and stays.
+    Modules on ``sys.path`` are ordinary imports and are kept.
     """
     for entry in directory.iterdir():
         is_package = (entry / "__init__.py").is_file()

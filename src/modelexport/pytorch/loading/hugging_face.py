@@ -1,4 +1,4 @@
-"""A Hugging Face directory or hub name to a module; whatever fails gets one line that says what to do."""
+"""Loading a Hugging Face directory or hub name as a module; each error is one line that says what to do."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LOCAL = "a directory with config.json and model.safetensors, bert-tiny, or file
 
 
 def refuse_paths(spec: str) -> None:
-    """Raise for what is neither a directory nor can be a hub name (``name`` or ``owner/name``)."""
+    """Raise if ``spec`` is neither a directory nor a possible hub name (``name`` or ``owner/name``)."""
     path = Path(spec).expanduser()
     if path.is_file():
         hint = f"name its factory: {spec}:FACTORY" if path.suffix == ".py" else f"give {_LOCAL}"
@@ -35,7 +35,7 @@ def refuse_paths(spec: str) -> None:
 
 
 LARGE = 10**9
-"""Bytes of safetensors files above which a model is built without its weights, if that is left to this module."""
+"""Bytes of safetensors files above which ``auto`` builds a model without its weights."""
 
 
 def load_hugging_face(
@@ -50,7 +50,7 @@ def load_hugging_face(
         cls, notes = _choose_class(spec, config, model_class, trust_remote_code)
         files = None if weights == "memory" else _checkpoint(spec, directory, local_only)
         if weights == "files" and files is None:
-            raise ModelLoadError(f"{spec} has no safetensors files: only from those can weights be linked or streamed")
+            raise ModelLoadError(f"{spec} has no safetensors files: weights can only be linked or streamed from those")
         if files is not None and (weights == "files" or sum(file.size for file in files) > LARGE):
             return _without_weights(spec, directory, cls, files, notes, trust_remote_code, dtype)
         try:
@@ -77,7 +77,7 @@ def _weight_bytes(directory: Path) -> int:
 
 
 def _checkpoint(spec: str, directory: Path | None, local_only: bool) -> list[SafetensorsFile] | None:
-    """The safetensors files of a directory or of a hub model, which are fetched if need be."""
+    """The safetensors files of a directory or of a hub model, downloaded if necessary."""
     from huggingface_hub import snapshot_download
 
     if directory is None:
@@ -119,7 +119,7 @@ def _without_weights(
 
 @contextmanager
 def _quiet_transformers() -> Iterator[None]:
-    """Without the progress bars and load reports of transformers, which would reach a pipe too."""
+    """Turn off the progress bars and load reports of transformers, which are also written into pipes."""
     from transformers.utils import logging
 
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -166,7 +166,7 @@ def _read_config(directory: Path) -> dict[str, Any]:
     except (ValueError, FileFormatError, RecursionError) as error:
         raise ModelLoadError(f"{path} cannot be read as JSON: {error}; save the model again") from error
     if not isinstance(config, dict):
-        raise ModelLoadError(f"{path} is no JSON object: save the model again")
+        raise ModelLoadError(f"{path} is not a JSON object: save the model again")
     if not any(directory.glob("*.safetensors")) and not any(directory.glob("*.bin")):
         raise ModelLoadError(f"{directory} has no weights: put model.safetensors beside its config.json")
     return config
@@ -175,7 +175,7 @@ def _read_config(directory: Path) -> dict[str, Any]:
 def _choose_class(
     spec: str, config: dict[str, Any], model_class: str | None, trust_remote_code: bool
 ) -> tuple[Any, list[str]]:
-    """The class to load with, and notes: ``model_class``, else the first of ``architectures``, else ``AutoModel``."""
+    """The class to load with, and notes: ``model_class``, the first of ``architectures``, or ``AutoModel``."""
     import transformers
 
     if model_class is not None:
@@ -191,14 +191,14 @@ def _choose_class(
         raise ModelLoadError(f"the config.json of {spec} names {named!r} as a class: correct it, or download it again")
     if named and (cls := _class_of_transformers(named)):
         return cls, []
-    # An auto_map says, for one, that AutoModelForCausalLM is modeling_x.XForCausalLM.
+    # An auto_map says, for example, that AutoModelForCausalLM is modeling_x.XForCausalLM.
     mapped = config.get("auto_map")
     mapped = mapped if isinstance(mapped, dict) else {}
     remote = {auto: ref for auto, ref in mapped.items() if auto.startswith("AutoModel") and isinstance(ref, str)}
     if remote:
         if not trust_remote_code:
             raise ModelLoadError(
-                f"{spec} needs Python code of its own ({', '.join(remote.values())}): read that code, "
+                f"{spec} needs its own Python code ({', '.join(remote.values())}): read that code, "
                 f"then pass --trust-remote-code to run it"
             )
         auto = next((auto for auto, ref in remote.items() if ref.split(".")[-1] == named), next(iter(remote)))
@@ -215,7 +215,7 @@ def _choose_class(
 
 
 def _class_of_transformers(name: str) -> Any:
-    """The model class or ``Auto`` class of that name in transformers; ``None`` where there is none."""
+    """The model class or ``Auto`` class of this name in transformers; ``None`` if there is none."""
     import transformers
 
     cls = getattr(transformers, name, None)
@@ -225,7 +225,7 @@ def _class_of_transformers(name: str) -> Any:
 
 
 def _why_no_weights(spec: str, directory: Path | None, cls: Any, error: Exception) -> str:
-    """One line for a failed ``from_pretrained``, naming the damaged file where there is one."""
+    """One line for a failed ``from_pretrained``, with the name of the damaged file if there is one."""
     from safetensors import SafetensorError, safe_open
 
     for path in sorted(directory.glob("*.safetensors")) if directory else ():
@@ -233,18 +233,18 @@ def _why_no_weights(spec: str, directory: Path | None, cls: Any, error: Exceptio
             with safe_open(path, "pt"):
                 pass
         except (SafetensorError, OSError) as damage:
-            return f"{path} is damaged or cut off ({damage}): copy or download it again"
+            return f"{path} is damaged or truncated ({damage}): copy or download it again"
     if "weights_only" in str(error) or "Weights only" in str(error):
-        return f"the weights of {spec} hold more than tensors, which could run code: convert them to model.safetensors"
+        return f"the weights of {spec} contain objects that could run code: convert them to model.safetensors"
     reason = error_line(error)
     return f"{spec} cannot be loaded as {cls.__name__}: {reason}; check its files or give another --model-class"
 
 
 def _compare_keys(spec: str, model: torch.nn.Module, info: dict[str, Any]) -> list[str]:
-    """One note for what the checkpoint lacks, and one for what it has too much.
+    """One note for the tensors that the checkpoint lacks, and one for the tensors that the model does not use.
 
-    A single missing head is worth a warning: the graph is right, and it is how people try out a head. Without any
-    weight in its place the names do not fit, and the result would be noise.
+    A missing head is only worth a warning: the graph is right, and people try out heads this way. If none of the
+    weights fits, the names are wrong and the results would be noise.
     """
     missing, unused = sorted(info["missing_keys"]), sorted(info["unexpected_keys"])
     parameters = [name for name, _ in model.named_parameters()]

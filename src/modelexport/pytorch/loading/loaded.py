@@ -1,4 +1,4 @@
-"""A model that was loaded, whatever named it."""
+"""A loaded model, the same for all ways to name one."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from modelexport.weights.sources import Weights
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A module in eval mode, and what is known about it beside its weights."""
+    """A module in eval mode, with what is known about it."""
 
     model: torch.nn.Module
     inputs: dict[str, Any] | tuple[Any, ...] | None
-    """What the factory returned with the module: keyword arguments, or positional ones."""
+    """The inputs that the factory returned with the module: keyword arguments, or positional ones."""
     name: str
     """A short name for reports, without any path of this machine."""
     directory: Path | None = None
-    """Where a local Hugging Face model lies, with its tokenizer or processor."""
+    """The folder of a local Hugging Face model, with its tokenizer or processor."""
     warnings: tuple[str, ...] = ()
-    """What a person should know before trusting the weights, one line each: tensors that the checkpoint lacks, ..."""
+    """Warnings about the weights, one line each: tensors that the checkpoint lacks, ..."""
     weights: Weights | None = None
-    """Where the weights are, if the module was built without them."""
+    """The places of the weights, if the module was built without them."""

@@ -1,4 +1,4 @@
-"""What takes the place of a module: another model, one operator, or nothing."""
+"""Replacements for a module: another model, one operator, or nothing."""
 
 from modelexport.surgery.substitutes.custom_operator import CustomOperator
 from modelexport.surgery.substitutes.from_model import FromModel

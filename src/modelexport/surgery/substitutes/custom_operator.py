@@ -1,4 +1,4 @@
-"""One operator in the place of a module, with the module as its body where there is no kernel."""
+"""Replaces a module by one operator, with the module as its body for runtimes without a kernel."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from modelexport.weights.transforms import parameter_plan
 
 @dataclass
 class CustomOperator:
-    """One node of another operator, which gets the inputs of the call and then its weights."""
+    """One node of another operator, with the inputs of the call and then its weights."""
 
     domain: str
     op_type: str
     attributes: Mapping[str, Any] = field(default_factory=dict)
     keep_body: bool = False
-    """With a function of the same name whose body is the old module: for where there is no kernel."""
+    """With a function of the same name whose body is the old module, for runtimes without a kernel."""
     inputs: Sequence[str] = ()
-    """Names of what the node gets, instead: arguments, values, ``state_dict`` keys."""
+    """Names of the node's inputs, instead of the default: arguments, values, ``state_dict`` keys."""
     _bodies: list[tuple[ir.Function, str]] = field(default_factory=list)
 
     @property
@@ -49,7 +49,7 @@ class CustomOperator:
             return Parts([node], list(node.outputs), opsets={self.domain: 1})
         if self.inputs:
             raise UsageError(
-                "an operator with the old module as its body takes what the module takes: leave out --input"
+                "an operator with the old module as its body has the inputs of the module: leave out --input"
             )
         weights, new = self._body(site)
         node = ir.Node(
@@ -71,7 +71,7 @@ class CustomOperator:
         return [offered[name] for name in self.inputs]
 
     def _body(self, site: Site) -> tuple[list[ir.Value], list[ir.Function]]:
-        """The weights that the function takes as inputs, and the function if it is not there yet."""
+        """The weights that are inputs of the function, and the function if it does not exist yet."""
         assert site.cut is not None
         graph = site.cut.model.graph
         by_name = {value.name: value for value in site.weights}
@@ -104,7 +104,7 @@ class CustomOperator:
         for known, same in self._bodies:
             if same != text:
                 raise UsageError(
-                    f"'{site.call}' computes something else than the other calls that {self.name} replaces, and one "
+                    f"'{site.call}' computes something else than the other calls that {self.name} replaces, but one "
                     "operator has one body: replace them by operators of different names"
                 )
             for mine, other in zip(known, function, strict=True):
@@ -119,7 +119,7 @@ def _attribute(name: str, value: Any) -> ir.Attr:
         return ir.convenience.convert_attribute(name, value)
     except (TypeError, ValueError) as error:
         raise UsageError(
-            f"'{value}' is not a value of an attribute ({error}): give a number, a text, or a list"
+            f"'{value}' cannot be the value of an attribute ({error}): give a number, a text, or a list"
         ) from error
 
 
@@ -135,7 +135,7 @@ def _loaded(value: ir.Value) -> ir.TensorProtocol:
 
 
 def _depth_first(outputs: Iterable[ir.Value]) -> list[ir.Node]:
-    """The nodes that values depend on, in an order that follows from how they are connected and nothing else."""
+    """The nodes that values depend on, in an order that follows only from their connections."""
     found: dict[ir.Node, None] = {}
     pending = [producer for value in reversed(list(outputs)) if (producer := value.producer()) is not None]
     while pending:
@@ -149,7 +149,7 @@ def _depth_first(outputs: Iterable[ir.Value]) -> list[ir.Node]:
 
 
 def _canonical(function: ir.Function) -> str:
-    """What a function computes, without the names of its values and nodes."""
+    """The computation of a function as text, without the names of its values and nodes."""
     names: dict[ir.Value, str] = {}
     lines: list[str] = []
     for value in function.inputs:
@@ -179,7 +179,7 @@ def _describe(graph: Iterable[ir.Node], names: dict[ir.Value, str], lines: list[
 
 
 def _add_owners(node: ir.Node, other: ir.Node) -> None:
-    """A node of a body that several calls share belongs to all of them."""
+    """Add the owners of another call's node: a node of a shared body belongs to all calls."""
     mine, more = owner_of(node), owner_of(other)
     if mine is None or more is None:
         return

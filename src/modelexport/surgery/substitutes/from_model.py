@@ -1,4 +1,4 @@
-"""The graph of another file in the place of a module."""
+"""Replaces a module by the graph of another file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from modelexport.weights.transforms import parameter_plan, state_dict_of
 
 @dataclass
 class FromModel:
-    """The graph of another file: its inputs and outputs are those of the call, by name or by position."""
+    """The graph of another file: its inputs and outputs are matched with those of the call by name or position."""
 
     path: Path
     mapping: Mapping[str, str] = field(default_factory=dict)
@@ -38,9 +38,9 @@ class FromModel:
             self._tagged = read_tagged(self.path)
             self.model = self._tagged.model
         self._weights: dict[str, ir.Value] = {}
-        """Shared by all calls that it replaces."""
+        """The initializers shared by all calls that it replaces."""
         self._absolute = False
-        """Whether it was cut out of the same model, so that its addresses and keys are those of the whole."""
+        """Whether it was cut out of the same model, so that its addresses and keys are those of the whole model."""
 
     keep_body = False
 
@@ -81,7 +81,7 @@ class FromModel:
     def _taken_out(
         self, graph: ir.Graph, sources: Sequence[ir.Value], results: Sequence[ir.Value]
     ) -> tuple[list[ir.Node], list[ir.Value]]:
-        """The nodes, on the values of the whole; a result that is no node's own gets a node."""
+        """The nodes, connected to the values of the whole model; a result without a node of its own gets one."""
         inputs, found = list(graph.inputs), []
         nodes = list(graph)
         graph.remove(nodes)
@@ -120,12 +120,12 @@ class FromModel:
         return owners
 
     def _is_part_of(self, call: ModuleCall, tags: EditedTags) -> bool:
-        """Whether it was cut out of the same model: it has the call under the same tag."""
+        """Whether it was cut out of the same model: it has the call with the same tag."""
         assert self._tagged is not None
         return bool(call.path) and self._tagged.tags.get(call) == tags.tag(call)
 
     def _grafted(self, call: ModuleCall, tags: EditedTags) -> dict[ModuleCall, ModuleCall]:
-        """The calls of the file, under the call that it replaces."""
+        """The calls of the file, as calls inside the call that it replaces."""
         assert self._tagged is not None
         sub, base = self._tagged, tags.source_tag(call)
         sources = sub.source_tags
@@ -144,7 +144,7 @@ class FromModel:
         return renamed
 
     def _adopted(self, call: ModuleCall, graph: ir.Graph) -> dict[ir.Value, tuple[str, ...]]:
-        """The weights, once for all calls that they replace, with the keys that they get."""
+        """The weights, shared by all calls that they replace, with their new keys."""
         found: dict[ir.Value, tuple[str, ...]] = {}
         for name, value in list(graph.initializers.items()):
             plan = parameter_plan(value)
@@ -168,26 +168,26 @@ class FromModel:
 
 
 def _check_type(path: Path, mine: ir.Value, whole: ir.Value, whose: str) -> None:
-    """Refuse an input or output that cannot be the value of the whole.
+    """Refuse an input or output that does not fit the value of the whole model.
 
     Raises:
         UsageError: Their types or shapes differ.
     """
     if mine.dtype is not None and whole.dtype is not None and mine.dtype != whole.dtype:
         raise UsageError(
-            f"'{mine.name}' of {path} is {mine.dtype.name} and '{whole.name}' of {whose} {whole.dtype.name}"
+            f"'{mine.name}' of {path} is {mine.dtype.name}, but '{whole.name}' of {whose} is {whole.dtype.name}"
         )
     if not may_be(mine.shape, whole.shape):
         raise UsageError(
-            f"'{mine.name}' of {path} has the shape {mine.shape} and '{whole.name}' of {whose} {whole.shape}"
+            f"'{mine.name}' of {path} has the shape {mine.shape}, but '{whole.name}' of {whose} has {whole.shape}"
         )
 
 
 def check_opsets(whole: ir.Model, sub: ir.Model, path: Path) -> None:
-    """Refuse a file with an operator that means something else in the opset of the whole.
+    """Refuse a file with an operator that has another meaning in the opset of the whole model.
 
     Raises:
-        UsageError: There is one.
+        UsageError: Names the operator.
     """
     for node in all_nodes(sub):
         mine, other = sub.opset_imports.get(node.domain), whole.opset_imports.get(node.domain)
@@ -196,10 +196,10 @@ def check_opsets(whole: ir.Model, sub: ir.Model, path: Path) -> None:
         try:
             same = onnx.defs.get_schema(node.op_type, mine, node.domain).since_version
             same -= onnx.defs.get_schema(node.op_type, other, node.domain).since_version
-        except onnx.defs.SchemaError:  # only the operators of onnx itself have versions that it knows
+        except onnx.defs.SchemaError:  # onnx knows only the versions of its own operators
             continue
         if same:
             raise UsageError(
-                f"{path} has opset {mine} and the whole {other}, and {node.op_type} differs between them: "
+                f"{path} has opset {mine} and the whole model {other}, and {node.op_type} differs between them: "
                 f"export it with --opset {other}"
             )

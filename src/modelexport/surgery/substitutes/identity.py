@@ -1,4 +1,4 @@
-"""Nothing in the place of a module: its values go on as they are."""
+"""Replaces a module by nothing: its inputs are passed on unchanged."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from modelexport.surgery.substitutes.parts import Parts, Site
 
 
 class Identity:
-    """The call gives back what it takes: for each output the first input of its type and shape."""
+    """Makes the call return its inputs: for each output the first input of its type and shape."""
 
     name = "identity"
     keep_body = False

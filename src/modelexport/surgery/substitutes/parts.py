@@ -1,4 +1,4 @@
-"""What a substitute is asked for, and what it gives."""
+"""The interface of a substitute: what it gets, and the parts that it returns."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from modelexport.surgery.interfaces import Interface
 
 @dataclass(frozen=True)
 class Site:
-    """A call that is replaced: its values as they are by now, and its nodes as they were."""
+    """A call that is replaced: its current values, and its original nodes."""
 
     interface: Interface
     weights: Sequence[ir.Value]
     """The initializers that its nodes use, in the order of the nodes."""
     cut: Cut | None
-    """The call as a model of its own, where the substitute wants it."""
+    """The call as a model of its own, if the substitute needs it."""
 
     @property
     def call(self) -> ModuleCall:
@@ -33,30 +33,30 @@ class Site:
 
 @dataclass
 class Parts:
-    """What is put into the graph."""
+    """The parts that are inserted into the graph."""
 
     nodes: list[ir.Node]
     outputs: list[ir.Value]
-    """In the order of the site's outputs."""
+    """The values that replace the site's outputs, in their order."""
     owners: Mapping[ir.Node, Owner] = field(default_factory=dict)
-    """Of the nodes that the replaced call does not own itself; those of nested graphs included."""
+    """The owners of the nodes that the replaced call does not own itself, with those of nested graphs."""
     weights: Mapping[ir.Value, tuple[str, ...]] = field(default_factory=dict)
-    """New initializers to their ``state_dict`` keys; empty for those that come from none."""
+    """New initializers to their ``state_dict`` keys; empty for those that do not come from entries."""
     functions: Sequence[ir.Function] = ()
     opsets: Mapping[str, int] = field(default_factory=dict)
     entries: Mapping[str, documents.StateDictEntry] = field(default_factory=dict)
 
 
 class Substitute(Protocol):
-    """Makes what takes a call's place."""
+    """Builds the replacement of a call."""
 
     @property
     def keep_body(self) -> bool:
-        """Whether it wants the call as a model of its own."""
+        """Whether it needs the call as a model of its own."""
 
     @property
     def name(self) -> str:
-        """What the tags say of it."""
+        """Its name in the metadata of nodes."""
 
     def build(self, site: Site, tags: EditedTags, used: Iterable[ModuleCall]) -> Parts:
         """New nodes for a call; changes the calls inside it in ``tags``.

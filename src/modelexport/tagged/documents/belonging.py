@@ -1,4 +1,4 @@
-"""Whether the documents beside a model were written together with it: the model has their digests."""
+"""Checking that the documents beside a model were written together with it, by the digests in the model."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from modelexport.format import keys
 def check_documents(path: Path, properties: Mapping[str, str], suffixes: Iterable[str] = ()) -> None:
     """Refuse documents beside a model that were not written together with it.
 
-    A run that was killed, or a copy of some of the files, may leave those of two exports beside one another.
+    A killed run, or copying only some of the files, may leave files of two exports beside each other.
 
     Args:
         path: The model.
-        properties: Its own. A model of an earlier version does not say what was written with it.
-        suffixes: The ends of the names of the documents to look at; all that describe a model if left out.
+        properties: The model's properties. A model of an earlier version has no digests.
+        suffixes: The suffixes of the documents to check; by default all that describe a model.
 
     Raises:
-        FileFormatError: One is of another export. Says which.
+        FileFormatError: A document belongs to another export. Names it.
     """
     if keys.DOCUMENTS not in properties:
         return
@@ -37,8 +37,8 @@ def check_documents(path: Path, properties: Mapping[str, str], suffixes: Iterabl
         document = path.with_suffix(suffix)
         if document.exists() and hashlib.sha256(read_document(document)).hexdigest() != recorded.get(suffix):
             raise FileFormatError(
-                f"{document} does not belong to {path}: they are of different runs, or one was changed; export again, "
-                "or remove the document: the model can be read without it"
+                f"{document} does not belong to {path}: they are from different runs, or one was changed; export "
+                "again, or remove the document: the model can be read without it"
             )
 
 
@@ -46,7 +46,7 @@ def read_document(path: Path) -> bytes:
     """The bytes of a document.
 
     Raises:
-        FileFormatError: It is missing, or is not a file of a size that can be read.
+        FileFormatError: It is missing, is not a regular file, or is too large.
     """
     if not path.exists():
         raise FileFormatError(f"cannot read {path}: there is no such file")

@@ -19,22 +19,22 @@ from modelexport.graph.nodes import all_nodes, nested_graphs
 from modelexport.graph.owners import owner_of
 
 Scope = ir.Graph | ir.Function | None
-"""What holds nodes."""
+"""A container of nodes."""
 
 _CONSTANT = ("", "Constant", "")
 _LONGEST_NAME = 120
-"""Characters of a tag in a file name: with the rest below the 143 that encrypted file systems allow."""
+"""The most characters of a tag in a file name: the whole name stays below the 143 of encrypted file systems."""
 
 
 def dag_document(model: ir.Model, tags: CallTags) -> dict[str, documents.Dag]:
     """The tag of every call to its operations, those of the calls inside it included.
 
-    Neither graph inputs and outputs nor initializers nor ``Constant`` nodes appear. A node that holds graphs (``If``,
-    ``Loop``, ``Scan``) stands for the nodes in them, and for what they use from outside; only a call that ran
-    inside such a graph, so that the enclosing is none of its nodes, lists the nodes themselves.
+    Graph inputs and outputs, initializers and ``Constant`` nodes are left out. A node with nested graphs (``If``,
+    ``Loop``, ``Scan``) represents the nodes in them, with the values that they use from outside. Only a call that ran
+    inside such a graph, so that the enclosing node does not belong to it, lists the nested nodes themselves.
 
     Args:
-        model: Its nodes carry their owners and have unique names, and each graph is sorted.
+        model: A model whose nodes have owners and unique names, and whose graphs are sorted.
     """
     dags = {traced.call: documents.Dag([], []) for traced in tags.calls}
     listed, enclosing = _listed(model, tags.calls)
@@ -51,7 +51,7 @@ def dag_document(model: ir.Model, tags: CallTags) -> dict[str, documents.Dag]:
 
 
 def _listed(model: ir.Model, calls: CallTree) -> tuple[dict[ir.Node, Mapping[ModuleCall, None]], dict[Scope, ir.Node]]:
-    """The calls whose DAG lists each node, in the order of the nodes; and the node that holds each nested graph."""
+    """The calls whose DAG lists each node, in the order of the nodes; and the enclosing node of each nested graph."""
     running: dict[tuple[ModuleCall, ...], dict[ModuleCall, None]] = {}
     listed: dict[ir.Node, Mapping[ModuleCall, None]] = {}
     enclosing: dict[Scope, ir.Node] = {}
@@ -71,7 +71,7 @@ def _listed(model: ir.Model, calls: CallTree) -> tuple[dict[ir.Node, Mapping[Mod
 
 
 def _edges(model: ir.Model, enclosing: Mapping[Scope, ir.Node]) -> Iterator[tuple[ir.Node, ir.Node]]:
-    """Producer and consumer of every value, in the order of the consumers. What holds a consumer consumes as well."""
+    """Producer and consumer of every value, in the order of the consumers. Enclosing nodes are consumers as well."""
     for node in all_nodes(model):
         for value in node.inputs:
             producer = value.producer() if value is not None else None
@@ -85,21 +85,21 @@ def _edges(model: ir.Model, enclosing: Mapping[Scope, ir.Node]) -> Iterator[tupl
 
 
 def check_dag_directory(directory: Path) -> None:
-    """Fail before the work, not after it, when files cannot be written into ``directory``.
+    """Fail before the work when files cannot be written into ``directory``.
 
     Raises:
-        OutputError: It is a file, cannot be written to, or is not there and cannot be made.
+        OutputError: It is a file, cannot be written to, or does not exist and cannot be created.
     """
     if directory.is_file():
-        raise OutputError(f"{directory} is a file: name a folder for the DAG files, or one that can be made")
+        raise OutputError(f"{directory} is a file: name a folder for the DAG files")
     check_writable(directory / "DAG files" if directory.is_dir() else directory)
 
 
 def write_dag_files(replacement: Replacement, directory: Path, dags: Mapping[str, documents.Dag]) -> None:
-    """Write each entry of ``NAME.dag.json`` into a file of its own, to be moved with the others.
+    """Write each entry of ``NAME.dag.json`` into a separate file, to be moved with the others.
 
     Raises:
-        OutputError: The folder is not there and cannot be made.
+        OutputError: The folder does not exist and cannot be created.
     """
     encode = msgspec.json.Encoder().encode
     staging = replacement.folder(directory, make=True)
@@ -108,10 +108,10 @@ def write_dag_files(replacement: Replacement, directory: Path, dags: Mapping[str
 
 
 def dag_file_name(tag: str) -> str:
-    """``/BertModel/BertLayer.0`` is ``BertModel-BertLayer.0-<8 hexadecimal digits>.json``.
+    """The file name for a tag: ``BertModel-BertLayer.0-<8 hexadecimal digits>.json`` for ``/BertModel/BertLayer.0``.
 
-    The digits begin the SHA-256 of the tag: they tell names apart that differ in case only, or in characters that some
-    file system does not allow, or at the beginning of a long one. They also keep a name from being a reserved one.
+    The digits are the beginning of the SHA-256 of the tag: they distinguish names that differ only in case, in
+    characters that some file systems do not allow, or in the part that is cut off. They also avoid reserved names.
     """
     readable = "-".join(re.sub(r"[^A-Za-z0-9_.@]", "_", segment) for segment in tag[1:].split("/"))
     return f"{readable[-_LONGEST_NAME:]}-{hashlib.sha256(tag.encode()).hexdigest()[:8]}.json"

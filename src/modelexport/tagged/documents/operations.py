@@ -12,10 +12,10 @@ from modelexport.tagged.encodings.metadata import initializer_tags
 
 
 def operations_document(model: ir.Model, tags: CallTags) -> dict[str, documents.Operation]:
-    """The operations, nested ones after the node that holds them, and then the initializers.
+    """The operations, nested ones after their enclosing node, and then the initializers.
 
     Args:
-        model: Its nodes carry their owners and have names that no other node and no initializer has.
+        model: A model whose nodes have owners and names that are unique among nodes and initializers.
     """
     operations: dict[str, documents.Operation] = {}
     for node in all_nodes(model):

@@ -1,4 +1,4 @@
-"""The JSON documents beside a model, read back into their types."""
+"""Reading the JSON documents beside a model into their types."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ def load_dag(path: str | Path) -> dict[str, documents.Dag]:
     """Read ``NAME.dag.json``: tag to operations and edges.
 
     Raises:
-        FileFormatError: It is missing, is another document, or is not of the model beside it.
+        FileFormatError: It is missing, is another document, or does not belong to the model beside it.
     """
     return _decode(Path(path), _checked(Path(path)), dict[str, documents.Dag])
 
 
 def load_operations(path: str | Path) -> dict[str, documents.Operation]:
-    """Read ``NAME.operations.json``: the name of a node or an initializer to what it is.
+    """Read ``NAME.operations.json``: the name of a node or an initializer to its entry.
 
     Raises:
-        FileFormatError: It is missing, is another document, or is not of the model beside it.
+        FileFormatError: It is missing, is another document, or does not belong to the model beside it.
     """
     return _decode(Path(path), _checked(Path(path)), dict[str, documents.Operation])
 
@@ -57,7 +57,7 @@ def check_same_calls(path: Path, sidecar: documents.Hierarchy, calls: Sequence[d
     """Compare the calls in a model with those in the sidecar beside it.
 
     Raises:
-        FileFormatError: They are not the same. Names the first that differ.
+        FileFormatError: They are not the same. Names the first difference.
     """
     _check_same(
         path,
@@ -71,7 +71,7 @@ def check_same_nodes(path: Path, sidecar: documents.Hierarchy, nodes: Sequence[i
     """Compare the nodes of a model and their owners with those in the sidecar beside it, in any order.
 
     Raises:
-        FileFormatError: They are not the same. Names the first that differ.
+        FileFormatError: They are not the same. Names the first difference.
     """
     facts = {}
     for node in nodes:
@@ -91,8 +91,8 @@ def _check_same(path: Path, kind: str, there: Iterable[str], here: Iterable[str]
     for its, own in zip_longest(there, here, fillvalue=_MISSING):
         if its != own:
             raise FileFormatError(
-                f"{path} contradicts the model beside it: {kind} {its} there is {own} in the model; export again, or "
-                "remove the document: the model can be read without it"
+                f"{path} contradicts the model beside it: {kind} {its} in the document is {own} in the model; export "
+                "again, or remove the document: the model can be read without it"
             )
 
 
@@ -101,7 +101,7 @@ class _Versioned(msgspec.Struct):
 
 
 def _checked(path: Path) -> bytes:
-    """The content of a document that has no version and no identity of its own: the model beside it has."""
+    """The content of a document without a version of its own, checked against the model beside it."""
     content = read_document(path)
     suffix = next((end for end in keys.DESCRIBING_SUFFIXES if path.name.endswith(end)), None)
     model = path.with_name(path.name.removesuffix(suffix or "") + ".onnx")

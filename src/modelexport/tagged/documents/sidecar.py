@@ -1,4 +1,4 @@
-"""``NAME.hierarchy.json``, the sidecar: everything that is known of an exported model, as one document."""
+"""``NAME.hierarchy.json``, the sidecar: everything that is known about an exported model, as one document."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def hierarchy_document(
     coverage: documents.Coverage,
     settings: documents.Settings,
 ) -> documents.Hierarchy:
-    """Describe an exported model, whose nodes carry their owners.
+    """Describe an exported model whose nodes have owners.
 
     Args:
         name: The model's short name.
-        source: The unoptimised graph, for the reason why a call has no nodes.
-        values: Which value of the model each tensor is that a call gets or returns.
-        comparison: For the reason why a module has no calls.
+        source: The unoptimized graph, which shows why a call has no nodes.
+        values: The tensors that calls get and return, to their values in the model.
+        comparison: The comparison of tree and run, which shows why a module has no calls.
     """
     return documents.Hierarchy(
         format_version=keys.FORMAT_VERSION,
@@ -74,12 +74,12 @@ def descended_document(
     origins: Mapping[str, Origin],
     coverage: documents.Coverage,
 ) -> documents.Hierarchy:
-    """Describe what another tool made of an exported model, starting from that model's sidecar.
+    """Describe a model that another tool made from an exported one, starting from the exported model's sidecar.
 
     Args:
         before: The sidecar of the file that the tool changed.
-        model: What it made; its nodes carry their owners.
-        values: Names of values of that file to what they are in the model, where they are there.
+        model: The tool's result, whose nodes have owners.
+        values: Names of values of that file to their values in the model, for those that still exist.
     """
 
     def tensors(listed: Iterable[documents.CallTensor]) -> list[documents.CallTensor]:
@@ -165,7 +165,7 @@ def _modules(
 
 
 def _paths_with(calls: CallTree, owners: Iterable[Owner]) -> set[str]:
-    """The paths of the modules that have at least one of the owners' calls at or below one of their own."""
+    """The paths of the modules that an owner's call belongs to or ran inside."""
     reached = {call for owner in owners for call in owner.calls}
     for traced in reversed(calls.calls):
         if traced.call in reached and traced.parent is not None:
@@ -232,9 +232,9 @@ def _graph_value(value: ir.Value) -> documents.Value:
 def _tensors(
     traced: TracedCall, side: Side, values: Mapping[Port, ir.Value], boundary: Iterable[ir.Value]
 ) -> list[documents.CallTensor]:
-    """The tensors that a module gets or returns, and which value each is: by the trace, or where only one can be it.
+    """The tensors that a module gets or returns, with their values: by the trace, or if only one value fits.
 
-    The trace loses a tensor where the exporter removed what made it, because it did nothing.
+    The trace loses a tensor if the exporter removed the node that produced it because the node had no effect.
     """
     tensors = []
     for position, spec in enumerate(traced.inputs if side == "inputs" else traced.outputs):

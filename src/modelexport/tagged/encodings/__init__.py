@@ -1,4 +1,4 @@
-"""How a file holds its tags: a file for each encoding, and the way back."""
+"""The encodings of tags in a file: a Python file for writing each of them, and one for reading them."""
 
 from typing import Literal
 

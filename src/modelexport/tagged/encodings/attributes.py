@@ -12,8 +12,8 @@ from modelexport.graph.nodes import all_nodes
 def write_attributes(model: ir.Model) -> None:
     """Move the tags of every node from its metadata to its attributes, in place.
 
-    ``source_module`` is a string; ``hierarchy_tags`` are strings, one where the node has one owner. The rest of what
-    is known of a node stays in its metadata.
+    ``source_module`` is a string; ``hierarchy_tags`` is a list of strings, one for each owner. The other properties of
+    a node stay in its metadata.
     """
     for node in all_nodes(model):
         tags = read_source_tags(node.metadata_props)

@@ -1,9 +1,8 @@
-"""Which of the grouped calls have equal bodies, and what their common body takes and gives.
+"""Finds grouped calls with equal bodies, and the inputs and outputs of each common body.
 
-Bodies are equal when their nodes are, one by one: operator, attributes, connections, types of what they make, owners
-relative to the call, and the bodies of the calls inside. Which values come from outside does not matter, nor whether
-two of them are the same in one call and not in another: the common body has an input for each value that is its own in
-at least one call.
+Bodies are equal if their nodes are, one by one: operator, attributes, connections, types of outputs, owners relative to
+the call, and the bodies of the calls inside. Values from outside may differ, and two of them may be the same value in
+one call but not in another: the common body has an input for each value that is distinct in at least one call.
 """
 
 from __future__ import annotations
@@ -24,30 +23,30 @@ from modelexport.graph.owners import owner_of
 from modelexport.tagged.encodings.grouping import Group, Grouping, Item
 
 CONSTANT_LIMIT = 256
-"""Bytes up to which an initializer that all calls have in common becomes a constant of the body."""
+"""The size up to which an initializer that all calls share becomes a constant of the body."""
 
 
 @dataclass(eq=False)
 class Instance:
-    """One call that becomes one node. The root's becomes the main graph."""
+    """One call that becomes one node. The root becomes the main graph."""
 
     group: Group
     height: int
-    """How many functions are called inside one another in it."""
+    """The nesting depth of the functions called in it."""
     last: int
-    """The number of its last node, counted in the order in which all of them run."""
+    """The number of its last node, in the order in which all nodes run."""
     key: Hashable = None
     slots: list[ir.Value] = field(default_factory=list)
     """The uses of values from outside, in the order of the walk."""
     produced: list[ir.Value] = field(default_factory=list)
     """The outputs of its items."""
     walk: list[ir.Node | ir.Value | Instance] = field(default_factory=list)
-    """Its nodes, those of nested graphs before the node that holds them, each followed by its outputs; inputs and
-    initializers of nested graphs; and the calls inside, whose own walks go on from there."""
+    """Its nodes, those of nested graphs before their enclosing node, each followed by its outputs; inputs and
+    initializers of nested graphs; and the calls inside, each of which continues with its own walk."""
     variant: Variant | None = None
 
     def inputs(self) -> list[ir.Value]:
-        """What fills the inputs of its function."""
+        """The values for the inputs of its function."""
         return [self.slots[slot] for slot in self._variant.inputs]
 
     def constants(self) -> list[ir.Value]:
@@ -55,7 +54,7 @@ class Instance:
         return [self.slots[slot] for slot in self._variant.constants]
 
     def outputs(self) -> list[ir.Value]:
-        """What its function gives."""
+        """The outputs of its function."""
         return [self.produced[index] for index in self._variant.outputs]
 
     @property
@@ -66,27 +65,27 @@ class Instance:
 
 @dataclass(eq=False)
 class Variant:
-    """What equal instances have in common: a function to be."""
+    """The common structure of equal instances, which becomes a function."""
 
     members: list[Instance]
     inputs: list[int] = field(default_factory=list)
-    """For each input of the function, one of the slots that it fills."""
+    """For each input of the function, one of the slots that use it."""
     constants: list[int] = field(default_factory=list)
-    """For each constant, one of the slots that it fills."""
+    """For each constant, one of the slots that use it."""
     fills: list[int] = field(default_factory=list)
-    """For each slot, the index of what fills it among the inputs and, after them, the constants."""
+    """For each slot, the index of its value among the inputs followed by the constants."""
     outputs: list[int] = field(default_factory=list)
-    """Indices into what an instance produces."""
+    """The outputs, as indices into the values that an instance produces."""
 
 
 @dataclass(eq=False)
 class Distinct:
-    """The main graph and the functions that it takes."""
+    """The main graph and the functions that it needs."""
 
     root: Instance
     instances: dict[Group, Instance]
     variants: list[Variant]
-    """Those without calls inside first."""
+    """The functions, callees before callers."""
 
 
 def distinct_bodies(model: ir.Model, tags: CallTags, grouping: Grouping) -> Distinct:
@@ -128,7 +127,7 @@ class _Search:
         return instance
 
     def _visit(self, item: Item) -> int:
-        """Number the nodes of an item, note the last use of each value, and return how deep functions are nested."""
+        """Number the nodes of an item, record the last use of each value, and return the nesting depth of functions."""
         if isinstance(item, Group):
             return self._number(item).height + 1
         height = 0
@@ -166,14 +165,14 @@ class _Search:
                 if any(self.last_use.get(v, 0) > member.last for v, member in zip(values, members, strict=True))
             ],
         )
-        if not variant.outputs:  # nothing uses what it makes; a node has an output all the same
+        if not variant.outputs:  # its outputs are unused; a node must have an output nevertheless
             variant.outputs = [len(members[0].produced) - 1]
         for member in members:
             member.variant = variant
         return variant
 
     def _is_constant(self, values: tuple[ir.Value, ...]) -> bool:
-        """Whether the same small tensor fills a slot in every call, and nothing but its users is known of it."""
+        """Whether every call has the same small tensor in a slot, without metadata except its users."""
         first = values[0].const_value
         if first is None or isinstance(first, ir.ExternalTensor) or first.nbytes > CONSTANT_LIMIT:
             return False
@@ -193,7 +192,7 @@ class _Search:
 
 
 class _Encoding:
-    """The structure of an instance as a value that can be compared."""
+    """Encodes the structure of an instance as a value that can be compared."""
 
     def __init__(
         self,
@@ -256,7 +255,7 @@ class _Encoding:
             return _tensor_key(attribute.as_tensor())
         if attribute.type == ir.AttributeType.TENSORS:
             return tuple(_tensor_key(tensor) for tensor in attribute.as_tensors())
-        # repr tells -0.0 from 0.0, holds nan equal to nan, and is the same for tuples and lists of the same type
+        # repr distinguishes -0.0 from 0.0, is equal for two nans, and is the same for tuples and lists of the same type
         return attribute.type, repr(attribute.value)
 
     def _graph(self, graph: ir.Graph) -> Hashable:
@@ -273,7 +272,7 @@ class _Encoding:
 
 
 def kept_properties(initializer: ir.Value) -> dict[str, str]:
-    """What an initializer's metadata says that does not follow from its users."""
+    """The properties of an initializer that do not follow from its users."""
     return {key: text for key, text in initializer.metadata_props.items() if key != keys.HIERARCHY_TAGS}
 
 

@@ -4,10 +4,10 @@
                  BertLayer(hidden, mask, weights...)               the call encoder.layer.1
     BertLayer    BertAttention(...), BertIntermediate(...), ...    the calls attention, intermediate, ... inside
 
-What differs between the calls (weights, the values they work on) are inputs. Small constants that all calls have in
-common stand in the body as ``Constant`` nodes. A body says its nodes' tags and addresses relative to the call. The
-names that its values have in the flat graph, and shapes that are not the same in all calls, stand in the metadata of
-the outermost call node. `unpack` makes the flat graph of it again.
+Values that differ between the calls (weights and activations) are inputs. Small constants that all calls share are in
+the body as ``Constant`` nodes. Tags and addresses in a body are relative to the call. The names of its values in the
+flat graph, and shapes that differ between calls, are in the metadata of the outermost call node. `unpack` restores the
+flat graph.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ _OWNER_KEYS = {
     keys.LAYER_ANNOTATION,
 }
 _FUNCTION_VALUE_INFO_IR_VERSION = 10
-"""The first IR version whose functions have types and shapes of their values."""
+"""The first IR version in which functions have types and shapes of their values."""
 
 
 @dataclass(frozen=True)
 class FunctionsModel:
-    """A model with functions, and what could not become one."""
+    """A model with functions, and the calls that could not become functions."""
 
     model: ir.Model
     flat: Sequence[FlatCall]
@@ -58,7 +58,7 @@ class FunctionsModel:
 
 
 def write_functions(model: ir.Model, tags: CallTags) -> FunctionsModel:
-    """A flat model with owners and metadata as functions. The model stays as it is; tensors are shared."""
+    """Convert a flat model with owners and metadata to functions. The model is not changed; tensors are shared."""
     grouping = group_calls(model, tags.calls)
     return FunctionsModel(_Writer(model, tags, grouping).run(), grouping.flat, grouping.hoisted)
 
@@ -95,7 +95,7 @@ class _Writer:
         )
 
     def _function_names(self) -> dict[Variant, str]:
-        """The class that most of its calls have; a number behind it for the second of the name in the run."""
+        """The class that most of its calls have, with a number for the second function of this name."""
         order = {traced.call: index for index, traced in enumerate(self.tags.calls)}
         names: dict[Variant, str] = {}
         taken: set[str] = set()
@@ -163,7 +163,7 @@ class _Writer:
         return {domain: versions[domain] for domain in sorted(domains) if domain in versions}
 
     def names_and_shapes(self, instance: Instance) -> dict[str, str]:
-        """What the flat graph has and the shared bodies cannot say."""
+        """The names and shapes of the flat graph that the shared bodies cannot contain."""
         names: list[str | int | None] = []
         shapes: dict[str, Dimensions] = {}
         pending: list[tuple[_Step, _Step, ir.Shape | None]] = [(instance, instance, None)]
@@ -196,7 +196,7 @@ class _Body:
     """Builds the nodes of a function, or of the main graph, from the first of the calls that share it.
 
     Args:
-        env: Values of the flat graph to those of the body; filled on the way.
+        env: Values of the flat graph to those of the body; filled during the walk.
         outside: The function's inputs and constants.
     """
 
@@ -318,12 +318,12 @@ class _Body:
 
 
 def dimensions(shape: ir.Shape | None) -> Dimensions:
-    """A shape as JSON has it: a dynamic dimension is its name, one that is not known ``null``."""
+    """A shape for JSON: a dynamic dimension is its name, an unknown one ``null``."""
     return None if shape is None else [size if isinstance(size, int) else size.value for size in shape]
 
 
 def _common_shape(values: Sequence[ir.Value]) -> ir.Shape | None:
-    """What the shapes of all values agree on."""
+    """The dimensions on which the shapes of all values agree."""
     shapes = [dimensions(value.shape) for value in values]
     first = shapes[0]
     if first is None or any(shape is None or len(shape) != len(first) for shape in shapes):
@@ -357,14 +357,14 @@ def _constant(value: ir.Value, name: str) -> ir.Node:
 
 
 def _input_name(value: ir.Value, call: ModuleCall) -> str:
-    """The name that a parameter has in the module, or the value's own."""
+    """The name of a parameter in its module, or the value's own."""
     entries = json.loads(value.metadata_props.get(keys.PARAMETER, "[]"))
     below = [key.removeprefix(f"{call.path}.") for key in entries if key.startswith(f"{call.path}.")]
     return below[0] if len(below) == 1 else value.name or ""
 
 
 def _unique(name: str, taken: set[str]) -> str:
-    """The name, with a number behind it if it is taken; it is from now on."""
+    """The name, with a number appended if it is taken; it is added to the taken names."""
     candidate, number = name, 0
     while candidate in taken:
         number += 1

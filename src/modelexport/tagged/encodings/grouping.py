@@ -1,11 +1,10 @@
-"""Groups the nodes of a flat graph by call, where the nodes of a call can be replaced by one node.
+"""Groups the nodes of a flat graph by call, if the nodes of a call can be replaced by one node.
 
-That is the case when no value that leaves a call's nodes comes back to them through others, when calls beside each
-other do not wait for one another, and when a call's nodes lie in one graph. A node that several calls own stands in the
-deepest call around all of them, or, where a value would come back to one of its owners through it, in that one.
-
-The search goes from the outside in. Each call is one pass over the edges between what stands inside it; only where
-those do not fit one behind the other does a second pass find out which of them are to blame.
+That is possible if no value that leaves a call's nodes returns to them through other nodes, if sibling calls do not
+depend on each other in a cycle, and if all nodes of a call are in one graph. A node that several calls own is placed in
+the deepest call that contains all of them, or, if a value would return to one of its owners through it, in that owner.
+The search goes from the outside in. Each call takes one pass over the edges between its items; only if these cannot be
+ordered does a second pass find the calls that cause this.
 """
 
 from __future__ import annotations
@@ -21,15 +20,15 @@ from modelexport.core.calls import CallTree, ModuleCall
 from modelexport.graph.nodes import nested_graphs
 from modelexport.graph.owners import owner_of
 
-COMES_BACK = "values that leave it come back to it"
-INTERLEAVED = "it and the calls beside it wait for each other's values"
-SCATTERED = "its nodes lie in different nested graphs"
+COMES_BACK = "values that leave it return to it"
+INTERLEAVED = "it and its sibling calls depend on each other's values"
+SCATTERED = "its nodes are in different nested graphs"
 MERGED = "all of its nodes are shared with other calls"
 
 
 @dataclass(frozen=True, slots=True)
 class FlatCall:
-    """A call whose nodes do not form a function of their own, and the values because of which."""
+    """A call whose nodes cannot become a function, and the values that are the reason."""
 
     address: str
     reason: str
@@ -38,18 +37,18 @@ class FlatCall:
 
 @dataclass(frozen=True, slots=True)
 class Hoisted:
-    """Nodes that several calls own, so that they stand in the deepest call around those."""
+    """Nodes that several calls own and that are placed in the deepest call containing these."""
 
     address: str
-    """The call that they stand in."""
+    """The call that they are placed in."""
     owners: tuple[str, ...]
     values: tuple[str, ...]
-    """What the nodes make."""
+    """The outputs of the nodes."""
 
 
 @dataclass(eq=False)
 class Group:
-    """The nodes of one call, in an order in which they can run; the calls inside it are groups again."""
+    """The nodes of one call, in an order in which they can run; the calls inside it are groups themselves."""
 
     call: ModuleCall
     items: list[Item]
@@ -57,9 +56,9 @@ class Group:
 
 Item = ir.Node | Group
 Part = ModuleCall | ir.Node
-"""A call's nodes as a whole, or a node by itself."""
+"""The group of a call, or a single node."""
 Blame = tuple[ModuleCall, str, list[ir.Value]]
-"""A call that cannot be one group, why, and because of which values."""
+"""A call that cannot be one group, why, and the values that are the reason."""
 
 
 @dataclass
@@ -67,13 +66,13 @@ class Grouping:
     """A graph as nested groups."""
 
     items: dict[ir.Graph, list[Item]] = field(default_factory=dict)
-    """The main graph and the nested graphs to what they hold."""
+    """The main graph and the nested graphs to their items."""
     flat: list[FlatCall] = field(default_factory=list)
     hoisted: list[Hoisted] = field(default_factory=list)
 
 
 def group_calls(model: ir.Model, calls: CallTree) -> Grouping:
-    """Group the nodes of a model, every one of which has an owner, by call. The root is the graph itself."""
+    """Group the nodes of a model by call; every node must have an owner. The root is the graph itself."""
     return _Grouper(calls).run(model.graph)
 
 
@@ -82,9 +81,9 @@ class _Grouper:
     calls: CallTree
     found: Grouping = field(default_factory=Grouping)
     home: dict[ir.Node, tuple[ModuleCall, ...]] = field(default_factory=dict)
-    """Node to the call that it stands in, as the stack of calls down to it."""
+    """Node to the call that it is placed in, as the stack of calls down to it."""
     uses: dict[ir.Node, list[ir.Value]] = field(default_factory=dict)
-    """Node to the values that it and the graphs nested in it take from outside."""
+    """Node to the values that it and the graphs nested in it use from outside."""
     scattered: set[ModuleCall] = field(default_factory=set)
     stacks: dict[ModuleCall, tuple[ModuleCall, ...]] = field(default_factory=dict)
     formed: set[ModuleCall] = field(default_factory=set)
@@ -105,7 +104,7 @@ class _Grouper:
         return self.stacks[call]
 
     def _settle(self, graph: ir.Graph) -> list[ir.Value]:
-        """Find where each node stands; returns the values that the graph takes from outside."""
+        """Find the place of each node; returns the values that the graph uses from outside."""
         outside: dict[ir.Value, None] = {}
         inside: set[ir.Value] = {*graph.inputs, *graph.initializers.values()}
         for node in graph:
@@ -139,7 +138,7 @@ class _Grouper:
         self.found.items[graph] = self._plan(list(graph), base)
 
     def _plan(self, nodes: Sequence[ir.Node], base: ModuleCall) -> list[Item]:
-        """What stands in a call, or in a graph nested in it, in an order in which it can run."""
+        """The items of a call, or of a graph nested in it, in an order in which they can run."""
         scope = _Scope(nodes, self.uses, self.home, len(self._stack(base)), self._stack)
         while blamed := self._scattered_in(scope) or scope.blame():
             if scope.strays:
@@ -185,7 +184,7 @@ class _Grouper:
 
 
 def _common(stacks: Iterable[tuple[ModuleCall, ...]]) -> tuple[ModuleCall, ...]:
-    """The deepest stack that all of them begin with."""
+    """The longest stack that all of them begin with."""
     levels = zip(*stacks, strict=False)
     common: list[ModuleCall] = []
     for level in levels:
@@ -197,7 +196,7 @@ def _common(stacks: Iterable[tuple[ModuleCall, ...]]) -> tuple[ModuleCall, ...]:
 
 @dataclass
 class _Scope:
-    """The nodes that stand inside one call, each by itself or in the group of a call inside it."""
+    """The nodes inside one call, each by itself or in the group of a call inside it."""
 
     nodes: Sequence[ir.Node]
     uses: Mapping[ir.Node, list[ir.Value]]
@@ -216,7 +215,7 @@ class _Scope:
             self._place(node, self.depth)
 
     def _place(self, node: ir.Node, depth: int) -> None:
-        """Put a node into the group of its call at a depth, or by itself if it stands above that."""
+        """Put a node into the group of its call at a depth, or by itself if it is placed above that depth."""
         stack = self.home[node]
         if len(stack) > depth:
             self.part[node] = stack[depth]
@@ -225,14 +224,14 @@ class _Scope:
             self.part[node] = node
 
     def dissolve(self, call: ModuleCall) -> None:
-        """Break a group into its own nodes and the groups inside it."""
+        """Split a group into its own nodes and the groups inside it."""
         members = self.members.pop(call)
         depth = self.home[members[0]].index(call) + 1
         for node in members:
             self._place(node, depth)
 
     def move(self, node: ir.Node) -> None:
-        """Put a node that stood by itself into the group that it has come to stand in."""
+        """Put a node that was by itself into the group that it is now placed in."""
         group = next(call for call in self.home[node] if call in self.members)
         self.part[node] = group
         self.members[group].append(node)
@@ -240,16 +239,16 @@ class _Scope:
         self.moved.add(node)
 
     def sources(self, node: ir.Node) -> Iterator[tuple[ir.Value, ir.Node]]:
-        """The values that a node takes from other nodes of the scope, and those nodes."""
+        """The values that a node uses from other nodes of the scope, and those nodes."""
         for value in self.uses[node]:
             producer = value.producer()
             if producer is not None and producer in self.position:
                 yield value, producer
 
     def blame(self) -> list[Blame]:
-        """The groups to dissolve, because they wait for each other. Without any, ``order`` holds the parts in order.
+        """The groups to dissolve, because they depend on each other. If there are none, ``order`` has the sorted parts.
 
-        Before that the ``strays`` have to be moved: nodes outside their owners' groups by which values come back.
+        The ``strays`` have to be moved first: nodes outside their owners' groups through which values return.
         """
         self.strays = []
         after: dict[Part, set[Part]] = {}
@@ -293,7 +292,7 @@ class _Scope:
         return self.members[part] if isinstance(part, ModuleCall) else (part,)
 
     def _returning(self, cycle: Sequence[Part]) -> dict[ModuleCall, dict[ir.Value, None]]:
-        """The groups that a path leaves and comes back to, with the values that it comes back as."""
+        """The groups that a path leaves and returns to, with the values through which it returns."""
         bits = {part: 1 << i for i, part in enumerate(part for part in cycle if isinstance(part, ModuleCall))}
         passed: dict[ir.Node, int] = {}
         returning: dict[ModuleCall, dict[ir.Value, None]] = {}
@@ -314,7 +313,7 @@ class _Scope:
         return returning
 
     def _owner_passed(self, node: ir.Node, passed: int, bits: Mapping[ModuleCall, int]) -> ModuleCall | None:
-        """Of a node's owners, one in a group that a path to the node has passed."""
+        """One of a node's owners that is in a group on a path to the node."""
         owner = owner_of(node)
         assert owner is not None
         for call in owner.calls:
@@ -324,7 +323,7 @@ class _Scope:
 
 
 def _cycles(parts: Iterable[Part], after: Mapping[Part, Iterable[Part]]) -> Iterator[list[Part]]:
-    """The sets of parts each of which leads to every other: Tarjan's algorithm, without recursion."""
+    """The strongly connected components of the parts: Tarjan's algorithm, without recursion."""
     number: dict[Part, int] = {}
     low: dict[Part, int] = {}
     open_parts: dict[Part, None] = {}

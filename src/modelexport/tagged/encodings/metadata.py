@@ -34,7 +34,7 @@ def write_metadata(
         drop_torch_metadata(model)
     for node in all_nodes(model):
         owner = owner_of(node)
-        if owner is not None:  # what was made of another exporter's file may have none; export checks for them
+        if owner is not None:  # nodes of adopted files may have none; export checks for them
             write_owner(node, owner, tags)
     for value in initializers(model):
         value.metadata_props[keys.HIERARCHY_TAGS] = json.dumps(initializer_tags(value, tags))
@@ -68,7 +68,7 @@ def initializer_tags(value: ir.Value, tags: CallTags) -> list[str]:
 
 
 def drop_torch_metadata(model: ir.Model) -> None:
-    """Remove the exporter's own keys: most of the graph file, and paths of the machine that exported."""
+    """Remove the exporter's own keys, which take most of the graph file and contain paths of the exporting machine."""
     stores = [model.metadata_props]
     for graph in model.graphs():
         stores.append(graph.metadata_props)

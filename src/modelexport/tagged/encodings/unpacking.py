@@ -1,4 +1,4 @@
-"""The `attributes` and `functions` encodings back into metadata of a flat graph, in memory."""
+"""Converting the `attributes` and `functions` encodings to metadata of a flat graph, in memory."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from modelexport.graph.nodes import all_nodes, initializers, nested_graphs
 
 
 def unpack_tags(model: ir.Model, calls: CallTree, tags: Mapping[ModuleCall, str]) -> str:
-    """Turn a model of any encoding into one with the `metadata` encoding, in place; returns which it was.
+    """Convert a model of any encoding to the `metadata` encoding, in place; returns its former encoding.
 
     Raises:
-        KeyError, IndexError, TypeError, ValueError: What the encoding says is damaged.
+        KeyError, IndexError, TypeError, ValueError: The encoded tags are damaged.
     """
     encoding = model.metadata_props.pop(keys.ENCODING, "metadata")
     if encoding == "attributes":
@@ -44,7 +44,7 @@ def _unpack_attributes(model: ir.Model) -> None:
 
 
 class _Inliner:
-    """Puts the body of a function in the place of every call, under the names that its values had."""
+    """Inlines the functions at every call, with the names that the values have in the flat graph."""
 
     def __init__(self, model: ir.Model, calls: CallTree, tags: Mapping[ModuleCall, str]) -> None:
         self.model = model
@@ -82,7 +82,7 @@ class _Inliner:
             graph.remove(node, safe=True)
 
     def initializer(self, name: str, constant: ir.Node) -> ir.Value:
-        """The initializer of the main graph that a constant of a body was."""
+        """The initializer of the main graph for a constant of a body."""
         if name in self.model.graph.initializers:
             return self.model.graph.initializers[name]
         if name not in self.restored:
@@ -97,14 +97,14 @@ class _Scope:
     calls: CallTree
     call: ModuleCall
     tag: str
-    """What stands before the tags in the body."""
+    """The prefix of the tags in the body."""
 
     @cached_property
     def addresses(self) -> Mapping[str, ModuleCall]:
         return {address: call for call, address in relative_addresses(self.calls, self.call).items()}
 
     def absolute(self, address: str) -> ModuleCall:
-        """The call that an address in the body means."""
+        """The call for an address in the body."""
         outside = address.startswith("//") and address not in self.addresses
         return ModuleCall.parse(address[2:]) if outside else self.addresses[address]
 
@@ -186,7 +186,7 @@ class _Expansion:
         return ir.Graph(inputs, outputs, nodes=nodes, initializers=initializers, name=graph.name)
 
     def _name(self, body: str | None) -> str:
-        """The next name, given the one that stands in the body."""
+        """The next name of the flat graph, given the name in the body."""
         self.next_name += 1
         return full_name(self.names[self.next_name - 1], body or "")
 
