@@ -40,8 +40,9 @@ clean:
 	$(PIP) -e . -c constraints.txt
 	@touch $@
 
-.venv/installed-for-tests: .venv/installed tests/requirements-nodeps.txt
+.venv/installed-for-tests: .venv/installed tests/requirements-nodeps.txt tests/requirements-explorer.txt
 	$(PIP) -e '.[check]' -c constraints.txt
 	$(PIP) --no-deps -r tests/requirements-nodeps.txt
 	$(PIP) --no-deps --target .venv/pillow --upgrade pillow==12.3.0
+	$(PIP) --no-deps --target .venv/explorer --upgrade -r tests/requirements-explorer.txt
 	@touch $@

@@ -23,9 +23,10 @@ MISSING = "" if CHROMIUM and DRIVER else "needs Chromium and its driver: apt-get
 class Browser:
     """One window."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, *drawing: str) -> None:
         self._address = address
-        options = {"args": ["--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=1300,1000"]}
+        drawing = drawing or ("--disable-gpu",)
+        options = {"args": ["--headless=new", "--no-sandbox", *drawing, "--window-size=1300,1000"]}
         asked = {
             "browserName": "chrome",
             "goog:chromeOptions": options | {"binary": CHROMIUM},
@@ -34,8 +35,9 @@ class Browser:
         made = self._call("POST", "/session", {"capabilities": {"alwaysMatch": asked}})
         self._session = f"/session/{made['sessionId']}"
 
-    def open(self, page: Path) -> None:
-        self._call("POST", f"{self._session}/url", {"url": page.as_uri()})
+    def open(self, page: Path | str) -> None:
+        """Open a file or an address."""
+        self._call("POST", f"{self._session}/url", {"url": page if isinstance(page, str) else page.as_uri()})
 
     def run(self, script: str, *arguments: Any) -> Any:
         """Run a script and return its result."""
@@ -96,8 +98,12 @@ class Browser:
 
 
 @contextmanager
-def browser() -> Iterator[Browser]:
-    """A separate browser, which is always closed at the end."""
+def browser(*drawing: str) -> Iterator[Browser]:
+    """A browser of its own, ended whatever happens.
+
+    Args:
+        drawing: Chromium's options about drawing, for pages that need WebGL.
+    """
     assert DRIVER is not None
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -109,7 +115,7 @@ def browser() -> Iterator[Browser]:
                     if probe.connect_ex(("127.0.0.1", port)) == 0:
                         break
                 time.sleep(0.05)
-            window = Browser(f"http://127.0.0.1:{port}")
+            window = Browser(f"http://127.0.0.1:{port}", *drawing)
             try:
                 yield window
             finally:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from modelexport.lineage.adoption import adopt as adopt
     from modelexport.lineage.retagging import retag as retag
     from modelexport.measure.costs import cost as cost
+    from modelexport.measure.parts import cost_parts as cost_parts
+    from modelexport.measure.parts import profile_parts as profile_parts
     from modelexport.measure.profiles import profile as profile
     from modelexport.pytorch.examples import example_inputs as example_inputs
     from modelexport.pytorch.overview import hierarchy as hierarchy
@@ -47,11 +49,13 @@ _PUBLIC = {
     "TaggedModel": "modelexport.api",
     "compare": "modelexport.tagged.comparison",
     "cost": "modelexport.measure.costs",
+    "cost_parts": "modelexport.measure.parts",
     "example_inputs": "modelexport.pytorch.examples",
     "export": "modelexport.exporting.pipeline",
     "export_package": "modelexport.exporting.packages.package",
     "hierarchy": "modelexport.pytorch.overview",
     "profile": "modelexport.measure.profiles",
+    "profile_parts": "modelexport.measure.parts",
     "inline": "modelexport.tagged.flattening",
     "load": "modelexport.api",
     "retag": "modelexport.lineage.retagging",

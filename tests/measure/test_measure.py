@@ -112,12 +112,27 @@ def test_the_document_is_as_it_was_agreed() -> None:
     assert document["rows"][1]["own"]["work"] == 34
 
 
+def test_a_source_adds_a_column_of_figures_of_calls_without_a_change_to_the_table(tmp_path: Path) -> None:
+    from modelexport.measure.columns import SENSITIVITY
+    from modelexport.measure.page import Page, write_page
+
+    table = small_table().with_column(SENSITIVITY, {ModuleCall("a"): 0.25, ModuleCall("b.inner"): 0.5})
+    rows = {row["address"]: row for row in table.document()["rows"]}
+    assert rows["a"]["own"]["sensitivity"] == 0.25
+    assert "sensitivity" not in rows["b"]["own"]
+    assert (rows["b"]["total"]["sensitivity"], rows[""]["total"]["sensitivity"]) == (0.5, 0.5)
+    assert table.sorted(table.rows(), "sensitivity")[0].address == "b.inner"
+    assert "SENSITIVITY TOTAL" in format_table(table, "sensitivity")
+    write_page(tmp_path / "page.html", Page(table, "sensitivity"))
+    assert "sensitivity" in format_csv({"": (table, table.rows())})
+
+
 def test_csv_has_own_and_total_of_each_column() -> None:
     table = small_table()
-    lines = list(csv.DictReader(format_csv(table, table.rows()).splitlines()))
+    lines = list(csv.DictReader(format_csv({"": (table, table.rows())}).splitlines()))
     assert lines[2]["address"] == "b"
     assert (lines[2]["own.work"], lines[2]["total.work"]) == ("1", "34")
-    assert lines[-1]["address"] == "(outside)"
+    assert lines[-1]["address"] == "(outside of modules)"
 
 
 def test_a_tree_has_bars_and_colour_only_where_asked() -> None:
@@ -232,7 +247,7 @@ def test_node_data_has_no_key_that_the_file_does_not_have(exported: Exporter) ->
     data = node_data_document(cost(path), "flops")
     assert list(data) == [graph.name]
     results: dict[str, Any] = data[graph.name]["results"]
-    assert set(results) <= {value.name for node in graph for value in node.outputs}
+    assert set(results) <= {node.name for node in graph}
     assert sum(one["value"] for one in results.values()) == cost(path).whole["flops"]
     assert [stop["stop"] for stop in data[graph.name]["gradient"]] == [0, 0.5, 1]
 
@@ -277,3 +292,46 @@ def test_cost_does_not_import_torch(exported: Exporter) -> None:
         f"cost({str(exported('blocks').path)!r}); assert not {{'torch', 'transformers'}} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_shapes_are_known_up_to_a_node_that_the_tool_gives_up_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from onnx import TensorProto, helper
+
+    monkeypatch.chdir(tmp_path)
+    nodes = [
+        helper.make_node("MatMul", ["x", "weight"], ["made"]),
+        helper.make_node("ReduceL2", ["made", "axes"], ["norm"], keepdims=1),  # its axes are an input
+        helper.make_node("Shape", ["made"], ["sizes"]),
+        helper.make_node("Expand", ["norm", "sizes"], ["wide"]),
+        helper.make_node("Div", ["made", "wide"], ["y"]),
+    ]
+    weight = helper.make_tensor("weight", TensorProto.FLOAT, [4, 1500], [0.0] * 6000)
+    axes = helper.make_tensor("axes", TensorProto.INT64, [1], [-1])
+    graph = helper.make_graph(
+        nodes,
+        "main_graph",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", "length", 4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [weight, axes],
+    )
+    shapes = find_shapes(ir.from_proto(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)])))
+    assert [str(size) for size in shapes.sizes["made"]] == ["batch", "length", "1500"]
+    assert not list(tmp_path.iterdir())
+
+
+def test_small_weights_in_a_linked_file_do_not_hide_shapes(tmp_path: Path) -> None:
+    path = tmp_path / "weights.bin"
+    (tmp_path / "real.bin").write_bytes(bytes(16))
+    path.symlink_to("real.bin")  # the tool does not read such files
+    tensor = ir.ExternalTensor(
+        "weights.bin", 0, 16, ir.DataType.FLOAT, shape=ir.Shape([4]), name="w", base_dir=tmp_path
+    )
+    x = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(["batch", 4]))
+    weight = ir.Value(name="w", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([4]), const_value=tensor)
+    node = ir.node("Mul", [x, weight])
+    node.outputs[0].name, node.outputs[0].type = "y", ir.TensorType(ir.DataType.FLOAT)
+    graph = ir.Graph([x], node.outputs, nodes=[node], initializers=[weight], opset_imports={"": 20}, name="g")
+    shapes = find_shapes(ir.Model(graph, ir_version=10))
+    assert [str(size) for size in shapes.sizes["y"]] == ["batch", "4"]

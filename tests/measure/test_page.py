@@ -12,7 +12,7 @@ from exports import Exporter
 from modelexport.core.calls import CallTree, ModuleCall, TracedCall
 from modelexport.measure.columns import BYTES, SECONDS, SHARE
 from modelexport.measure.costs import cost
-from modelexport.measure.page import Section, write_page
+from modelexport.measure.page import Page, Section, write_page
 from modelexport.measure.table import NodeFigures, Table
 
 needs_browser = pytest.mark.skipif(bool(MISSING), reason=MISSING)
@@ -47,7 +47,7 @@ def large_table(nodes: int = 10_000) -> Table:
 
 
 def test_ten_thousand_nodes_are_below_two_megabytes_and_refer_to_nothing(tmp_path: Path) -> None:
-    write_page(large_table(), tmp_path / "large.html", main="seconds")
+    write_page(tmp_path / "large.html", Page(large_table(), "seconds"))
     text = (tmp_path / "large.html").read_text()
     assert len(text.encode()) < 2_000_000
     assert "http://" not in text.replace("http://www.w3.org/2000/svg", "")
@@ -58,7 +58,7 @@ def test_names_of_a_model_cannot_end_the_script(tmp_path: Path) -> None:
     root = ModuleCall("")
     evil = NodeFigures("</script><script>alert(1)</script>", "Add", (root,), {"bytes": 1})
     table = Table(CallTree((TracedCall(root, None, 0, 0, 1),)), {root: "/<b>Net</b>"}, (BYTES,), (evil,))
-    write_page(table, tmp_path / "evil.html", main="bytes")
+    write_page(tmp_path / "evil.html", Page(table, "bytes"))
     assert "<script>alert" not in (tmp_path / "evil.html").read_text()
     assert "<b>Net" not in (tmp_path / "evil.html").read_text()
 
@@ -67,7 +67,7 @@ def test_names_of_a_model_cannot_end_the_script(tmp_path: Path) -> None:
 def test_the_page_folds_searches_zooms_and_shows_nodes(exported: Exporter, window: Browser, tmp_path: Path) -> None:
     table = cost(exported("bert").path)
     sections: list[Section] = [("Verification", [("outputs", "agree")])]
-    write_page(table, tmp_path / "page.html", main="flops", sections=sections)
+    write_page(tmp_path / "page.html", Page(table, "flops", sections))
     window.requests(), window.complaints()
     window.open(tmp_path / "page.html")
     assert window.texts("h1") == ["bert.onnx"]
@@ -120,7 +120,7 @@ def test_the_page_folds_searches_zooms_and_shows_nodes(exported: Exporter, windo
 @needs_browser
 def test_the_page_adds_up_as_the_table_does(exported: Exporter, window: Browser, tmp_path: Path) -> None:
     table = cost(exported("blocks").path)
-    write_page(table, tmp_path / "page.html", main="flops")
+    write_page(tmp_path / "page.html", Page(table, "flops"))
     window.open(tmp_path / "page.html")
     theirs = window.run("return Object.fromEntries(rows.map(r => [r.address || '.', r.total]))")
     for row in table.rows():
@@ -134,7 +134,7 @@ def test_the_page_adds_up_as_the_table_does(exported: Exporter, window: Browser,
 
 @needs_browser
 def test_ten_thousand_nodes_are_shown(window: Browser, tmp_path: Path) -> None:
-    write_page(large_table(), tmp_path / "large.html", main="seconds")
+    write_page(tmp_path / "large.html", Page(large_table(), "seconds"))
     window.open(tmp_path / "large.html")
     assert window.texts("#count") == ["1,101 calls"]
     window.type("#search", "layers.99.self_attention.projection_7")

@@ -45,7 +45,7 @@ def format_table(
     flat = sort is not None or by == "class"
     rows = table.sorted(rows, sort) if sort is not None else rows
     column = table.column(main)
-    most = _number(column, table.whole.get(main))
+    most = max([_number(column, table.whole.get(main)), *(_number(column, row.total.get(main)) for row in rows)])
     columns = [shown for shown in table.shown if any(row.total.get(shown.name) for row in rows)]
     header = ["MODULE", *(["CALLS"] if by != "call" else []), _title(column, "TOTAL"), "", _title(column, "OWN")]
     header += [_title(other, "") for other in columns if other is not column]
@@ -56,11 +56,12 @@ def format_table(
         bars.append(share := _share(column, row.own if sort is not None else row.total, main, most))
         cells += [_cell(column, row.total.get(main)), _bar(share, blocks), _cell(column, row.own.get(main))]
         body.append([*cells, *(_cell(other, row.total.get(other.name)) for other in columns if other is not column)])
-    if any(table.outside.values()) and only is None:
-        cells = ["(outside of modules)", *([""] if by != "call" else [])]
-        bars.append(share := _share(column, table.outside, main, most))
-        cells += [_cell(column, table.outside.get(main)), _bar(share, blocks), ""]
-        body.append([*cells, *(_cell(c, table.outside.get(c.name)) for c in columns if c is not column)])
+    for name, figures in table.outside_rows if only is None else ():
+        if any(figures.values()):
+            cells = [name, *([""] if by != "call" else [])]
+            bars.append(share := _share(column, figures, main, most))
+            cells += [_cell(column, figures.get(main)), _bar(share, blocks), ""]
+            body.append([*cells, *(_cell(c, figures.get(c.name)) for c in columns if c is not column)])
     if not body:
         return "\n".join(["no module has figures in this table", *table.notes])
     right = set(range(1, len(header))) - {header.index("")}
@@ -72,30 +73,37 @@ def format_table(
     return "\n".join([*lines, "", *below, *table.notes]).rstrip()
 
 
-def print_table(table: Table, main: str, **options: Any) -> None:
-    """Write :func:`format_table` to standard output, with color if it is a terminal that supports it."""
+def terminal_options() -> dict[str, bool]:
+    """Colour where standard output is a terminal that wants it, and bars that it can show."""
     colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
     blocks = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
-    print(format_table(table, main, colour=colour, blocks=blocks, **options))
+    return {"colour": colour, "blocks": blocks}
 
 
-def format_csv(table: Table, rows: Sequence[Row]) -> str:
-    """The table as CSV: address, tag, class, depth, then ``own.`` and ``total.`` of each column; outside last."""
+def format_csv(tables: Mapping[str, tuple[Table, Sequence[Row]]]) -> str:
+    """Tables as CSV: address, tag, class, depth, then ``own.`` and ``total.`` of each column; what is outside last.
+
+    Those of the parts of a package, by name, have the name before the address.
+    """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    names = [column.name for column in table.shown]
+    several = "" not in tables
+    names = list(dict.fromkeys(column.name for table, _ in tables.values() for column in table.shown))
     sides = [f"{side}.{name}" for name in names for side in ("own", "total")]
-    writer.writerow(["address", "tag", "class", "depth", *sides])
-    for row in rows:
-        writer.writerow([row.address, row.tag, row.class_name, row.depth, *_numbers(table, row.own, row.total)])
-    if table.outside:
-        writer.writerow(["(outside)", "", "", "", *_numbers(table, table.outside, table.outside)])
+    writer.writerow([*(["part"] if several else []), "address", "tag", "class", "depth", *sides])
+    for part, (table, rows) in tables.items():
+        first = [part] if several else []
+        for row in rows:
+            figures = _numbers(table, names, row.own, row.total)
+            writer.writerow([*first, row.address, row.tag, row.class_name, row.depth, *figures])
+        for name, outside in table.outside_rows:
+            writer.writerow([*first, name, "", "", "", *_numbers(table, names, outside, outside)])
     return text.getvalue()
 
 
-def _numbers(table: Table, own: Mapping[str, Any], total: Mapping[str, Any]) -> list[Any]:
+def _numbers(table: Table, names: Sequence[str], own: Mapping[str, Any], total: Mapping[str, Any]) -> list[Any]:
     mine, inside = table.numbers(own), table.numbers(total)
-    return [side.get(column.name, "") for column in table.shown for side in (mine, inside)]
+    return [side.get(name, "") for name in names for side in (mine, inside)]
 
 
 def _title(column: Column, side: str) -> str:
@@ -114,7 +122,7 @@ def _share(column: Column, figures: Mapping[str, Any], name: str, most: float) -
 def _bar(share: float, blocks: bool) -> str:
     if not blocks:
         return "#" * round(share * BAR)
-    eighths = min(round(share * BAR * 8), BAR * 8)
+    eighths = max(0, min(round(share * BAR * 8), BAR * 8))
     return "█" * (eighths // 8) + (_EIGHTHS[eighths % 8] if eighths % 8 else "")
 
 

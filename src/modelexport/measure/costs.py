@@ -11,13 +11,14 @@ import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
 from modelexport.core.text import plural
-from modelexport.errors import FileFormatError
+from modelexport.errors import FileFormatError, UsageError
 from modelexport.graph.nodes import all_nodes, initializers, nested_graphs
 from modelexport.graph.owners import owner_of
 from modelexport.measure import columns
 from modelexport.measure.liveness import live_bytes
+from modelexport.measure.node_data import explorer_places
 from modelexport.measure.operators import work_of
-from modelexport.measure.page import embedded_page
+from modelexport.measure.page import Page, embedded_page
 from modelexport.measure.shapes import Shapes, Size, find_shapes
 from modelexport.measure.table import NodeFigures, Table
 from modelexport.tagged.file import TaggedFile, read_tagged
@@ -28,7 +29,7 @@ class CostTable(Table):
     """The result of :func:`cost`. A notebook shows it as an interactive page."""
 
     def _repr_html_(self) -> str:
-        return embedded_page(self, main=columns.FLOPS.name)
+        return embedded_page(Page(self, columns.FLOPS.name))
 
 
 def cost(file: str | Path | TaggedFile, sizes: Mapping[str, int] | None = None) -> CostTable:
@@ -44,10 +45,10 @@ def cost(file: str | Path | TaggedFile, sizes: Mapping[str, int] | None = None) 
         read or written) and ``peak_bytes`` (of the values alive at one time).
 
     Raises:
-        FileFormatError: The file is missing, or has no tags.
-        UsageError: The file does not have a dynamic axis named in ``sizes``.
+        FileFormatError: It is missing, or has no tags.
+        UsageError: It has no dynamic axis of a name in ``sizes``, or is a folder.
     """
-    tagged = file if isinstance(file, TaggedFile) else read_tagged(file)
+    tagged = file if isinstance(file, TaggedFile) else read_one(file)
     shapes = find_shapes(tagged.model, sizes)
     constant = constant_values(tagged.model)
     nodes, unknown = _node_figures(tagged, shapes, constant)
@@ -73,9 +74,15 @@ def cost(file: str | Path | TaggedFile, sizes: Mapping[str, int] | None = None) 
         nodes=(*nodes, *unused),
         direct=direct,
         name=tagged.path.name,
-        graph=tagged.model.graph.name or "main_graph",
         notes=tuple(_notes(tagged.model, shapes, unknown)),
     )
+
+
+def read_one(file: str | Path) -> TaggedFile:
+    """A tagged file that is not a package, which has a table for each part."""
+    if Path(file).is_dir():
+        raise UsageError(f"{file} is a folder: use cost_parts and profile_parts, which measure each part")
+    return read_tagged(file)
 
 
 def constant_values(model: ir.Model) -> frozenset[str]:
@@ -96,6 +103,7 @@ def _node_figures(
     """The computation and traffic of each node, and the operators of the nodes for which they are not known."""
     found = []
     unknown: Counter[str] = Counter()
+    places = explorer_places(tagged)
     for node in tagged.nodes:
         owner = owner_of(node)
         figures: dict[str, Any] = {}
@@ -112,13 +120,11 @@ def _node_figures(
             figures[columns.ACTIVATION_BYTES.name] = written
             figures[columns.MOVED_BYTES.name] = written + read
         found.append(
-            NodeFigures(node.name or "", node.op_type, owner.calls if owner else (), figures, value=_first_value(node))
+            NodeFigures(
+                node.name or "", node.op_type, owner.calls if owner else (), figures, place=places.get(node, ("", ""))
+            )
         )
     return found, unknown
-
-
-def _first_value(node: ir.Node) -> str:
-    return next((value.name for value in node.outputs if value.name), "")
 
 
 def _total(sizes: Iterable[Size | None]) -> Size:

@@ -11,6 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from modelexport.errors import FileFormatError, InputsError
+from modelexport.graph.sizes import SYMBOL, put_size
 from modelexport.measure.runs import open_file, session_options
 from modelexport.runtime.random_inputs import make_random_inputs
 from modelexport.tagged.file import TaggedFile
@@ -48,20 +49,39 @@ def make_feeds(
     """
     names = [value.name or "" for value in tagged.model.graph.inputs]
     if inputs is not None:
-        given = _read(inputs, seed) if isinstance(inputs, Path) else dict(inputs)
+        given = read_feeds(inputs, seed) if isinstance(inputs, Path) else dict(inputs)
         if missing := [name for name in names if name not in given]:
             raise InputsError(f"{', '.join(missing)} missing from the inputs: the file takes {', '.join(names)}")
         return {name: np.asarray(given[name]) for name in names}, str(inputs) if isinstance(inputs, Path) else "given"
     if reference_path(tagged.path).exists() and not sizes:
         with open_reference(tagged) as reference:
             return {name: np.array(reference.inputs[name]) for name in names}, "of the reference values"
+    return random_feeds(tagged, path, sizes, given={}, provider=provider, seed=seed), "random"
+
+
+def random_feeds(
+    tagged: TaggedFile, path: Path, sizes: Mapping[str, int], *, given: Mapping[str, Any], provider: str, seed: int
+) -> dict[str, Any]:
+    """Random arrays for the inputs of a file that are not among ``given``, with the sizes that those have.
+
+    Raises:
+        InputsError: No random ones fit, or no dynamic axis has a name in ``sizes``.
+    """
+    names = [value.name or "" for value in tagged.model.graph.inputs]
+    fixed = {name: np.asarray(given[name]) for name in names if name in given}
+    bound = dict(sizes)
+    for value in tagged.model.graph.inputs:
+        for size, actual in zip(value.shape or (), getattr(fixed.get(value.name or ""), "shape", ()), strict=False):
+            if isinstance(size, ir.SymbolicDim) and size.value is not None and size.value.isidentifier():
+                bound[size.value] = actual
     session = open_file(path, session_options("none", provider), provider)
-    return make_random_inputs(_sized(tagged.model, sizes), session, seed=seed), "random"
+    return make_random_inputs(_sized(tagged.model, bound), session, seed=seed, given=fixed)
 
 
 def _sized(model: ir.Model, sizes: Mapping[str, int]) -> ir.Model:
-    """A model with only the inputs of another, with sizes for their dynamic axes."""
-    symbols = {str(size.value) for v in model.graph.inputs for size in v.shape or () if not isinstance(size, int)}
+    """A model with nothing but the inputs of another, with sizes for their dynamic axes."""
+    texts = [str(size.value) for v in model.graph.inputs for size in v.shape or () if not isinstance(size, int)]
+    symbols = {symbol for text in texts for symbol in SYMBOL.findall(text)} | set(texts)
     if unknown := sorted(set(sizes) - symbols):
         raise InputsError(f"no dynamic axis is named {', '.join(unknown)}: there are {', '.join(sorted(symbols))}")
     inputs = [
@@ -79,10 +99,18 @@ def _size(size: int | ir.SymbolicDim, sizes: Mapping[str, int]) -> int | ir.Symb
     if isinstance(size, int):
         return size
     text = str(size.value)
-    return int(text) if text.isdecimal() else sizes.get(text, size)
+    if text in sizes:
+        return sizes[text]
+    left = put_size(text, {name: str(number) for name, number in sizes.items()})
+    return left if isinstance(left, int) else ir.SymbolicDim(left)
 
 
-def _read(path: Path, seed: int) -> dict[str, Any]:
+def read_feeds(path: Path, seed: int) -> dict[str, Any]:
+    """Arrays by name from a file.
+
+    Raises:
+        FileFormatError: It cannot be read.
+    """
     try:
         if path.suffix == ".npz":
             with np.load(path, allow_pickle=False) as arrays:

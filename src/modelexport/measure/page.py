@@ -1,4 +1,4 @@
-"""A table as one HTML file that works offline: a collapsible tree with bars, a zoomable icicle chart, search, nodes.
+"""Tables as one HTML file that works offline: a foldable tree with bars, an icicle that zooms, search, nodes.
 
 The page uses no library: it draws only a list of lines and a list of rectangles, and a library would be ten times its
 size. Its content security policy forbids requests.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -24,37 +25,47 @@ Section = tuple[str, Sequence[Sequence[str]]]
 """A heading and rows of cells; the first cell of each row is a heading too."""
 
 
-def write_page(table: Table, path: Path, *, main: str, sections: Sequence[Section] = ()) -> None:
-    """Write a table as one self-contained HTML file.
+@dataclass(frozen=True)
+class Page:
+    """What is shown of one file, or of one part of a package."""
 
-    Args:
-        main: The column that is shown first.
-        sections: Further sections to show below the table.
+    table: Table
+    main: str
+    """The column that is shown first."""
+    sections: Sequence[Section] = ()
+    """What else to show, below the table."""
+    part: str = ""
+    """The name to choose it by where there are several."""
+
+
+def write_page(path: Path, *pages: Page) -> None:
+    """Write tables as one HTML file, which refers to nothing outside of itself; of several, the reader chooses one.
 
     Raises:
         OutputError: The file cannot be written. An existing file of that name is unchanged.
     """
     check_writable(path)
     with written_together(path.parent) as staging:
-        (staging / path.name).write_text(format_page(table, main=main, sections=sections), encoding="utf-8")
+        (staging / path.name).write_text(format_page(*pages), encoding="utf-8")
 
 
-def format_page(table: Table, *, main: str, sections: Sequence[Section] = ()) -> str:
-    """The page as text."""
+def format_page(*pages: Page) -> str:
+    """The text of :func:`write_page`."""
     template = (files("modelexport.measure") / "page.html").read_text(encoding="utf-8")
-    encoded = msgspec.json.encode(_data(table, main, sections)).decode()
-    # So that a name in the model cannot end the script.
+    encoded = msgspec.json.encode([_data(page) for page in pages]).decode()
+    # So that no name in the model can end the script.
     return template.replace("@@DATA@@", encoded.replace("<", "\\u003c"))
 
 
-def embedded_page(table: Table, *, main: str) -> str:
-    """The page in an iframe, for a notebook."""
-    page = html.escape(format_page(table, main=main), quote=True)
-    return f'<iframe srcdoc="{page}" style="width:100%;height:600px;border:1px solid #ccc"></iframe>'
+def embedded_page(*pages: Page) -> str:
+    """The page in a frame of its own, for a notebook."""
+    text = html.escape(format_page(*pages), quote=True)
+    return f'<iframe srcdoc="{text}" style="width:100%;height:600px;border:1px solid #ccc"></iframe>'
 
 
-def _data(table: Table, main: str, sections: Sequence[Section]) -> dict[str, Any]:
-    """The data for the page's script, which computes totals that are sums or maxima itself."""
+def _data(page: Page) -> dict[str, Any]:
+    """What the page's script reads. Totals that are sums or maxima it adds up itself."""
+    table = page.table
     given = [column for column in table.columns if column.kind is Kind.SPREAD]
     numbers = {traced.call: index for index, traced in enumerate(table.calls)}
     totals = {row.calls[0]: row for row in table.rows()} if given or _symbolic(table) else {}
@@ -90,7 +101,8 @@ def _data(table: Table, main: str, sections: Sequence[Section]) -> dict[str, Any
             nodes.append([node.name, index, [numbers[call] for call in node.calls], listed])
     return {
         "name": table.name,
-        "main": main,
+        "part": page.part,
+        "main": page.main,
         "columns": [
             {
                 "name": column.name,
@@ -107,7 +119,11 @@ def _data(table: Table, main: str, sections: Sequence[Section]) -> dict[str, Any
         "operators": list(operators),
         "nodes": nodes,
         "whole": {column.name: _plain(column, table.whole.get(column.name)) for column in table.columns},
-        "sections": sections,
+        "outside": [
+            (name, {c.name: _plain(c, figures.get(c.name)) for c in table.columns if figures.get(c.name)})
+            for name, figures in table.outside_rows
+        ],
+        "sections": page.sections,
         "notes": table.notes,
     }
 

@@ -8,35 +8,42 @@ from __future__ import annotations
 
 import statistics
 import tempfile
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import onnx_ir as ir
 
-from modelexport.core.calls import ModuleCall
 from modelexport.files.onnx_models import load_onnx, save_model
 from modelexport.graph.nodes import all_nodes
 from modelexport.graph.owners import owner_of
-from modelexport.graph.snapshot import SourceGraph, take_snapshot
+from modelexport.graph.snapshot import take_snapshot
 from modelexport.lineage.descent import trace_owners
 from modelexport.measure import columns
-from modelexport.measure.columns import Column, Kind
+from modelexport.measure.columns import Column
+from modelexport.measure.costs import read_one
 from modelexport.measure.feeds import make_feeds
-from modelexport.measure.page import embedded_page
+from modelexport.measure.node_data import Place, explorer_places
+from modelexport.measure.page import Page, embedded_page
 from modelexport.measure.runs import Kernel, Level, Profile, profile_runs, time_runs
 from modelexport.measure.table import NodeFigures, Table
 from modelexport.runtime.sessions import CPU
-from modelexport.tagged.file import TaggedFile, read_tagged
+from modelexport.tagged.file import TaggedFile
 
-AGAINST = Column("against_seconds", "seconds", scale=10**9)
-RATIO = Column("against_ratio", "of seconds", Kind.RATIO, of=("against_seconds", "seconds"))
-RUNTIME = "(ONNX Runtime)"
-"""The name of the time of a run that is not spent in its nodes."""
+INTERRUPTED = "(interruptions)"
+"""What nodes take in a run beyond the median of each: on a busy machine another node is interrupted in each run."""
+SESSION = "(session)"
+"""What a run takes beside its nodes."""
+PROFILING = "(profiling)"
+"""What to take off where nodes are slower while they are profiled, so that all adds up to a run without it."""
+
+
+_LISTED = 5
+"""Inputs that a note lists."""
 
 
 class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,9 +62,13 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     profiled_seconds: float
     """The time of a run with profiling, as measured by ONNX Runtime."""
     kernel_seconds: float
-    """The time of all nodes together."""
+    """The medians of all nodes together, without the profiler."""
+    interrupted_seconds: float
+    """What nodes take in a run beyond the median of each."""
+    profiler_seconds: float
+    """What the profiler adds to each node, which is taken off: nearly what the fastest takes."""
     attributed: float
-    """The share of the nodes' time that belongs to modules."""
+    """The share of the time of nodes that belongs to modules."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +83,7 @@ class ModuleProfile:
     """The run of the other file, if two were run."""
 
     def _repr_html_(self) -> str:
-        return embedded_page(self.table, main=columns.SECONDS.name)
+        return embedded_page(Page(self.table, columns.SECONDS.name))
 
     def document(self, **options: Any) -> dict[str, Any]:
         """The table's document, with ``run`` and, if there is another file, ``against``."""
@@ -90,6 +101,7 @@ def profile(
     level: Level = "all",
     provider: str = CPU,
     seed: int = 0,
+    inputs_from: str = "",
 ) -> ModuleProfile:
     """Run a tagged file in ONNX Runtime as users do, and measure the time and memory of each module call.
 
@@ -102,16 +114,18 @@ def profile(
         level: ONNX Runtime's optimization level.
         provider: Its execution provider.
         seed: For random inputs.
+        inputs_from: Where ``inputs`` come from, for the reader.
 
     Returns:
-        A table of ``seconds``, ``share``, ``spread`` and ``peak_bytes``; ONNX Runtime's own overhead is ``outside``.
+        A table of ``seconds``, ``share``, ``spread`` and ``peak_bytes``; ``outside`` is what belongs to no module:
+        nodes that ONNX Runtime adds, and what a run takes beside its nodes, so that all adds up to the time of a run.
 
     Raises:
         FileFormatError: The file is missing or has no tags.
         InputsError: The inputs do not fit.
-        UsageError: ONNX Runtime cannot load or run the file, or does not have the provider.
+        UsageError: ONNX Runtime does not load or run the file, or does not have the provider; or it is a folder.
     """
-    tagged = file if isinstance(file, TaggedFile) else read_tagged(file)
+    tagged = file if isinstance(file, TaggedFile) else read_one(file)
     with tempfile.TemporaryDirectory(prefix="modelexport-profile-") as temporary:
         folder = Path(temporary)
         with _runnable(tagged, folder) as path:
@@ -120,7 +134,9 @@ def profile(
             measured, optimized = profile_runs(
                 path, feeds, folder, runs=runs, warmup=warmup, level=level, provider=provider
             )
-            nodes = _joined(tagged, load_onnx(optimized), measured)
+            kernels = _joined(tagged, load_onnx(optimized), measured)
+    taken = _total(kernels)
+    together = round(statistics.median(map(sum, zip(*measured.kernels.values(), strict=True))))
     facts = RunFacts(
         file=str(tagged.path),
         provider=provider,
@@ -128,13 +144,16 @@ def profile(
         runs=runs,
         warmup=warmup,
         inputs={name: f"{array.dtype}{list(array.shape)}" for name, array in feeds.items()},
-        inputs_from=source,
-        wall_seconds=statistics.median(wall) / 1e9,
-        profiled_seconds=_whole_runs(measured) / 1e9,
-        kernel_seconds=_total(nodes) / 1e9,
-        attributed=_total(node for node in nodes if node.calls) / _total(nodes) if _total(nodes) else 1.0,
+        inputs_from=inputs_from or source,
+        wall_seconds=round(statistics.median(wall)) / 1e9,
+        profiled_seconds=statistics.median(measured.whole) / 1e9,
+        kernel_seconds=taken / 1e9,
+        interrupted_seconds=(together - taken) / 1e9,
+        profiler_seconds=measured.profiler / 1e9,
+        attributed=_total(node for node in kernels if node.calls) / taken if taken else 1.0,
     )
-    return ModuleProfile(_table(tagged, nodes, measured, facts), facts, feeds)
+    kernels += _beside_nodes(taken, together, round(statistics.median(wall)))
+    return ModuleProfile(_table(tagged, kernels, facts, memory=bool(measured.memory)), facts, feeds)
 
 
 def _total(nodes: Iterable[NodeFigures]) -> int:
@@ -142,81 +161,29 @@ def _total(nodes: Iterable[NodeFigures]) -> int:
     return sum(node.figures[columns.SECONDS.name] for node in nodes)
 
 
-def _whole_runs(measured: Profile) -> float:
-    """Nanoseconds of a whole run: all its nodes and the runtime's work between them."""
-    runs = zip(measured.overhead, *measured.kernels.values(), strict=True)
-    return float(statistics.median(sum(taken) for taken in runs))
+def _beside_nodes(taken: int, together: int, whole: int) -> list[NodeFigures]:
+    """What is not the time of nodes, so that all adds up to the time of a run without profiling, to the nanosecond.
+
+    Args:
+        taken: The medians of all nodes.
+        together: The median of what all nodes take in one run.
+        whole: A run without profiling.
+    """
+    rest = SESSION if whole >= together else PROFILING
+    seconds = {INTERRUPTED: together - taken, rest: whole - together}
+    return [NodeFigures(name, "", (), {columns.SECONDS.name: figure}) for name, figure in seconds.items()]
 
 
-def _table(tagged: TaggedFile, nodes: Sequence[NodeFigures], measured: Profile, facts: RunFacts) -> Table:
-    """The table of a profile, with a row for the runtime's work between the nodes."""
-    between = NodeFigures(RUNTIME, "", (), _seconds(measured.overhead), tuple(measured.overhead))
+def _table(tagged: TaggedFile, nodes: Sequence[NodeFigures], facts: RunFacts, *, memory: bool) -> Table:
+    shown: tuple[Column, ...] = (columns.SECONDS, columns.NODE_SECONDS, columns.SHARE, columns.SPREAD)
     return Table(
         calls=tagged.calls,
         tags=tagged.tags,
-        columns=(
-            columns.SECONDS,
-            columns.SHARE,
-            columns.SPREAD,
-            *((columns.PEAK_BYTES,) if measured.memory else ()),
-        ),
-        nodes=(*nodes, between),
+        columns=(*shown, columns.PEAK_BYTES) if memory else shown,
+        nodes=tuple(nodes),
         name=tagged.path.name,
-        graph=tagged.model.graph.name or "main_graph",
         notes=tuple(_notes(facts)),
     )
-
-
-def profile_against(one: ModuleProfile, other: ModuleProfile) -> ModuleProfile:
-    """Two profiles side by side: ``against_seconds`` of the other, and their ratio to the first's.
-
-    A call that only the other file has is counted for the innermost enclosing call that both files have.
-    """
-    calls = one.table.calls
-
-    def known(call: ModuleCall) -> ModuleCall | None:
-        return next((above for above in reversed(other.table.calls.stack(call)) if above in calls), None)
-
-    added = [
-        replace(
-            node,
-            calls=tuple(dict.fromkeys(found for call in node.calls if (found := known(call)) is not None)),
-            figures={AGAINST.name: node.figures["seconds"]},
-            runs=(),
-            value="",
-        )
-        for node in other.table.nodes
-    ]
-    return _beside(one, added, {}, other.facts)
-
-
-def profile_beside(one: ModuleProfile, seconds: Mapping[ModuleCall, int], name: str) -> ModuleProfile:
-    """A profile side by side with the nanoseconds of each call itself measured elsewhere, such as in PyTorch."""
-    own = {call: taken for call, taken in seconds.items() if call in one.table.calls}
-    rest = sum(seconds.values()) - sum(own.values())
-    added = [NodeFigures(f"({name})", "", (), {AGAINST.name: rest})] if rest else []
-    facts = msgspec.structs.replace(
-        one.facts, file=name, wall_seconds=sum(seconds.values()) / 1e9, profiled_seconds=sum(seconds.values()) / 1e9
-    )
-    return _beside(one, added, {AGAINST.name: own}, facts)
-
-
-def _beside(
-    one: ModuleProfile,
-    added: Sequence[NodeFigures],
-    direct: Mapping[str, Mapping[ModuleCall, int]],
-    facts: RunFacts,
-) -> ModuleProfile:
-    first, *more = one.table.columns
-    note = f"against: {facts.file}, {facts.wall_seconds * 1e3:,.3g} ms a run"
-    table = replace(
-        one.table,
-        columns=(first, AGAINST, RATIO, *more),
-        nodes=(*one.table.nodes, *added),
-        direct={**one.table.direct, **direct},
-        notes=(*one.table.notes, note),
-    )
-    return ModuleProfile(table, one.facts, one.feeds, facts)
 
 
 @contextmanager
@@ -241,6 +208,7 @@ def _joined(tagged: TaggedFile, optimized: ir.Model, measured: Profile) -> list[
     for kernel in sorted(measured.kernels, key=lambda kernel: int(kernel.index or 0)):
         kernels[kernel.name, kernel.op_type].append(kernel)
     found = []
+    places = _places(tagged)
     for key, same in kernels.items():
         nodes = by_name.get(key, [])
         for position, kernel in enumerate(same):
@@ -251,34 +219,45 @@ def _joined(tagged: TaggedFile, optimized: ir.Model, measured: Profile) -> list[
                 figures[columns.PEAK_BYTES.name] = used
             owner = owner_of(made_by) if made_by is not None else None
             calls = owner.calls if owner is not None else ()
-            made = _known_value(source, made_by) if made_by is not None else ""
-            found.append(NodeFigures(kernel.name, kernel.op_type, calls, figures, tuple(taken), made))
+            place = _place(places, made_by) if made_by is not None else ("", "")
+            found.append(NodeFigures(kernel.name, kernel.op_type, calls, figures, tuple(taken), place))
     return found
 
 
-def _known_value(source: SourceGraph, node: ir.Node) -> str:
-    """The first value of the tagged file that a node produces, or that its outputs lead to."""
+def _places(tagged: TaggedFile) -> Mapping[str, Place]:
+    """The names of values to the nodes that give them, as Model Explorer has these."""
+    shown = explorer_places(tagged)
+    given = [(value.name, node) for node in tagged.nodes for value in node.outputs if value.name]
+    often = Counter(name for name, _ in given)
+    return {name: shown[node] for name, node in given if often[name] == 1 and node in shown}
+
+
+def _place(places: Mapping[str, Place], node: ir.Node) -> Place:
+    """The node of the tagged file that gives what a node gives, or else what that leads to."""
     pending, seen = [node], {node}
     while pending:
         current = pending.pop(0)
         for value in current.outputs:
-            if value.name and value.name in source.producer:
-                return value.name
+            if value.name and value.name in places:
+                return places[value.name]
             following = [user for user, _ in value.uses() if user not in seen]
             seen.update(following)
             pending.extend(following)
-    return ""
+    return "", ""
 
 
 def _seconds(taken: Sequence[int]) -> dict[str, int]:
-    return {columns.SECONDS.name: round(statistics.median(taken))}
+    return dict.fromkeys((columns.SECONDS.name, columns.NODE_SECONDS.name), round(statistics.median(taken)))
 
 
 def _notes(facts: RunFacts) -> list[str]:
-    wall, profiled = facts.wall_seconds, facts.profiled_seconds
-    sizes = ", ".join(f"{name} {kind}" for name, kind in facts.inputs.items())
+    given = [f"{name} {kind}" for name, kind in facts.inputs.items()]
+    more = [f"and {len(given) - _LISTED} more"] if len(given) > _LISTED else []
+    sizes = ", ".join(given[:_LISTED] + more)
     return [
-        f"a run takes {wall * 1e3:,.3g} ms, with profiling {profiled * 1e3:,.3g} ms ({profiled / wall - 1:+.1%}); "
+        f"a run takes {facts.wall_seconds * 1e3:,.3g} ms, its nodes {facts.kernel_seconds * 1e3:,.3g} ms; with "
+        f"profiling {facts.profiled_seconds * 1e3:,.3g} ms, of which {facts.profiler_seconds * 1e6:,.3g} us a node are "
+        "taken off; "
         f"{facts.attributed:.1%} of the time of nodes belongs to modules",
         f"{facts.runs} runs after {facts.warmup} warm-up runs, {facts.provider}, optimization level {facts.level}; "
         f"inputs: {facts.inputs_from} ({sizes})",

@@ -11,6 +11,7 @@ import contextlib
 import io
 import logging
 import operator
+import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -73,10 +74,11 @@ def find_shapes(model: ir.Model, sizes: Mapping[str, int] | None = None) -> Shap
     """
     given = dict(sizes or {})
     symbols = {
-        str(size.value): None
+        name: None
         for value in model.graph.inputs
         for size in value.shape or ()
-        if isinstance(size, ir.SymbolicDim) and size.value is not None and not size.value.isdecimal()
+        if isinstance(size, ir.SymbolicDim) and size.value is not None
+        for name in _names(size.value)
     }
     values = [*model.graph.inputs, *(value for node in all_nodes(model) for value in node.outputs)]
     initial = [value for graph in model.graphs() for value in graph.initializers.values()]
@@ -162,25 +164,10 @@ _FUNCTIONS = {
 
 
 def _inferred(model: ir.Model) -> list[tuple[str, ir.DataType, tuple[int | str, ...]]]:
-    """The results of ONNX Runtime's shape inference: name, element type and shape of values.
-
-    It is written in Python, prints messages, and raises various exceptions if it fails: then the result is empty.
-    """
-    from onnxruntime.tools.symbolic_shape_infer import SymbolicShapeInference
-
-    proto = _small(model)
-    logger = logging.getLogger("onnxruntime.tools.symbolic_shape_infer")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            found = SymbolicShapeInference.infer_shapes(proto, auto_merge=True)
-    except Exception:
-        return []
-    finally:
-        logger.setLevel(level)
+    """What ONNX Runtime's shape inference finds: name, element type and shape of values."""
+    found = _largest_inferred(_small(model))
     shapes: list[tuple[str, ir.DataType, tuple[int | str, ...]]] = []
-    for info in [*found.graph.value_info, *found.graph.output]:
+    for info in [*found.graph.value_info, *found.graph.output] if found is not None else ():
         tensor = info.type.tensor_type
         if tensor.HasField("shape"):
             dims = [dim.dim_value if dim.HasField("dim_value") else dim.dim_param for dim in tensor.shape.dim]
@@ -189,17 +176,70 @@ def _inferred(model: ir.Model) -> list[tuple[str, ir.DataType, tuple[int | str, 
     return shapes
 
 
+def _largest_inferred(proto: onnx.ModelProto) -> onnx.ModelProto | None:
+    """What the tool makes of a graph; if there is a node that it gives up on, of as many nodes as it can take."""
+    if (found := _infer(proto)) is not None:
+        return found
+    nodes = list(proto.graph.node)
+    most, too_many = 0, len(nodes)
+    while too_many - most > 1:
+        count = (most + too_many) // 2
+        del proto.graph.node[:], proto.graph.output[:]
+        proto.graph.node.extend(nodes[:count])
+        for name in (name for node in nodes[:count] for name in node.output if name):
+            proto.graph.output.add().name = name  # it leaves out what no output needs
+        if (part := _infer(proto)) is None:
+            too_many = count
+        else:
+            most, found = count, part
+    return found
+
+
+def _infer(proto: onnx.ModelProto) -> onnx.ModelProto | None:
+    """One run of the tool, which prints, and gives up on a graph by raising whatever happened: then nothing.
+
+    It may leave a file in the working folder before it does.
+    """
+    from onnxruntime.tools.symbolic_shape_infer import SymbolicShapeInference
+
+    logger = logging.getLogger("onnxruntime.tools.symbolic_shape_infer")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        with (
+            contextlib.redirect_stdout(io.StringIO()),
+            tempfile.TemporaryDirectory() as folder,
+            contextlib.chdir(folder),
+        ):
+            found: onnx.ModelProto = SymbolicShapeInference.infer_shapes(proto, auto_merge=True)
+    except Exception:
+        return None
+    finally:
+        logger.setLevel(level)
+    return found
+
+
 def _small(model: ir.Model) -> onnx.ModelProto:
-    """The model without the elements of its large weights, on which no shape depends."""
+    """The model with its large weights, which no shape depends on, as inputs, and all others in memory.
+
+    The tool reads the elements of every initializer that it comes across, and only from regular files.
+    """
     copy = model.clone()
-    hollow: dict[ir.Value, ir.TensorProtocol] = {}
-    for value in copy.graph.initializers.values():
-        tensor = value.const_value
-        if tensor is not None and tensor.size > _LARGE:
-            hollow[value] = ir.ExternalTensor(
-                "weights", 0, tensor.nbytes, tensor.dtype, shape=ir.Shape(tensor.shape.numpy()), name=value.name or ""
-            )
-    bind_tensors(hollow)
+    held: dict[ir.Value, ir.TensorProtocol] = {}
+    for graph in copy.graphs():
+        for value in list(graph.initializers.values()):
+            tensor = value.const_value
+            if tensor is None:
+                continue
+            if tensor.size <= _LARGE:
+                held[value] = ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=value.name)
+            elif graph is copy.graph:
+                del graph.initializers[value.name or ""]
+                value.const_value = None
+                value.type, value.shape = ir.TensorType(tensor.dtype), ir.Shape(tensor.shape.numpy())
+                if value not in graph.inputs:
+                    graph.inputs.append(value)
+    bind_tensors(held)
     proto: onnx.ModelProto = ir.to_proto(copy)
     del proto.graph.value_info[:]
     return proto

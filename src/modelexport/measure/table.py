@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -20,6 +20,8 @@ from modelexport.errors import UsageError
 from modelexport.measure.columns import Column, Figure, Kind
 
 By = Literal["call", "module", "class"]
+OUTSIDE = "(outside of modules)"
+"""What nodes that belong to no call are called."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +35,9 @@ class NodeFigures:
     figures: Mapping[str, Figure]
     """Column to figure."""
     runs: tuple[int, ...] = ()
-    """Its figure in each of several runs, in the unit of the spread's column."""
-    value: str = ""
-    """The first value of the file's graph that it produces, if any."""
+    """What it took in each of several runs, in the unit of the spread's column."""
+    place: tuple[str, str] = ("", "")
+    """The graph and the node of the file, as Model Explorer calls them; empty for a node that only the runtime has."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +65,6 @@ class Table:
     direct: Mapping[str, Mapping[ModuleCall, Figure]] = field(default_factory=dict)
     """Column to figures that belong to calls directly, not through nodes."""
     name: str = "model"
-    graph: str = "main_graph"
-    """The name of the file's graph."""
     notes: tuple[str, ...] = ()
     """What the figures do not include, and other notes for the reader."""
 
@@ -92,15 +92,17 @@ class Table:
 
     @cached_property
     def outside(self) -> Mapping[str, Figure]:
-        """Column to the figures that belong to no call."""
-        nodes = [node for node in self.nodes if not node.calls]
-        sums = {
-            column.name: _joined(column, [node.figures[column.name] for node in nodes if column.name in node.figures])
-            for column in self.columns
-            if column.kind in (Kind.SUM, Kind.LARGEST)
-        }
-        found = {name: figure for name, figure in sums.items() if figure is not None}
-        return self._with_derived(found, self._runs_of(nodes))
+        """Column to the figures of what belongs to no call."""
+        return self._figures_outside([node for node in self.nodes if not node.calls])
+
+    @cached_property
+    def outside_rows(self) -> Sequence[tuple[str, Mapping[str, Figure]]]:
+        """What belongs to no call, by what it is: nodes together, and each thing that is not a node by its name."""
+        groups: dict[str, list[NodeFigures]] = {}
+        for node in self.nodes:
+            if not node.calls:
+                groups.setdefault(node.name if not node.op_type else OUTSIDE, []).append(node)
+        return [(name, self._figures_outside(nodes)) for name, nodes in groups.items()]
 
     @cached_property
     def whole(self) -> Mapping[str, Figure]:
@@ -187,6 +189,10 @@ class Table:
         """Figures in the units of their columns, without hidden columns."""
         return {c.name: c.number(figures[c.name]) for c in self.shown if c.name in figures}
 
+    def with_column(self, column: Column, figures: Mapping[ModuleCall, Figure]) -> Table:
+        """The same table with one more column, of figures that calls have themselves: errors, sensitivity."""
+        return replace(self, columns=(*self.columns, column), direct={**self.direct, column.name: figures})
+
     def _key(self, call: ModuleCall, by: By) -> str:
         if by == "class":
             return f"class:{class_in_tag(self.tags[call])}"
@@ -244,17 +250,26 @@ class Table:
                     found[column.name] = 0
         return self._with_derived(found, lambda: self._runs_in(calls))
 
+    def _figures_outside(self, nodes: Sequence[NodeFigures]) -> Mapping[str, Figure]:
+        sums = {
+            column.name: _joined(column, [node.figures[column.name] for node in nodes if column.name in node.figures])
+            for column in self.columns
+            if column.kind in (Kind.SUM, Kind.LARGEST)
+        }
+        found = {name: figure for name, figure in sums.items() if figure is not None}
+        return self._with_derived(found, self._runs_of(nodes))
+
     def _with_derived(
         self, found: dict[str, Figure], runs: Callable[[], Sequence[int]] | Sequence[int]
     ) -> dict[str, Figure]:
         for column in self.columns:
-            if column.kind is Kind.RATIO:
-                above = found.get(column.of[0], 0)
+            if column.kind is Kind.RATIO and column.of[0] in found:
+                above = found[column.of[0]]
                 below = self.whole.get(column.of[1], 0) if column.share else found.get(column.of[1], 0)
                 if below and not hasattr(above, "free_symbols") and not hasattr(below, "free_symbols"):
                     found[column.name] = above / below
-            elif column.kind is Kind.SPREAD:
-                found[column.name] = _quartile_range(runs() if callable(runs) else runs)
+            elif column.kind is Kind.SPREAD and (taken := runs() if callable(runs) else runs):
+                found[column.name] = _quartile_range(taken)
         return found
 
     @cached_property

@@ -10,6 +10,7 @@ import onnx_ir as ir
 import onnxruntime
 
 from modelexport.errors import InputsError
+from modelexport.graph.sizes import SYMBOL, put_size
 from modelexport.runtime.sessions import run_session
 
 _BOUNDS = (1000, 100, 10)
@@ -18,22 +19,25 @@ _SIZES = ((2, 8), (2, 32), (1, 64), (1, 224), (1, 1))
 """The sizes for a dynamic first axis and for every other dynamic axis."""
 
 
-def make_random_inputs(model: ir.Model, runs: onnxruntime.InferenceSession, *, seed: int = 0) -> dict[str, Any]:
-    """Arrays that the file ran with, without NaN in its outputs: normally distributed floats, integers, and true.
+def make_random_inputs(
+    model: ir.Model, runs: onnxruntime.InferenceSession, *, seed: int = 0, given: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Arrays that a file has run with and given no NaN: numbers drawn from a normal distribution, whole numbers, true.
 
     Args:
         model: The file, for its inputs' types and shapes.
         runs: A session for the same file.
-        seed: The seed of the values.
+        seed: For the values.
+        given: Arrays of inputs that are not to be drawn.
 
     Raises:
         InputsError: The file does not run with any of the inputs that were tried.
     """
     for first, other in _SIZES:
-        shapes = {value.name or "": _shape(value, first, other) for value in model.graph.inputs}
+        shapes = _shapes(model, first, other)
         for lowest in (1, 0):
             whole: dict[str, int] = {}
-            draw = _Draw(model, shapes, seed, lowest)
+            draw = _Draw(model, shapes, seed, lowest, given or {})
             if _fits(runs, draw(whole)):
                 for name in draw.whole_numbers:
                     for bound in _BOUNDS:
@@ -46,10 +50,17 @@ def make_random_inputs(model: ir.Model, runs: onnxruntime.InferenceSession, *, s
 
 
 class _Draw:
-    def __init__(self, model: ir.Model, shapes: Mapping[str, tuple[int, ...]], seed: int, lowest: int) -> None:
+    def __init__(
+        self,
+        model: ir.Model,
+        shapes: Mapping[str, tuple[int, ...]],
+        seed: int,
+        lowest: int,
+        given: Mapping[str, Any],
+    ) -> None:
         self._types = {value.name or "": value.dtype or ir.DataType.FLOAT for value in model.graph.inputs}
-        self._shapes, self._seed, self._lowest = shapes, seed, lowest
-        self.whole_numbers = [name for name, dtype in self._types.items() if dtype.is_integer()]
+        self._shapes, self._seed, self._lowest, self._given = shapes, seed, lowest, given
+        self.whole_numbers = [n for n, dtype in self._types.items() if dtype.is_integer() and n not in given]
 
     def __call__(self, bounds: Mapping[str, int]) -> dict[str, Any]:
         """Inputs whose integers are below ``bounds``, or all the lowest."""
@@ -59,7 +70,9 @@ class _Draw:
         for index, (name, dtype) in enumerate(self._types.items()):
             random = np.random.default_rng((self._seed, index))
             shape = self._shapes[name]
-            if dtype is ir.DataType.BOOL:
+            if name in self._given:
+                yield name, self._given[name]
+            elif dtype is ir.DataType.BOOL:
                 yield name, np.ones(shape, dtype=bool)
             elif name in self.whole_numbers:
                 high = bounds.get(name, self._lowest + 1)
@@ -68,9 +81,24 @@ class _Draw:
                 yield name, random.standard_normal(shape).astype(dtype.numpy())
 
 
-def _shape(value: ir.Value, first: int, other: int) -> tuple[int, ...]:
-    sizes = value.shape or ()
-    return tuple(size if isinstance(size, int) else other if axis else first for axis, size in enumerate(sizes))
+def _shapes(model: ir.Model, first: int, other: int) -> dict[str, tuple[int, ...]]:
+    """The shapes of the inputs: a symbol has one size wherever it is, and a sum of symbols is theirs."""
+    symbols: dict[str, str] = {}
+    for value in model.graph.inputs:
+        for axis, size in enumerate(value.shape or ()):
+            if isinstance(size, ir.SymbolicDim) and size.value is not None and SYMBOL.fullmatch(size.value):
+                symbols.setdefault(size.value, str(other if axis else first))
+
+    def sized(size: int | ir.SymbolicDim, axis: int) -> int:
+        if isinstance(size, int):
+            return size
+        terms = [str(put_size(term.strip(), symbols)) for term in (size.value or "").split("+")]
+        return sum(map(int, terms)) if all(term.isdecimal() for term in terms) else other if axis else first
+
+    return {
+        value.name or "": tuple(sized(size, axis) for axis, size in enumerate(value.shape or ()))
+        for value in model.graph.inputs
+    }
 
 
 def _fits(runs: onnxruntime.InferenceSession, inputs: Mapping[str, Any]) -> bool:

@@ -8,69 +8,89 @@ from pathlib import Path
 
 from modelexport.core.calls import ModuleCall
 from modelexport.core.text import plural
+from modelexport.files.atomic import check_writable
 from modelexport.measure import columns
 from modelexport.measure.costs import cost
-from modelexport.measure.page import Section, write_page
-from modelexport.measure.profiles import profile
+from modelexport.measure.page import Page, Section, write_page
+from modelexport.measure.parts import DECODE, cost_parts, profile_parts
 from modelexport.measure.table import NodeFigures, Table
 from modelexport.tagged.file import TaggedFile, read_tagged
+from modelexport.tagged.package import read_package
 from modelexport.tagged.reference import reference_path
+from modelexport.verify.descendant import AgainstReport, Loss
 from modelexport.verify.reference import verify_reference
 from modelexport.verify.verdicts import VerifyReport
 
 
-def with_errors(table: Table, report: VerifyReport) -> Table:
-    """A table with a column ``error``: the largest absolute difference of the values that each call computes itself."""
-    errors = {
-        ModuleCall.parse(call.address): made.absolute
-        for call in report.calls
-        if (made := call.per_module or call.end_to_end) is not None and made.absolute is not None
-    }
-    return replace(
-        table,
-        columns=(*table.columns, columns.ERROR),
-        direct={**table.direct, columns.ERROR.name: errors},
-    )
+def with_errors(table: Table, report: VerifyReport | AgainstReport) -> Table:
+    """A table with a column ``error``: the largest absolute difference of what each call computes itself.
+
+    It is measured from the right values before the call, or where that was not possible in a run of the whole.
+    """
+    errors = {}
+    for call in report.calls:
+        made = call.per_module or (call.end_to_end if call.nodes else None)
+        difference = made.difference if isinstance(made, Loss) else made
+        if difference is not None and difference.absolute is not None:
+            errors[ModuleCall.parse(call.address)] = difference.absolute
+    return table.with_column(columns.ERROR, errors)
+
+
+def error_table(file: str | Path, report: VerifyReport | AgainstReport) -> Table:
+    """The cost of a file with the errors of its verification. Where sizes are dynamic, cost has formulas."""
+    return with_errors(cost(file), report)
 
 
 def write_report_page(
-    file: str | Path, output: Path, *, sizes: Mapping[str, int] | None = None, profiled: bool = False
+    path: str | Path, output: Path, *, sizes: Mapping[str, int] | None = None, profiled: bool = False
 ) -> None:
     """Write one page with the tree, coverage, cost and, if reference values are beside the file, verification.
+
+    Of a package, each part is on the page.
 
     Args:
         sizes: Names of dynamic axes to sizes.
         profiled: Also run it, and show the time of its modules.
 
     Raises:
-        FileFormatError: The file is missing or has no tags.
+        FileFormatError: A file is missing or has no tags.
         OutputError: The page cannot be written.
         UsageError: It does not have a dynamic axis named in ``sizes``, or cannot run.
     """
-    tagged = read_tagged(file)
-    table: Table = cost(tagged, sizes)
+    check_writable(output)
+    files = read_package(path).files if Path(path).is_dir() else {"": Path(path)}
+    tables = cost_parts(path, sizes)
+    times = profile_parts(path, sizes=sizes) if profiled else {}
+    pages = []
+    for name, table in tables.items():
+        # A part that takes prompts and single tokens alike is there twice.
+        tagged = read_tagged(files.get(name) or files[DECODE])
+        pages.append(_page(name, table, tagged, times[name].table if profiled else None))
+    write_page(output, *pages)
+
+
+def _page(part: str, table: Table, tagged: TaggedFile, measured: Table | None) -> Page:
     sections: list[Section] = [_facts(tagged)]
     if reference_path(tagged.path).exists() and tagged.hierarchy is not None:
         verified = verify_reference(tagged.path)
         table = with_errors(table, verified)
         sections.append(_verification(verified))
-    main = "flops"
-    if profiled:
-        measured = profile(tagged, sizes=sizes).table
-        table = replace(
-            table,
-            columns=(columns.SECONDS, columns.SHARE, *table.columns),
-            nodes=(*table.nodes, *(_timed_only(measured))),
-            notes=(*table.notes, *measured.notes),
-        )
-        main = "seconds"
-    write_page(table, output, main=main, sections=sections)
+    if measured is None:
+        return Page(table, columns.FLOPS.name, sections, part)
+    table = replace(
+        table,
+        columns=(columns.SECONDS, columns.NODE_SECONDS, columns.SHARE, *table.columns),
+        nodes=(*table.nodes, *(_timed_only(measured))),
+        notes=(*table.notes, *measured.notes),
+    )
+    return Page(table, columns.SECONDS.name, sections, part)
 
 
 def _timed_only(table: Table) -> list[NodeFigures]:
-    """The nodes of a profile, with only their seconds."""
+    """The nodes of a profile, with their seconds alone: cost has its own peak memory."""
+    kept = (columns.SECONDS.name, columns.NODE_SECONDS.name)
     return [
-        replace(node, figures={columns.SECONDS.name: node.figures[columns.SECONDS.name]}, runs=())
+        replace(node, figures={name: node.figures[name] for name in kept if name in node.figures}, runs=())
         for node in table.nodes
     ]
 

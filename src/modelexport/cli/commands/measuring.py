@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from modelexport.cli.options import FileArgument, JsonOption, ModelClassOption, RemoteCodeOption, SeedOption
+from modelexport.cli.options import FileOrFolderArgument, JsonOption, ModelClassOption, RemoteCodeOption, SeedOption
 from modelexport.cli.running import load_with_inputs, print_json, progress_shown
 from modelexport.errors import UsageError
 
 if TYPE_CHECKING:
+    from modelexport.core.selectors import Selection
     from modelexport.measure.table import Table
 
 Grouping = Literal["call", "module", "class"]
@@ -33,7 +35,7 @@ NodeDataOption = Annotated[
 
 
 def cost(
-    file: FileArgument,
+    file: FileOrFolderArgument,
     selectors: SelectorsOption = None,
     size: Annotated[
         list[str] | None,
@@ -49,16 +51,16 @@ def cost(
 ) -> None:
     """Show the cost of each module: parameters, operations, bytes, memory. Nothing is run."""
     from modelexport.core.stages import Stages
-    from modelexport.measure.costs import cost as run
+    from modelexport.measure.parts import cost_parts
 
     sizes = _sizes(size or [])
     with progress_shown() as progress, Stages(progress)("cost"):
-        table = run(file, sizes)
-    show(table, "flops", selectors, by, depth, sort, as_csv=as_csv, html=html, node_data=node_data, as_json=as_json)
+        tables = cost_parts(file, sizes)
+    show(tables, "flops", selectors, by, depth, sort, as_csv=as_csv, html=html, node_data=node_data, as_json=as_json)
 
 
 def profile(
-    file: FileArgument,
+    file: FileOrFolderArgument,
     selectors: SelectorsOption = None,
     inputs: Annotated[
         Path | None,
@@ -94,11 +96,14 @@ def profile(
     import msgspec
 
     from modelexport.core.stages import Stages
-    from modelexport.measure import profiles
+    from modelexport.measure import beside
+    from modelexport.measure.parts import profile_parts, profile_same
 
     if against is not None and against_torch is not None:
         raise UsageError("give --against or --against-torch, not both")
-    how: dict[str, Any] = {"runs": runs, "warmup": warmup, "level": level, "provider": provider, "seed": seed}
+    if against_torch is not None and file.is_dir():
+        raise UsageError(f"{file} is a folder: give --against-torch with a file of the whole model")
+    how: dict[str, Any] = {"runs": runs, "warmup": warmup, "level": level, "provider": provider}
     with progress_shown() as progress:
         stages = Stages(progress)
         given: Any = inputs
@@ -111,21 +116,24 @@ def profile(
 
             given = feeds(example, open_file(file, session_options("none", provider), provider))
         with stages(f"run {file.name}"):
-            measured = profiles.profile(file, given, sizes=_sizes(size or []), **how)
+            measured = profile_parts(file, given, sizes=_sizes(size or []), seed=seed, **how)
         if against is not None:
             with stages(f"run {against.name}"):
-                other = profiles.profile(against, measured.feeds, **how)
-            measured = profiles.profile_against(measured, other)
+                others = profile_same(against, measured, **how)
+            measured = {name: beside.profile_against(one, others[name]) for name, one in measured.items()}
         elif against_torch is not None:
             from modelexport.pytorch.timing import time_calls
 
             with stages("run PyTorch"):
                 seconds = time_calls(loaded.model, example, runs=runs, warmup=warmup)
-            measured = profiles.profile_beside(measured, seconds, "PyTorch")
-    facts = {"run": measured.facts} | ({"against": measured.against} if measured.against is not None else {})
-    more = msgspec.to_builtins(facts)
+            measured = {name: beside.profile_beside(one, seconds, "PyTorch") for name, one in measured.items()}
+    more = {
+        name: {"run": msgspec.to_builtins(one.facts)}
+        | ({"against": msgspec.to_builtins(one.against)} if one.against is not None else {})
+        for name, one in measured.items()
+    }
     show(
-        measured.table,
+        {name: one.table for name, one in measured.items()},
         "seconds",
         selectors,
         by,
@@ -140,7 +148,7 @@ def profile(
 
 
 def report(
-    file: FileArgument,
+    file: FileOrFolderArgument,
     output: Annotated[Path, typer.Option("-o", "--output", metavar="OUT.html", help="The page to write.")],
     size: Annotated[
         list[str] | None, typer.Option("--size", metavar="NAME=N", help="The size of a dynamic axis.")
@@ -159,7 +167,7 @@ def report(
 
 
 def show(
-    table: Table,
+    tables: Mapping[str, Table],
     main: str,
     selectors: list[str] | None,
     by: Grouping,
@@ -170,32 +178,68 @@ def show(
     html: Path | None,
     node_data: Path | None,
     as_json: bool,
-    more: dict[str, Any] | None = None,
+    more: Mapping[str, dict[str, Any]] | None = None,
 ) -> None:
-    """Write a table in all requested formats."""
+    """Write the tables of a file or of the parts of a package in all the ways that were asked for.
+
+    Args:
+        tables: Of a file under an empty name, or of parts by name.
+        more: What JSON has beside the tables.
+    """
     from modelexport.cli import show_table
-    from modelexport.core.selectors import select_calls
+    from modelexport.cli.show_package import format_headings
 
     if as_csv and as_json:
         raise UsageError("give --csv or --json, not both")
-    only = select_calls(selectors, table.calls, table.tags, where=table.name) if selectors else None
+    chosen = _chosen(tables, selectors or [])
     if sort is not None:
-        table.column(sort)
+        for name in chosen:
+            tables[name].column(sort)
     if node_data is not None:
         from modelexport.measure.node_data import write_node_data
 
-        write_node_data(table, node_data, column=main)
+        for name, table in tables.items():
+            path = node_data.with_suffix(f".{name}{node_data.suffix}") if name else node_data
+            write_node_data(table, path, column=main)
     if html is not None:
-        from modelexport.measure.page import write_page
+        from modelexport.measure.page import Page, write_page
 
-        write_page(table, html, main=main)
+        write_page(html, *(Page(table, main, part=name) for name, table in tables.items()))
     if as_json:
-        print_json(table.document(by, depth=depth, only=only, sort=sort) | (more or {}))
+        documents = {
+            name: tables[name].document(by, depth=depth, only=only, sort=sort) | (more or {}).get(name, {})
+            for name, only in chosen.items()
+        }
+        print_json(documents[""] if "" in tables else {"parts": documents})
     elif as_csv:
-        rows = table.rows(by, depth=depth, only=only)
-        print(show_table.format_csv(table, table.sorted(rows, sort) if sort is not None else rows), end="")
+        listed = {name: tables[name].rows(by, depth=depth, only=only) for name, only in chosen.items()}
+        if sort is not None:
+            listed = {name: tables[name].sorted(rows, sort) for name, rows in listed.items()}
+        print(show_table.format_csv({name: (tables[name], rows) for name, rows in listed.items()}), end="")
     else:
-        show_table.print_table(table, main, by=by, depth=depth, only=only, sort=sort)
+        options: dict[str, Any] = {"by": by, "depth": depth, "sort": sort} | show_table.terminal_options()
+        texts = {
+            name: show_table.format_table(tables[name], main, only=only, **options) for name, only in chosen.items()
+        }
+        print(format_headings(texts))
+
+
+def _chosen(tables: Mapping[str, Table], selectors: list[str]) -> dict[str, Selection | None]:
+    """The tables that have any of the calls that selectors pick, with those; all without selectors."""
+    from modelexport.core.selectors import select_calls
+
+    if not selectors:
+        return dict.fromkeys(tables)
+    chosen: dict[str, Selection | None] = {}
+    failure: UsageError | None = None
+    for name, table in tables.items():
+        try:
+            chosen[name] = select_calls(selectors, table.calls, table.tags, where=table.name)
+        except UsageError as error:
+            failure = error
+    if not chosen and failure is not None:
+        raise failure
+    return chosen
 
 
 def _sizes(texts: list[str]) -> dict[str, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,6 +18,10 @@ from modelexport.cli.options import (
 )
 from modelexport.cli.running import ModelChoice, load_with_inputs, print_json, progress_shown
 from modelexport.errors import UsageError
+
+if TYPE_CHECKING:
+    from modelexport.verify.descendant import AgainstReport
+    from modelexport.verify.verdicts import VerifyReport
 
 
 def verify(
@@ -61,6 +65,10 @@ def verify(
     dtype: DtypeOption = None,
     trust_remote_code: RemoteCodeOption = False,
     seed: SeedOption = 0,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print a table of cost and error of each call as CSV.")] = False,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="OUT.html", help="Also write a page with the error of each call.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Compare FILE module by module: with MODEL, with OTHER, or with the values that `export --reference` stored."""
@@ -73,7 +81,11 @@ def verify(
         raise UsageError("--inputs, --model-class and --trust-remote-code go with --model")
     if model is None and (weights_sample is not None or dtype is not None or perturb is not None):
         raise UsageError("--weights-sample, --perturb and --dtype go with --model")
+    if as_csv and as_json:
+        raise UsageError("give --csv or --json, not both")
     if file.is_dir():
+        if as_csv or html is not None:
+            raise UsageError(f"{file} is a folder: --csv and --html go with a file")
         if modules or weights_sample is not None or (model is None and against is None):
             raise UsageError(
                 f"{file} is a folder: give the exported model with --model, or for stages the split file with --against"
@@ -87,11 +99,12 @@ def verify(
         return
     with progress_shown() as progress:
         stages = Stages(progress)
+        found: VerifyReport | AgainstReport
         if against is not None:
             from modelexport.verify.descendant import verify_against
 
             with stages("verify"):
-                losses = verify_against(file, against, modules=modules or (), provider=provider, seed=seed)
+                found = losses = verify_against(file, against, modules=modules or (), provider=provider, seed=seed)
             agrees, document = losses.agrees, show_verification.against_document(losses)
             text = show_verification.format_losses(losses)
         else:
@@ -130,14 +143,29 @@ def verify(
                             seed=seed,
                             weights=loaded.weights,
                         )
+            found = report
             agrees, document = report.agrees, show_verification.verify_document(report)
             text = show_verification.format_verify(report)
+    if html is not None or as_csv:
+        _show_errors(file, found, html, as_csv=as_csv)
     if as_json:
         print_json(document)
-    else:
+    elif not as_csv:
         print(text)
     if not agrees:
         raise typer.Exit(1)
+
+
+def _show_errors(file: Path, report: VerifyReport | AgainstReport, html: Path | None, *, as_csv: bool) -> None:
+    from modelexport.cli import show_table
+    from modelexport.measure.page import Page, write_page
+    from modelexport.verify.page import error_table
+
+    table = error_table(file, report)
+    if html is not None:
+        write_page(html, Page(table, "error"))
+    if as_csv:
+        print(show_table.format_csv({"": (table, table.rows())}), end="")
 
 
 def _verify_generation(folder: Path, choice: ModelChoice, new_tokens: int, provider: str, *, as_json: bool) -> None:

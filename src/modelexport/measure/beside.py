@@ -1,0 +1,68 @@
+"""Two runs of one model in one table: of two files, or of a file and of PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import msgspec
+
+from modelexport.core.calls import ModuleCall
+from modelexport.measure.columns import Column, Kind
+from modelexport.measure.profiles import ModuleProfile, RunFacts
+from modelexport.measure.table import NodeFigures
+
+AGAINST = Column("against_seconds", "seconds", scale=10**9)
+RATIO = Column("against_ratio", "of seconds", Kind.RATIO, of=("against_seconds", "seconds"))
+
+
+def profile_against(one: ModuleProfile, other: ModuleProfile) -> ModuleProfile:
+    """Two profiles side by side: ``against_seconds`` of the other, and how many times the first's those are.
+
+    A call that only the other file has is counted for the innermost call around it that both have.
+    """
+    calls = one.table.calls
+
+    def known(call: ModuleCall) -> ModuleCall | None:
+        return next((above for above in reversed(other.table.calls.stack(call)) if above in calls), None)
+
+    added = [
+        replace(
+            node,
+            calls=tuple(dict.fromkeys(found for call in node.calls if (found := known(call)) is not None)),
+            figures={AGAINST.name: node.figures["seconds"]},
+            runs=(),
+            place=("", ""),
+        )
+        for node in other.table.nodes
+    ]
+    return _beside(one, added, {}, other.facts)
+
+
+def profile_beside(one: ModuleProfile, seconds: Mapping[ModuleCall, int], name: str) -> ModuleProfile:
+    """A profile beside the nanoseconds that calls took themselves elsewhere, such as in PyTorch."""
+    own = {call: taken for call, taken in seconds.items() if call in one.table.calls}
+    rest = sum(seconds.values()) - sum(own.values())
+    added = [NodeFigures(f"({name})", "", (), {AGAINST.name: rest})] if rest else []
+    facts = msgspec.structs.replace(
+        one.facts, file=name, wall_seconds=sum(seconds.values()) / 1e9, profiled_seconds=sum(seconds.values()) / 1e9
+    )
+    return _beside(one, added, {AGAINST.name: own}, facts)
+
+
+def _beside(
+    one: ModuleProfile,
+    added: Sequence[NodeFigures],
+    direct: Mapping[str, Mapping[ModuleCall, int]],
+    facts: RunFacts,
+) -> ModuleProfile:
+    first, *more = one.table.columns
+    note = f"against: {facts.file}, {facts.wall_seconds * 1e3:,.3g} ms a run"
+    table = replace(
+        one.table,
+        columns=(first, AGAINST, RATIO, *more),
+        nodes=(*one.table.nodes, *added),
+        direct={**one.table.direct, **direct},
+        notes=(*one.table.notes, note),
+    )
+    return ModuleProfile(table, one.facts, one.feeds, facts)

@@ -1,0 +1,107 @@
+"""Every command that takes modules takes the same words for them, and says what is near where they match nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+import modelexport
+from exports import Exporter
+from modelexport.cli.app import app
+from modelexport.errors import UsageError
+from modelexport.measure.parts import cost_parts
+from modelexport.surgery.placing import Rule, place
+from modelexport.surgery.replacing import replace
+from modelexport.surgery.splitting import split
+from modelexport.surgery.substitutes import Identity
+from modelexport.tagged.file import read_tagged
+from modelexport.verify.changes import check_changes
+from modelexport.verify.descendant import verify_against
+
+UNION = ["encoder.layer.[0-1].output", "class:BertAttention", "!/BertModel/BertEncoder/BertLayer.0/**"]
+"""A range, a class, and a tag glob that takes away."""
+PICKED = ["encoder.layer.1.attention", "encoder.layer.1.output"]
+NOTHING = "encoder.layers.0.output"
+NEAR = "did you mean encoder.layer."
+
+Arguments = Callable[[Path, list[str]], list[str]]
+COMMANDS: dict[str, Arguments] = {
+    "nodes": lambda file, words: [str(file), *words],
+    "extract": lambda file, words: [str(file), *words, "-o", "cut/"],
+    "verify": lambda file, words: [str(file), "--against", str(file), *(f"--module={word}" for word in words)],
+    "compare": lambda file, words: [str(file), str(file), *words],
+    "cost": lambda file, words: [str(file), *words],
+    "profile": lambda file, words: [str(file), *words, "--runs", "1"],
+    "split": lambda file, words: [str(file), "-o", "stages/", *(f"--at={word}" for word in words)],
+    "replace": lambda file, words: [str(file), *words, "--with-identity", "-o", "replaced.onnx"],
+    "place": lambda file, words: [str(file), "--rule", f"gpu: {' '.join(words)}", "--no-check"],
+}
+
+
+def test_no_command_that_takes_selectors_is_left_out() -> None:
+    found = {
+        name
+        for name, command in typer.main.get_command(app).commands.items()  # type: ignore[attr-defined]
+        for parameter in command.params
+        if "SELECTOR" in (parameter.metavar or "")
+    }
+    assert found <= set(COMMANDS) | {"quantize"}
+    assert set(COMMANDS) <= found
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_takes_a_union_without_what_is_taken_away(
+    exported: Exporter, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = exported("bert").path
+    done = CliRunner().invoke(app, [name, *COMMANDS[name](path, UNION), "--json"])
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    tagged = read_tagged(path)
+    inside = {call.address for call in tagged.select(*PICKED).inside}
+    assert {call.address for call in tagged.select(*UNION).inside} == inside
+    document = json.loads(done.stdout)
+    if name in ("cost", "profile"):
+        assert {row["address"] for row in document["rows"]} == inside
+    if name == "nodes":
+        assert all(inside & {row["call"], *row["also"]} for row in document)
+    if name == "extract":
+        assert len(list((tmp_path / "cut").glob("*.onnx"))) == len(PICKED)
+    if name == "split":
+        assert len(document["stages"]) == 3
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_what_matches_nothing_is_an_error_with_near_names(
+    exported: Exporter, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, [name, *COMMANDS[name](exported("bert").path, ["pooler", NOTHING])])
+    assert isinstance(done.exception, UsageError)
+    assert NEAR in str(done.exception)
+    assert not list(tmp_path.iterdir())
+
+
+def test_python_takes_the_same_words(exported: Exporter, tmp_path: Path) -> None:
+    path = exported("bert").path
+    tagged = modelexport.load(path)
+    table = cost_parts(path)[""]
+    takes: list[Callable[[list[str]], object]] = [
+        lambda words: tagged.select(*words),
+        lambda words: table.rows(only=tagged.select(*words)),
+        lambda words: modelexport.compare(path, path, modules=words),
+        lambda words: check_changes(path, path, modules=words),
+        lambda words: verify_against(path, path, modules=words),
+        lambda words: split(tagged, tmp_path / "stages", at=words),
+        lambda words: replace(path, words, Identity(), tmp_path / "replaced.onnx"),
+        lambda words: place(tagged, [Rule("gpu", tuple(words))], check=False),
+    ]
+    for take in takes:
+        take(UNION)
+        with pytest.raises(UsageError, match=NEAR):
+            take([NOTHING])
