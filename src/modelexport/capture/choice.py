@@ -99,11 +99,13 @@ def capture(
     dynamic: bool = False,
     opset: int | None = None,
     constants: Collection[str] = (),
+    reuse: bool = True,
 ) -> Exported:
     """Capture and translate a model with a front end; ``auto`` is ``dynamo``, then ``torchscript`` if that fails.
 
     Args:
         constants: Arguments whose values the graph keeps; ``auto``: those that it cannot be captured without.
+        reuse: Do the work for calls whose captured graphs are equal once, where the front end can.
 
     Raises:
         CaptureError: The front end failed; with ``auto``, both failed.
@@ -111,7 +113,7 @@ def capture(
         UsageError: The front end does not write this opset.
     """
     with collected() as messages:
-        exported = _capture(model, inputs, frontend, dynamic=dynamic, opset=opset, constants=constants)
+        exported = _capture(model, inputs, frontend, dynamic=dynamic, opset=opset, constants=constants, reuse=reuse)
     return dataclasses.replace(exported, messages=tuple(messages))
 
 
@@ -120,18 +122,17 @@ def _capture(
     inputs: Mapping[str, Any] | Sequence[Any],
     frontend: FrontEnd,
     *,
-    dynamic: bool,
-    opset: int | None,
     constants: Collection[str],
+    **options: Any,
 ) -> Exported:
     if frontend != "auto":
-        return _capture_by(frontend, model, inputs, dynamic=dynamic, opset=opset, constants=constants)
+        return _capture_by(frontend, model, inputs, constants=constants, **options)
     try:
-        return _capture_by("dynamo", model, inputs, dynamic=dynamic, opset=opset, constants=constants)
+        return _capture_by("dynamo", model, inputs, constants=constants, **options)
     except CaptureError as error:
         first = error
     try:
-        exported = _capture_by("torchscript", model, inputs, dynamic=dynamic, opset=opset, constants=constants)
+        exported = _capture_by("torchscript", model, inputs, constants=constants, **options)
     except UsageError as second:
         raise CaptureError(
             f"{first.problem}\nthe front end torchscript failed too: {_reason(second)}",
@@ -147,15 +148,14 @@ def _capture_by(
     model: nn.Module,
     inputs: Mapping[str, Any] | Sequence[Any],
     *,
-    dynamic: bool,
-    opset: int | None,
     constants: Collection[str],
+    **options: Any,
 ) -> Exported:
     """Capture with one front end. Where the model decides by the values of inputs, offer those or take them."""
     named = [name for name in constants if name != AUTO]
     try:
         with scripts_converted(model, inputs) as captured:
-            exported = FRONT_ENDS[frontend](captured, inputs, dynamic=dynamic, opset=opset, constants=named)
+            exported = FRONT_ENDS[frontend](captured, inputs, constants=named, **options)
         return dataclasses.replace(exported, constants=prepare_inputs(model, inputs, named).constants)
     except CaptureError as error:
         offered = [name for name in inputs_read(model, inputs) if name not in named]
@@ -165,7 +165,7 @@ def _capture_by(
             raise CaptureError(
                 error.problem, address=error.address, reason=error.reason, constants=offered
             ) from error.__cause__
-    return _capture_by(frontend, model, inputs, dynamic=dynamic, opset=opset, constants=[*named, *offered])
+    return _capture_by(frontend, model, inputs, constants=[*named, *offered], **options)
 
 
 def _reason(error: Exception) -> str:

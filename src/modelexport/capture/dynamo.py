@@ -30,6 +30,7 @@ from modelexport.capture.exported import Exported
 from modelexport.capture.hints import check_returned, graphs_not_printed, line_of, reason_of, way_out
 from modelexport.capture.opsets import convert_to_opset, translated_opset
 from modelexport.capture.repairs.table import translations_added
+from modelexport.capture.reuse import decomposed_once
 from modelexport.capture.transformers_exporter import (
     export_around_pretrained,
     export_pretrained,
@@ -58,6 +59,7 @@ def capture_by_dynamo(
     dynamic: bool = False,
     opset: int | None = None,
     constants: Collection[str] = (),
+    reuse: bool = True,
 ) -> Exported:
     """Capture and translate a model. The model's state is restored afterwards, also after a failure.
 
@@ -66,6 +68,7 @@ def capture_by_dynamo(
         dynamic: Make every axis of every input dynamic, except those that the model fixes.
         opset: The opset of the ONNX standard domain; ``None`` for the exporter's default.
         constants: Arguments whose values the graph keeps, instead of taking them as inputs.
+        reuse: Decompose calls whose captured graphs are equal once. The result is the same without.
 
     Raises:
         CaptureError: The exporter failed. Names the module call that was running.
@@ -85,6 +88,7 @@ def capture_by_dynamo(
         untouched(model, runs=False),
         recorder.attached(),
         translations_added() as programs,
+        decomposed_once(recorder.seen, ADDRESS_KEY, reuse=reuse),
         constants_readable(),
         graphs_not_printed(),
         collected(),
@@ -102,13 +106,34 @@ def capture_by_dynamo(
     check_returned(translated)
     if captured is not model:
         _without_prefix(translated, "model.")
-    # If a whole graph comes from inlined functions, no node refers to its FX node, only to its name.
-    program = programs[-1].exported_program
-    fx_graphs = {} if program is None else {translated.graph: program.graph}
     try:
-        passes.InlinePass()(translated)
+        exported = _with_owners(
+            model, inputs, translated, output_names, programs[-1].exported_program, recorder, watcher
+        )
     except ir.passes.PassError as error:
         raise _explained(error, recorder) from error
+    if opset is not None:
+        convert_to_opset(exported.model, opset)
+    return exported
+
+
+def _with_owners(
+    model: nn.Module,
+    inputs: Mapping[str, Any] | Sequence[Any],
+    translated: ir.Model,
+    output_names: tuple[str, ...] | None,
+    program: torch.export.ExportedProgram | None,
+    recorder: CallRecorder,
+    watcher: _TensorWatcher,
+) -> Exported:
+    """Read the owners and the boundaries of a translated graph from the program that it was translated from.
+
+    Raises:
+        PassError: A function of the graph cannot be inlined.
+    """
+    # If a whole graph comes from inlined functions, no node refers to its FX node, only to its name.
+    fx_graphs = {} if program is None else {translated.graph: program.graph}
+    passes.InlinePass()(translated)
     seen: Sequence[TracedCall] = recorder.seen
     if program is not None and not (seen and _is_annotated(program.graph)):
         # torch.onnx fell back to strict capture, which runs no hooks: the calls come from a run of the model.
@@ -122,8 +147,6 @@ def capture_by_dynamo(
         output_names = tuple(value.name or "" for value in translated.graph.outputs)
     returned = _returned(seen, translated)
     values = {**watcher.graph_inputs(translated), **owners.values, **returned}
-    if opset is not None:
-        convert_to_opset(translated, opset)
     return Exported(translated, calls, state_dict_names(model), values, output_names, "dynamo")
 
 

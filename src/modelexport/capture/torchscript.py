@@ -59,6 +59,7 @@ def capture_by_tracing(
     dynamic: bool = False,
     opset: int | None = None,
     constants: Collection[str] = (),
+    reuse: bool = True,
 ) -> Exported:
     """Trace and translate a model. The model's state is restored afterwards, also after a failure.
 
@@ -67,6 +68,7 @@ def capture_by_tracing(
         dynamic: Make every axis of every input dynamic. A trace cannot tell which of them the model fixes.
         opset: The opset of the ONNX standard domain, from :data:`TRACED_OPSETS`; ``None`` for the exporter's default.
         constants: Arguments whose values the graph keeps, instead of taking them as inputs.
+        reuse: Changes nothing: a trace is not decomposed, and every call is traced.
 
     Raises:
         CaptureError: The exporter failed, or the model's Python code depends on tensor values. Names the call and line.

@@ -22,11 +22,13 @@ NodeNames = Literal["exporter", "path"]
 
 @dataclass(frozen=True, kw_only=True)
 class CaptureOptions:
-    """What of the example inputs a file does not take."""
+    """How a model is captured."""
 
     constants: Collection[str] = ()
     """Arguments of ``forward`` whose values the file keeps; ``auto`` among them: those that it cannot be captured
-    without. What is no tensor is always kept."""
+    without. What is not a tensor is always kept."""
+    reuse: bool = True
+    """Decompose layers whose captured graphs are equal once. The file is the same without, and takes longer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +104,7 @@ class Keywords(TypedDict, total=False):
     """The options as keywords of :func:`modelexport.export`."""
 
     constants: Collection[str]
+    reuse: bool
     granularity: Granularity
     include: Collection[str]
     exclude: Collection[str]

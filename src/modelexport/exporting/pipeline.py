@@ -70,8 +70,7 @@ def export(
         CheckError: The file is invalid, does not load, or computes something else. Nothing is written.
         OutputError: The files cannot be written. Existing files are unchanged.
     """
-    path, stages = Path(path), stages or Stages()
-    options = (options or Options()).replaced_by(keywords)
+    path, stages, options = Path(path), stages or Stages(), (options or Options()).replaced_by(keywords)
     check_opset(opset)
     options.check_together(optimized=optimized)
     check_writable(path)
@@ -106,9 +105,8 @@ class _Job:
         model, inputs, options, stages = self.model, self.prepared.inputs, self.options, self.stages
         with stages("capture"):
             tree = module_tree(model)
-            kept = options.capture.constants
-            captured = capture(model, inputs, frontend, dynamic=self.dynamic, opset=self.opset, constants=kept)
-            exported = self.interface(captured)
+            how = {"dynamic": self.dynamic, "opset": self.opset, **vars(options.capture)}
+            exported = self.interface(capture(model, inputs, frontend, **how))
         with stages("optimize"):
             before = steps.remember(model, exported, options.weights.source)
             messages = [*exported.messages, *(steps.optimize_exported(exported, before) if self.optimized else ())]
@@ -123,8 +121,8 @@ class _Job:
             functions = steps.encode(exported.model, tagged.tags, options.tags.tags_as)
         with Replacement() as replacement:
             staged = replacement.folder(self.path.parent) / self.path.name
+            graph = functions.model if functions else exported.model
             with stages("write"):
-                graph = functions.model if functions else exported.model
                 weights = steps.write_files(graph, tagged, described.files, self.path, staged, options.weights)
             check, verified = run_checks(
                 model, inputs, staged, self.path, hierarchy, weights, options, stages, must_pass=not keep_anyway

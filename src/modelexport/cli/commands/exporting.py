@@ -88,6 +88,9 @@ def export(
     include: IncludeOption = None,
     exclude: ExcludeOption = None,
     no_optimize: Annotated[bool, typer.Option("--no-optimize", help="Do not optimize the graph.")] = False,
+    no_reuse: Annotated[
+        bool, typer.Option("--no-reuse", help="Decompose equal layers one by one: the same file, more slowly.")
+    ] = False,
     fuse: Annotated[
         FuseFor | None, typer.Option(help="Fuse nodes into operators of ONNX Runtime, for its CPU or CUDA provider.")
     ] = None,
@@ -148,7 +151,7 @@ def export(
 
     check_opset(opset)
     options = Options(
-        capture=CaptureOptions(constants=constant or ()),
+        capture=CaptureOptions(constants=constant or (), reuse=not no_reuse),
         tags=TagOptions(
             granularity=granularity,
             include=include or (),

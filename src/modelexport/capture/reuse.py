@@ -1,0 +1,248 @@
+"""Equal calls are decomposed once: the first of them; the others get a copy of what became of it.
+
+``torch.onnx`` decomposes what was captured by ``ExportedProgram.run_decompositions``, which traces every node again.
+While :func:`decomposed_once` is entered, each call that is equal to an earlier one (:mod:`.repeats`) is one node of
+the operator ``modelexport::repeat`` during that step, and is replaced by copies of the first one's nodes after it. The
+copies have the annotations that the call's own nodes had.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.fx
+from torch.export import ExportedProgram
+
+from modelexport.capture.repeats import Region, find_repeats, is_item
+from modelexport.core.calls import TracedCall
+
+_POSITION = "modelexport.position"
+"""Annotation of a node of the first call of a class: which class, and which of its nodes."""
+_SUFFIX = re.compile(r"_\d+$")
+
+
+def _repeat(made: Any, of: Any, sizes: Any, by: Any, by_sizes: Any, number: int) -> list[torch.Tensor]:
+    """Stand in for the nodes that made ``made`` from ``of`` and ``sizes``, run on ``by`` and ``by_sizes``."""
+    return [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in made]
+
+
+torch.library.custom_op(
+    "modelexport::repeat",
+    _repeat,
+    mutates_args=(),
+    schema="(Tensor[] made, Tensor[] of, SymInt[] sizes, Tensor[] by, SymInt[] by_sizes, int number) -> Tensor[]",
+).register_fake(_repeat)
+
+
+class _CopyError(Exception):
+    """A class of calls cannot be copied: the graph is decomposed as a whole."""
+
+
+@contextmanager
+def decomposed_once(calls: Sequence[TracedCall], address_key: str, *, reuse: bool = True) -> Iterator[None]:
+    """Inside, decomposition does the same work once.
+
+    Args:
+        calls: The calls of the capture; they are complete when decomposition begins.
+        address_key: The annotation that has the address of a node's call.
+        reuse: Whether equal calls are decomposed once. The nodes have the same names without it.
+    """
+    whole = ExportedProgram.run_decompositions
+
+    def run_decompositions(self: ExportedProgram, *args: Any, **kwargs: Any) -> ExportedProgram:
+        def decompose() -> ExportedProgram:
+            return whole(self, *args, **kwargs)
+
+        return _decomposed(self, decompose, find_repeats(self.graph, calls, address_key) if reuse else [])
+
+    ExportedProgram.run_decompositions = run_decompositions
+    try:
+        yield
+    finally:
+        ExportedProgram.run_decompositions = whole
+
+
+def _decomposed(
+    program: ExportedProgram, decompose: Callable[[], ExportedProgram], classes: Sequence[tuple[Region, ...]]
+) -> ExportedProgram:
+    if classes:
+        graph = program.graph_module.graph
+        copies = [region for equal in classes for region in equal[1:]]
+        program.graph_module.graph = _reduced(graph, classes)
+        try:
+            result = decompose()
+            _rebuild(result, copies)
+            return result
+        except _CopyError:
+            program.graph_module.graph = graph
+    result = decompose()
+    _rebuild(result, ())
+    return result
+
+
+def _reduced(graph: torch.fx.Graph, classes: Sequence[tuple[Region, ...]]) -> torch.fx.Graph:
+    """A copy of a graph in which each region but the first of its class is one node."""
+    reduced = torch.fx.Graph()
+    env: dict[torch.fx.Node, torch.fx.Node] = {}
+    ends: dict[torch.fx.Node, tuple[int, Region, Region]] = {}
+    positions: dict[torch.fx.Node, tuple[int, int]] = {}
+    skipped: set[torch.fx.Node] = set()
+    number = 0
+    for which, (first, *others) in enumerate(classes):
+        positions.update({node: (which, index) for node, index in first.position.items()})
+        for region in others:
+            ends[region.nodes[-1]] = number, first, region
+            skipped.update(region.nodes)
+            number += 1
+    for node in graph.nodes:
+        if node not in skipped:
+            env[node] = reduced.node_copy(node, env.__getitem__)
+            env[node].name = node.name
+            if node in positions:
+                env[node].meta["custom"] = {**(node.meta.get("custom") or {}), _POSITION: positions[node]}
+        elif node in ends:
+            _insert(reduced, env, *ends[node])
+    return reduced
+
+
+def _insert(
+    graph: torch.fx.Graph, env: dict[torch.fx.Node, torch.fx.Node], number: int, first: Region, region: Region
+) -> None:
+    """Append the node that takes the place of a region."""
+    made = [env[first.nodes[index]] for index in first.outputs]
+    args = (made, *_split(first.inputs, env), *_split(region.inputs, env), number)
+    node = graph.call_function(torch.ops.modelexport.repeat.default, args)
+    results = [region.nodes[index] for index in region.outputs]
+    node.meta["val"] = [result.meta["val"] for result in results]
+    for index, result in enumerate(results):
+        env[result] = graph.call_function(operator.getitem, (node, index))
+        env[result].meta["val"] = result.meta["val"]
+
+
+def _split(
+    nodes: Sequence[torch.fx.Node], env: Mapping[torch.fx.Node, torch.fx.Node]
+) -> tuple[list[torch.fx.Node], list[torch.fx.Node]]:
+    """Tensors, and sizes."""
+    tensors = [env[node] for node in nodes if isinstance(node.meta["val"], torch.Tensor)]
+    return tensors, [env[node] for node in nodes if not isinstance(node.meta["val"], torch.Tensor)]
+
+
+def _rebuild(program: ExportedProgram, copies: Sequence[Region]) -> None:
+    """Write the graph of a decomposed program anew, in place, with the nodes of every call.
+
+    Names are counted in the order of the nodes, so that they do not depend on which of them are copies.
+
+    Raises:
+        _CopyError: Before anything is changed.
+    """
+    old = program.graph_module.graph
+    new = torch.fx.Graph()
+    env: dict[torch.fx.Node, torch.fx.Node] = {}
+    for node in old.nodes:
+        if node.op == "placeholder":  # first, so that nothing else has their names
+            env[node] = new.node_copy(node)
+            env[node].name = node.name  # also one that torch.fx avoids, such as `input`
+    bodies: dict[tuple[torch.fx.Node, ...], list[torch.fx.Node]] = {}
+    for node in old.nodes:
+        if node in env:
+            continue
+        if _is_repeat(node):
+            made = tuple(node.args[0])
+            if made not in bodies:
+                bodies[made] = _body(node)
+            results = _copied(new, env, node, bodies[made], copies[node.args[5]])
+            env.update((user, results[user.args[1]]) for user in node.users if is_item(user))
+        elif not (is_item(node) and _is_repeat(node.args[0])):
+            env[node] = _copy(new, node, env.__getitem__)
+    names = {node.name: env[node].name for node in env}
+    for spec in program.graph_signature.output_specs:
+        if hasattr(spec.arg, "name"):
+            spec.arg.name = names.get(spec.arg.name, spec.arg.name)
+    program.graph_module.graph = new
+
+
+def _is_repeat(node: Any) -> bool:
+    return isinstance(node, torch.fx.Node) and node.target is torch.ops.modelexport.repeat.default
+
+
+def _copy(
+    graph: torch.fx.Graph, node: torch.fx.Node, transform: Callable[[torch.fx.Node], torch.fx.Node]
+) -> torch.fx.Node:
+    """Append a copy of a node, without our mark, named after what it does and its place in the graph."""
+    args = torch.fx.node.map_arg(node.args, transform)
+    kwargs = torch.fx.node.map_arg(node.kwargs, transform)
+    name = _SUFFIX.sub("", node.name) if node.op == "call_function" else node.name
+    made = graph.create_node(node.op, node.target, args, kwargs, name, node.type)
+    made.meta = dict(node.meta)
+    custom = made.meta.get("custom")
+    if custom and _POSITION in custom:
+        made.meta["custom"] = {key: value for key, value in custom.items() if key != _POSITION}
+    return made
+
+
+def _body(repeat: torch.fx.Node) -> list[torch.fx.Node]:
+    """The decomposed nodes of the first call of a class, in order, by one of its repeats.
+
+    Raises:
+        _CopyError: They use a tensor from outside that is not an input of the call.
+    """
+    made, tensors, sizes = repeat.args[:3]
+    given = {*tensors, *(size for size in sizes if isinstance(size, torch.fx.Node))}
+    found: set[torch.fx.Node] = set()
+    pending = [node for node in made if node not in given]
+    while pending:
+        node = pending.pop()
+        if node in found:
+            continue
+        if _position(node) is None:
+            if node.op != "get_attr" and isinstance(node.meta.get("val"), torch.Tensor):
+                raise _CopyError
+            continue  # a size or a constant that all calls have in common
+        found.add(node)
+        pending.extend(source for source in node.all_input_nodes if source not in given)
+    return sorted(found)
+
+
+def _position(node: torch.fx.Node) -> int | None:
+    """Which node of its call a decomposed node comes from. Decomposition makes the items of a result anew, unmarked."""
+    if is_item(node):
+        node = node.args[0]
+    mark = (node.meta.get("custom") or {}).get(_POSITION)
+    return None if mark is None else mark[1]
+
+
+def _copied(
+    graph: torch.fx.Graph,
+    env: Mapping[torch.fx.Node, torch.fx.Node],
+    repeat: torch.fx.Node,
+    body: Sequence[torch.fx.Node],
+    region: Region,
+) -> list[torch.fx.Node]:
+    """Append the nodes of a call that is equal to another one.
+
+    Returns:
+        The nodes of its results.
+    """
+    made, tensors, sizes, by, by_sizes, _ = repeat.args
+    own: dict[torch.fx.Node, torch.fx.Node] = {}
+    for source, target in [*zip(tensors, by, strict=True), *zip(sizes, by_sizes, strict=True)]:
+        if isinstance(source, torch.fx.Node):
+            own[source] = env[target]
+
+    def transform(node: torch.fx.Node) -> torch.fx.Node:
+        return own[node] if node in own else env[node]
+
+    for node in body:
+        own[node] = _copy(graph, node, transform)
+        position = _position(node)
+        assert position is not None  # as it is for every node of a body
+        captured = region.nodes[position].meta
+        for key in ("custom", "nn_module_stack", "stack_trace"):
+            if own[node].meta.pop(key, None) is not None and captured.get(key):
+                own[node].meta[key] = captured[key]
+    return [transform(node) for node in made]

@@ -1,0 +1,197 @@
+"""Equal calls are decomposed once, and the graph is the one that there is without that."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import models
+from modelexport.capture import repeats, reuse
+from modelexport.capture.dynamo import capture_by_dynamo
+from modelexport.capture.exported import Exported
+from modelexport.graph.owners import owner_of
+
+WIDTH = 8
+
+
+class Layer(nn.Module):
+    """A layer of a stack; layers of one variant compute the same function of what they get."""
+
+    def __init__(self, variant: str, shared: torch.Tensor) -> None:
+        super().__init__()
+        self.variant = variant
+        hidden = 12 if variant == "shape" else 16
+        self.norm = nn.LayerNorm(WIDTH, eps=1e-3 if variant == "attribute" else 1e-5)
+        self.wide = nn.Linear(WIDTH, hidden)
+        self.narrow = nn.Linear(hidden, WIDTH)
+        self.register_buffer("own", torch.full((WIDTH,), 0.5))
+        self.register_buffer("shared", shared)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.variant == "writes its input":
+            x += 1
+        if self.variant == "writes its buffer":
+            self.own.add_(1)
+        y = nn.functional.relu(self.wide(self.norm(x)), inplace=self.variant != "attribute")
+        y = self.narrow(y) * (3.0 if self.variant == "constant" else 2.0)
+        if self.variant == "alias":
+            return x + y + self.shared + self.shared.view(1, WIDTH)
+        return x + y + self.own + self.shared.view(1, WIDTH)
+
+
+VARIANTS = ("plain", "attribute", "constant", "shape", "alias", "writes its input", "writes its buffer")
+NEVER = ("writes its input", "writes its buffer")
+
+
+class Stack(nn.Module):
+    def __init__(self, variants: list[str]) -> None:
+        super().__init__()
+        shared = torch.arange(float(WIDTH))
+        self.layers = nn.ModuleList(Layer(variant, shared) for variant in variants)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x * 2
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def facts(exported: Exported) -> list[str]:
+    """All that a graph says, as text."""
+    lines = []
+    for graph in exported.model.graphs():
+        for node in graph:
+            made = [(value.name, str(value.dtype), str(value.shape)) for value in node.outputs]
+            taken = [value and value.name for value in node.inputs]
+            attributes = [(key, str(attribute.value)) for key, attribute in node.attributes.items()]
+            rest = sorted(attributes), sorted(node.metadata_props.items()), owner_of(node)
+            lines.append(f"{node.name} {node.op_type} {taken} {made} {rest}")
+    lines += [str(value) for value in (*exported.model.graph.inputs, *exported.model.graph.outputs)]
+    lines += [f"{name} {value.shape}" for name, value in exported.model.graph.initializers.items()]
+    return [*lines, *sorted(f"{port} {name}" for port, name in exported.values.items()), str(exported.calls)]
+
+
+def captured(model: nn.Module, inputs: Mapping[str, Any], **options: Any) -> tuple[list[str], list[list[str]]]:
+    """What capture makes, and the classes of calls that it took for equal."""
+    found: list[list[str]] = []
+    find = repeats.find_repeats
+
+    def noted(*args: Any) -> Any:
+        classes = find(*args)
+        found.extend([str(region.call) for region in equal] for equal in classes)
+        return classes
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reuse, "find_repeats", noted)
+        return facts(capture_by_dynamo(model, inputs, **options)), found
+
+
+def check_stack(variants: list[str], dynamic: bool) -> None:
+    torch.manual_seed(0)
+    model, inputs = Stack(variants).eval(), {"x": torch.randn(3, WIDTH)}
+    once, found = captured(model, inputs, dynamic=dynamic)
+    whole, none = captured(model, inputs, dynamic=dynamic, reuse=False)
+    assert once == whole
+    assert none == []
+    equal: dict[str, list[str]] = defaultdict(list)
+    for index, variant in enumerate(variants):
+        if variant not in NEVER:
+            equal[variant].append(f"layers.{index}")
+    shared = [call for calls in found for call in calls]
+    assert all(
+        {variants[int(call.split(".")[1])] for call in calls} == {variants[int(calls[0].split(".")[1])]}
+        for calls in found
+    )
+    assert not [call for call in shared if variants[int(call.split(".")[1])] in NEVER]
+    if not set(variants) & set(NEVER):
+        assert sorted(found) == sorted(calls for calls in equal.values() if len(calls) > 1)
+
+
+stacks = st.lists(st.sampled_from(VARIANTS), min_size=2, max_size=5)
+SETTINGS = {"deadline": None, "derandomize": True, "suppress_health_check": [HealthCheck.too_slow]}
+
+
+@given(stacks)
+@settings(max_examples=4, **SETTINGS)
+def test_layers_that_differ_in_one_thing_are_not_shared(variants: list[str]) -> None:
+    check_stack(variants, dynamic=False)
+
+
+@pytest.mark.slow
+@given(stacks, st.booleans())
+@settings(max_examples=40, **SETTINGS)
+def test_forty_random_stacks_are_captured_as_without_sharing(variants: list[str], dynamic: bool) -> None:
+    check_stack(variants, dynamic)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_layers_that_write_into_what_they_get_are_never_shared(dynamic: bool) -> None:
+    check_stack(["plain", "writes its input", "plain", "writes its input", "plain"], dynamic)
+
+
+def test_equal_layers_are_decomposed_once() -> None:
+    nodes = {}
+    for reused in (True, False):
+        seen: list[int] = []
+        run = torch.export.ExportedProgram.run_decompositions
+
+        def counted(program: Any, *args: Any, run: Any = run, seen: list[int] = seen, **kwargs: Any) -> Any:
+            seen.append(len(program.graph.nodes))
+            return run(program, *args, **kwargs)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch.export.ExportedProgram, "run_decompositions", counted)
+            capture_by_dynamo(Stack(["plain"] * 6).eval(), {"x": torch.randn(3, WIDTH)}, reuse=reused)
+        (nodes[reused],) = seen
+    placeholders = 6 * 8 + 1
+    assert (nodes[True] - placeholders) * 2 < nodes[False] - placeholders
+
+
+class Named(nn.Module):
+    def forward(self, input: torch.Tensor, sum: torch.Tensor) -> torch.Tensor:  # noqa: A002
+        return input.sum() + sum
+
+
+def test_inputs_keep_names_that_torch_fx_avoids() -> None:
+    exported = capture_by_dynamo(Named(), {"input": torch.randn(2), "sum": torch.randn(2)})
+    assert [value.name for value in exported.model.graph.inputs] == ["input", "sum"]
+
+
+def run_case(name: str, dynamic: bool) -> None:
+    case = models.case(name)
+    model, inputs = case.build().eval(), case.inputs()
+    assert captured(model, inputs, dynamic=dynamic)[0] == captured(model, inputs, dynamic=dynamic, reuse=False)[0]
+
+
+@pytest.mark.parametrize(("name", "dynamic"), [("bert", True), ("albert", False)])
+def test_a_model_is_captured_as_without_sharing(name: str, dynamic: bool) -> None:
+    run_case(name, dynamic)
+
+
+def capturable(case: models.ModelCase, dynamic: bool) -> bool:
+    return not case.missing and (case.dynamic is not None or not dynamic)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", [case.name for case in models.CASES])
+def test_every_model_of_the_table_is_captured_as_without_sharing(name: str, dynamic: bool) -> None:
+    case = models.case(name)
+    if not capturable(case, dynamic):
+        pytest.skip("needs packages that are missing, or has no dynamic axes")
+    run_case(name, dynamic)
+
+
+def test_fake_tensors_of_one_memory_are_told_from_others() -> None:
+    """The canary of ``UntypedStorage._cdata``."""
+    with torch._subclasses.FakeTensorMode():
+        one, other = torch.empty(4), torch.empty(4)
+        assert repeats.storage_of(one) == repeats.storage_of(one.view(2, 2)) == repeats.storage_of(one.detach())
+        assert repeats.storage_of(one) != repeats.storage_of(other)
