@@ -81,16 +81,16 @@ def test_onnx_nodes_still_point_to_their_fx_nodes_and_those_still_carry_annotati
     recorder_key = dynamo.ADDRESS_KEY
     seen = []
 
-    class Listening(dynamo._Owners):
+    class Listening(dynamo.FxOwners):
         def _call_of(self, fx_node: torch.fx.Node | None) -> object:
             seen.append(fx_node is not None and recorder_key in (fx_node.meta.get("custom") or {}))
             return super()._call_of(fx_node)
 
-    original, dynamo._Owners = dynamo._Owners, Listening
+    original, dynamo.FxOwners = dynamo.FxOwners, Listening
     try:
         dynamo.capture_by_dynamo(Block().eval(), INPUTS)
     finally:
-        dynamo._Owners = original
+        dynamo.FxOwners = original
     assert seen
     assert all(seen), "torch.onnx no longer links nodes to FX nodes, or torch.export drops annotations"
 

@@ -14,13 +14,13 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
-from unittest import mock
 
 import torch
 import torch._subclasses.fake_tensor
 import torch.fx.experimental.proxy_tensor
 from torch import nn
 
+from modelexport.core.attributes import attribute_set
 from modelexport.pytorch.private_torch import tree_leaves
 from modelexport.pytorch.values import NamedTensors, input_tensors, output_tensors, tensors_in
 
@@ -113,5 +113,5 @@ def constants_readable() -> Iterator[None]:
     """
     with ExitStack() as stack:
         for module in (torch._subclasses.fake_tensor, torch.fx.experimental.proxy_tensor):
-            stack.enter_context(mock.patch.object(module, "CONSTANT_NUMEL_LIMIT", _READABLE))
+            stack.enter_context(attribute_set(module, "CONSTANT_NUMEL_LIMIT", _READABLE))
         yield

@@ -8,11 +8,9 @@ which runs no hooks but keeps a stack of ``id(module)@n`` keys for each node; th
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import copy
 import operator
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -27,6 +25,7 @@ from modelexport.capture.aliases import is_written_later, passed_on
 from modelexport.capture.arguments import by_name, state_dict_names
 from modelexport.capture.binding import Bound, constants_readable, needs_binding, only_tensors
 from modelexport.capture.exported import Exported
+from modelexport.capture.fx_owners import ADDRESS_KEY, PORTS_KEY, FxOwners, is_annotated
 from modelexport.capture.hints import check_returned, graphs_not_printed, line_of, reason_of, way_out
 from modelexport.capture.opsets import convert_to_opset, translated_opset
 from modelexport.capture.repairs.table import translations_added
@@ -36,20 +35,14 @@ from modelexport.capture.transformers_exporter import (
     export_pretrained,
     has_transformers_inside,
 )
-from modelexport.core.calls import ROOT, CallTree, ModuleCall, Port, Side, TracedCall
+from modelexport.core.calls import ROOT, ModuleCall, Port, Side, TracedCall
 from modelexport.core.messages import collected
-from modelexport.core.owners import Evidence, Owner
 from modelexport.errors import CaptureError
-from modelexport.graph.nodes import nested_graphs
-from modelexport.graph.owners import OWNER, owner_of
 from modelexport.graph.sizes import rename_sizes
 from modelexport.pytorch.inputs import check_inputs
 from modelexport.pytorch.recorder import CallRecorder
 from modelexport.pytorch.traced import trace_calls, untouched
 from modelexport.pytorch.values import NamedTensors, run_arguments
-
-ADDRESS_KEY = "modelexport.call"
-PORTS_KEY = "modelexport.ports"
 
 
 def capture_by_dynamo(
@@ -78,12 +71,7 @@ def capture_by_dynamo(
     translated_in = translated_opset(opset)
     watcher = _TensorWatcher()
     recorder = CallRecorder(model, _annotated, watcher.watch)
-    args, kwargs = by_name(model, *run_arguments(copy.deepcopy(inputs)))
-    captured: nn.Module = model
-    given: dict[str, Any] = kwargs
-    if needs_binding(args, kwargs, constants):
-        captured = Bound(model, args, kwargs, constants)
-        args, given = (), captured.given
+    captured, args, given = _bound(model, *by_name(model, *run_arguments(copy.deepcopy(inputs))), constants)
     with (
         untouched(model, runs=False),
         recorder.attached(),
@@ -117,6 +105,16 @@ def capture_by_dynamo(
     return exported
 
 
+def _bound(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], constants: Collection[str]
+) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+    """The model and its arguments, or, if some of them are constants, a module that has those, and the others."""
+    if not needs_binding(args, kwargs, constants):
+        return model, args, kwargs
+    bound = Bound(model, args, kwargs, constants)
+    return bound, (), bound.given
+
+
 def _with_owners(
     model: nn.Module,
     inputs: Mapping[str, Any] | Sequence[Any],
@@ -135,11 +133,11 @@ def _with_owners(
     fx_graphs = {} if program is None else {translated.graph: program.graph}
     passes.InlinePass()(translated)
     seen: Sequence[TracedCall] = recorder.seen
-    if program is not None and not (seen and _is_annotated(program.graph)):
+    if program is not None and not (seen and is_annotated(program.graph)):
         # torch.onnx fell back to strict capture, which runs no hooks: the calls come from a run of the model.
         with collected():
             seen = trace_calls(model, *run_arguments(copy.deepcopy(inputs))).calls
-    owners = _Owners(model, seen, fx_graphs)
+    owners = FxOwners(model, seen, fx_graphs)
     calls = owners.assign(translated)
     if output_names is None:
         output_names = tuple(spec.name for spec in seen[0].outputs)
@@ -270,147 +268,3 @@ def _dynamic_axes(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)(_dynamic_axes(part) for part in value)
     return None
-
-
-class _Owners:
-    """Reads the owner of each ONNX node from its FX node, and adds the calls found only in captured branches."""
-
-    def __init__(
-        self, model: nn.Module, calls: Sequence[TracedCall], fx_graphs: Mapping[ir.Graph, torch.fx.Graph]
-    ) -> None:
-        self.fx_graphs = fx_graphs
-        annotated = any(map(_is_annotated, fx_graphs.values())) or not fx_graphs
-        self.ran = frozenset() if annotated else frozenset(traced.call for traced in calls)
-        self.path_by_id = {str(id(module)): path for path, module in model.named_modules()}
-        self.counts = Counter(traced.call.path for traced in calls)
-        self.calls = list(calls)
-        self.depth = {traced.call: traced.depth for traced in calls}
-        self.nested: dict[tuple[int, str], ModuleCall] = {}
-        self.values: dict[Port, str] = {}
-
-    def assign(self, model: ir.Model) -> CallTree:
-        for graph in model.graphs():
-            self._assign_graph(graph)
-        for function in model.functions.values():
-            self._assign_graph(function)
-        _own_nested(model.graph)
-        return CallTree(tuple(self.calls))
-
-    def _assign_graph(self, graph: ir.Graph | ir.Function) -> None:
-        renamed = {}
-        for value in graph.outputs:
-            producer = value.producer()
-            if producer is not None:  # whose name still has the value's first one
-                renamed[(producer.name or "").removeprefix("node_")] = value.name or ""
-        fx_nodes: dict[str, torch.fx.Node] = {}
-        owners: dict[torch.fx.Node, Owner] = {}
-        fx_graph = self.fx_graphs.get(graph) if isinstance(graph, ir.Graph) else None
-        fx_graph = fx_graph or _fx_graph(graph)
-        if fx_graph is not None:
-            fx_nodes = {fx_node.name: fx_node for fx_node in fx_graph.nodes}
-            self._read_ports(fx_nodes, renamed)
-            owners = self._read_owners(fx_graph)
-        for node in graph:
-            made_for = node.meta.pop("node", None) or fx_nodes.get(_fx_name(node))
-            if made_for in owners:
-                node.meta[OWNER] = owners[made_for]
-
-    def _read_ports(self, fx_nodes: Mapping[str, torch.fx.Node], renamed: Mapping[str, str]) -> None:
-        """Find the value of each marked node: the last tensor of the nodes that it was decomposed into.
-
-        If a node with several results was decomposed, it is not known which node produces which result.
-        """
-        marks = {
-            fx_node: ports
-            for fx_node in fx_nodes.values()
-            if (ports := (fx_node.meta.get("custom") or {}).get(PORTS_KEY))
-        }
-        made_by = Counter(port for ports in marks.values() for port, _ in ports)
-        for fx_node, ports in marks.items():
-            name, made = fx_node.name, fx_node.meta.get("val")
-            for port, item in ports:
-                if item is None and isinstance(made, torch.Tensor):
-                    self.values[port] = renamed.get(name, name)
-                elif item is not None and isinstance(made, (list, tuple)) and made_by[port] == 1:
-                    items = [user.name for user in fx_node.users if user.args[1:] == (item,)]
-                    value = items[0] if items else f"{name}__{item}"
-                    self.values[port] = renamed.get(value, value)
-
-    def _read_owners(self, graph: torch.fx.Graph) -> dict[torch.fx.Node, Owner]:
-        """The owner of each node of a graph, whose nodes are in the order in which they ran.
-
-        A node that an exporter inserted as a replacement has no annotation. It gets the call of the nodes before and
-        after it if they have the same one.
-        """
-        owners: dict[torch.fx.Node, Owner] = {}
-        before: ModuleCall | None = None
-        unknown: list[torch.fx.Node] = []
-        for node in graph.nodes:
-            if node.op != "call_function" or node.target is operator.getitem:
-                continue
-            call = self._call_of(node)
-            if call is None:
-                unknown.append(node)
-                continue
-            owners[node] = Owner((call,), Evidence.EXACT)
-            if call == before:
-                owners.update(dict.fromkeys(unknown, Owner((call,), Evidence.DERIVED)))
-            before, unknown = call, []
-        # Nodes at a boundary between calls stay unknown; lineage infers their owners from their neighbors.
-        return owners | {
-            node: owners[source]
-            for node in graph.nodes
-            if node.target is operator.getitem and (source := node.args[0]) in owners
-        }
-
-    def _call_of(self, fx_node: torch.fx.Node) -> ModuleCall | None:
-        annotation = fx_node.meta.get("custom") or {}
-        stack = fx_node.meta.get("nn_module_stack")
-        call = ModuleCall.parse(annotation[ADDRESS_KEY]) if ADDRESS_KEY in annotation else None
-        for key in stack or ():
-            path = self.path_by_id.get(key.partition("@")[0])
-            if path is not None:
-                call = self._nested_call(fx_node.graph, key, path, call or ROOT)
-        if call is None and stack:
-            # Made around the root's forward: the exporter's flattening of inputs and outputs.
-            return ROOT
-        return call
-
-    def _nested_call(self, graph: torch.fx.Graph, key: str, path: str, parent: ModuleCall) -> ModuleCall:
-        ran = ModuleCall(path, int(key.partition("@")[2] or 0))
-        if ran in self.ran:  # captured without hooks; the key numbers the calls of a module
-            return ran
-        identity = (id(graph), key)
-        if identity not in self.nested:
-            call = ModuleCall(path, self.counts[path])
-            self.counts[path] += 1
-            self.depth[call] = self.depth[parent] + 1
-            self.calls.append(TracedCall(call, parent, self.depth[call], None, None))
-            self.nested[identity] = call
-        return self.nested[identity]
-
-
-def _is_annotated(graph: torch.fx.Graph) -> bool:
-    """Whether hooks ran while a graph was captured; true for a graph without operations."""
-    made = [node for node in graph.nodes if node.op == "call_function"]
-    return not made or any(ADDRESS_KEY in (node.meta.get("custom") or {}) for node in made)
-
-
-def _fx_graph(graph: ir.Graph | ir.Function) -> torch.fx.Graph | None:
-    """The FX graph that a graph was translated from; ``None`` for a graph that a translation made."""
-    return next((fx_node.graph for node in graph if (fx_node := node.meta.get("node")) is not None), None)
-
-
-def _own_nested(graph: ir.Graph, owner: Owner | None = None) -> None:
-    """Assign the nodes of a nested graph that a translation made the owner of their enclosing node."""
-    for node in graph:
-        if owner is not None and owner_of(node) is None:
-            node.meta[OWNER] = owner
-        for nested in nested_graphs(node):
-            _own_nested(nested, owner_of(node))
-
-
-def _fx_name(node: ir.Node) -> str:
-    """The name of the FX node that an ONNX node was made for, as recorded by ``torch.onnx``."""
-    scopes = node.metadata_props.get("pkg.torch.onnx.name_scopes")
-    return str(ast.literal_eval(scopes)[-1]) if scopes else ""

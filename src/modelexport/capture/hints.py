@@ -6,7 +6,6 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from unittest import mock
 
 import onnx_ir as ir
 import torch
@@ -15,6 +14,7 @@ from torch import nn
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.nn.utils.rnn import PackedSequence
 
+from modelexport.core.attributes import attribute_set
 from modelexport.errors import UsageError
 
 
@@ -56,7 +56,7 @@ def reason_of(cause: BaseException) -> str:
 @contextmanager
 def graphs_not_printed() -> Iterator[None]:
     """Inside, ``torch.export`` does not print what it captured before it failed."""
-    with mock.patch.object(torch.export._trace, "print", lambda *text, **options: None, create=True):
+    with attribute_set(torch.export._trace, "print", lambda *text, **options: None):
         yield
 
 

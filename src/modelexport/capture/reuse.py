@@ -19,6 +19,7 @@ import torch.fx
 from torch.export import ExportedProgram
 
 from modelexport.capture.repeats import Region, find_repeats, is_item
+from modelexport.core.attributes import attribute_set
 from modelexport.core.calls import TracedCall
 
 _POSITION = "modelexport.position"
@@ -60,11 +61,8 @@ def decomposed_once(calls: Sequence[TracedCall], address_key: str, *, reuse: boo
 
         return _decomposed(self, decompose, find_repeats(self.graph, calls, address_key) if reuse else [])
 
-    ExportedProgram.run_decompositions = run_decompositions
-    try:
+    with attribute_set(ExportedProgram, "run_decompositions", run_decompositions):
         yield
-    finally:
-        ExportedProgram.run_decompositions = whole
 
 
 def _decomposed(

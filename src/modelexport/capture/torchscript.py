@@ -75,11 +75,7 @@ def capture_by_tracing(
         InputsError: The inputs do not fit, or the model has lazy parameters.
         UsageError: The exporter does not write this opset.
     """
-    if opset is not None and opset not in TRACED_OPSETS:
-        raise UsageError(
-            f"the TorchScript exporter writes opsets {TRACED_OPSETS[0]} to {TRACED_OPSETS[-1]}, not {opset}: "
-            f"choose one of these, or the front end dynamo"
-        )
+    _check_traced_opset(opset)
     args, kwargs = by_name(model, *run_arguments(copy.deepcopy(inputs)))
     with collected():
         run = trace_calls(model, *copy.deepcopy((args, kwargs)))
@@ -113,6 +109,14 @@ def capture_by_tracing(
     # Without weights, so that inference is fast: the exporter leaves most values without a type.
     typed = onnx.shape_inference.infer_shapes(onnx.load_model_from_string(file.getvalue()))
     return traced.result(ir.from_proto(typed), len(names))
+
+
+def _check_traced_opset(opset: int | None) -> None:
+    if opset is not None and opset not in TRACED_OPSETS:
+        raise UsageError(
+            f"the TorchScript exporter writes opsets {TRACED_OPSETS[0]} to {TRACED_OPSETS[-1]}, not {opset}: "
+            f"choose one of these, or the front end dynamo"
+        )
 
 
 @contextmanager

@@ -66,39 +66,7 @@ def embedded_page(*pages: Page) -> str:
 def _data(page: Page) -> dict[str, Any]:
     """What the page's script reads. Totals that are sums or maxima it adds up itself."""
     table = page.table
-    given = [column for column in table.columns if column.kind is Kind.SPREAD]
-    numbers = {traced.call: index for index, traced in enumerate(table.calls)}
-    totals = {row.calls[0]: row for row in table.rows()} if given or _symbolic(table) else {}
-    rows = []
-    for traced in table.calls:
-        call, parent = traced.call, traced.parent
-        shown = totals.get(call)
-        total = {} if shown is None else {c.name: _plain(c, shown.total.get(c.name)) for c in given}
-        if shown is not None:
-            formulas = {name: figure for name, figure in shown.total.items() if hasattr(figure, "free_symbols")}
-            total |= {name: str(figure) for name, figure in formulas.items()}
-        rows.append(
-            [
-                None if parent is None else numbers[parent],
-                _tail(call, parent),
-                table.tags[call].rpartition("/")[2],
-                class_in_tag(table.tags[call]),
-                {
-                    column.name: _plain(column, own[call])
-                    for column in table.columns
-                    if call in (own := table.own.get(column.name, {}))
-                },
-                total,
-            ]
-        )
-    operators: dict[str, int] = {}
-    nodes = []
-    for node in table.nodes:
-        if node.calls:
-            index = operators.setdefault(node.op_type, len(operators))
-            parts = {c.name: _first(c, node.figures, len(node.calls)) for c in table.columns}
-            listed = [_plain(column, parts[column.name]) for column in table.columns]
-            nodes.append([node.name, index, [numbers[call] for call in node.calls], listed])
+    operators, nodes = _nodes(table)
     return {
         "name": table.name,
         "part": page.part,
@@ -115,8 +83,8 @@ def _data(page: Page) -> dict[str, Any]:
             }
             for column in table.columns
         ],
-        "rows": rows,
-        "operators": list(operators),
+        "rows": _rows(table),
+        "operators": operators,
         "nodes": nodes,
         "whole": {column.name: _plain(column, table.whole.get(column.name)) for column in table.columns},
         "outside": [
@@ -126,6 +94,44 @@ def _data(page: Page) -> dict[str, Any]:
         "sections": page.sections,
         "notes": table.notes,
     }
+
+
+def _rows(table: Table) -> list[list[Any]]:
+    """A row for each call: the number of its parent, its names, its own figures, and totals that are not sums."""
+    given = [column for column in table.columns if column.kind is Kind.SPREAD]
+    numbers = {traced.call: index for index, traced in enumerate(table.calls)}
+    totals = {row.calls[0]: row for row in table.rows()} if given or _symbolic(table) else {}
+    rows = []
+    for traced in table.calls:
+        call, parent = traced.call, traced.parent
+        shown = totals.get(call)
+        total = {} if shown is None else {c.name: _plain(c, shown.total.get(c.name)) for c in given}
+        if shown is not None:
+            formulas = {name: figure for name, figure in shown.total.items() if hasattr(figure, "free_symbols")}
+            total |= {name: str(figure) for name, figure in formulas.items()}
+        own = {
+            column.name: _plain(column, figures[call])
+            for column in table.columns
+            if call in (figures := table.own.get(column.name, {}))
+        }
+        tag = table.tags[call]
+        above = None if parent is None else numbers[parent]
+        rows.append([above, _tail(call, parent), tag.rpartition("/")[2], class_in_tag(tag), own, total])
+    return rows
+
+
+def _nodes(table: Table) -> tuple[list[str], list[list[Any]]]:
+    """The operators, and for each node of a module its name, operator, calls and figures."""
+    numbers = {traced.call: index for index, traced in enumerate(table.calls)}
+    operators: dict[str, int] = {}
+    nodes = []
+    for node in table.nodes:
+        if node.calls:
+            index = operators.setdefault(node.op_type, len(operators))
+            parts = {c.name: _first(c, node.figures, len(node.calls)) for c in table.columns}
+            listed = [_plain(column, parts[column.name]) for column in table.columns]
+            nodes.append([node.name, index, [numbers[call] for call in node.calls], listed])
+    return list(operators), nodes
 
 
 def _symbolic(table: Table) -> bool:

@@ -109,11 +109,9 @@ def profile(
         inputs: Name of an input to its array, or a file of them (``.npz``, ``.safetensors``, or a JSON description); by
             default those of the reference values beside the file, or else random ones.
         sizes: Sizes of dynamic axes for random inputs.
-        runs: The number of measured runs; the figures are medians.
-        warmup: The number of runs before these.
+        runs, warmup: The number of measured runs, of which the figures are medians, and of the runs before these.
         level: ONNX Runtime's optimization level.
-        provider: Its execution provider.
-        seed: For random inputs.
+        provider, seed: Its execution provider; the seed of random inputs.
         inputs_from: Where ``inputs`` come from, for the reader.
 
     Returns:
@@ -130,10 +128,9 @@ def profile(
         folder = Path(temporary)
         with _runnable(tagged, folder) as path:
             feeds, source = make_feeds(tagged, path, inputs, sizes or {}, provider=provider, seed=seed)
-            wall = time_runs(path, feeds, runs=runs, warmup=warmup, level=level, provider=provider)
-            measured, optimized = profile_runs(
-                path, feeds, folder, runs=runs, warmup=warmup, level=level, provider=provider
-            )
+            how: Any = {"runs": runs, "warmup": warmup, "level": level, "provider": provider}
+            wall = time_runs(path, feeds, **how)
+            measured, optimized = profile_runs(path, feeds, folder, **how)
             kernels = _joined(tagged, load_onnx(optimized), measured)
     taken = _total(kernels)
     together = round(statistics.median(map(sum, zip(*measured.kernels.values(), strict=True))))

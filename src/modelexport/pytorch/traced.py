@@ -6,12 +6,12 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from modelexport.core.attributes import attribute_set
 from modelexport.core.calls import ROOT, CallTree
 from modelexport.errors import InputsError
 from modelexport.pytorch.kept import KeptState
@@ -87,7 +87,7 @@ def untouched(model: nn.Module, *, runs: bool = True, masks: bool = True) -> Ite
 def masks_kept() -> Iterator[None]:
     """Inside, transformers does not leave out an attention mask that hides nothing: what it asks before it does."""
     masking = sys.modules.get("transformers.masking_utils")
-    with mock.patch.object(masking, "is_torchdynamo_exporting", lambda: True) if masking else nullcontext():
+    with attribute_set(masking, "is_torchdynamo_exporting", lambda: True) if masking else nullcontext():
         yield
 
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
 import torch
 from torch.nn.modules import module as torch_module
 
+from modelexport.core.attributes import attribute_set
 from modelexport.core.limits import ELEMENTS_PER_BYTE, LAYERS, MODULES, SPARE_ELEMENTS
 from modelexport.errors import ModelLoadError
 
@@ -25,7 +25,7 @@ def no_questions() -> Iterator[None]:
     """
     from transformers import dynamic_module_utils
 
-    with mock.patch.object(dynamic_module_utils, "TIME_OUT_REMOTE_CODE", 0):
+    with attribute_set(dynamic_module_utils, "TIME_OUT_REMOTE_CODE", 0):
         yield
 
 

@@ -234,15 +234,69 @@ def open_reference(tagged: TaggedFile) -> Iterator[ReferenceValues]:
     Raises:
         FileFormatError: They are missing or damaged, or belong to another file.
     """
-    import ml_dtypes  # noqa: F401 - adds to NumPy the bfloat16 that safetensors needs
-    from safetensors import SafetensorError, safe_open
-
     path = reference_path(tagged.path)
     if not path.is_file():
         raise FileFormatError(
             f"there is no {path} to verify {tagged.path} with: give the model with --model, another file with "
             f"--against, or export with --reference"
         )
+    stored = _read_stored(path)
+    run, calls = stored.run, stored.calls
+    with stored.opened as file:
+        names = [value.name for value in required_inputs(tagged.model)]
+        kept = [key.removeprefix(_INPUTS) for key in stored.places if key.startswith(_INPUTS)]
+        if set(kept) != set(names) or any(call not in tagged.calls for call in stored.chosen):
+            raise FileFormatError(
+                f"{path} does not belong to {tagged.path}: inputs or modules differ; export with --reference"
+            )
+        yield ReferenceValues(
+            inputs={name: file.get_tensor(f"{_INPUTS}{name}") for name in kept},
+            outputs=[file.get_tensor(f"{_VALUES}{name}") for name in stored.outputs],
+            modules=stored.chosen,
+            available={key.removeprefix(_VALUES) for key in stored.places if key.startswith(_VALUES)},
+            read=lambda name: file.get_tensor(f"{_VALUES}{name}"),
+            tensors=stored.tensors,
+            computed=[
+                Computed(calls[call], Fingerprint(kind, size, norm, one, two, telling), new)
+                for call, kind, size, norm, one, two, telling, new in run.computed
+            ],
+            choices=[
+                Choice(calls[call], scores, tuple(shape), indices, tuple(chosen))
+                for call, scores, shape, indices, chosen in run.choices
+            ],
+            parents={
+                call: None if above < 0 else calls[above] for call, (_, above) in zip(calls, run.calls, strict=True)
+            },
+            weights=stored.weights,
+            keys=stored.contents,
+            read_key=file.get_tensor,
+        )
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """The parts of a file of reference values."""
+
+    opened: Any
+    places: Mapping[str, Place]
+    outputs: list[str]
+    chosen: list[ModuleCall]
+    run: _Run
+    calls: list[ModuleCall]
+    tensors: list[SeenTensor]
+    contents: dict[str, str]
+    weights: dict[str, str]
+
+
+def _read_stored(path: Path) -> _Stored:
+    """Read all but the values.
+
+    Raises:
+        FileFormatError: They are damaged, or of a format version that cannot be read.
+    """
+    import ml_dtypes  # noqa: F401 - adds to NumPy the bfloat16 that safetensors needs
+    from safetensors import SafetensorError, safe_open
+
     try:
         places = read_header(path).tensors
         opened = safe_open(path, framework="numpy")
@@ -266,36 +320,7 @@ def open_reference(tagged: TaggedFile) -> Iterator[ReferenceValues]:
             raise ValueError("it lists a call twice")
     except (SafetensorError, WeightsError, OSError, LookupError, ValueError, RecursionError) as error:
         raise FileFormatError(f"{path} is damaged ({error}): export again with --reference") from error
-    with opened as file:
-        stored = list(places)
-        names = [value.name for value in required_inputs(tagged.model)]
-        kept = [key.removeprefix(_INPUTS) for key in stored if key.startswith(_INPUTS)]
-        if set(kept) != set(names) or any(call not in tagged.calls for call in chosen):
-            raise FileFormatError(
-                f"{path} does not belong to {tagged.path}: inputs or modules differ; export with --reference"
-            )
-        yield ReferenceValues(
-            inputs={name: file.get_tensor(f"{_INPUTS}{name}") for name in kept},
-            outputs=[file.get_tensor(f"{_VALUES}{name}") for name in outputs],
-            modules=chosen,
-            available={key.removeprefix(_VALUES) for key in stored if key.startswith(_VALUES)},
-            read=lambda name: file.get_tensor(f"{_VALUES}{name}"),
-            tensors=tensors,
-            computed=[
-                Computed(calls[call], Fingerprint(kind, size, norm, one, two, telling), new)
-                for call, kind, size, norm, one, two, telling, new in run.computed
-            ],
-            choices=[
-                Choice(calls[call], scores, tuple(shape), indices, tuple(chosen))
-                for call, scores, shape, indices, chosen in run.choices
-            ],
-            parents={
-                call: None if above < 0 else calls[above] for call, (_, above) in zip(calls, run.calls, strict=True)
-            },
-            weights=weights,
-            keys=contents,
-            read_key=file.get_tensor,
-        )
+    return _Stored(opened, places, outputs, chosen, run, calls, tensors, contents, weights)
 
 
 def _check_complete(

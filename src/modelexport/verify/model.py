@@ -28,7 +28,7 @@ from modelexport.verify.claims import false_claims
 from modelexport.verify.differences import UNITS
 from modelexport.verify.feeding import under_names
 from modelexport.verify.kept import KeptRuns
-from modelexport.verify.outputs import Inputs, ModelRuns, Tell, compare_whole, run_observed
+from modelexport.verify.outputs import Inputs, ModelRuns, Tell, WholeComparison, compare_whole, run_observed
 from modelexport.verify.parameters import (
     check_same_entries,
     compare_parameters,
@@ -67,10 +67,8 @@ def verify(
         provider: The execution provider of ONNX Runtime.
         sidecar: ``NAME.hierarchy.json``; by default the document beside the file.
         weights: The places of the weights of a model that was built without them; each module gets its own as it runs.
-        perturb: Compare the calls with changed weights, in memory and on both sides, to distinguish parameters of equal
-            values; by default this is done if the model has such parameters.
-        others: Whether outputs are also compared on inputs with padded masks, ids from the whole vocabulary, and
-            other sizes where the file has dynamic axes.
+        perturb: Change the weights in memory, on both sides, so that no two are equal; by default if some are.
+        others: Also compare outputs on padded masks, ids from the whole vocabulary, and other sizes of dynamic axes.
         kept: Runs of the model on these inputs, reused and added to, if several files of it are verified.
         tell: Called with the name of each step.
 
@@ -83,9 +81,7 @@ def verify(
     tagged = _open(model, path)
     chosen = tagged.select(*modules).calls if modules else ()
     parameters = _parameters(model, tagged.model, weights)
-    claimed = sidecar or tagged.hierarchy
-    constants = () if claimed is None else tuple(claimed.settings.constants)
-    runs = ModelRuns(model, tagged, weights, kept or KeptRuns())
+    runs, constants = ModelRuns(model, tagged, weights, kept or KeptRuns()), _constants(sidecar or tagged.hierarchy)
     whole = compare_whole(runs, inputs, constants, perturb=perturb, others=others, provider=provider, tell=tell)
     if whole.perturbed:
         put_in(tagged.model, as_arrays(model, whole.perturbed, as_array).__getitem__)
@@ -94,13 +90,7 @@ def verify(
     proof.wrong_weights = _wrong_weights(tagged, parameters)
     calls = verdicts_of(proof, chosen)
     if not any(call.status == "differ" for call in calls):
-        for what, other in _differing_inputs(inputs, tagged, whole.others):
-            tell(f"verify: every call, with {what}")
-            given = under_names(other, [value.name or "" for value in tagged.model.graph.inputs])
-            found = prove_calls(
-                tagged, given, runs.observed(other, whole.perturbed, what), provider=provider, modules=chosen
-            )
-            calls = [_worse(call, one, what) for call, one in zip(calls, verdicts_of(found, chosen), strict=True)]
+        calls = _worst_on_others(calls, inputs, whole, runs, provider, chosen, tell)
     return VerifyReport(
         outputs=whole.outputs,
         calls=calls,
@@ -113,6 +103,30 @@ def verify(
         optimizer=whole.optimizer,
         notes=whole.notes,
     )
+
+
+def _constants(sidecar: documents.Hierarchy | None) -> tuple[str, ...]:
+    """The arguments of ``forward`` whose values the file keeps."""
+    return () if sidecar is None else tuple(sidecar.settings.constants)
+
+
+def _worst_on_others(
+    calls: list[CallVerdict],
+    inputs: Inputs,
+    whole: WholeComparison,
+    runs: ModelRuns,
+    provider: str,
+    chosen: Sequence[ModuleCall],
+    tell: Tell,
+) -> list[CallVerdict]:
+    """Compare the calls on the variations of the inputs on which the outputs differ, too; the worst verdict counts."""
+    for what, other in _differing_inputs(inputs, runs.tagged, whole.others):
+        tell(f"verify: every call, with {what}")
+        given = under_names(other, [value.name or "" for value in runs.tagged.model.graph.inputs])
+        run = runs.observed(other, whole.perturbed, what)
+        proof = prove_calls(runs.tagged, given, run, provider=provider, modules=chosen)
+        calls = [_worse(call, one, what) for call, one in zip(calls, verdicts_of(proof, chosen), strict=True)]
+    return calls
 
 
 def _differing_inputs(

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.onnx
 
 from modelexport.capture.repairs import elements, linalg, losses, numbers, ordering, pooling, recurrent
+from modelexport.core.attributes import attribute_set
 
 Table = dict[Callable[..., Any], Callable[..., Any]]
 
@@ -88,5 +88,5 @@ def translations_added() -> Iterator[list[Any]]:
         programs.append(export(*args, custom_translation_table=table, **kwargs))
         return programs[-1]
 
-    with mock.patch.object(torch.onnx, "export", with_more):
+    with attribute_set(torch.onnx, "export", with_more):
         yield programs
