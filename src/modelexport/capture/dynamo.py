@@ -35,6 +35,7 @@ from modelexport.capture.transformers_exporter import (
     export_pretrained,
     has_transformers_inside,
 )
+from modelexport.core.attributes import attribute_set
 from modelexport.core.calls import ROOT, ModuleCall, Port, Side, TracedCall
 from modelexport.core.messages import collected
 from modelexport.errors import CaptureError
@@ -74,6 +75,8 @@ def capture_by_dynamo(
     captured, args, given = _bound(model, *by_name(model, *run_arguments(copy.deepcopy(inputs))), constants)
     with (
         untouched(model, runs=False),
+        # A capture that failed may have left annotations of its own behind.
+        attribute_set(torch.fx.traceback, "current_meta", {}),
         recorder.attached(),
         translations_added() as programs,
         decomposed_once(recorder.seen, ADDRESS_KEY, reuse=reuse),

@@ -75,7 +75,7 @@ def save_inputs(inputs: Inputs, path: Path) -> None:
         if path.suffix == ".npz":
             np.savez(staging / path.name, **arrays)
         elif path.suffix == ".safetensors":
-            save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, staging / path.name)
+            save_file({name: np.asarray(array, order="C") for name, array in arrays.items()}, staging / path.name)
         else:
             raise OutputError(f"cannot write inputs to {path}: give a name that ends in .npz or .safetensors")
 

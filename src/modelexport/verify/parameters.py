@@ -147,7 +147,7 @@ def put_in(model: ir.Model, read: Read) -> None:
     for value, plan in _planned(model):
         array = plan.compute({key: read(key) for key in plan.inputs()})
         assert value.const_value is not None
-        tensors[value] = ir.tensor(np.ascontiguousarray(array), dtype=value.const_value.dtype, name=value.name)
+        tensors[value] = ir.tensor(np.asarray(array, order="C"), dtype=value.const_value.dtype, name=value.name)
     bind_tensors(tensors)
 
 
