@@ -41,6 +41,8 @@ KEPT_BY_TORCHSCRIPT = {
     "bart": {"encoder.embed_positions"},
     # The relative positions, which `dynamo` computes during the capture.
     "mpnet": {"encoder"},
+    # The mask that hides nothing, whose sizes `dynamo` knows.
+    "vit": {""},
 }
 """Calls that own nodes of the optimized graph only with this front end; those of the other one were folded."""
 

@@ -141,7 +141,7 @@ def test_what_a_front_end_said_has_no_folders_of_this_machine_in_the_files_of_th
     assert run("export", "failing.py:make", "-o", "out.onnx").status == 0
     for file in place.glob("out.*"):
         assert str(place).encode() not in file.read_bytes(), file
-    assert '"cannot open thing.txt' in (place / "out.hierarchy.json").read_text().replace("RuntimeError in .: ", "")
+    assert "cannot open thing.txt" in (place / "out.hierarchy.json").read_text()
 
 
 FAILING = """

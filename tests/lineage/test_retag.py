@@ -137,7 +137,7 @@ BLOCK = "transformer.h.0"
 STAGE = "encoder.stages.1.layers.0"
 FUSIONS = {
     "convolution and batch normalisation": (
-        "resnet", "ort-basic", "Conv", "conv2d_5", "getitem_15",
+        "resnet", "ort-basic", "Conv", "conv2d_5", "getitem_5",
         [f"{STAGE}.shortcut.normalization", f"{STAGE}.shortcut.convolution"],
     ),
     "convolution, batch normalisation and activation": (

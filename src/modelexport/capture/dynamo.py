@@ -34,6 +34,7 @@ from modelexport.capture.transformers_exporter import (
     export_around_pretrained,
     export_pretrained,
     has_transformers_inside,
+    register_caches,
 )
 from modelexport.core.attributes import attribute_set
 from modelexport.core.calls import ROOT, ModuleCall, Port, Side, TracedCall
@@ -112,6 +113,7 @@ def _bound(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], constants: Collection[str]
 ) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
     """The model and its arguments, or, if some of them are constants, a module that has those, and the others."""
+    register_caches(model)
     if not needs_binding(args, kwargs, constants):
         return model, args, kwargs
     bound = Bound(model, args, kwargs, constants)

@@ -84,13 +84,20 @@ def export_around_pretrained(
     return exported
 
 
-@contextlib.contextmanager
-def _prepared(model: nn.Module) -> Iterator[None]:
+def register_caches(model: nn.Module) -> None:
+    """Let ``torch.export`` take the caches of the models of transformers in a module apart, as their exporter does."""
     from transformers import PreTrainedModel
-    from transformers.exporters.exporter_dynamo import register_cache_pytrees_for_model, reset_model_state
+    from transformers.exporters.exporter_dynamo import register_cache_pytrees_for_model
 
     for module in model.modules():
         if isinstance(module, PreTrainedModel):
             register_cache_pytrees_for_model(module)
+
+
+@contextlib.contextmanager
+def _prepared(model: nn.Module) -> Iterator[None]:
+    from transformers.exporters.exporter_dynamo import reset_model_state
+
+    register_caches(model)
     with reset_model_state(model):
         yield
