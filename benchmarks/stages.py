@@ -144,8 +144,9 @@ def main() -> None:
         )
         opened.cache_clear()
         same = sum(one == two for one, two in zip(made, expected, strict=True))
-        print(f"{file}: {same} of {len(expected)} tokens of {len(result.stages)} stages are those of the whole")
-        print("stage          weights    peak             default")
+        told = f"{file.name}: {same} of {len(expected)} tokens of {len(result.stages)} stages are those of the whole"
+        print(told, file=sys.stderr)
+        print("| stage | weights | weights used in place | ONNX Runtime's defaults |\n|---|---|---|---|")
         nothing = {"x": np.zeros(1, np.float32)}
         baselines = [peak(empty(folder), nothing, folder, mode) for mode in MODES]
         worst = 0.0
@@ -154,8 +155,8 @@ def main() -> None:
             taken = {name: values[name] for name in stage.inputs}
             path = folder / "stages" / stage.file
             took = [peak(path, taken, folder, mode) - base for mode, base in zip(MODES, baselines, strict=True)]
-            shown = "".join(f"{size / 1e6:8.1f} MB {size / stage.bytes:6.1%}" for size in took)
-            print(f"{stage.file}{stage.bytes / 1e6:8.1f} MB{shown}")
+            shown = " | ".join(f"{size / 1e6:.1f} MB ({size / stage.bytes:.0%})" for size in took)
+            print(f"| {stage.file} | {stage.bytes / 1e6:.1f} MB | {shown} |")
             worst = max(worst, (took[0] - GRAPH) / stage.bytes)
             values |= run_session(open_session(path), taken)
     if made != expected or worst > 1.1:

@@ -288,16 +288,16 @@ def test_a_sidecar_that_is_missing_is_fine(copied: Path) -> None:
     [
         (
             lambda d: d["nodes"][3].update(call="up.1"),
-            r"node '\w+' \(\w+ of up.1\) there is '\w+' \(\w+ of \S+\) in the model",
+            r"node '\w+' \(\w+ of up.1\) in the document is '\w+' \(\w+ of \S+\) in the model",
         ),
-        (lambda d: d["nodes"].pop(), r"node missing there is '\w+' \(Gemm of head\) in the model"),
+        (lambda d: d["nodes"].pop(), r"node missing in the document is '\w+' \(Gemm of head\) in the model"),
         (
             lambda d: d["calls"][1].update(tag="/Blocks/Other"),
-            "call 'stem' in '.', /Blocks/Other there is 'stem' in '.', /Blocks/Block.stem in",
+            "call 'stem' in '.', /Blocks/Other in the document is 'stem' in '.', /Blocks/Block.stem in",
         ),
         (
             lambda d: d["calls"][2].update(parent="up.0"),
-            "call 'stem.linear' in 'up.0', .* there is 'stem.linear' in 'stem'",
+            "call 'stem.linear' in 'up.0', .* in the document is 'stem.linear' in 'stem'",
         ),
         (lambda d: d.update(format_version="1999-01-01"), "format version 1999-01-01.* reads .*" + keys.FORMAT_VERSION),
         (lambda d: d.pop("coverage"), "damaged or another document .*coverage"),

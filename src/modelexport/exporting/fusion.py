@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
-from typing import Literal
 
 import msgspec
 import onnx
@@ -16,14 +15,13 @@ import onnx_ir as ir
 from modelexport.capture.fusions import apply_fusions
 from modelexport.core.calls import CallTree, ModuleCall, Port
 from modelexport.core.modules import ModuleTree
+from modelexport.exporting import FuseFor
 from modelexport.graph.nodes import all_nodes
 from modelexport.graph.owners import owner_of
 from modelexport.graph.sizes import replace_symbol
 from modelexport.graph.snapshot import SourceGraph, take_snapshot
 from modelexport.graph.types import fill_types
 from modelexport.lineage.derivation import derive_owners
-
-FuseFor = Literal["ort-cpu", "ort-cuda"]
 
 CONTRIBUTED = "com.microsoft"
 ATTENTION = "GroupQueryAttention"

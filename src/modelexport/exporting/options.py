@@ -11,7 +11,7 @@ from modelexport.capture.choice import Attempt
 from modelexport.capture.exported import Exported
 from modelexport.core.tags import Granularity
 from modelexport.errors import UsageError
-from modelexport.exporting.fusion import FuseFor
+from modelexport.exporting import FuseFor
 from modelexport.format import documents
 from modelexport.tagged.encodings import Encoding
 from modelexport.weights import WeightsMode

@@ -24,7 +24,7 @@ from modelexport.core.text import nearest
 from modelexport.errors import UsageError
 from modelexport.format.dtypes import bit_width
 from modelexport.graph.copies import copy_of
-from modelexport.graph.initializers import bind_tensors
+from modelexport.graph.initializers import bind_tensors, detach_tensors
 from modelexport.graph.nodes import all_nodes
 
 Size = Any
@@ -266,7 +266,7 @@ def _small(model: ir.Model) -> onnx.ModelProto:
                 held[value] = ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=value.name)
             elif graph is copy.graph:
                 del graph.initializers[value.name or ""]
-                value.const_value = None
+                detach_tensors([value])
                 value.type, value.shape = ir.TensorType(tensor.dtype), ir.Shape(tensor.shape.numpy())
                 if value not in graph.inputs:
                     graph.inputs.append(value)

@@ -17,6 +17,7 @@ import onnx_ir as ir
 from modelexport.errors import OutputError, UsageError, WeightsError
 from modelexport.files.atomic import check_writable, written_together
 from modelexport.format import documents, keys
+from modelexport.graph.initializers import bind_tensors
 from modelexport.graph.nodes import all_nodes, initializers
 from modelexport.graph.owners import owner_of
 from modelexport.runtime.adapter_files import ADAPTER_SUFFIX, write_adapter_file
@@ -111,8 +112,7 @@ def merge_adapters(
     tensors = {value: work.tensor(value) for value in work.touched}
     if weights is not None:
         tensors |= {value: work.tensor(value) for value in work.plans if value not in tensors}
-    for value, tensor in tensors.items():
-        value.const_value = tensor
+    bind_tensors(tensors)
     beside = before.of_edited(tags)
     with written_together(output.parent) as staging:
         shared = SharedFiles(path, work.model, output.parent, staging, sharing)
