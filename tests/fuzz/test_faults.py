@@ -78,6 +78,15 @@ def files(folder: Path) -> Files:
     }
 
 
+@pytest.fixture(autouse=True)
+def heard() -> Iterator[None]:
+    """A shell lets what it starts in the background ignore Ctrl-C; the tests send it."""
+    before = signal.getsignal(signal.SIGINT)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture
 def place(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of the corpus in which something else, with all that belongs to it, is at the place of each output."""
