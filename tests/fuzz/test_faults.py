@@ -80,11 +80,12 @@ def files(folder: Path) -> Files:
 
 @pytest.fixture(autouse=True)
 def heard() -> Iterator[None]:
-    """A shell lets what it starts in the background ignore Ctrl-C; the tests send it."""
-    before = signal.getsignal(signal.SIGINT)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    """What runs in the background, or under nohup, ignores Ctrl-C or hang-ups; the tests send both."""
+    handlers = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     yield
-    signal.signal(signal.SIGINT, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture
