@@ -176,7 +176,7 @@ def test_slices_of_lists_are_named_by_their_modules(tmp_path: Path, exported: Ex
 def test_a_program_in_memory_has_the_owners_that_our_own_export_gives(name: str, tmp_path: Path) -> None:
     case = models.case(name)
     if case.missing:
-        pytest.skip(f"needs {', '.join(case.missing)}")
+        pytest.skip(f"needs {', '.join(case.missing)}: `make test` installs them")
     model = case.build()
     transformer = hasattr(model, "config")
     program = by_onnx_exporter(name) if transformer else by_dynamo(name)

@@ -7,7 +7,6 @@ the inputs and outputs. A model that takes such is captured inside a module that
 from __future__ import annotations
 
 import copy
-import inspect
 import keyword
 import re
 from collections import Counter
@@ -20,6 +19,7 @@ import torch._subclasses.fake_tensor
 import torch.fx.experimental.proxy_tensor
 from torch import nn
 
+from modelexport.capture.arguments import with_parameters
 from modelexport.core.attributes import attribute_set
 from modelexport.pytorch.private_torch import tree_leaves
 from modelexport.pytorch.values import NamedTensors, input_tensors, output_tensors, tensors_in
@@ -64,24 +64,13 @@ class Bound(nn.Module):
         names = _identifiers([name for name, _ in given])
         self.given = {name: tensor for name, (_, tensor) in zip(names, given, strict=True)}
         """Name of a parameter of ``forward`` to the tensor of the example."""
-        self.forward = _with_parameters(self._run, names)
+        self.forward = with_parameters(self._run, names)
 
     def _run(self, **tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         memo: dict[int, Any] = {id(self.given[name]): tensor for name, tensor in tensors.items()}
         memo |= {id(tensor): torch.ops.aten.lift_fresh_copy.default(tensor) for tensor in self._fixed}
         args, kwargs = copy.deepcopy(self._arguments, memo)
         return tuple(tensor for _, tensor in output_tensors(self.model(*args, **kwargs)))
-
-
-def _with_parameters(function: Any, names: Collection[str]) -> Any:
-    """A function that is seen to take these names: ``torch.export`` asks for the signature."""
-
-    def forward(**tensors: torch.Tensor) -> Any:
-        return function(**tensors)
-
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    forward.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in names])  # type: ignore[attr-defined]
-    return forward
 
 
 def _identifiers(names: list[str]) -> list[str]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
+from modelexport.capture.arguments import with_parameters
 from modelexport.core.messages import collected
 from modelexport.pytorch.private_torch import tree_leaves
 from modelexport.pytorch.traced import untouched
@@ -112,12 +112,8 @@ def _converted(module: nn.Module, calls: Sequence[tuple[Any, ...]]) -> nn.Module
     def with_defaults(*args: Any, **kwargs: Any) -> Any:
         return forward(*(_with_defaults(module, args, kwargs) or args))
 
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     names = [parameter.name for parameter in module.forward.schema.arguments[1:]]
-    with_defaults.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [inspect.Parameter(name, kind) for name in names]
-    )
-    graph.forward = with_defaults
+    graph.forward = with_parameters(with_defaults, names)
     # Of the sizes, which are those of the run; a trace has tensors in their place.
     graph._forward_pre_hooks.clear()
     # It is in evaluation mode as the module was, and refuses to be asked.

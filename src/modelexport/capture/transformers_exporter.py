@@ -45,13 +45,13 @@ def _silent_exporter(translation: contextlib.ExitStack) -> Any:
     from transformers.exporters.exporter_dynamo import DynamoExporter
     from transformers.exporters.exporter_onnx import OnnxExporter
 
-    class Captured(DynamoExporter):  # type: ignore[misc, unused-ignore]
+    class Captured(DynamoExporter):
         def export_program(self, *args: Any, **kwargs: Any) -> Any:
             captured = super().export_program(*args, **kwargs)
             translation.enter_context(contextlib.redirect_stdout(io.StringIO()))
             return captured
 
-    class Silent(OnnxExporter, Captured):  # type: ignore[misc, unused-ignore]
+    class Silent(OnnxExporter, Captured):
         pass
 
     return Silent()

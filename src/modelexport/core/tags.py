@@ -104,7 +104,7 @@ class Tags:
         """The call with an address (``.``, ``encoder.layer.0``, ``shared@1``, also by an alias) or a tag.
 
         Raises:
-            UsageError: There is no such call; the message suggests similar names.
+            UsageError: The call does not exist; the message suggests similar names.
         """
         if (call := self.by_tag.get(text) or self._by_address.get(text)) is not None:
             return call

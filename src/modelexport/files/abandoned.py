@@ -20,7 +20,7 @@ _LOCK = ".lock"
 
 
 def locked(folder: Path) -> IO[bytes] | None:
-    """The lock of a folder, taken; ``None`` if another process has it or there are no locks."""
+    """Take the lock of a folder; ``None`` if another process holds it or the system does not have file locks."""
     if fcntl is None:
         return None
     try:

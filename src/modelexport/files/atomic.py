@@ -318,7 +318,7 @@ def _remove(folder: Path | None, lock: IO[bytes] | None) -> None:
 
 
 def check_space(path: Path, size: int) -> None:
-    """Fail before the work when there is no space for a file.
+    """Raise before the work starts if the disk has too little space for a file.
 
     Raises:
         OutputError: The disk has less than ``size`` bytes left, or the process may not write a file of that size.

@@ -14,7 +14,7 @@ _Key = tuple[str, str, str]
 
 
 def check_functions(model: onnx.ModelProto) -> None:
-    """Refuse functions that call themselves, are no graphs, or call one another so often that nobody could inline them.
+    """Refuse functions that call themselves, are not graphs, or call each other so often that they cannot be inlined.
 
     Raises:
         FileFormatError: A function calls itself, or the calls are too many or nested too deeply.

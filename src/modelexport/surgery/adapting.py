@@ -1,37 +1,22 @@
-"""LoRA adapters put into a tagged file: merged into its weights, or as inputs that can be given at each run.
-
-Over 400 lines because both share how adapters meet the initializers of one file, which is most of it.
-"""
+"""LoRA adapters put into a tagged file: merged into its weights, or as inputs that can be given at each run."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 import numpy as np
-import onnx_ir as ir
 
 from modelexport.errors import OutputError, UsageError, WeightsError
-from modelexport.files.atomic import check_writable, written_together
-from modelexport.format import documents, keys
+from modelexport.files.atomic import written_together
 from modelexport.graph.initializers import bind_tensors
-from modelexport.graph.nodes import all_nodes, initializers
-from modelexport.graph.owners import owner_of
 from modelexport.runtime.adapter_files import ADAPTER_SUFFIX, write_adapter_file
 from modelexport.surgery import Sharing
+from modelexport.surgery.adapted_file import AdaptedFile
 from modelexport.surgery.edited_tags import EditedTags
 from modelexport.surgery.edits import Documents, encoded
-from modelexport.surgery.low_rank import PairInputs, low_rank_places
 from modelexport.surgery.saving import SharedFiles
-from modelexport.tagged.encodings.metadata import initializer_tags
-from modelexport.tagged.file import read_tagged
-from modelexport.weights.adapters import Changes, LowRank, changes, read_adapter
-from modelexport.weights.recovery import recover
-from modelexport.weights.transforms import ParameterPlan, parameter_plan, state_dict_of
-from modelexport.weights.updates import WeightsInFile, check_fit
 
 
 class MergedAdapters(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,7 +87,7 @@ def merge_adapters(
         OutputError: ``output`` cannot be written. What was there before is still there.
     """
     path, output = Path(path), Path(output)
-    work = _Work(path, adapters, output, weights)
+    work = AdaptedFile(path, adapters, output, weights)
     if grouped := [key for key, pairs in work.changes.pairs.items() if any(pair.groups > 1 for pair in pairs)]:
         raise WeightsError(
             f"{grouped[0]} is the weight of a convolution in groups, to which a pair cannot be added: use --as-inputs"
@@ -146,7 +131,7 @@ def adapters_as_inputs(
         OutputError: ``output`` cannot be written. What was there before is still there.
     """
     path, output = Path(path), Path(output)
-    work = _Work(path, adapters, output, None)
+    work = AdaptedFile(path, adapters, output, None)
     names = [f"{output.stem}.{adapter.name}{ADAPTER_SUFFIX}" for adapter in work.changes.adapters]
     if len(set(names)) < len(names):
         raise UsageError("two of the adapters are folders of the same name: give one at a time, or rename a folder")
@@ -189,7 +174,7 @@ def write_adapter(path: str | Path, adapter: str | Path, output: str | Path) -> 
         OutputError: ``output`` cannot be written.
     """
     path, output = Path(path), Path(output)
-    work = _Work(path, [adapter], output, None)
+    work = AdaptedFile(path, [adapter], output, None)
     values = work.values(work.changes)
     with written_together(output.parent) as staging:
         size = _write(values, staging / output.name)
@@ -202,267 +187,3 @@ def _write(values: Mapping[str, np.ndarray], path: Path) -> int:
     except OSError as error:
         raise OutputError(str(error)) from error
     return path.stat().st_size
-
-
-class _Work:
-    """One file, and what adapters do to its initializers."""
-
-    def __init__(self, path: Path, adapters: Iterable[str | Path], output: Path, weights: str | Path | None) -> None:
-        self.path = path
-        read = [read_adapter(folder) for folder in adapters]
-        check_writable(output, [path, *([Path(weights)] if weights is not None else [])])
-        if output.exists() and output.samefile(path):
-            raise OutputError(f"{output} is the file to read: give another name")
-        self.tagged = read_tagged(path, checked=weights is None)
-        self.model = self.tagged.model
-        self.entries = state_dict_of(self.model)
-        self.changes = changes(path, self.entries, read)
-        self.plans = _plans(self.model)
-        self._before = {value: value.const_value for value in self.plans}
-        self.unused = [key for key in self.changes.keys if not any(key in plan.keys for plan in self.plans.values())]
-        self._weights = WeightsInFile(Path(weights)) if weights is not None else None
-        if self._weights is not None:
-            groups = dict.fromkeys(names for plan in self.plans.values() for names in plan.groups())
-            check_fit(path, self.entries, groups.keys(), self._weights, strict=False)
-        if unknown := [value.name or "" for value in self.touched if not self.plans[value].recorded]:
-            raise WeightsError(
-                f"another tool has changed {', '.join(unknown[:5])} in {path}: apply the adapter to the file that it "
-                "was made from, and run the tool on that again",
-                missing=unknown,
-            )
-
-    @property
-    def touched(self) -> list[ir.Value]:
-        """The initializers that depend on an entry that changes."""
-        changed = set(self.changes.keys)
-        return [value for value, plan in self.plans.items() if changed.intersection(plan.keys)]
-
-    def each(self) -> Iterator[Changes]:
-        """What each adapter does alone."""
-        for adapter in self.changes.adapters:
-            yield changes(self.path, self.entries, [adapter])
-
-    def untie(self) -> list[str]:
-        """Give modules whose name of a tied parameter changes a tensor of their own; returns these names."""
-        untied = []
-        for value in self.touched:
-            for names in self.plans[value].groups():
-                changed = [key for key in names if key in self.changes.keys and len(names) > 1]
-                untied += [key for key in changed if self._split_off(value, names, key)]
-        return list(dict.fromkeys(untied))
-
-    def _split_off(self, value: ir.Value, names: tuple[str, ...], key: str) -> bool:
-        """Let the module that an entry belongs to use its own initializer, if others use the same."""
-        module = self.changes.module_of(key)
-        users = [use for use in value.uses() if _is_in(use.node, module)]
-        plan = self.plans[value]
-        if not users:
-            raise WeightsError(
-                f"{self.path} uses {names[0]} under several names ({', '.join(names)}), and no node of '{module}' "
-                "alone: merge the adapter with PEFT and export that"
-            )
-        if len(users) == len(value.uses()) and not value.is_graph_output():
-            rest = [other for other in plan.keys if other not in names]
-            self._record(value, ParameterPlan([key, *rest], _renamed(plan, names, key)))
-            return False
-        own = ir.Value(
-            name=_Names(self.model).free(key), type=value.type, shape=value.shape, const_value=value.const_value
-        )
-        graph = value.graph
-        assert isinstance(graph, ir.Graph)
-        graph.initializers.add(own)
-        for node, index in users:
-            node.replace_input_with(index, own)
-        others = [other for other in plan.keys if other not in names]
-        self._before[own] = value.const_value
-        self._record(own, ParameterPlan([key, *others], _renamed(plan, names, key)))
-        kept = [other for other in names if other != key]
-        self._record(value, ParameterPlan([*kept, *others], _renamed(plan, names, kept[0])))
-        tags = EditedTags(self.tagged)
-        for each in (own, value):
-            each.metadata_props[keys.HIERARCHY_TAGS] = json.dumps(initializer_tags(each, tags))
-        return True
-
-    def _record(self, value: ir.Value, plan: ParameterPlan) -> None:
-        self.plans[value] = plan
-        value.metadata_props[keys.PARAMETER] = json.dumps(plan.keys)
-        value.metadata_props.pop(keys.TRANSFORM, None)
-        if plan.steps:
-            value.metadata_props[keys.TRANSFORM] = msgspec.json.encode(plan.steps).decode()
-
-    def tensor(self, value: ir.Value) -> ir.LazyTensor:
-        """What takes an initializer's place, computed when it is written."""
-        old, plan = value.const_value, self.plans[value]
-        assert old is not None
-        dtype, shape = old.dtype, tuple(old.shape.numpy())
-        read = self._reader(value)
-
-        def compute() -> ir.TensorProtocol:
-            array = plan.compute({key: self._changed(key, read) for key in plan.inputs()})
-            return ir.Tensor(np.asarray(array, order="C"), dtype=dtype)
-
-        return ir.LazyTensor(compute, dtype=dtype, shape=ir.Shape(shape), name=value.name)
-
-    def _changed(self, key: str, read: Callable[[str], np.ndarray]) -> np.ndarray:
-        base = read(key)
-        return self.changes.apply(key, base) if key in self.changes.keys else base
-
-    def _reader(self, value: ir.Value) -> Callable[[str], np.ndarray]:
-        """What reads an entry that an initializer is computed from, as it was before."""
-        if self._weights is not None:
-            weights = self._weights
-            tied = {key: names for names in self.plans[value].groups() for key in names}
-            return lambda key: weights.read(next(name for name in tied[key] if name in weights.types))
-        before = {each: (self.plans[each], array) for each, array in self._arrays(value)}
-        return lambda key: recover([key], self.entries, before.values())[key]
-
-    def _arrays(self, value: ir.Value) -> Iterator[tuple[ir.Value, np.ndarray]]:
-        """The initializers that are computed from an entry that this one is computed from, as they were."""
-        needed = set(self.plans[value].inputs())
-        for each, plan in self.plans.items():
-            tensor = self._before[each]
-            if tensor is not None and not needed.isdisjoint(plan.inputs()):
-                yield each, tensor.numpy()
-
-    def make_inputs(self) -> tuple[PairInputs, list[str], int]:
-        """Let each initializer that changes take a pair, or be an input itself.
-
-        Returns:
-            What was added, the names of the initializers that are inputs themselves, and how many got a pair.
-        """
-        added = PairInputs(self.model, _Names(self.model).free)
-        pairs, whole = 0, []
-        for value in self.touched:
-            key = next(key for key in self.plans[value].keys if key in self.changes.keys)
-            found = self.changes.pairs.get(key)
-            places = None
-            if found is not None and not self.replaces(key, value):
-                places = low_rank_places(value, self.plans[value], found)
-            if found is None or places is None:
-                value.metadata_props[keys.ADAPTER] = json.dumps({"entry": key, "part": "whole"})
-                self.model.graph.inputs.append(value)
-                whole.append(value.name or "")
-            else:
-                scaled = any("magnitude" in pair.shapes for pair in found)
-                added.add(key, value, found[0], places, scaled=scaled)
-                pairs += 1
-        return added, whole, pairs
-
-    def replaces(self, key: str, value: ir.Value) -> bool:
-        """Whether an adapter puts another tensor in the place of an entry: PEFT also saves embeddings as they were."""
-        adapter = self.changes.whole.get(key)
-        return adapter is not None and not np.array_equal(adapter.read(key), self._reader(value)(key))
-
-    def values(self, only: Changes) -> dict[str, np.ndarray]:
-        """What an adapter gives to the inputs that the file has for adapters.
-
-        Raises:
-            WeightsError: It changes what the file has no inputs for.
-        """
-        values: dict[str, np.ndarray] = {}
-        taken: set[str] = set()
-        for value in self.inputs:
-            what = msgspec.json.decode(value.metadata_props[keys.ADAPTER], type=_Input)
-            assert value.const_value is not None and value.dtype is not None
-            if what.part == "whole":
-                plan = self.plans[value]
-                array = plan.compute({key: self._applied(only, key, value) for key in plan.inputs()})
-                if not set(only.keys).isdisjoint(plan.keys):
-                    values[value.name or ""] = array
-                    taken.update(f"{key} {part}" for key in plan.keys for part in ("whole", "magnitude", "pair"))
-                continue
-            for pair in only.pairs.get(what.entry, ()):
-                values[value.name or ""] = self._part(pair, what).astype(value.dtype.numpy())
-                taken.add(f"{what.entry} {'magnitude' if what.part == 'scale' else 'pair'}")
-        missing = [key for key in self._asked(only) if key not in taken]
-        if missing:
-            modules = list(dict.fromkeys(key.partition(" ")[0] for key in missing))
-            listed = ", ".join(modules[:3]) + (f" and {len(modules) - 3} more" if len(modules) > 3 else "")
-            raise WeightsError(
-                f"{self.path} has no inputs for what {only.adapters[0].path} does to {listed}: make its inputs with "
-                "this adapter too (--as-inputs, and --adapter for each)",
-                missing=modules,
-            )
-        return values
-
-    def _asked(self, only: Changes) -> Iterator[str]:
-        """What an adapter needs inputs for, of what the file uses."""
-        by_key = {key: value for value, plan in self.plans.items() for key in plan.keys}
-        for key in only.keys:
-            if key not in by_key:
-                continue
-            if key not in only.pairs or self.replaces(key, by_key[key]):
-                yield f"{key} whole"
-            for pair in only.pairs.get(key, ()):
-                yield f"{key} pair"
-                if "magnitude" in pair.shapes:
-                    yield f"{key} magnitude"
-
-    @property
-    def inputs(self) -> list[ir.Value]:
-        """The optional inputs of the file that are for adapters."""
-        return [value for value in initializers(self.model) if keys.ADAPTER in value.metadata_props]
-
-    def _applied(self, only: Changes, key: str, value: ir.Value) -> np.ndarray:
-        base = self._reader(value)(key)
-        return only.apply(key, base) if key in only.keys else base
-
-    def _part(self, pair: LowRank, what: _Input) -> np.ndarray:
-        """A matrix in the form of the input."""
-        if what.part == "scale":
-            key, plans = what.entry, self.plans
-            weight = next(value for value, plan in plans.items() if key in plan.keys)
-            base = self._reader(weight)(key)
-            factor = pair.factor(base, pair.delta(base.shape))
-            return factor if factor is not None else np.ones(len(pair.part("b")), np.float32)
-        matrix = pair.part(what.part)
-        if what.part == "b":
-            matrix = matrix * np.float32(pair.scaling)
-        return matrix if what.kind == "convolution" else matrix.T
-
-
-class _Input(msgspec.Struct, frozen=True):
-    """What an optional input is for, as its properties say."""
-
-    entry: str
-    part: Literal["a", "b", "scale", "whole"]
-    kind: str = ""
-
-
-class _Names:
-    """The names in a model."""
-
-    def __init__(self, model: ir.Model) -> None:
-        self._taken = {value.name for value in (*initializers(model), *model.graph.inputs)}
-        for node in all_nodes(model):
-            self._taken.add(node.name)
-            self._taken.update(value.name for value in node.outputs)
-
-    def free(self, name: str) -> str:
-        """The name, with a number behind it if something has it; it is taken then."""
-        number, free = 1, name
-        while free in self._taken:
-            number += 1
-            free = f"{name}_{number}"
-        self._taken.add(free)
-        return free
-
-
-def _is_in(node: ir.Node, module: str) -> bool:
-    """Whether all calls that own a node are calls of a module or ran in one."""
-    owner = owner_of(node)
-    return owner is not None and all(
-        not module or call.path == module or call.path.startswith(f"{module}.") for call in owner.calls
-    )
-
-
-def _plans(model: ir.Model) -> dict[ir.Value, ParameterPlan]:
-    return {value: plan for value in initializers(model) if (plan := parameter_plan(value)) is not None}
-
-
-def _renamed(plan: ParameterPlan, names: Sequence[str], key: str) -> list[documents.TransformStep]:
-    """The steps of a plan that take an entry under another of its names."""
-    return [
-        msgspec.structs.replace(step, inputs=[key if name in names else name for name in step.inputs])
-        for step in plan.steps
-    ]

@@ -68,7 +68,7 @@ def extract(tagged: TaggedFile, name: str, output: str | Path) -> Extracted:
         output: The file to write.
 
     Raises:
-        UsageError: There is no such call, or it has no nodes; the message says why.
+        UsageError: The call does not exist or has no nodes; the message says why.
         FileFormatError: Weights in other files are missing, or the sidecar belongs to another file.
         OutputError: ``output`` cannot be written. An existing file of that name is unchanged.
     """

@@ -76,7 +76,7 @@ def embedding_bag(
     return result, op.Identity(positions), sizes, op.Identity(offsets)
 
 
-def histc(self: Any, bins: int = 100, min: float = 0.0, max: float = 0.0) -> Any:  # noqa: A002 - torch's names
+def histc(self: Any, bins: int = 100, min: float = 0.0, max: float = 0.0) -> Any:
     """torch.onnx does not translate it. Elements out of bounds are not counted; the last bin has its upper bound."""
     flat = op.Reshape(self, ints(-1))
     low, high = (op.CastLike(op.Constant(value_float=float(bound)), self) for bound in (min, max))
@@ -151,7 +151,7 @@ def _of_every_row(values: Any, self: Any, masked: int) -> Any:
     return op.Expand(values, shape)
 
 
-def unique(self: Any, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False) -> Any:  # noqa: A002
+def unique(self: Any, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False) -> Any:
     """ONNX Runtime has code for few types."""
     known = self.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.INT64)
     wide = self if known else op.Cast(self, to=INT64)

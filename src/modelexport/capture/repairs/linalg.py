@@ -17,7 +17,7 @@ _LARGEST = 64
 """Rows of a matrix that is worked on row by row: each is about ten nodes."""
 
 
-def inverse(A: Any) -> Any:  # noqa: N803 - torch's names
+def inverse(A: Any) -> Any:
     """Gauss and Jordan's elimination with the largest pivot of each column.
 
     Registered under this name as well, because its decomposition has an assertion that nothing translates.
@@ -27,12 +27,12 @@ def inverse(A: Any) -> Any:  # noqa: N803 - torch's names
     return _eliminated(A, unit, size)
 
 
-def inverse_ex(A: Any, *, check_errors: bool = False) -> Any:  # noqa: N803 - torch's names
+def inverse_ex(A: Any, *, check_errors: bool = False) -> Any:
     """The same with a sign of success."""
     return inverse(A), op.Constant(value=_no_error())
 
 
-def solve(A: Any, B: Any, *, left: bool = True) -> Any:  # noqa: N803 - torch's names
+def solve(A: Any, B: Any, *, left: bool = True) -> Any:
     """The same, of a matrix and its right sides."""
     size, rank = _size(A), len(A.shape)
     vector = len(B.shape) == rank - 1
@@ -44,7 +44,7 @@ def solve(A: Any, B: Any, *, left: bool = True) -> Any:  # noqa: N803 - torch's 
     return op.Squeeze(found, ints(-1)) if vector else found
 
 
-def solve_ex(A: Any, B: Any, *, left: bool = True, check_errors: bool = False) -> Any:  # noqa: N803 - torch's names
+def solve_ex(A: Any, B: Any, *, left: bool = True, check_errors: bool = False) -> Any:
     """The same with a decomposition, which is not computed, and a sign of success."""
     info = op.Constant(value=_no_error())
     return solve(A, B, left=left), op.Identity(A), info, info

@@ -130,7 +130,7 @@ def max_pools() -> dict[Callable[..., Any], Callable[..., Any]]:
     """Torchlib's pooling, after which ONNX Runtime does not fold a ``Pad`` of zeros into it.
 
     Its padding counts for nothing, and zeros count. Runtimes compare with the number zero, which -0.0 is not, bit by
-    bit. Upstream: https://github.com/onnx/optimizer/pull/318, which is about the same rule of another tool.
+    bit. https://github.com/onnx/optimizer/pull/318 corrects the same rule in another tool.
     """
     aten = torch.ops.aten
     known = {

@@ -15,7 +15,7 @@ _END = np.iinfo(np.int64).max
 
 
 def lstm(
-    input: Any,  # noqa: A002 - torch's names
+    input: Any,
     hx: Sequence[Any],
     params: Sequence[Any],
     has_biases: bool,
@@ -29,7 +29,7 @@ def lstm(
 
     ONNX has no projection. A layer without one whose recurrent weights are those of the projected state, ``W P``, makes
     the same states before they are projected, except in the first step, whose state is given projected: that step is
-    written out. Upstream: https://github.com/k2-fsa/icefall/pull/621.
+    written out. No issue of torch.onnx is known; https://github.com/k2-fsa/icefall/pull/621 works around the same gap.
     """
     directions = 2 if bidirectional else 1
     each = len(params) // (num_layers * directions)
