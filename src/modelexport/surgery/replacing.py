@@ -191,7 +191,7 @@ class _Replacer:
         parts = substitute.build(site, self.tags, set(self._owners_beside(place)))
         added = self._tag(place.call, parts, substitute.name)
         outputs = site.interface.outputs
-        before = self._first_user(graph, place, outputs)
+        before = self._next(graph, place, outputs)
         for old, new in zip(outputs, parts.outputs, strict=True):
             self._take_over(old, new)
         removed = self._remove(place.own, weights)
@@ -276,8 +276,8 @@ class _Replacer:
 
     # --- the edit ---
 
-    def _first_user(self, graph: ir.Graph, place: _Place, outputs: Sequence[ir.Value]) -> ir.Node | None:
-        """The first node of the graph, outside of the call, that uses its outputs."""
+    def _next(self, graph: ir.Graph, place: _Place, outputs: Sequence[ir.Value]) -> ir.Node | None:
+        """The node of the graph before which new nodes are put: after the old ones, and before all users."""
         users: set[ir.Node] = set()
         for value in outputs:
             for usage in value.uses():
@@ -286,7 +286,13 @@ class _Replacer:
                     user = self._holder(user)
                 if user is not None and user not in place.own:
                     users.add(user)
-        return next((node for node in graph if node in users), None)
+        found: ir.Node | None = None
+        for node in reversed(graph):
+            if node in place.own:
+                break
+            found = node
+        first = next((node for node in graph if node in users or node is found), None)
+        return first if first is not None else found
 
     def _take_over(self, old: ir.Value, new: ir.Value) -> None:
         """Replace an old value by a new one, which gets its type and shape."""
