@@ -73,7 +73,8 @@ class ModelRuns:
 
     def outputs(self, inputs: Inputs, name: str = "") -> list[Any]:
         """The outputs alone."""
-        return self.kept.get(("outputs", name), lambda: run_module(self.model, inputs, self.weights))
+        guarded = _facts(self.model, self.tagged)[1]
+        return self.kept.get(("outputs", name), lambda: run_module(self.model, inputs, self.weights, guarded=guarded))
 
 
 def compare_whole(
@@ -196,17 +197,23 @@ def _finite(run: ModelRun) -> bool:
 
 
 def run_module(
-    model: nn.Module, inputs: Inputs, weights: Weights | None = None, *, seed: int | None = None
+    model: nn.Module,
+    inputs: Inputs,
+    weights: Weights | None = None,
+    *,
+    seed: int | None = None,
+    guarded: bool = False,
 ) -> list[Any]:
     """The tensors in what a model returns, in order.
 
     Args:
         seed: The seed of the model's random numbers.
+        guarded: The model compiles nothing, so that its writes to parameters can be watched in every operation.
     """
     if weights is not None:
         raise UsageError("the model was built without weights and cannot run: give its weights")
     args, kwargs = run_arguments(inputs)
-    with untouched(model), collected():
+    with untouched(model, guarded=guarded), collected():
         if seed is not None:
             torch.manual_seed(seed)
         return [as_array(tensor) for _, tensor in tensors_in(model(*args, **kwargs))]
