@@ -14,7 +14,7 @@ from modelexport.core.messages import collected
 from modelexport.errors import UsageError
 from modelexport.graph.nodes import nested_graphs
 from modelexport.pytorch.model_run import ModelRun, as_array
-from modelexport.pytorch.perturbation import entries_of, has_equal_values, perturbed
+from modelexport.pytorch.perturbation import entries_of, indistinct, perturbed, weak
 from modelexport.pytorch.traced import untouched
 from modelexport.pytorch.values import run_arguments, tensors_in
 from modelexport.runtime.sessions import input_names, run_session
@@ -172,8 +172,10 @@ def _other_weights(
         return {}
     keys = perturbable(tagged.model)
     if perturb is None:
-        if not has_equal_values(model, keys):
+        equal = indistinct(model, keys)
+        if not equal:
             return {}
+        keys = equal | weak(model, keys)
         if folded := _folded(model, tagged):
             more = f" and {len(folded) - 1} others" if len(folded) > 1 else ""
             notes.append(f"weights were not perturbed: another tool folded or merged {folded[0]}{more}")

@@ -110,10 +110,18 @@ def _planned(model: ir.Model) -> Iterator[tuple[ir.Value, ParameterPlan]]:
 
 def _same(plan: ParameterPlan, read: Read, tensor: ir.TensorProtocol) -> bool:
     expected, actual = plan.compute({key: read(key) for key in plan.inputs()}), tensor.numpy()
-    same_type = expected.dtype == actual.dtype and expected.shape == actual.shape
     # All names of a tied parameter have the same tensor.
-    tied = plan.steps or all(read(key).tobytes() == actual.tobytes() for key in plan.keys[1:])
-    return bool(same_type and expected.tobytes() == actual.tobytes() and tied)
+    return _equal(expected, actual) and (bool(plan.steps) or all(_equal(read(key), actual) for key in plan.keys[1:]))
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Whether two arrays are equal bit for bit: NaN equals itself, and 0 is not -0."""
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    bits = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}.get(one.dtype.itemsize)
+    if bits is None:
+        return bool(one.tobytes() == other.tobytes())
+    return bool(np.array_equal(one.view(bits), other.view(bits)))
 
 
 def users_of(model: ir.Model, names: Collection[str]) -> dict[ModuleCall, list[str]]:
@@ -141,10 +149,16 @@ def perturbable(model: ir.Model) -> set[str]:
     return used - barred
 
 
-def put_in(model: ir.Model, read: Read) -> None:
-    """Replace a file's initializers, in memory, by values computed from other entries."""
+def put_in(model: ir.Model, read: Read, changed: Collection[str]) -> None:
+    """Replace a file's initializers, in memory, by values computed from other entries.
+
+    Args:
+        changed: The entries that are others.
+    """
     tensors: dict[ir.Value, ir.TensorProtocol] = {}
     for value, plan in _planned(model):
+        if not any(key in changed for key in (*plan.keys, *plan.inputs())):
+            continue
         array = plan.compute({key: read(key) for key in plan.inputs()})
         assert value.const_value is not None
         tensors[value] = ir.tensor(np.asarray(array, order="C"), dtype=value.const_value.dtype, name=value.name)

@@ -25,7 +25,7 @@ from modelexport.graph.owners import owner_of
 from modelexport.runtime import sessions
 from modelexport.runtime.evidence import Evidence, SeenTensor
 from modelexport.tagged.file import TaggedFile
-from modelexport.verify.differences import UNMEASURED_UNITS, Difference, compare_arrays
+from modelexport.verify.differences import ALLOWED_UNITS, UNMEASURED_UNITS, Difference, compare_arrays
 from modelexport.verify.layouts import LaidOut, find_layouts
 from modelexport.verify.localizing import Suspects, copied_values, find_suspects, nodes_between, taken_by
 from modelexport.verify.matching import FileRun, run_file, tensors_by_call
@@ -254,10 +254,23 @@ def same_calls(tagged: TaggedFile, evidence: Evidence) -> list[ModuleCall]:
     return [t.call for t in tagged.calls if there[t.call.path] == here[t.call.path]]
 
 
+def _is_settled(proof: Proof, name: str) -> bool:
+    """Whether a value agrees end to end as closely as it has to from the right inputs: what is before it is right.
+
+    An error in between would have to be undone by the rounding of what comes before it.
+    """
+    difference = proof.run.differences.get(name)
+    if difference is None or difference.status != "agree" or proof.run.contents.get(name) != proof.hints[name]:
+        return False
+    return difference.relative is None or difference.relative <= ALLOWED_UNITS * (difference.noise or 0.0)
+
+
 def _run_segments(proof: Proof, wanted: Sequence[str]) -> dict[str, Difference]:
+    """Compare values computed from the right ones before them, in as few runs as memory allows."""
     run, folder = proof.run, proof.tagged.path.parent
+    found = {name: run.differences[name] for name in wanted if _is_settled(proof, name)}
+    wanted = [name for name in wanted if name not in found]
     sizes = {name: proof.evidence.array(proof.hints[name]).nbytes for name in wanted}
-    found: dict[str, Difference] = {}
     choices = {pair.indices: pair for pair in proof.choices}
     for batch in sessions.split_batches(sizes, proof.batch_bytes):
         scores = [choices[name].scores for name in batch if name in choices and choices[name].scores in proof.nodes]
