@@ -103,6 +103,10 @@ def distance(right: Any, found: Any) -> float:
         return float("inf")
     if found.dtype.kind in "iub":
         return 0.0 if np.array_equal(right.reshape(-1), found.reshape(-1)) else float("inf")
+    if found.dtype == np.float32:
+        size, error = float(np.linalg.norm(right)), float(np.linalg.norm(found.reshape(-1) - right.reshape(-1)))
+        if 1e-12 < size < 1e12 and error < 1e12:  # its squares neither vanish nor overflow
+            return error / size
     one, two = right.reshape(-1).astype(np.float64), found.reshape(-1).astype(np.float64)
     # A mask's minus infinity may be another large number in the file.
     finite = (np.abs(one) < 1e18) & (np.abs(two) < 1e18)
