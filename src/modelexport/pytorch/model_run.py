@@ -101,7 +101,8 @@ class ModelRun:
             stack.enter_context(collected())
             stack.enter_context(self._recorder.attached())
             if operations:
-                stack.enter_context(_Operations(self._recorder, self.computed, self._choose))
+                own = [] if self._weights is not None else list(self._model.parameters())
+                stack.enter_context(_Operations(self._recorder, self.computed, self._choose, own))
             return [as_array(tensor) for _, tensor in tensors_in(self._model(*args, **kwargs))]
 
     def _watch(self, call: ModuleCall, side: Side, tensors: NamedTensors) -> None:
@@ -120,7 +121,7 @@ class ModelRun:
         seen, then, content = self._contents.get(id(tensor), (None, None, ""))
         if seen is not None and seen() is tensor and version is not None and then == version:
             return content
-        array = np.ascontiguousarray(as_array(tensor.detach())).reshape(-1)
+        array = np.ascontiguousarray(as_array(tensor)).reshape(-1)
         dtype = str(tensor.dtype).removeprefix("torch.")
         content = f"{dtype}:{hashlib.blake2b(array.view(np.uint8).data, digest_size=16).hexdigest()}"
         if content not in self._arrays:
@@ -230,9 +231,11 @@ class _Operations(TorchDispatchMode):
         recorder: CallRecorder,
         computed: list[Computed],
         choose: Callable[[ModuleCall, torch.Tensor, torch.Tensor], None],
+        parameters: Collection[torch.Tensor],
     ) -> None:
         super().__init__()
         self._recorder, self._computed, self._choose = recorder, computed, choose
+        self._parameters = {_memory(parameter) for parameter in parameters}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -247,6 +250,8 @@ class _Operations(TorchDispatchMode):
             if scores is not None and isinstance(tensor, torch.Tensor) and tensor.dtype is torch.long:
                 self._choose(call, scores, tensor)
             if isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and tensor.numel() > 3:
+                if (memory := _memory(tensor)) is not None and memory in self._parameters:
+                    continue  # transposed for the product: as much to read as the whole model
                 fingerprint = _shared(tensor, given) or fingerprint_of(as_array(tensor))
                 if fingerprint.telling:
                     self._computed.append(
@@ -254,6 +259,11 @@ class _Operations(TorchDispatchMode):
                     )
                 setattr(tensor, _SEEN, (fingerprint, version_of(tensor)))
         return output
+
+
+def _memory(tensor: torch.Tensor) -> int | None:
+    """Where the elements of a tensor and of all its views are."""
+    return tensor.untyped_storage().data_ptr() or None if tensor.layout is torch.strided else None
 
 
 def _shared(tensor: torch.Tensor, given: Sequence[Any]) -> Fingerprint | None:
@@ -275,7 +285,10 @@ def _shared(tensor: torch.Tensor, given: Sequence[Any]) -> Fingerprint | None:
 
 def as_array(tensor: torch.Tensor) -> Any:
     """A tensor as a NumPy array; ``bfloat16``, which NumPy does not have, uses ``ml_dtypes``."""
-    tensor = tensor.detach() if tensor.device.type == "cpu" else tensor.detach().cpu()
+    if tensor.requires_grad:
+        tensor = tensor.detach()
+    if tensor.device.type != "cpu":
+        tensor = tensor.cpu()
     if tensor.dtype is torch.bfloat16:
         import ml_dtypes
 

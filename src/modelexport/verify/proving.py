@@ -21,6 +21,8 @@ import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall, Side
 from modelexport.core.limits import BATCH_BYTES
+from modelexport.graph.initializers import bind_tensors
+from modelexport.graph.nodes import initializers
 from modelexport.graph.owners import owner_of
 from modelexport.runtime import sessions
 from modelexport.runtime.evidence import Evidence, SeenTensor
@@ -91,18 +93,21 @@ def prove_calls(
     *,
     provider: str = sessions.CPU,
     modules: Collection[ModuleCall] = (),
-    batch_bytes: int = BATCH_BYTES,
+    batch_bytes: int = 0,
 ) -> Proof:
     """Run a file against a PyTorch run.
 
     Args:
         feeds: The inputs of the file.
         modules: The calls to look at, with those inside them; all if there are none.
+        batch_bytes: Bytes of values that are computed in one run; if 0, as many as the weights take, or more.
 
     Raises:
         UsageError: ONNX Runtime does not load the file, or does not have the provider.
     """
     model, folder = tagged.model, tagged.path.parent
+    _read_weights(model)
+    batch_bytes = batch_bytes or max(BATCH_BYTES, sum(v.const_value.nbytes for v in initializers(model) if v.const_value))
     run = run_file(model, folder, feeds, evidence, provider=provider, batch_bytes=batch_bytes)
     choices, arrays = find_choices(model, folder, feeds, evidence, run.shapes, provider=provider)
     given: dict[str, Any] = {}
@@ -135,6 +140,12 @@ def prove_calls(
     )
     proof.misplaced.extend(find_misplaced(model, tagged.calls, run, evidence))
     return proof
+
+
+def _read_weights(model: ir.Model) -> None:
+    """Read the weights inside a file once, for all sessions; those beside it are read by the runtime."""
+    inside = {value: value.const_value for value in initializers(model) if isinstance(value.const_value, ir.LazyTensor)}
+    bind_tensors({value: ir.tensor(tensor.numpy(), tensor.dtype, name=tensor.name) for value, tensor in inside.items()})
 
 
 def _compare(proof: Proof, unsure: set[str], laid: set[str], chosen: set[ModuleCall]) -> None:
