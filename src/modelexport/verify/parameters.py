@@ -20,7 +20,7 @@ from modelexport.graph.initializers import bind_tensors
 from modelexport.graph.nodes import initializers
 from modelexport.graph.owners import owner_of
 from modelexport.verify.verdicts import ParameterReport
-from modelexport.weights.transforms import ParameterPlan, parameter_plan, state_dict_of
+from modelexport.weights.transforms import ParameterPlan, lost_entries, parameter_plan, state_dict_of
 
 Read = Callable[[str], Any]
 """Reads an entry by its key."""
@@ -87,16 +87,16 @@ def untraced_entries(model: ir.Model) -> set[str]:
     """The entries of which a file says that another tool folded, packed or quantized them."""
     plans = (parameter_plan(value) for value in initializers(model))
     packed = {key for plan in plans if plan is not None and not plan.recorded for key in plan.keys}
-    try:
-        return packed | set(msgspec.json.decode(model.metadata_props.get(keys.LOST, "[]"), type=list[str]))
-    except (msgspec.DecodeError, UnicodeError) as error:
-        raise FileFormatError(f"the file has a damaged list of lost parameters ({error}): export it again") from error
+    return packed | set(lost_entries(model))
 
 
 def merged_entries(model: ir.Model, is_tied: Callable[[str, str], bool]) -> set[str]:
     """The entries that are one initializer, and not one tensor in the model: another tool merged equal ones."""
     return {
-        key for _, plan in _planned(model) for key in plan.keys if not plan.steps and not is_tied(key, plan.keys[0])
+        key
+        for _, plan in _planned(model)
+        for key in plan.keys
+        if not any(is_tied(key, one) for one in plan.inputs())
     }
 
 
@@ -110,8 +110,15 @@ def _planned(model: ir.Model) -> Iterator[tuple[ir.Value, ParameterPlan]]:
 
 def _same(plan: ParameterPlan, read: Read, tensor: ir.TensorProtocol) -> bool:
     expected, actual = plan.compute({key: read(key) for key in plan.inputs()}), tensor.numpy()
+    if not _equal(expected, actual):
+        return False
     # All names of a tied parameter have the same tensor.
-    return _equal(expected, actual) and (bool(plan.steps) or all(_equal(read(key), actual) for key in plan.keys[1:]))
+    return all(_equal(read(key), read(names[0])) for names in _names(plan) for key in names[1:])
+
+
+def _names(plan: ParameterPlan) -> list[tuple[str, ...]]:
+    """All names of each parameter, where it is known which name is of which."""
+    return plan.groups() if len(plan.inputs()) == 1 else []
 
 
 def _equal(one: Any, other: Any) -> bool:
