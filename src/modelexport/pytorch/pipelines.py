@@ -179,9 +179,7 @@ def _folder(directory: Path, entry: _Entry) -> Path:
     """The folder of a module, which is the pipeline's or in it."""
     folder = directory / entry.path
     if "\0" in entry.path or not Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(directory)):
-        raise ModelLoadError(
-            f"{directory / SENTENCE_TRANSFORMER} names {entry.path}, which is not a folder in {directory}: it is damaged"
-        )
+        raise ModelLoadError(f"{directory / SENTENCE_TRANSFORMER} names {entry.path}, which is not a folder in it")
     return folder
 
 

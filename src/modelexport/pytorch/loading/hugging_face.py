@@ -231,8 +231,7 @@ def _check_own_code(spec: str, config: dict[str, Any], cls: Any, trusted: bool) 
 
 def _needs_code(spec: str, code: Iterable[str]) -> ModelLoadError:
     return ModelLoadError(
-        f"{spec} needs its own Python code ({', '.join(code)}): read that code, "
-        f"then pass --trust-remote-code to run it"
+        f"{spec} needs its own Python code ({', '.join(code)}): read that code, then pass --trust-remote-code to run it"
     )
 
 
