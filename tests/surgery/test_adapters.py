@@ -164,7 +164,7 @@ def test_weights_can_be_given_along(peft: Path, exported: Exporter, tmp_path: Pa
 def test_a_package_takes_an_adapter_in_all_of_its_parts(peft: Path, tmp_path: Path) -> None:
     case = models.case("llama")
     model = case.build()
-    model.config.use_cache = True
+    model.config.use_cache = model.generation_config.use_cache = True
     modelexport.export_package(model, tmp_path / "package", weights="copy")
     result = merge_adapters_into_package(tmp_path / "package", [peft / "attention"], tmp_path / "merged")
     assert (result.pairs, result.initializers) == (4, 4)
