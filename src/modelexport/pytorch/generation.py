@@ -33,6 +33,13 @@ class ModelPart:
     """Notes for the user, one line each."""
     row: Mapping[str, Any] | None = None
     """The same inputs for one row, for a part that takes tokens and a cache."""
+    file: str = ""
+    """Its file relative to the package, if it is not ``NAME.onnx``."""
+
+    @property
+    def path(self) -> str:
+        """The file of the part, relative to the package."""
+        return self.file or f"{self.name}.onnx"
 
 
 def can_generate(model: nn.Module) -> bool:

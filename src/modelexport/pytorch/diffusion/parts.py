@@ -1,0 +1,218 @@
+"""The graphs of a pipeline: one for each method of its models that a run calls, with names for people."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from modelexport.core.messages import collected
+from modelexport.core.parameters import with_parameters
+from modelexport.errors import UsageError
+from modelexport.pytorch.diffusion.modules import PipelineModules
+from modelexport.pytorch.diffusion.observing import Entry, ObservedCall
+from modelexport.pytorch.diffusion.structures import leaves, rebuilt
+from modelexport.pytorch.generation import ModelPart
+from modelexport.pytorch.traced import untouched
+
+_AGENTS = {"encode": "encoder", "decode": "decoder"}
+_ARGUMENTS = {"encode": {"x": "sample"}, "decode": {"z": "latent_sample"}}
+_RESULTS = {"latent_dist.parameters": "latent_parameters"}
+"""The names of the field for an autoencoder's graphs: https://huggingface.co/docs/optimum-onnx, ``vae_encoder``."""
+
+
+@dataclass(frozen=True)
+class DiffusionPart:
+    """A method of a model of a pipeline, as a function from named tensors to named tensors."""
+
+    entry: Entry
+    arguments: Mapping[str, Any]
+    """Those of one call of the method."""
+    inputs: Mapping[str, str]
+    """The dotted name of a tensor in the arguments to the name of the graph's input."""
+    outputs: Mapping[str, str]
+    """The same for the results. Names of one tensor that is there twice are equal."""
+    vectors: frozenset[str] = frozenset()
+    """The inputs that are numbers in the arguments and vectors of one element in the graph."""
+    output: Any = None
+    """The result of that call."""
+
+    @property
+    def name(self) -> str:
+        """The folder of the part: the component, with what the method makes of it if it is not ``forward``."""
+        method = self.entry.method
+        if method == "forward":
+            return self.entry.component
+        return f"{self.entry.component}_{_AGENTS.get(method, method)}"
+
+    def tensors(self, arguments: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        """The graph's inputs for a call with other tensors.
+
+        Raises:
+            UsageError: Something else than tensors differs, too: the graph is not of this call.
+        """
+        found: dict[str, torch.Tensor] = {}
+        fixed: dict[str, Any] = {}
+        for path, leaf in leaves(dict(arguments)):
+            if path in self.inputs:
+                name = self.inputs[path]
+                tensor = leaf if isinstance(leaf, torch.Tensor) else torch.tensor(leaf)
+                found[name] = tensor.reshape(1) if name in self.vectors and tensor.dim() == 0 else tensor
+            else:
+                fixed[path] = leaf
+        expected = {path: leaf for path, leaf in leaves(dict(self.arguments)) if path not in self.inputs}
+        different = [path for path in {**expected, **fixed} if not _same(expected.get(path), fixed.get(path))]
+        if different or set(found) != set(self.inputs.values()):
+            missing = [path for path, name in self.inputs.items() if name not in found]
+            raise UsageError(
+                f"{self.name} was exported for other arguments: {', '.join((*different, *missing)[:3])} differ; "
+                f"export the pipeline with these arguments (--inputs)"
+            )
+        return found
+
+    def result(self, tensors: Mapping[str, torch.Tensor]) -> Any:
+        """What the method returns, with other tensors."""
+        return rebuilt(self.output, lambda path, leaf: tensors[self.outputs[path]] if path in self.outputs else leaf)
+
+    def module(self, modules: PipelineModules) -> nn.Module:
+        """The pipeline's models with a ``forward`` that runs this part."""
+        part = copy.copy(modules)
+        part._modules = dict(modules._modules)
+        part.pipeline = None
+        own = getattr(modules, self.entry.component)
+        if self.entry.method != "forward":
+            own = copy.copy(own)
+            own.forward = getattr(own, self.entry.method)
+            part._modules[self.entry.component] = own
+
+        def forward(*args: Any, **kwargs: Any) -> dict[str, torch.Tensor]:
+            given = dict(zip(names, args, strict=False)) | kwargs
+            arguments = rebuilt(
+                dict(self.arguments), lambda path, leaf: given[self.inputs[path]] if path in self.inputs else leaf
+            )
+            made = getattr(part, self.entry.component)(**arguments)
+            # A tensor that is in the result twice is one output.
+            return {self.outputs[path]: leaf for path, leaf in leaves(made) if path in self.outputs}
+
+        names = list(dict.fromkeys(self.inputs.values()))
+        part.forward = with_parameters(forward, names)
+        return part
+
+
+def diffusion_parts(modules: PipelineModules, calls: Sequence[ObservedCall]) -> list[DiffusionPart]:
+    """The parts of a pipeline, in the order in which they run; the encoder of an autoencoder that only decodes last.
+
+    Args:
+        calls: Those of one run.
+    """
+    by_entry: dict[Entry, list[ObservedCall]] = {}
+    for call in calls:
+        by_entry.setdefault(call.entry, []).append(call)
+    for entry, own in list(by_entry.items()):
+        encode = Entry(entry.component, "encode")
+        component = getattr(modules, entry.component)
+        decodes = entry.method == "decode" and encode not in by_entry and hasattr(component, "encode")
+        if decodes and (made := _encoded(modules, encode, own[0])) is not None:
+            by_entry[encode] = [made]
+    return [_with_vectors(modules, _part(entry, own)) for entry, own in by_entry.items()]
+
+
+def model_parts(modules: PipelineModules, parts: Sequence[DiffusionPart]) -> list[ModelPart]:
+    """The parts as modules that an exporter can capture, with their example inputs."""
+    return [
+        ModelPart(
+            part.name,
+            part.module(modules),
+            part.tensors(part.arguments),
+            part.entry.component,
+            file=f"{part.name}/model.onnx",
+        )
+        for part in parts
+    ]
+
+
+def _part(entry: Entry, calls: Sequence[ObservedCall]) -> DiffusionPart:
+    first = calls[0]
+    found = dict(leaves(dict(first.arguments)))
+    varying = {
+        path
+        for path, leaf in found.items()
+        if isinstance(leaf, (int, float)) and not isinstance(leaf, bool) and _varies(path, leaf, calls[1:])
+    }
+    paths = [path for path, leaf in found.items() if isinstance(leaf, torch.Tensor) or path in varying]
+    inputs = _named(paths, _ARGUMENTS.get(entry.method, {}), "_")
+    arguments = rebuilt(dict(first.arguments), lambda path, leaf: torch.tensor(leaf) if path in varying else leaf)
+    return DiffusionPart(entry, arguments, inputs, _outputs(first.output, set(inputs.values())), output=first.output)
+
+
+def _varies(path: str, leaf: Any, others: Sequence[ObservedCall]) -> bool:
+    """Whether a number is another one in other calls."""
+    return any(dict(leaves(dict(other.arguments))).get(path) not in (leaf, None) for other in others)
+
+
+def _outputs(output: Any, inputs: set[str]) -> dict[str, str]:
+    """The names of the tensors of a result: none is that of an input, and one tensor has one name."""
+    found = {path or "output": leaf for path, leaf in leaves(output) if isinstance(leaf, torch.Tensor)}
+    first: dict[int, str] = {}
+    for path, tensor in found.items():
+        first.setdefault(id(tensor), path)
+    names = {path: _RESULTS.get(path, path) for path in first.values()}
+    given = {path: f"out_{name}" if name in inputs else name for path, name in names.items()}
+    return {
+        "" if path == "output" and not isinstance(output, Mapping) else path: given[first[id(leaf)]]
+        for path, leaf in found.items()
+    }
+
+
+def _named(paths: Sequence[str], given: Mapping[str, str], joint: str) -> dict[str, str]:
+    """Names of the shortest ends of dotted paths that tell them apart; an end is not only a number."""
+    names = {path: given.get(path, path.replace(".", joint)) for path in paths}
+    ends = {path: path.rpartition(".")[2] for path in paths}
+    counts = Counter([*ends.values(), *names.values()])
+    return {
+        path: end if "." in path and not end.isdigit() and counts[end] == 1 else names[path]
+        for path, end in ends.items()
+    }
+
+
+def _encoded(modules: PipelineModules, encode: Entry, decoded: ObservedCall) -> ObservedCall | None:
+    """A call of an autoencoder's ``encode`` with what its ``decode`` returned; ``None`` if it does not take that."""
+    image = next((leaf for _, leaf in leaves(decoded.output) if isinstance(leaf, torch.Tensor)), None)
+    component = getattr(modules, encode.component)
+    with untouched(component, runs=False), collected():
+        try:
+            output = component.encode(image)
+        except Exception:  # it decodes something else than it encodes
+            return None
+    import inspect
+
+    name = next(iter(inspect.signature(component.encode).parameters))
+    return ObservedCall(encode, {name: image}, output)
+
+
+def _with_vectors(modules: PipelineModules, part: DiffusionPart) -> DiffusionPart:
+    """Numbers (a timestep) as vectors of one element where that changes nothing: runtimes pass them so."""
+    numbers = {name for name, tensor in part.tensors(part.arguments).items() if tensor.dim() == 0}
+    if not numbers:
+        return part
+    changed = replace(part, vectors=frozenset(numbers))
+    run: Callable[[DiffusionPart], Any] = lambda one: one.module(modules)(**one.tensors(one.arguments))  # noqa: E731
+    with untouched(modules, runs=False), collected():
+        right = run(part)
+        try:
+            found = run(changed)
+        except Exception:  # it takes a number only
+            return part
+    same = all(torch.equal(right[name], found[name]) for name in right if right[name].shape == found[name].shape)
+    return changed if same and all(right[name].shape == found[name].shape for name in right) else part
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
+        return False
+    return one is other or (type(one) is type(other) and bool(one == other))
