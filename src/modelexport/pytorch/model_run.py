@@ -25,7 +25,7 @@ from modelexport.pytorch.traced import untouched
 from modelexport.pytorch.values import NamedTensors, input_tensors, output_tensors, run_arguments, tensors_in
 from modelexport.runtime.choices import Choice, chosen_axis
 from modelexport.runtime.evidence import Computed, SeenTensor
-from modelexport.runtime.fingerprints import fingerprint_of
+from modelexport.runtime.fingerprints import Fingerprint, fingerprint_of
 from modelexport.weights.sources import Weights
 
 _SEEN = "_modelexport_fingerprint"
@@ -239,12 +239,17 @@ class _Operations(TorchDispatchMode):
                 self._choose(call, scores, tensor)
             if isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and tensor.numel() > 3:
                 fingerprint = fingerprint_of(as_array(tensor))
-                if fingerprint.telling:
-                    self._computed.append(
-                        Computed(call, fingerprint, not any(one is not None and fingerprint.same(one) for one in taken))
-                    )
+                if fingerprint.telling and not _is_parameter(fingerprint, given, tensor):
+                    new = not any(one is not None and fingerprint.same(one) for one in taken)
+                    self._computed.append(Computed(call, fingerprint, new))
                 setattr(tensor, _SEEN, fingerprint)
         return output
+
+
+def _is_parameter(fingerprint: Fingerprint, given: Sequence[Any], result: torch.Tensor) -> bool:
+    """Whether a result is a copy of a parameter: one is made before its module runs, while another call is running."""
+    alike = (value for value in given if isinstance(value, nn.Parameter) and value.numel() == result.numel())
+    return any(fingerprint.same(fingerprint_of(as_array(value))) for value in alike)
 
 
 def as_array(tensor: torch.Tensor) -> Any:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from modelexport.core.text import error_line
 from modelexport.errors import FileFormatError, ModelLoadError
 from modelexport.files.regular import read_regular
 from modelexport.pytorch.loading import LoadedModel
+from modelexport.pytorch.loading.hugging_face import quiet_transformers
 from modelexport.pytorch.trust import no_questions
 
 MODEL_INDEX = "model_index.json"
@@ -66,9 +68,10 @@ def load_diffusion(directory: Path, *, trust_remote_code: bool = False, dtype: s
             f"install diffusers and pillow"
         ) from error
     failure: Exception | None = None
-    with collected(), no_questions():
+    with collected(), no_questions(), quiet_transformers(), _quiet_diffusers(diffusers):
         try:
-            pipeline: Any = diffusers.DiffusionPipeline.from_pretrained(
+            load: Any = diffusers.DiffusionPipeline.from_pretrained
+            pipeline = load(
                 str(directory),
                 local_files_only=True,
                 use_safetensors=None if trust_remote_code else True,
@@ -81,6 +84,19 @@ def load_diffusion(directory: Path, *, trust_remote_code: bool = False, dtype: s
         raise ModelLoadError(f"{directory} cannot be loaded: {error_line(failure)}") from failure
     pipeline.set_progress_bar_config(disable=True)
     return LoadedModel(as_module(pipeline), None, directory.resolve().name, directory)
+
+
+@contextmanager
+def _quiet_diffusers(diffusers: Any) -> Iterator[None]:
+    """Turn off its progress bars, which are also written into pipes."""
+    logging = diffusers.utils.logging
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def _check_index(directory: Path) -> None:

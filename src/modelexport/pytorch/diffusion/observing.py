@@ -45,8 +45,9 @@ Handler = Callable[[Entry, dict[str, Any], Callable[[], Any]], Any]
 
 _ROWS = 2
 """Prompts of the example run: a capture would treat a batch of one as fixed."""
-_HEIGHT, _WIDTH = 16, 24
-"""The size of the example latents: what the halvings of a model divide, and not a square."""
+_LATENTS = ((15, 21), (14, 22), (16, 24), None)
+"""Sizes of the example latents, the first that a pipeline accepts. A model that halves odd sizes is captured as code
+that accepts all; one that divides an image into patches refuses them. ``None``: the pipeline's own size."""
 _PROMPTS = ("a cat on a red mat", "two small boats at sea in the evening")
 
 
@@ -100,11 +101,36 @@ def _answering(component: nn.Module, entry: Entry, running: list[str], handler: 
     return call
 
 
-def example_call(modules: PipelineModules, given: Mapping[str, Any] | None = None, *, steps: int) -> dict[str, Any]:
-    """The arguments for a run of a pipeline: two rows, latents that are not square, ``steps`` steps.
+def observe_example(
+    modules: PipelineModules, given: Mapping[str, Any] | None = None, *, steps: int, seed: int = 0
+) -> tuple[Observed, dict[str, Any]]:
+    """Run a pipeline with example arguments: two rows, images that are not square. Returns the arguments as well.
 
     Args:
         given: Arguments that replace or complete them.
+
+    Raises:
+        InputsError: The pipeline fails, needs an argument that is not known, or takes no such argument.
+    """
+    failure: InputsError | None = None
+    for latents in _LATENTS:
+        arguments = example_call(modules, given, latents=latents, steps=steps)
+        try:
+            return observe(modules, arguments, seed=seed), arguments
+        except InputsError as error:
+            failure = failure or error
+    assert failure is not None
+    raise failure
+
+
+def example_call(
+    modules: PipelineModules, given: Mapping[str, Any] | None, *, latents: tuple[int, int] | None, steps: int
+) -> dict[str, Any]:
+    """The arguments for a run of a pipeline.
+
+    Args:
+        given: Arguments that replace or complete them.
+        latents: Height and width of the latents of the images; ``None`` for the pipeline's own.
 
     Raises:
         InputsError: The pipeline needs an argument that is not known, or takes no such argument.
@@ -116,8 +142,7 @@ def example_call(modules: PipelineModules, given: Mapping[str, Any] | None = Non
         "prompt": list(_PROMPTS),
         "class_labels": list(range(_ROWS)),
         "batch_size": _ROWS,
-        "height": _HEIGHT * scale,
-        "width": _WIDTH * scale,
+        **({"height": latents[0] * scale, "width": latents[1] * scale} if latents is not None else {}),
         "num_inference_steps": steps,
         "output_type": "np",
         "use_resolution_binning": False,

@@ -15,7 +15,7 @@ from modelexport.core.messages import collected
 from modelexport.core.parameters import with_parameters
 from modelexport.errors import UsageError
 from modelexport.pytorch.diffusion.modules import PipelineModules
-from modelexport.pytorch.diffusion.observing import Entry, ObservedCall
+from modelexport.pytorch.diffusion.observing import Entry, Observed, ObservedCall
 from modelexport.pytorch.diffusion.structures import leaves, rebuilt
 from modelexport.pytorch.generation import ModelPart
 from modelexport.pytorch.traced import untouched
@@ -104,14 +104,14 @@ class DiffusionPart:
         return part
 
 
-def diffusion_parts(modules: PipelineModules, calls: Sequence[ObservedCall]) -> list[DiffusionPart]:
+def diffusion_parts(modules: PipelineModules, observed: Observed) -> list[DiffusionPart]:
     """The parts of a pipeline, in the order in which they run; the encoder of an autoencoder that only decodes last.
 
     Args:
-        calls: Those of one run.
+        observed: One run.
     """
     by_entry: dict[Entry, list[ObservedCall]] = {}
-    for call in calls:
+    for call in observed.calls:
         by_entry.setdefault(call.entry, []).append(call)
     for entry, own in list(by_entry.items()):
         encode = Entry(entry.component, "encode")

@@ -43,7 +43,7 @@ def load_hugging_face(
 ) -> LoadedModel:
     directory = Path(spec).expanduser() if Path(spec).expanduser().is_dir() else None
     source = spec if directory is None else str(directory)
-    with _quiet_transformers(), no_questions():
+    with quiet_transformers(), no_questions():
         local_only = directory is not None or not _hub_answers()
         config = _read_config(directory) if directory else _fetch_config(spec, local_only)
         check_config(spec, config)
@@ -118,7 +118,7 @@ def _without_weights(
 
 
 @contextmanager
-def _quiet_transformers() -> Iterator[None]:
+def quiet_transformers() -> Iterator[None]:
     """Turn off the progress bars and load reports of transformers, which are also written into pipes."""
     from transformers.utils import logging
 
