@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -25,6 +26,17 @@ def by_name(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
             case _:
                 named[name] = value
     return (), named
+
+
+def with_parameters(function: Callable[..., Any], names: Iterable[str]) -> Callable[..., Any]:
+    """Wrap a function so that ``inspect.signature``, which exporters call, lists these parameters."""
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    vars(forward)["__signature__"] = inspect.Signature([inspect.Parameter(name, kind) for name in names])
+    return forward
 
 
 def state_dict_names(model: nn.Module) -> dict[str, tuple[str, ...]]:

@@ -19,8 +19,8 @@ import torch._subclasses.fake_tensor
 import torch.fx.experimental.proxy_tensor
 from torch import nn
 
+from modelexport.capture.arguments import with_parameters
 from modelexport.core.attributes import attribute_set
-from modelexport.core.parameters import with_parameters
 from modelexport.pytorch.private_torch import tree_leaves
 from modelexport.pytorch.values import NamedTensors, input_tensors, output_tensors, tensors_in
 

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
+from modelexport.capture.arguments import with_parameters
 from modelexport.core.messages import collected
-from modelexport.core.parameters import with_parameters
 from modelexport.pytorch.private_torch import tree_leaves
 from modelexport.pytorch.traced import untouched
 from modelexport.pytorch.values import run_arguments

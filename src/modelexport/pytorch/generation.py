@@ -36,6 +36,9 @@ class ModelPart:
     file: str = ""
     """Its file relative to the package, if it is not ``NAME.onnx``."""
 
+    optional: bool = False
+    """Whether the package is of use without this part, so that a failure to export it is a note."""
+
     @property
     def path(self) -> str:
         """The file of the part, relative to the package."""

@@ -91,7 +91,7 @@ def verify_generation(
     batches: dict[str, Sequence[Mapping[str, Any]]] = {"batch": prompts} if len(prompts) > 1 else {}
     batches |= {f"prompt {index}": [prompt] for index, prompt in enumerate(prompts)}
     runs = [_compare(model, package, generator, name, batch, new_tokens, provider) for name, batch in batches.items()]
-    return GenerationReport(runs=runs, parameters_wrong=_wrong_parameters(model, package))
+    return GenerationReport(runs=runs, parameters_wrong=wrong_parameters(model, package))
 
 
 def _compare(
@@ -154,7 +154,8 @@ def _module_at(model: nn.Module, package: Package, step: Step, provider: str) ->
     return None if report.diverging is None else report.diverging.address or "."
 
 
-def _wrong_parameters(model: nn.Module, package: Package) -> list[str]:
+def wrong_parameters(model: nn.Module, package: Package) -> list[str]:
+    """The initializers of all parts that are missing or differ from the model's entries, after the name of the part."""
     from modelexport.verify.model import verify_parameters
 
     found = []

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from modelexport.core.messages import collected
 from modelexport.exporting.packages.genai import GENAI_CONFIG, GenaiError, make_genai_config
 from modelexport.format.packages import Manifest
-from modelexport.pytorch.diffusion.modules import PipelineModules
+from modelexport.pytorch.diffusion.modules import MODEL_INDEX, PipelineModules
 from modelexport.pytorch.exported_model import exported_model_manifest
 from modelexport.pytorch.generation import ModelPart
 
@@ -77,9 +77,14 @@ def _write_pipeline(pipeline: Any, folder: Path, parts: Sequence[ModelPart]) -> 
             save = getattr(config, "save_config", None) or config.save_pretrained
             save((folder / part.path).parent)
         modules = {part.module for part in parts}
+        missing: list[str] = []
         for name, component in pipeline.components.items():
-            if name not in modules and hasattr(component, "save_pretrained") and not _is_model(component):
+            if _is_model(component):
+                missing += [name] if name not in modules else []
+            elif hasattr(component, "save_pretrained"):
                 component.save_pretrained(folder / name)
+    index = json.loads((folder / MODEL_INDEX).read_text(encoding="utf-8"))
+    _write(folder / MODEL_INDEX, index | {name: [None, None] for name in missing})
 
 
 def _is_model(component: object) -> bool:

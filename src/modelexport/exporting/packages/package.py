@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Unpack
 from modelexport.capture import FrontEnd
 from modelexport.capture.exported import Exported
 from modelexport.core.stages import Stages
-from modelexport.errors import InputsError
+from modelexport.core.text import error_line
+from modelexport.errors import CaptureError, CheckError, InputsError
 from modelexport.exporting.interface import AS_CAPTURED
 from modelexport.exporting.options import Keywords, Options, WeightOptions
 from modelexport.exporting.packages.components import share_components
@@ -119,10 +121,12 @@ def export_package(
             optimized=optimized,
             interface=_INTERFACES.get(kind, AS_CAPTURED),
         )
-        results, seconds = _export_each(found, export_part, shared, options, staging, stages)
+        results, seconds, left_out = _export_each(found, export_part, shared, options, staging, stages)
+        found = [part for part in found if part.name in results]
+        shared = {part.name: shared[part.name] for part in found}
         weights = sorted({file.path.relative_to(staging).as_posix() for one in shared.values() for file in one.files})
         manifest = _manifest(kind, found, results, weights)
-        notes = [*_notes(kind, found, results), *write_layouts(model, lies_in, staging, manifest, found)]
+        notes = [*left_out, *_notes(kind, found, results), *write_layouts(model, lies_in, staging, manifest, found)]
         write_manifest(manifest, staging)
         return _result(folder, staging, manifest, results, seconds, notes)
 
@@ -166,8 +170,11 @@ def _export_each(
     options: Options,
     folder: Path,
     stages: Stages,
-) -> tuple[dict[str, ExportResult], dict[str, float]]:
-    """Name of a part to its export; stage to wall time, of all parts together and of what came before them."""
+) -> tuple[dict[str, ExportResult], dict[str, float], list[str]]:
+    """Name of a part to its export; stage to wall time, of all parts together and of what came before them; notes on
+    optional parts that cannot be captured.
+    """
+    notes: list[str] = []
     fused = options.fusing.fuse is not None
     seconds: dict[str, float] = dict(stages.seconds)
     results: dict[str, ExportResult] = {}
@@ -175,12 +182,18 @@ def _export_each(
         own = stages.within(part.name)
         linked = replace(options, weights=replace(options.weights, weights="link", source=shared[part.name]))
         keywords = _of_one_row(part) if fused else {}
-        results[part.name] = export_part(
-            part.model, part.inputs, folder / part.path, options=linked, stages=own, **keywords
-        )
+        try:
+            results[part.name] = export_part(
+                part.model, part.inputs, folder / part.path, options=linked, stages=own, **keywords
+            )
+        except (CaptureError, CheckError) as error:
+            if not part.optional:
+                raise
+            shutil.rmtree((folder / part.path).parent)
+            notes.append(f"{part.name} was left out; the pipeline can do without it: {error_line(error)}")
         for stage, took in own.seconds.items():
             seconds[stage] = seconds.get(stage, 0.0) + took
-    return results, seconds
+    return results, seconds, notes
 
 
 def _notes(kind: Kind, parts: Sequence[ModelPart], results: Mapping[str, ExportResult]) -> list[str]:
@@ -240,5 +253,7 @@ def _result(
         notes=notes,
         files=[folder / file for file in written],
         graph_bytes=sum((staging / part.file).stat().st_size for part in manifest.parts),
-        weight_bytes=sum((staging / file).stat().st_size for file in manifest.weights),
+        weight_bytes=sum(
+            {one.st_ino: one.st_size for file in manifest.weights if (one := (staging / file).stat())}.values()
+        ),
     )

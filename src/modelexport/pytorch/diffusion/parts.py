@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +13,6 @@ import torch
 from torch import nn
 
 from modelexport.core.messages import collected
-from modelexport.core.parameters import with_parameters
 from modelexport.errors import UsageError
 from modelexport.pytorch.diffusion.modules import PipelineModules
 from modelexport.pytorch.diffusion.observing import Entry, Observed, ObservedCall
@@ -50,6 +50,10 @@ class DiffusionPart:
             return self.entry.component
         return f"{self.entry.component}_{_AGENTS.get(method, method)}"
 
+    def is_optional(self, modules: PipelineModules) -> bool:
+        """Whether the pipeline can do without the component."""
+        return self.entry.component in getattr(modules.pipeline, "_optional_components", ())
+
     def tensors(self, arguments: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         """The graph's inputs for a call with other tensors.
 
@@ -64,7 +68,7 @@ class DiffusionPart:
                 tensor = leaf if isinstance(leaf, torch.Tensor) else torch.tensor(leaf)
                 found[name] = tensor.reshape(1) if name in self.vectors and tensor.dim() == 0 else tensor
             else:
-                fixed[path] = leaf
+                fixed[path] = _constant(leaf)
         expected = {path: leaf for path, leaf in leaves(dict(self.arguments)) if path not in self.inputs}
         different = [path for path in {**expected, **fixed} if not _same(expected.get(path), fixed.get(path))]
         if different or set(found) != set(self.inputs.values()):
@@ -79,29 +83,39 @@ class DiffusionPart:
         """What the method returns, with other tensors."""
         return rebuilt(self.output, lambda path, leaf: tensors[self.outputs[path]] if path in self.outputs else leaf)
 
+    def results(self, output: Any) -> dict[str, torch.Tensor]:
+        """The graph's outputs for what the method returns; a tensor that is there twice is one output."""
+        return {self.outputs[path]: leaf for path, leaf in leaves(output) if path in self.outputs}
+
     def module(self, modules: PipelineModules) -> nn.Module:
         """The pipeline's models with a ``forward`` that runs this part."""
         part = copy.copy(modules)
         part._modules = dict(modules._modules)
         part.pipeline = None
-        own = getattr(modules, self.entry.component)
         if self.entry.method != "forward":
-            own = copy.copy(own)
+            own = copy.copy(getattr(modules, self.entry.component))
             own.forward = getattr(own, self.entry.method)
             part._modules[self.entry.component] = own
-
-        def forward(*args: Any, **kwargs: Any) -> dict[str, torch.Tensor]:
-            given = dict(zip(names, args, strict=False)) | kwargs
-            arguments = rebuilt(
-                dict(self.arguments), lambda path, leaf: given[self.inputs[path]] if path in self.inputs else leaf
-            )
-            made = getattr(part, self.entry.component)(**arguments)
-            # A tensor that is in the result twice is one output.
-            return {self.outputs[path]: leaf for path, leaf in leaves(made) if path in self.outputs}
-
-        names = list(dict.fromkeys(self.inputs.values()))
-        part.forward = with_parameters(forward, names)
+        part.forward = _Forward(part, self)
         return part
+
+
+class _Forward:
+    """A ``forward`` that takes the inputs of a part and returns its outputs by name."""
+
+    def __init__(self, modules: nn.Module, part: DiffusionPart) -> None:
+        self._modules, self._part = modules, part
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        names = dict.fromkeys(part.inputs.values())
+        self.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in names])
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[str, torch.Tensor]:
+        given = self.__signature__.bind(*args, **kwargs).arguments
+        inputs = self._part.inputs
+        arguments = rebuilt(
+            dict(self._part.arguments), lambda path, leaf: given[inputs[path]] if path in inputs else leaf
+        )
+        return self._part.results(getattr(self._modules, self._part.entry.component)(**arguments))
 
 
 def diffusion_parts(modules: PipelineModules, observed: Observed) -> list[DiffusionPart]:
@@ -131,6 +145,7 @@ def model_parts(modules: PipelineModules, parts: Sequence[DiffusionPart]) -> lis
             part.tensors(part.arguments),
             part.entry.component,
             file=f"{part.name}/model.onnx",
+            optional=part.is_optional(modules),
         )
         for part in parts
     ]
@@ -146,7 +161,9 @@ def _part(entry: Entry, calls: Sequence[ObservedCall]) -> DiffusionPart:
     }
     paths = [path for path, leaf in found.items() if isinstance(leaf, torch.Tensor) or path in varying]
     inputs = _named(paths, _ARGUMENTS.get(entry.method, {}), "_")
-    arguments = rebuilt(dict(first.arguments), lambda path, leaf: torch.tensor(leaf) if path in varying else leaf)
+    arguments = rebuilt(
+        dict(first.arguments), lambda path, leaf: torch.tensor(leaf) if path in varying else _constant(leaf)
+    )
     return DiffusionPart(entry, arguments, inputs, _outputs(first.output, set(inputs.values())), output=first.output)
 
 
@@ -182,15 +199,18 @@ def _named(paths: Sequence[str], given: Mapping[str, str], joint: str) -> dict[s
 
 def _encoded(modules: PipelineModules, encode: Entry, decoded: ObservedCall) -> ObservedCall | None:
     """A call of an autoencoder's ``encode`` with what its ``decode`` returned; ``None`` if it does not take that."""
-    image = next((leaf for _, leaf in leaves(decoded.output) if isinstance(leaf, torch.Tensor)), None)
+    decoded_image = next((leaf for _, leaf in leaves(decoded.output) if isinstance(leaf, torch.Tensor)), None)
+    if decoded_image is None:
+        return None
+    # What a model with random weights decodes may be nearly constant, which norms divide by.
+    draw = torch.Generator().manual_seed(0)
+    image = (torch.rand(decoded_image.shape, generator=draw) * 2 - 1).to(decoded_image)
     component = getattr(modules, encode.component)
     with untouched(component, runs=False), collected():
         try:
             output = component.encode(image)
         except Exception:  # it decodes something else than it encodes
             return None
-    import inspect
-
     name = next(iter(inspect.signature(component.encode).parameters))
     return ObservedCall(encode, {name: image}, output)
 
@@ -212,7 +232,12 @@ def _with_vectors(modules: PipelineModules, part: DiffusionPart) -> DiffusionPar
     return changed if same and all(right[name].shape == found[name].shape for name in right) else part
 
 
+def _constant(leaf: Any) -> Any:
+    """What a graph keeps of an argument that is not a tensor: a generator of random numbers is not part of a graph."""
+    return None if isinstance(leaf, torch.Generator) else leaf
+
+
 def _same(one: Any, other: Any) -> bool:
     if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
         return False
-    return one is other or (type(one) is type(other) and bool(one == other))
+    return type(one) is type(other) and (not isinstance(one, (bool, int, float, str)) or one == other)

@@ -160,6 +160,8 @@ def _fetch_config(name: str, local_only: bool) -> dict[str, Any]:
 def _read_config(directory: Path) -> dict[str, Any]:
     path = directory / "config.json"
     if not path.is_file():
+        if (directory / "model_index.json").is_file():
+            raise ModelLoadError(f"{directory} is a pipeline of several models: export it to a folder, -o OUT/")
         raise ModelLoadError(f"{directory} has no config.json: give {_LOCAL}")
     try:
         config = json.loads(read_regular(path, SETTINGS_BYTES))
