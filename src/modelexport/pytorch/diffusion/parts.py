@@ -96,26 +96,25 @@ class DiffusionPart:
             own = copy.copy(getattr(modules, self.entry.component))
             own.forward = getattr(own, self.entry.method)
             part._modules[self.entry.component] = own
-        part.forward = _Forward(part, self)
+        part.__class__ = _with_forward(type(modules), self)
         return part
 
 
-class _Forward:
-    """A ``forward`` that takes the inputs of a part and returns its outputs by name."""
+def _with_forward(cls: type, part: DiffusionPart) -> type:
+    """A class of the same name whose ``forward`` takes the inputs of a part and returns its outputs by name."""
 
-    def __init__(self, modules: nn.Module, part: DiffusionPart) -> None:
-        self._modules, self._part = modules, part
-        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        names = dict.fromkeys(part.inputs.values())
-        self.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in names])
-
-    def __call__(self, *args: Any, **kwargs: Any) -> dict[str, torch.Tensor]:
-        given = self.__signature__.bind(*args, **kwargs).arguments
-        inputs = self._part.inputs
+    def forward(self: Any, *args: Any, **kwargs: Any) -> dict[str, torch.Tensor]:
+        given = signature.bind(self, *args, **kwargs).arguments
         arguments = rebuilt(
-            dict(self._part.arguments), lambda path, leaf: given[inputs[path]] if path in inputs else leaf
+            dict(part.arguments), lambda path, leaf: given[part.inputs[path]] if path in part.inputs else leaf
         )
-        return self._part.results(getattr(self._modules, self._part.entry.component)(**arguments))
+        return part.results(getattr(self, part.entry.component)(**arguments))
+
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    names = ("self", *dict.fromkeys(part.inputs.values()))
+    signature = inspect.Signature([inspect.Parameter(name, kind) for name in names])
+    vars(forward)["__signature__"] = signature  # which exporters read
+    return type(cls.__name__, (cls,), {"forward": forward, "__module__": cls.__module__})
 
 
 def diffusion_parts(modules: PipelineModules, observed: Observed) -> list[DiffusionPart]:
