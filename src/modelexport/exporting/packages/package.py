@@ -140,7 +140,7 @@ def _parts_of(
         if parts == "whole":
             raise InputsError(f"{type(model).__name__} is not one model: leave out --parts whole")
         observed, _ = observe_example(model, inputs if isinstance(inputs, Mapping) else None, steps=2)
-        return "pipeline", model_parts(model, diffusion_parts(model, observed))
+        return "pipeline", model_parts(model, diffusion_parts(model, observed), observed.inside)
     if parts == "pipeline" or (parts == "auto" and isinstance(model, SentencePipeline)):
         if not isinstance(model, SentencePipeline):
             raise InputsError(

@@ -135,8 +135,20 @@ def diffusion_parts(modules: PipelineModules, observed: Observed) -> list[Diffus
     return [_with_vectors(modules, _part(entry, own)) for entry, own in by_entry.items()]
 
 
-def model_parts(modules: PipelineModules, parts: Sequence[DiffusionPart]) -> list[ModelPart]:
-    """The parts as modules that an exporter can capture, with their example inputs."""
+def model_parts(
+    modules: PipelineModules, parts: Sequence[DiffusionPart], inside: Sequence[str] = ()
+) -> list[ModelPart]:
+    """The parts as modules that an exporter can capture, with their example inputs.
+
+    Args:
+        inside: The addresses of modules that the pipeline calls itself.
+    """
+    noted = {
+        part.entry.component: f"the pipeline also calls {address} itself, which is in no part"
+        for part in parts
+        for address in inside
+        if address.startswith(f"{part.entry.component}.")
+    }
     return [
         ModelPart(
             part.name,
@@ -145,6 +157,7 @@ def model_parts(modules: PipelineModules, parts: Sequence[DiffusionPart]) -> lis
             part.entry.component,
             file=f"{part.name}/model.onnx",
             optional=part.is_optional(modules),
+            notes=(noted[part.entry.component],) if part.entry.component in noted else (),
         )
         for part in parts
     ]
