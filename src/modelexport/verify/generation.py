@@ -133,7 +133,7 @@ def _compare(
     module = _module_at(model, package, first, provider) if first is not None else None
     return GenerationRun(
         name=name,
-        prompts=[int(np.shape(next(iter(prompt.values())))[1]) for prompt in prompts],
+        prompts=[int(np.shape(prompt.get("input_ids", next(iter(prompt.values()))))[1]) for prompt in prompts],
         steps=len(tokens),
         tokens=np.stack(tokens, 1).tolist() if tokens else [],
         first_wrong_token=wrong_token,

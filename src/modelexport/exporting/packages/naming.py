@@ -105,6 +105,10 @@ def _axes(name: str, value: ir.Value, encodes: bool) -> Iterator[tuple[int, str]
     names: tuple[str, ...] = (BATCH, SEQUENCE)
     if found is not None:
         names = (BATCH, "heads", ENCODER if found[1] == "cross" else PAST, "width")
+    elif name.endswith("_features"):
+        names = (f"{name.removesuffix('_features')}_tokens",)
+    elif len(value.shape) > 3:
+        names = ("images", "channels", "height", "width")
     elif encodes and not name.startswith("decoder_"):
         names = (BATCH, ENCODER)
     elif name == "attention_mask":
