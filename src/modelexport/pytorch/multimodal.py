@@ -58,12 +58,10 @@ class Modality:
 
 def modality_of(model: nn.Module) -> tuple[Modality | None, str]:
     """What a model takes besides text, if a package supports it, and otherwise the reason why not."""
-    failure: CaptureError | None = None
     try:
         return find_modality(model), ""
     except CaptureError as error:
-        failure = error
-    return None, str(failure)
+        return None, error.reason
 
 
 def find_modality(model: nn.Module) -> Modality | None:
@@ -116,6 +114,8 @@ def _observed(model: nn.Module, owner: nn.Module, kind: str, token: int) -> Moda
             reason = str(error)
         except Exception as error:
             reason = error_line(error)
+    if not any(isinstance(value, torch.Tensor) for value in (seen[-1] if seen else {}).values()):
+        reason = reason if not seen else f"no example {kind} can be made for it"
     if reason:
         raise _refused(model, kind, reason)
     arguments = {name: value for name, value in seen[-1].items() if name != "kwargs"} | seen[-1].get("kwargs", {})
@@ -123,7 +123,8 @@ def _observed(model: nn.Module, owner: nn.Module, kind: str, token: int) -> Moda
 
 
 def _refused(model: nn.Module, kind: str, reason: str) -> CaptureError:
-    return CaptureError(f"{type(model).__name__} takes {kind}s in a way that a package does not support: {reason}")
+    told = f"{type(model).__name__} takes {kind}s in a way that a package does not support: {reason}"
+    return CaptureError(told, reason=told)
 
 
 class Encode:
