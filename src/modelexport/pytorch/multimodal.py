@@ -109,13 +109,13 @@ def _observed(model: nn.Module, owner: nn.Module, kind: str, token: int) -> Moda
             example = generate_inputs(model)
             stack.enter_context(untouched(model))
             model(**copy.deepcopy(example))
-            reason = "" if seen else f"no example {kind} can be made for it"
+            reason = ""
         except ModelExportError as error:
             reason = str(error)
         except Exception as error:
             reason = error_line(error)
     if not any(isinstance(value, torch.Tensor) for value in (seen[-1] if seen else {}).values()):
-        reason = reason if not seen else f"no example {kind} can be made for it"
+        reason = f"no example {kind} can be made for it"
     if reason:
         raise _refused(model, kind, reason)
     arguments = {name: value for name, value in seen[-1].items() if name != "kwargs"} | seen[-1].get("kwargs", {})
