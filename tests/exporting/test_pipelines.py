@@ -22,8 +22,11 @@ from safetensors.torch import load_file, save_file
 
 import modelexport
 import models  # noqa: F401 - makes pillow and torchvision importable, without which diffusers is not
-from modelexport.errors import FileFormatError, InputsError, ModelLoadError, UsageError
+from modelexport.errors import FileFormatError, InputsError, ModelLoadError, OutputError, UsageError
+from modelexport.exporting.packages.components import share_components
 from modelexport.pytorch.diffusion.modules import load_diffusion
+from modelexport.pytorch.diffusion.observing import observe_example
+from modelexport.pytorch.diffusion.parts import diffusion_parts, model_parts
 from modelexport.tagged.package import read_package
 
 diffusers = pytest.importorskip("diffusers")
@@ -359,6 +362,23 @@ def test_verify_names_the_call_and_the_module_that_differ(sd: Path, tmp_path: Pa
         ("vae_decoder", "agree"),  # on the same inputs
     ]
     assert calls[2]["module"] == "unet.conv_act"
+
+
+def test_copied_and_converted_weights_are_written_once_and_only_unchanged_ones_are_linked(
+    sd: Path, tmp_path: Path
+) -> None:
+    for dtype, mode, name in ((None, "copy", WEIGHTS), ("bfloat16", "auto", "model.safetensors")):
+        modules = load_diffusion(sd / "sd", dtype=dtype).model
+        observed, _ = observe_example(modules, steps=1)
+        parts = model_parts(modules, diffusion_parts(modules, observed))
+        places = share_components(parts, sd / "sd", tmp_path / mode, mode)
+        files = [tmp_path / mode / part / name for part in ("vae_decoder", "vae_encoder")]
+        assert files[0].samefile(files[1])
+        assert files[0].stat().st_nlink == 2  # not the pipeline's own file
+        keys = {f"vae.{key}" for key in modules.vae.state_dict()}
+        assert places["vae_decoder"].tensors.keys() == keys
+    with pytest.raises(OutputError, match="--weights copy"):
+        share_components(parts, sd / "sd", tmp_path / "link", "link")
 
 
 @pytest.mark.slow
