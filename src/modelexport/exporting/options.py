@@ -149,6 +149,10 @@ class Options:
             raise TypeError(f"export() got an unexpected keyword argument '{next(iter(left))}'")
         return Options(**groups)
 
+    def for_capture(self) -> dict[str, Any]:
+        """The options as keywords of :func:`modelexport.capture.choice.capture`."""
+        return {**vars(self.capture), "stack_traces": self.tags.keep_torch_metadata}
+
     def check_together(self, *, optimized: bool) -> None:
         """Refuse options that do not go together.
 

@@ -105,7 +105,7 @@ class _Job:
         model, inputs, options, stages = self.model, self.prepared.inputs, self.options, self.stages
         with stages("capture"):
             tree = module_tree(model)
-            how = {"dynamic": self.dynamic, "opset": self.opset, **vars(options.capture)}
+            how = {"dynamic": self.dynamic, "opset": self.opset, **options.for_capture()}
             exported = self.interface(capture(model, inputs, frontend, **how))
         with stages("optimize"):
             before = steps.remember(model, exported, options.weights.source)
