@@ -149,9 +149,10 @@ class Options:
             raise TypeError(f"export() got an unexpected keyword argument '{next(iter(left))}'")
         return Options(**groups)
 
-    def for_capture(self) -> dict[str, Any]:
+    def for_capture(self, dynamic: bool, opset: int | None) -> dict[str, Any]:
         """The options as keywords of :func:`modelexport.capture.choice.capture`."""
-        return {**vars(self.capture), "stack_traces": self.tags.keep_torch_metadata}
+        traces = self.tags.keep_torch_metadata
+        return {"dynamic": dynamic, "opset": opset, "stack_traces": traces, **vars(self.capture)}
 
     def check_together(self, *, optimized: bool) -> None:
         """Refuse options that do not go together.
