@@ -6,8 +6,17 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_FULL = 25
+_FULL = 50
 """The least number of smaller collections between two full ones inside the block."""
+_GROWTH = 1.25
+"""How many times the objects of the last full collection there may be at the start of a block: Python's own rule."""
+
+
+class _Heap:
+    """What is known of all objects of the process."""
+
+    counted = 0
+    """How many there were after the last full collection at the start of a block."""
 
 
 @contextmanager
@@ -15,13 +24,20 @@ def only_new_garbage() -> Iterator[None]:
     """Exclude the existing objects from garbage collection inside the block, and collect rarely.
 
     Torch and its libraries keep a million objects alive, and each full collection looks at all of them: a fifth of an
-    export of 24 layers. Nothing is done in a program that froze objects itself.
+    export of 24 layers. What became garbage since is collected at the start of a block, as soon as it may be much.
+    Nothing is done in a program that froze objects itself, and inside another such block.
     """
-    if gc.get_freeze_count():
+    if gc.get_freeze_count() or not gc.isenabled():
         yield
         return
-    youngest, young, full = gc.get_threshold()
     gc.freeze()
+    if gc.get_freeze_count() > _GROWTH * _Heap.counted:
+        if _Heap.counted:
+            gc.unfreeze()
+            gc.collect()
+            gc.freeze()
+        _Heap.counted = gc.get_freeze_count()
+    youngest, young, full = gc.get_threshold()
     gc.set_threshold(youngest, young, max(full, _FULL))
     try:
         yield

@@ -86,7 +86,7 @@ def _content(value: ir.Value) -> Hashable:
     tensor = value.const_value
     if tensor is None or tensor.size > _READ:
         return None
-    if not isinstance(tensor, ir.Tensor) or tensor.dtype == ir.DataType.STRING:
+    if tensor.dtype == ir.DataType.STRING:
         raise _UnknownError
     return tensor.dtype, tuple(tensor.shape.numpy()), tensor.tobytes()
 
