@@ -65,9 +65,8 @@ def from_config(kind: str, **options: Any) -> Built:
     import torch
     import transformers
 
-    config = getattr(transformers, f"{kind.split('For', maxsplit=1)[0].removesuffix('Model')}Config")(
-        vocab_size=100, **options
-    )
+    family = kind.split("For", maxsplit=1)[0].removesuffix("Model")
+    config = getattr(transformers, f"{family}Config")(vocab_size=100, **options)
     ids = torch.randint(0, 100, (2, 16))
     return getattr(transformers, kind)(config).eval(), {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
