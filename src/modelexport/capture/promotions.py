@@ -13,7 +13,7 @@ from typing import Any
 
 import torch.fx
 
-# Not public; tests/capture/test_shortcuts.py is the canary.
+# Not public; tests/capture/test_templates.py is the canary.
 from torch.onnx._internal.fx.passes.type_promotion import _TypePromotionInterpreter
 
 from modelexport.capture.repeats import NotComparableError, comparable, described

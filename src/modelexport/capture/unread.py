@@ -10,7 +10,7 @@ import onnx
 import torch.fx
 from onnx_ir.schemas import OpSignature
 
-# Not public, but what torch.compile does with its own graphs; tests/capture/test_shortcuts.py is the canary.
+# Not public, but what torch.compile does with its own graphs; tests/capture/test_templates.py is the canary.
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 
 from modelexport.core.attributes import attribute_set

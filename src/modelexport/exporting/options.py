@@ -28,7 +28,8 @@ class CaptureOptions:
     """Arguments of ``forward`` whose values the file keeps; ``auto`` among them: those that it cannot be captured
     without. What is not a tensor is always kept."""
     reuse: bool = True
-    """Decompose layers whose captured graphs are equal once. The file is the same without, and takes longer."""
+    """Do the work for layers and nodes whose captured graphs are equal once. The file is the same without, and takes
+    longer."""
 
 
 @dataclass(frozen=True, kw_only=True)
