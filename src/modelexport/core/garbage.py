@@ -16,7 +16,7 @@ class _Heap:
     """What is known of all objects of the process."""
 
     counted = 0
-    """How many there were after the last full collection at the start of a block."""
+    """How many there were after the first block, or after the last full collection at the start of one."""
 
 
 @contextmanager
@@ -31,11 +31,10 @@ def only_new_garbage() -> Iterator[None]:
         yield
         return
     gc.freeze()
-    if gc.get_freeze_count() > _GROWTH * _Heap.counted:
-        if _Heap.counted:
-            gc.unfreeze()
-            gc.collect()
-            gc.freeze()
+    if _Heap.counted and gc.get_freeze_count() > _GROWTH * _Heap.counted:
+        gc.unfreeze()
+        gc.collect()
+        gc.freeze()
         _Heap.counted = gc.get_freeze_count()
     youngest, young, full = gc.get_threshold()
     gc.set_threshold(youngest, young, max(full, _FULL))
@@ -43,4 +42,7 @@ def only_new_garbage() -> Iterator[None]:
         yield
     finally:
         gc.set_threshold(youngest, young, full)
+        if not _Heap.counted:  # the first block has imported what it needs
+            gc.freeze()
+            _Heap.counted = gc.get_freeze_count()
         gc.unfreeze()
