@@ -75,7 +75,7 @@ def _none_passes(errors: Sequence[Exception]) -> Exception:
     """One error for all attempts: the first, preferably of one that wrote a file, with the reasons of the others."""
     first = next((error for error in errors if isinstance(error, CheckError)), errors[0])
     others = "".join(
-        f"\nthe front end {way} failed too: {_reason(error)}"
+        f"; the front end {way} failed too: {_reason(error)}"
         for way, error in zip(WAYS, errors, strict=True)
         if error is not first
     )
@@ -146,7 +146,7 @@ def _capture(
         exported = _capture_by("torchscript", model, inputs, constants=constants, **options)
     except UsageError as second:
         raise CaptureError(
-            f"{first.problem}\nthe front end torchscript failed too: {_reason(second)}",
+            f"{first.problem}; the front end torchscript failed too: {_reason(second)}",
             address=first.address,
             reason=first.reason,
             constants=first.constants,

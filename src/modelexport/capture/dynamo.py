@@ -25,8 +25,17 @@ from modelexport.capture.aliases import is_written_later, passed_on
 from modelexport.capture.arguments import by_name, state_dict_names
 from modelexport.capture.binding import Bound, constants_readable, needs_binding, only_tensors
 from modelexport.capture.exported import Exported
-from modelexport.capture.fx_owners import ADDRESS_KEY, PORTS_KEY, FxOwners, is_annotated
-from modelexport.capture.hints import check_returned, graphs_not_printed, line_of, reason_of, way_out
+from modelexport.capture.fx_owners import ADDRESS_KEY, PORTS_KEY, FxOwners, annotated_call, is_annotated
+from modelexport.capture.hints import (
+    OTHER_OPERATIONS,
+    check_returned,
+    graphs_not_printed,
+    in_one_line,
+    line_of,
+    reason_of,
+    translated_node,
+    way_out,
+)
 from modelexport.capture.opsets import convert_to_opset, translated_opset
 from modelexport.capture.promotions import promoted_once
 from modelexport.capture.repairs.table import translations_added
@@ -236,10 +245,12 @@ def _explained(error: Exception, recorder: CallRecorder, hint: str = "") -> Capt
     cause: BaseException = error
     while cause.__cause__ is not None:
         cause = cause.__cause__
-    call = recorder.running
+    node = translated_node(error)
+    call = recorder.running or (annotated_call(node) if node is not None else None)
     where = f" in {call}" if call is not None else ""
     reason = reason_of(cause)
-    problem = f"{type(cause).__name__}{where}{line_of(cause)}: {reason}{hint}"
+    hint = hint or (OTHER_OPERATIONS if node is not None else "")
+    problem = f"{type(cause).__name__}{where}{line_of(cause)}: {in_one_line(reason)}{hint}"
     return CaptureError(problem, address=None if call is None else call.address, reason=reason)
 
 

@@ -253,7 +253,7 @@ def _write(
         if not key.startswith("modelexport."):
             model.metadata_props.setdefault(key, text)
     write_metadata(model, tags, inheritance.origins, entries)
-    if lost := _lost(tagged, inheritance):
+    if lost := [*_lost(tagged, inheritance), *inheritance.shared]:
         model.metadata_props[keys.LOST] = json.dumps(lost)
 
 
