@@ -37,7 +37,7 @@ def update_package(folder: Path, state_dict: Path, output: Path) -> UpdateResult
     package = read_package(folder)
     check_package_folder(output, [folder, state_dict])
     used: dict[str, tuple[str, ...]] = {}
-    written: dict[tuple[str, int], str] = {}
+    written: dict[tuple[int, int], str] = {}
     weights = WeightsInFile(state_dict)
     with written_together(output, [folder, state_dict], make=True, package=True) as staging:
         copy_folder(folder, staging)
@@ -49,10 +49,11 @@ def update_package(folder: Path, state_dict: Path, output: Path) -> UpdateResult
                 tensor = value.const_value
                 if not isinstance(tensor, ir.ExternalTensor) or plan.steps or tensor.offset is None:
                     raise UsageError(f"{part} has {value.name} embedded: update {file} alone, or export again")
-                target = file.parent.relative_to(folder) / str(tensor.location)
-                if (str(target), tensor.offset) not in written:
-                    _overwrite(staging / target, tensor, plan.compute({key: read(key) for key in plan.inputs()}))
-                    written[str(target), tensor.offset] = plan.keys[0]
+                target = staging / file.parent.relative_to(folder) / str(tensor.location)
+                place = (target.stat().st_ino, tensor.offset)
+                if place not in written:
+                    _overwrite(target, tensor, plan.compute({key: read(key) for key in plan.inputs()}))
+                    written[place] = plan.keys[0]
         write_manifest(package.manifest, staging)
         unused = len(weights.types.keys() - used.keys())
         files = sorted(str(output / file.relative_to(staging)) for file in staging.rglob("*") if file.is_file())
