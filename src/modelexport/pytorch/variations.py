@@ -51,9 +51,10 @@ def _changed(inputs: Inputs, changes: Sequence[Change]) -> Inputs:
     names = {id(tensor): name for name, tensor in tensors_in(inputs)}
 
     def one(value: Any) -> Any:
-        name = names.get(id(value))
-        for change in changes if name is not None else ():
-            value = change(name, value)
+        if id(value) in names:
+            name = names[id(value)]
+            for change in changes:
+                value = change(name, value)
         return value
 
     changed: Inputs = tree_map(one, inputs)

@@ -135,8 +135,8 @@ def export(
 ) -> None:
     """Export MODEL to a file, or to a folder with all of its parts; without MODEL, bert-tiny."""
     from modelexport.cli import show_export
-    from modelexport.core.garbage import only_new_garbage
     from modelexport.cli.interfaces import read_interface
+    from modelexport.core.garbage import only_new_garbage
     from modelexport.core.stages import Stages
     from modelexport.exporting.interface import widened
     from modelexport.exporting.options import (
@@ -243,8 +243,8 @@ def _export_folder(
     as_json: bool,
 ) -> None:
     from modelexport.cli import show_package
-    from modelexport.core.garbage import only_new_garbage
     from modelexport.cli.running import load_for_package
+    from modelexport.core.garbage import only_new_garbage
     from modelexport.core.stages import Stages
     from modelexport.exporting.packages.package import export_package
     from modelexport.files.package_folders import check_package_folder
