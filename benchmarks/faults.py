@@ -125,7 +125,10 @@ def places_of(model: ir.Model, path: Path, each: int, kinds: set[str], run: Call
         lambda: plants.outputs(model),
         lambda: plants.more_outputs(model, run),
         lambda: plants.sizes(model, run),
+        lambda: plants.conditions(model),
+        lambda: plants.bodies(model),
         lambda: plants.tags(model),
+        lambda: plants.moves(model),
         lambda: plants.more_tags(model),
         lambda: plants.documents(model, path),
     )
@@ -243,7 +246,7 @@ class Bench:
             top = report.diverging
             line = f"{what}: {report.verdict}, {top.address if top else None!r} {top.reason[:120] if top else ''}"
             if report.verdict != "differ":
-                is_tag = place.documents or place.kind in ("node given to the root", "node given to another call")
+                is_tag = place.documents or "given to" in place.kind
                 difference = float("inf") if is_tag else largest_difference(source, path, feeds)
                 if difference < SAME:
                     same = f"{what}: largest difference {difference:.1e}"

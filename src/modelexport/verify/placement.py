@@ -59,7 +59,8 @@ def find_misplaced(model: ir.Model, calls: CallTree, run: FileRun, evidence: Evi
         if allowed:
             known[node] = frozenset(allowed)
     unseen = _calls_with_unseen_outputs(calls, run, evidence)
-    reached = _reached(model, known) if evidence.computed else {}
+    order = {call: index for index, call in enumerate(evidence.parents)}
+    reached = _reached(model, known)
     found = []
     for node in model.graph:
         owner = owner_of(node)
@@ -71,10 +72,17 @@ def find_misplaced(model: ir.Model, calls: CallTree, run: FileRun, evidence: Evi
             near = near | copies[node] | reached.get(node, frozenset())
             near = near | _around(node, known) | _users(node, known)
         elif node not in known:
-            near = near | unseen
+            near = near | {call for call in unseen if any(_may_lead_to(call, r, calls, order) for r in right)}
         if right and not near & set(owner.calls):
             found.append(Misplaced(node.name or "", owner.calls, tuple(sorted(right))))
     return found
+
+
+def _may_lead_to(call: ModuleCall, other: ModuleCall, calls: CallTree, order: Mapping[ModuleCall, int]) -> bool:
+    """Whether what a call computes can be a part of what another does: it began before it, or inside it."""
+    if call not in order or other not in order or order[call] <= order[other]:
+        return True
+    return call in calls and other in calls.stack(call)
 
 
 _MOVES = ("Gather", "GatherND", "GatherElements", "Slice", "Split", "Expand", "Tile", "Concat")
