@@ -182,7 +182,9 @@ def _without_effect(proof: Proof, wanted: Sequence[str], unsure: Collection[str]
     found = set()
     for name in wrong:
         after = [n for n in compared if proof.nodes[name] in nodes_between(proof.nodes[n], proof.hints)]
-        if after and all(compared[n].status != "differ" for n in after):
+        # The same integers can come from other numbers.
+        tells = any(compared[n].relative is not None for n in after)
+        if tells and all(compared[n].status != "differ" for n in after):
             found.add(name)
     proof.hints.update(contents)
     return found
