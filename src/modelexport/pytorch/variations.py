@@ -1,8 +1,9 @@
 """Inputs that find more errors than the given ones: masks with padding, ids from the whole vocabulary, other sizes.
 
 With a mask of ones it does not show that a file ignores the mask, and ids that never reach most rows do not show a
-wrong row. Inputs to vary are chosen by values and by the graph, not by names. A model may refuse a variation; that
-is not a fault of the file.
+wrong row. A branch that is not taken shows nothing; with larger numbers of the other sign it may be taken. Inputs to
+vary are chosen by values and by the graph, not by names. A model may refuse a variation; that is not a fault of the
+file.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from modelexport.graph.nodes import required_inputs
+from modelexport.graph.nodes import nested_graphs, required_inputs
 from modelexport.pytorch.private_torch import tree_map
 from modelexport.pytorch.values import tensors_in
 
@@ -42,6 +43,8 @@ def _changes(inputs: Inputs, model: ir.Model) -> Iterator[tuple[str, Change]]:
     plain = {name: rows[plain] for name in names if (plain := _match(name, rows)) is not None}
     if plain:
         yield "whole vocabulary", lambda name, t: _drawn(t, plain[name]) if name in plain else t
+    if any(nested_graphs(node) for node in model.graph):
+        yield "other branches", lambda name, t: -10 * t if t.is_floating_point() else t
     sizes = _open_sizes(model)
     if sizes:
         yield "other sizes", lambda name, t: _resized(t, sizes, _match(name, sizes))

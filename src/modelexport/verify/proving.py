@@ -364,7 +364,7 @@ def _move_blame(proof: Proof) -> None:
             if len(fitting) != 1 or (fitting[0], tensor.content) in tried or len(tried) == _TRIALS:
                 continue
             tried.add((fitting[0], tensor.content))
-            if _is_cause(proof, fitting[0], tensor.content, name, made & proof.hints.keys()):
+            if _is_cause(proof, fitting[0], tensor.content, name, (made & proof.hints.keys()) - {name}):
                 break
 
 
