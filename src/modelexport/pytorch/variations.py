@@ -9,6 +9,7 @@ file.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import onnx_ir as ir
@@ -29,7 +30,9 @@ def telling_inputs(inputs: Inputs, model: ir.Model) -> Iterator[tuple[str, Input
 
 
 def all_at_once(inputs: Inputs, model: ir.Model) -> tuple[str, Inputs] | None:
-    """All variations in one, with their descriptions; ``None`` if there are less than two."""
+    """All variations in one, with their descriptions; ``None`` if there are less than two, or branches to be taken."""
+    if any(nested_graphs(node) for node in model.graph):
+        return None
     changes = dict(_changes(inputs, model))
     return (", ".join(changes), _changed(inputs, list(changes.values()))) if len(changes) > 1 else None
 
@@ -44,7 +47,8 @@ def _changes(inputs: Inputs, model: ir.Model) -> Iterator[tuple[str, Change]]:
     if plain:
         yield "whole vocabulary", lambda name, t: _drawn(t, plain[name]) if name in plain else t
     if any(nested_graphs(node) for node in model.graph):
-        yield "other branches", lambda name, t: -10 * t if t.is_floating_point() else t
+        for factor in (-3, 3):  # one of them changes a sum's sign, whatever is added to it
+            yield f"{factor} times the inputs", partial(_times, factor)
     sizes = _open_sizes(model)
     if sizes:
         yield "other sizes", lambda name, t: _resized(t, sizes, _match(name, sizes))
@@ -68,6 +72,10 @@ def _match(name: str, known: Mapping[str, Any]) -> str | None:
     """The name of an input in the file."""
     wanted = name.replace(".", "_")
     return next((k for k in known if k.removeprefix("input.").replace(".", "_") == wanted), None)
+
+
+def _times(factor: int, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    return factor * tensor if tensor.is_floating_point() else tensor
 
 
 def _is_mask(tensor: torch.Tensor) -> bool:
