@@ -89,7 +89,7 @@ def export(
     exclude: ExcludeOption = None,
     no_optimize: Annotated[bool, typer.Option("--no-optimize", help="Do not optimize the graph.")] = False,
     no_reuse: Annotated[
-        bool, typer.Option("--no-reuse", help="Decompose equal layers one by one: the same file, more slowly.")
+        bool, typer.Option("--no-reuse", help="Export equal layers one by one: the same file, more slowly.")
     ] = False,
     fuse: Annotated[
         FuseFor | None, typer.Option(help="Fuse nodes into operators of ONNX Runtime, for its CPU or CUDA provider.")
@@ -190,22 +190,21 @@ def export(
             dtype=dtype,
             weights="files" if weights == "link" else "auto",
         )
-        with only_new_garbage():
-            result = run(
-                loaded.model,
-                widened(example, interface) if isinstance(example, Mapping) else example,
-                output,
-                name=loaded.name,
-                frontend=frontend,
-                dynamic=dynamic or bool(axes),
-                opset=opset,
-                optimized=not no_optimize,
-                interface=interface,
-                options=options,
-                source=loaded.weights,
-                dag_dir=dag_dir,
-                stages=stages,
-            )
+        result = run(
+            loaded.model,
+            widened(example, interface) if isinstance(example, Mapping) else example,
+            output,
+            name=loaded.name,
+            frontend=frontend,
+            dynamic=dynamic or bool(axes),
+            opset=opset,
+            optimized=not no_optimize,
+            interface=interface,
+            options=options,
+            source=loaded.weights,
+            dag_dir=dag_dir,
+            stages=stages,
+        )
     for note in result.notes:
         print(f"modelexport: warning: {note}", file=sys.stderr)
     for one in result.unrepeatable:
