@@ -136,7 +136,6 @@ def export(
     """Export MODEL to a file, or to a folder with all of its parts; without MODEL, bert-tiny."""
     from modelexport.cli import show_export
     from modelexport.cli.interfaces import read_interface
-    from modelexport.core.garbage import only_new_garbage
     from modelexport.core.stages import Stages
     from modelexport.exporting.interface import widened
     from modelexport.exporting.options import (
