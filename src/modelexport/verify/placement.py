@@ -15,7 +15,7 @@ import onnx_ir as ir
 from modelexport.core.calls import CallTree, ModuleCall
 from modelexport.graph.owners import owner_of
 from modelexport.runtime.evidence import Evidence
-from modelexport.runtime.fingerprints import NEAR, Fingerprint, Index
+from modelexport.runtime.fingerprints import NEAR, Fingerprint, Index, fingerprint_of
 from modelexport.verify.matching import FileRun, first_makers, tensors_by_call
 
 
@@ -50,7 +50,7 @@ def find_misplaced(model: ir.Model, calls: CallTree, run: FileRun, evidence: Evi
     """Nodes that only rearrange their inputs, to the calls that get or return these."""
     for node in model.graph:
         own = run.prints.get(node.outputs[0].name or "")
-        given = [run.prints.get(taken.name or "") for taken in node.inputs if taken is not None]
+        given = [_taken(taken, own, run) for taken in node.inputs if taken is not None]
         if (node.domain == "" and node.op_type in _MOVES) or any(_same(own, one) for one in given):
             copies[node] = travels.get(run.contents.get(node.outputs[0].name or "", ""), frozenset())
         allowed: set[ModuleCall] = set()
@@ -90,6 +90,14 @@ _MOVES = ("Gather", "GatherND", "GatherElements", "Slice", "Split", "Expand", "T
 selects from a tensor contain numbers computed elsewhere."""
 
 
+def _taken(value: ir.Value, own: Fingerprint | None, run: FileRun) -> Fingerprint | None:
+    """The fingerprint of an input: adding zeros to a constant gives the constant, wherever else it occurs."""
+    tensor = value.const_value if value.is_initializer() else None
+    if tensor is None or own is None or tensor.size != own.size or not tensor.dtype.is_floating_point():
+        return run.prints.get(value.name or "")
+    return fingerprint_of(tensor.numpy())
+
+
 def _users(node: ir.Node, known: Mapping[ir.Node, frozenset[ModuleCall]]) -> frozenset[ModuleCall]:
     """The owners of the users of a node's values, for values that do not identify a call themselves."""
     users = {user for value in node.outputs for user, _ in value.uses() if user not in known}
@@ -104,10 +112,13 @@ def _around(node: ir.Node, known: Mapping[ir.Node, frozenset[ModuleCall]]) -> fr
 
 
 def _travels(evidence: Evidence) -> dict[str, frozenset[ModuleCall]]:
-    """Each content to the calls that get or return it."""
+    """Each content to the calls that get, pass or return it."""
     found: dict[str, set[ModuleCall]] = {}
     for tensor in evidence.tensors:
         found.setdefault(tensor.content, set()).add(tensor.call)
+        parent = evidence.parents.get(tensor.call)
+        if parent is not None:
+            found[tensor.content].add(parent)
     return {content: frozenset(calls) for content, calls in found.items()}
 
 
