@@ -63,6 +63,11 @@ class WeightOptions:
     """The places of the weights of a model that was built without them
     (:func:`modelexport.pytorch.loading.load_model` with ``weights="files"``)."""
 
+    @property
+    def lent(self) -> Weights | None:
+        """The weights that the model's modules have to be given while they run; ``None`` if it has its own."""
+        return None if self.source is None or self.source.in_memory else self.source
+
 
 @dataclass(frozen=True, kw_only=True)
 class FuseOptions:

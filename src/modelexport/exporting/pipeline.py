@@ -80,7 +80,7 @@ def export(
         check_dag_directory(folder)
     with stages("repeat"):
         prepared = prepare_inputs(model, inputs, options.capture.constants)
-        unrepeatable = [] if options.weights.source is not None else find_unrepeatable(model, prepared.inputs)
+        unrepeatable = [] if options.weights.lent is not None else find_unrepeatable(model, prepared.inputs)
     job = _Job(model, prepared, path, name, dynamic, opset, optimized, interface, options, folder, stages, unrepeatable)
     return first_that_passes(frontend, job.export_by, keep_anyway=options.checks.keep_anyway)
 

@@ -253,7 +253,7 @@ class _Operations(TorchDispatchMode):
                 if (memory := _memory(tensor)) is not None and memory in self._parameters:
                     continue  # transposed for the product: as much to read as the whole model
                 fingerprint = _shared(tensor, given) or fingerprint_of(as_array(tensor))
-                if fingerprint.telling:
+                if fingerprint.telling and not _is_parameter(fingerprint, given, tensor):
                     self._computed.append(
                         Computed(call, fingerprint, not any(one is not None and fingerprint.same(one) for one in taken))
                     )
@@ -281,6 +281,12 @@ def _shared(tensor: torch.Tensor, given: Sequence[Any]) -> Fingerprint | None:
             fingerprint, version = getattr(other, _SEEN, (None, None))
             return fingerprint if version is not None and version == version_of(other) else None
     return None
+
+
+def _is_parameter(fingerprint: Fingerprint, given: Sequence[Any], result: torch.Tensor) -> bool:
+    """Whether a result is a copy of a parameter: one is made before its module runs, while another call is running."""
+    alike = (value for value in given if isinstance(value, nn.Parameter) and value.numel() == result.numel())
+    return any(fingerprint.same(fingerprint_of(as_array(value))) for value in alike)
 
 
 def as_array(tensor: torch.Tensor) -> Any:
