@@ -84,15 +84,18 @@ class EditedTags:
     ) -> tuple[ModuleCall, ...]:
         """Let a call be one of a module of another class, and add calls inside it; returns these.
 
-        Calls that remain inside it keep their places below it. All other calls keep their tags.
+        A call that remained inside it, because it owns other nodes too, becomes the new one of the same module, or
+        keeps its place below it. All other calls keep their tags.
         """
         tree, old = self.calls, self._tags[call]
         remaining = [each.call for each in tree if call in tree.stack(each.call)[:-1]]
-        if remaining:
+        claimed = self._claimed(call, inside, remaining)
+        if remaining := [each for each in remaining if each not in claimed.values()]:
             level = self.is_level(call)
         changes = (class_name, level) != (self.class_of(call), self.is_level(call))
         self._classes[call], self._levels[call] = class_name, level
-        added = self._add(call, inside)
+        added = self._add(call, inside, claimed)
+        self.renamed.update(claimed.values())
         siblings = self._siblings()
         if changes:
             tag = self._tag(call, siblings)
@@ -105,7 +108,22 @@ class EditedTags:
             self._set(each, self._tag(each, siblings))
         return added
 
-    def _add(self, call: ModuleCall, inside: Sequence[NewCall]) -> tuple[ModuleCall, ...]:
+    def _claimed(
+        self, call: ModuleCall, inside: Sequence[NewCall], remaining: Sequence[ModuleCall]
+    ) -> dict[int, ModuleCall]:
+        """Places of new calls to calls of the same module by the same caller that are there already."""
+        found: dict[int, ModuleCall] = {}
+        for place, new in enumerate(inside):
+            parent = call if new.parent is None else found.get(new.parent)
+            for each in remaining:
+                if each.path == new.path and self._calls[each].parent == parent and each not in found.values():
+                    found[place] = each
+                    break
+        return found
+
+    def _add(
+        self, call: ModuleCall, inside: Sequence[NewCall], claimed: Mapping[int, ModuleCall]
+    ) -> tuple[ModuleCall, ...]:
         """Add calls after all that are inside a call, without tags."""
         tree = self.calls
         last = [each.call for each in tree if call in tree.stack(each.call)][-1]
@@ -116,12 +134,13 @@ class EditedTags:
                 break
         after = {key: traced for key, traced in self._calls.items() if key not in before}
         added: list[ModuleCall] = []
-        for new in inside:
+        for place, new in enumerate(inside):
             index = 0
             while ModuleCall(new.path, index) in before or ModuleCall(new.path, index) in after:
                 index += 1
             parent = call if new.parent is None else added[new.parent]
-            added.append(ModuleCall(new.path, index))
+            added.append(claimed.get(place, ModuleCall(new.path, index)))
+            before.pop(added[-1], None)
             before[added[-1]] = TracedCall(added[-1], parent, before[parent].depth + 1, None, None)
             self._classes[added[-1]], self._levels[added[-1]] = new.class_name, new.level
         self._calls = before | after

@@ -133,6 +133,7 @@ class _Replacer:
         """Values that replaced modules computed, to the values that replace them."""
         self.tags = EditedTags(tagged)
         self.grafts: list[Graft] = []
+        self.replaced: list[ModuleCall] = []
         self._taken = {value.name for node in tagged.nodes for value in (*node.inputs, *node.outputs) if value}
         self._taken |= {node.name for node in tagged.nodes} | {value.name for value in initializers(self._model)}
         self._keys: dict[ir.Value, tuple[str, ...]] = {}
@@ -191,13 +192,14 @@ class _Replacer:
         parts = substitute.build(site, self.tags, set(self._owners_beside(place)))
         added = self._tag(place.call, parts, substitute.name)
         outputs = site.interface.outputs
-        before = self._first_user(graph, place, outputs)
+        before = self._next(graph, place, outputs)
         for old, new in zip(outputs, parts.outputs, strict=True):
             self._take_over(old, new)
         removed = self._remove(place.own, weights)
         self._name(place.call, parts, dict(zip(parts.outputs, outputs, strict=True)))
         self._insert(graph, parts.nodes, before, place.call)
         self._merge(parts)
+        self.replaced.append(place.call)
         if parts.graft is not None:
             self.grafts.append(parts.graft)
         return ReplacedCall(
@@ -276,8 +278,8 @@ class _Replacer:
 
     # --- the edit ---
 
-    def _first_user(self, graph: ir.Graph, place: _Place, outputs: Sequence[ir.Value]) -> ir.Node | None:
-        """The first node of the graph, outside of the call, that uses its outputs."""
+    def _next(self, graph: ir.Graph, place: _Place, outputs: Sequence[ir.Value]) -> ir.Node | None:
+        """The node of the graph before which new nodes are put: after the old ones, and before all users."""
         users: set[ir.Node] = set()
         for value in outputs:
             for usage in value.uses():
@@ -286,7 +288,13 @@ class _Replacer:
                     user = self._holder(user)
                 if user is not None and user not in place.own:
                     users.add(user)
-        return next((node for node in graph if node in users), None)
+        found: ir.Node | None = None
+        for node in reversed(graph):
+            if node in place.own:
+                break
+            found = node
+        first = next((node for node in graph if node in users or node is found), None)
+        return first if first is not None else found
 
     def _take_over(self, old: ir.Value, new: ir.Value) -> None:
         """Replace an old value by a new one, which gets its type and shape."""
@@ -397,8 +405,33 @@ class _Replacer:
                 if value not in outputs and value.name != "":
                     value.name = _unique(value.name or f"{node.name}_out", there, str(call))
 
+    def _release_keys(self) -> None:
+        """Take the names that belong to modules that are gone from tensors that other modules still use."""
+        new = {key for names in self._keys.values() for key in names}
+        paths = [f"{place.path}." for place in self.replaced if place.path]
+        for value in self._dirty - self._keys.keys():
+            plan = parameter_plan(value)
+            if plan is None or not any(key.startswith(tuple(paths)) for key in plan.keys):
+                continue
+            users = {call.path for node, _ in value.uses() if (owner := owner_of(node)) for call in owner.calls}
+            gone = [path for path in paths if not any(f"{user}.".startswith(path) for user in users)]
+            kept: list[str] = []
+            renamed: dict[str, str] = {}
+            for names in plan.groups():
+                left = [key for key in names if key not in new and not key.startswith(tuple(gone))] or list(names)
+                renamed[names[0]] = left[0]
+                kept += left
+            steps = [
+                msgspec.structs.replace(step, inputs=[renamed.get(each, each) for each in step.inputs])
+                for step in plan.steps
+            ]
+            value.metadata_props[keys.PARAMETER] = json.dumps(kept)
+            if steps:
+                value.metadata_props[keys.TRANSFORM] = msgspec.json.encode(steps).decode()
+
     def finish(self) -> None:
         """Update the metadata."""
+        self._release_keys()
         for value, names in self._keys.items():
             if names:
                 value.metadata_props[keys.PARAMETER] = json.dumps(names)
