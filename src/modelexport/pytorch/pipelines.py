@@ -12,6 +12,7 @@ import msgspec
 import torch
 from torch import nn
 
+from modelexport.core.decoding import decode_json
 from modelexport.core.limits import SETTINGS_BYTES
 from modelexport.core.text import error_line
 from modelexport.errors import FileFormatError, ModelExportError, ModelLoadError
@@ -221,6 +222,6 @@ def _dense(folder: Path) -> Dense:
 
 def _read(path: Path, kind: type[_T]) -> _T:
     try:
-        return msgspec.json.decode(read_regular(path, SETTINGS_BYTES), type=kind)
+        return decode_json(read_regular(path, SETTINGS_BYTES), kind=kind)
     except (FileFormatError, ValueError, RecursionError) as error:
         raise ModelLoadError(f"{path} cannot be read ({error}): copy or download it again") from error

@@ -14,6 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
+from modelexport.core.decoding import decode_json
 from modelexport.errors import FileFormatError, UsageError
 from modelexport.format import keys
 from modelexport.graph.initializers import bind_tensors
@@ -88,7 +89,7 @@ def untraced_entries(model: ir.Model) -> set[str]:
     plans = (parameter_plan(value) for value in initializers(model))
     packed = {key for plan in plans if plan is not None and not plan.recorded for key in plan.keys}
     try:
-        return packed | set(msgspec.json.decode(model.metadata_props.get(keys.LOST, "[]"), type=list[str]))
+        return packed | set(decode_json(model.metadata_props.get(keys.LOST, "[]"), kind=list[str]))
     except (msgspec.DecodeError, UnicodeError) as error:
         raise FileFormatError(f"the file has a damaged list of lost parameters ({error}): export it again") from error
 
