@@ -18,6 +18,7 @@ from onnx import helper, numpy_helper
 
 from commands import run
 from corpus import copied
+from modelexport.files import wire
 from test_faults import TORCHSCRIPT
 
 FAILING = """
@@ -235,3 +236,11 @@ def test_what_a_pipeline_names_is_checked(modules: str, reason: str, place: Path
     Path("checkpoint/1/config.json").write_text('{"in_features": 1000000000, "out_features": 1000000}')
     shutil.copy(sorted(Path("checkpoint").glob("*.safetensors"))[0], "checkpoint/1/model.safetensors")
     assert reason in line("export", "checkpoint", "-o", "out/")
+
+
+@pytest.mark.parametrize("field", [b"\0\0", b"\x40\0"])  # no number, and the version of the model, again and again
+def test_a_file_of_millions_of_fields_is_refused(field: bytes, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "FIELDS", 1000)
+    Path("x.onnx").write_bytes(field * 2000)
+    for command in (["tree", "x.onnx"], ["cost", "x.onnx"]):
+        assert "not an ONNX file, or damaged" in line(*command)
