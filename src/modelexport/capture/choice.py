@@ -100,12 +100,14 @@ def capture(
     opset: int | None = None,
     constants: Collection[str] = (),
     reuse: bool = True,
+    stack_traces: bool = False,
 ) -> Exported:
     """Capture and translate a model with a front end; ``auto`` is ``dynamo``, then ``torchscript`` if that fails.
 
     Args:
         constants: Arguments whose values the graph keeps; ``auto``: those that it cannot be captured without.
         reuse: Do the work for calls whose captured graphs are equal once, where the front end can.
+        stack_traces: Record the lines of Python of each node in the exporter's own metadata.
 
     Raises:
         CaptureError: The front end failed; with ``auto``, both failed.
@@ -113,7 +115,16 @@ def capture(
         UsageError: The front end does not write this opset.
     """
     with collected() as messages:
-        exported = _capture(model, inputs, frontend, dynamic=dynamic, opset=opset, constants=constants, reuse=reuse)
+        exported = _capture(
+            model,
+            inputs,
+            frontend,
+            dynamic=dynamic,
+            opset=opset,
+            constants=constants,
+            reuse=reuse,
+            stack_traces=stack_traces,
+        )
     return dataclasses.replace(exported, messages=tuple(messages))
 
 

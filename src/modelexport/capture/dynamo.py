@@ -37,14 +37,17 @@ from modelexport.capture.hints import (
     way_out,
 )
 from modelexport.capture.opsets import convert_to_opset, translated_opset
+from modelexport.capture.promotions import promoted_once
 from modelexport.capture.repairs.table import translations_added
 from modelexport.capture.reuse import decomposed_once
+from modelexport.capture.templates import translated_once
 from modelexport.capture.transformers_exporter import (
     export_around_pretrained,
     export_pretrained,
     has_transformers_inside,
     register_caches,
 )
+from modelexport.capture.unread import only_what_is_read
 from modelexport.core.attributes import attribute_set
 from modelexport.core.calls import ROOT, ModuleCall, Port, Side, TracedCall
 from modelexport.core.messages import collected
@@ -64,6 +67,7 @@ def capture_by_dynamo(
     opset: int | None = None,
     constants: Collection[str] = (),
     reuse: bool = True,
+    stack_traces: bool = False,
 ) -> Exported:
     """Capture and translate a model. The model's state is restored afterwards, also after a failure.
 
@@ -72,7 +76,9 @@ def capture_by_dynamo(
         dynamic: Make every axis of every input dynamic, except those that the model fixes.
         opset: The opset of the ONNX standard domain; ``None`` for the exporter's default.
         constants: Arguments whose values the graph keeps, instead of taking them as inputs.
-        reuse: Decompose calls whose captured graphs are equal once. The result is the same without.
+        reuse: Decompose calls whose captured graphs are equal once, and translate equal FX nodes once. The result is
+            the same without.
+        stack_traces: Record the lines of Python of each node, for those who keep the exporter's metadata.
 
     Raises:
         CaptureError: The exporter failed. Names the module call that was running.
@@ -90,6 +96,9 @@ def capture_by_dynamo(
         recorder.attached(),
         translations_added() as programs,
         decomposed_once(recorder.seen, ADDRESS_KEY, reuse=reuse),
+        promoted_once(reuse=reuse),
+        translated_once(reuse=reuse),
+        only_what_is_read(stack_traces=stack_traces),
         constants_readable(),
         graphs_not_printed(),
         collected(),

@@ -60,6 +60,7 @@ def capture_by_tracing(
     opset: int | None = None,
     constants: Collection[str] = (),
     reuse: bool = True,
+    stack_traces: bool = False,
 ) -> Exported:
     """Trace and translate a model. The model's state is restored afterwards, also after a failure.
 
@@ -69,6 +70,7 @@ def capture_by_tracing(
         opset: The opset of the ONNX standard domain, from :data:`TRACED_OPSETS`; ``None`` for the exporter's default.
         constants: Arguments whose values the graph keeps, instead of taking them as inputs.
         reuse: Changes nothing: a trace is not decomposed, and every call is traced.
+        stack_traces: Changes nothing: a trace has the lines of Python.
 
     Raises:
         CaptureError: The exporter failed, or the model's Python code depends on tensor values. Names the call and line.

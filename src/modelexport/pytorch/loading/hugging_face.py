@@ -43,7 +43,7 @@ def load_hugging_face(
 ) -> LoadedModel:
     directory = Path(spec).expanduser() if Path(spec).expanduser().is_dir() else None
     source = spec if directory is None else str(directory)
-    with _quiet_transformers(), no_questions():
+    with quiet_transformers(), no_questions():
         local_only = directory is not None or not _hub_answers()
         config = _read_config(directory) if directory else _fetch_config(spec, local_only)
         check_config(spec, config)
@@ -121,7 +121,7 @@ def _without_weights(
 
 
 @contextmanager
-def _quiet_transformers() -> Iterator[None]:
+def quiet_transformers() -> Iterator[None]:
     """Turn off the progress bars and load reports of transformers, which are also written into pipes."""
     from transformers.utils import logging
 
@@ -163,6 +163,8 @@ def _fetch_config(name: str, local_only: bool) -> dict[str, Any]:
 def _read_config(directory: Path) -> dict[str, Any]:
     path = directory / "config.json"
     if not path.is_file():
+        if (directory / "model_index.json").is_file():
+            raise ModelLoadError(f"{directory} is a pipeline of several models: export it to a folder, -o OUT/")
         raise ModelLoadError(f"{directory} has no config.json: give {_LOCAL}")
     try:
         config = json.loads(read_regular(path, SETTINGS_BYTES))
