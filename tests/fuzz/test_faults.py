@@ -165,8 +165,8 @@ def in_child(work: Callable[[], int]) -> int:
 def counting(name: str, at: int, then: Callable[[], Any]) -> Any:
     """Patch a function of ``os`` to do something else at its ``at``-th call.
 
-    A call that makes a folder that is there already (``mkdir`` with ``exist_ok``) is not counted: it writes nothing, the
-    system answers that the folder exists before it looks for space, and pathlib asks whether it is there.
+    A call that makes a folder that is there already (``mkdir`` with ``exist_ok``) is not counted: it writes nothing,
+    the system answers that the folder exists before it looks for space, and pathlib asks whether it is there.
     """
     original, calls = getattr(os, name), 0
 

@@ -7,11 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from safetensors.numpy import save_file
 
 from commands import fault, run
 from corpus import copied, seeded
+from graph_mutators import mutate_graph
 from mutators import (
     JUNK,
     Random,
@@ -176,6 +178,25 @@ def hostile_arrays(random: Random, folder: Path) -> tuple[str, list[str]]:
     return file.name, choose(random, commands)
 
 
+def hostile_graph(random: Random, folder: Path) -> tuple[str, list[str]]:
+    """A model for the commands that run it."""
+    file = f"{choose(random, ['plain', 'flat'])}.onnx"
+    model = onnx.load(folder / file)
+    what = mutate_graph(random, model)
+    (folder / "run.onnx").write_bytes(model.SerializeToString())
+    commands = [
+        ["profile", "run.onnx", "--runs", "1", "--warmup", "1"],
+        ["profile", "plain.onnx", "--against", "run.onnx", "--runs", "1", "--warmup", "1"],
+        ["compare", "run.onnx", "plain.onnx", "--fail-on", "outputs"],
+        ["verify", "run.onnx", "--against", "plain.onnx"],
+        ["verify", "plain.onnx", "--against", "run.onnx"],
+        ["place", "run.onnx", "--rule", "cpu: blocks.0", "-o", "out.json"],
+        ["split", "run.onnx", "--stages", "2", "--by", "time", "-o", "out"],
+        ["optimize", "run.onnx", "--with", "ort-extended", "-o", "out.onnx"],
+    ]
+    return f"{file}: {what}", choose(random, commands)
+
+
 def hostile_words(random: Random, folder: Path) -> tuple[str, list[str]]:
     """What a person, or a script of somebody else's, writes on the command line."""
     word = str(choose(random, WORDS))
@@ -298,6 +319,7 @@ KINDS: dict[Kind, float] = {
     hostile_package: 0.07,
     hostile_arrays: 0.02,
     hostile_words: 0.05,
+    hostile_graph: 0.03,
 }
 
 

@@ -104,6 +104,10 @@ def _run(before: int) -> int:
     return int(status or 0)
 
 
+_LONGEST = 4000
+"""Characters of a message: several lines of a terminal, and JSON to correct in the longest ones."""
+
+
 def _written() -> int:
     """How many files this process has written; without the import, which costs a command that writes none."""
     atomic = sys.modules.get("modelexport.files.atomic")
@@ -123,5 +127,7 @@ def _fail(message: str, status: int, *, listed: bool = False) -> int:
     if "--debug" in sys.argv:
         traceback.print_exc()
     text = message if listed else " ".join(message.splitlines())
+    if not listed and len(text) > _LONGEST:  # a name from a damaged file
+        text = f"{text[: _LONGEST // 2]} ... {text[-_LONGEST // 2 :]}"
     print(f"modelexport: {text}", file=sys.stderr)
     return status

@@ -21,6 +21,10 @@ CALL_TREE_CHARACTERS = 400_000_000
 """Characters of all the addresses and tags of these calls."""
 CALL_DEPTH = 200
 """Nesting depth of calls."""
+FIELDS = 5_000_000
+"""Nodes, initializers, described values and other fields of a graph."""
+OPSET = 2**31 - 1
+"""The version of an operator set, which onnx holds in 32 bits."""
 INLINED_NODES = 2_000_000
 """Nodes of a file after its functions have been inlined."""
 MODULES = 100_000

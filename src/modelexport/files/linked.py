@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 import onnx_ir as ir
 
+from modelexport.core.decoding import decode_json
 from modelexport.errors import FileFormatError, WeightsError
 from modelexport.files.regular import open_regular
 from modelexport.files.safetensors_files import read_header
@@ -246,7 +247,7 @@ def recorded_files(properties: Mapping[str, str], key: str, kind: type[T]) -> di
     """
     try:
         text = properties.get(key, "{}")
-        return msgspec.json.decode(text, type=dict[str, kind])  # type: ignore[valid-type]  # a variable, for msgspec
+        return decode_json(text, kind=dict[str, kind])  # type: ignore[valid-type]  # a variable, for msgspec
     except (msgspec.DecodeError, UnicodeError) as error:
         raise FileFormatError(f"the property {key} is damaged ({error}): export it again") from error
 

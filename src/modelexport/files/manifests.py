@@ -7,6 +7,7 @@ from pathlib import Path, PurePosixPath
 
 import msgspec
 
+from modelexport.core.decoding import decode_json
 from modelexport.core.limits import SETTINGS_BYTES
 from modelexport.errors import FileFormatError
 from modelexport.files.regular import is_file, read_regular, what_it_is
@@ -49,7 +50,7 @@ def read_manifest(folder: Path) -> Manifest:
 def _decoded(path: Path) -> Manifest:
     content = read_regular(path, SETTINGS_BYTES)
     try:
-        return msgspec.json.decode(content, type=Manifest)
+        return decode_json(content, kind=Manifest)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise FileFormatError(f"{path} cannot be read ({error}): make the package again") from error
 

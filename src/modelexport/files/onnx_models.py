@@ -17,6 +17,7 @@ from modelexport.files.atomic import check_space
 from modelexport.files.embedded import EmbeddedTensor, OpenFile
 from modelexport.files.expansion import check_functions
 from modelexport.files.linked import data_files, read_linked, seal_data, weights_beside
+from modelexport.files.order import check_acyclic, check_opsets
 from modelexport.files.tensors import check_data, check_nodes
 from modelexport.files.text_fields import parse_model
 from modelexport.files.wire import SMALL, with_weights, without_weights
@@ -68,7 +69,9 @@ def _read(path: Path, ours: bool) -> ir.Model:
             raise FileFormatError(f"{path} has a graph of {len(rest):,} bytes, and at most {PROTO_BYTES:,} are read")
         proto = parse_model(rest)
         check_functions(proto)
+        check_opsets(proto)
         check_nodes(proto)
+        check_acyclic(proto)
         check_data(proto, places)
         model = ir.serde.deserialize_model(proto)
         weakref.finalize(model, file.close).atexit = False

@@ -21,6 +21,7 @@ import msgspec
 import onnx_ir as ir
 from safetensors import SafetensorError, safe_open
 
+from modelexport.core.decoding import decode_json
 from modelexport.core.limits import SETTINGS_BYTES
 from modelexport.core.text import first_few
 from modelexport.errors import FileFormatError, WeightsError
@@ -76,7 +77,7 @@ def checkpoint(directory: Path) -> list[SafetensorsFile] | None:
     if not index.is_file():
         return None
     try:
-        places = msgspec.json.decode(read_regular(index, SETTINGS_BYTES), type=_Index).weight_map
+        places = decode_json(read_regular(index, SETTINGS_BYTES), kind=_Index).weight_map
         names = sorted(set(places.values()))
     except (ValueError, FileFormatError) as error:
         raise WeightsError(
@@ -119,7 +120,7 @@ def read_header(path: Path) -> SafetensorsFile:
     except (OSError, FileFormatError) as error:
         raise WeightsError(f"{getattr(error, 'strerror', None) or error}: copy or download {path} again") from error
     try:
-        header = msgspec.json.decode(text[8:], type=dict[str, msgspec.Raw])
+        header = decode_json(text[8:], kind=dict[str, msgspec.Raw])
         header.pop("__metadata__", None)
         real = Path(os.path.realpath(path))
         decode = msgspec.json.Decoder(_Entry).decode

@@ -13,6 +13,7 @@ from typing import Protocol
 
 import onnx
 
+from modelexport.core.limits import FIELDS
 from modelexport.errors import FileFormatError
 from modelexport.files.regular import open_regular
 from modelexport.files.text_fields import parse_model
@@ -109,10 +110,14 @@ def _without_data(data: mmap.mmap, tensor: range, found: dict[str, range]) -> li
 
 def _fields(data: mmap.mmap | bytes, message: range) -> Iterator[tuple[int, int, range]]:
     """Each field of a message: its number, where it begins, and where its value is."""
-    position = message.start
+    position, count = message.start, 0
     while position < message.stop:
-        start = position
+        start, count = position, count + 1
+        if count > FIELDS:
+            raise ValueError(f"more than {FIELDS:,} fields")
         key, position = _read_varint(data, position)
+        if key < 8:
+            raise ValueError(f"the field at byte {start} has no number")
         match key & 7:
             case 0:
                 end = _read_varint(data, position)[1]

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from modelexport.core.calls import CallTree, ModuleCall, TracedCall
+from modelexport.core.decoding import decode_json
 from modelexport.core.limits import CALL_DEPTH
 from modelexport.errors import FileFormatError
 from modelexport.format import documents, keys
@@ -60,7 +61,7 @@ def read_call_tree(properties: Mapping[str, str]) -> tuple[CallTree, dict[Module
     Raises:
         LookupError, ValueError: The properties are damaged.
     """
-    entries = unfold_repeats(msgspec.json.decode(properties[keys.CALL_TREE], type=list[documents.CallTreeEntry]))
+    entries = unfold_repeats(decode_json(properties[keys.CALL_TREE], kind=list[documents.CallTreeEntry]))
     if not entries:
         raise ValueError("the call tree is empty")
     calls: dict[ModuleCall, TracedCall] = {}

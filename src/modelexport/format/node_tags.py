@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, MutableMapping, Sequence
 
-import msgspec
-
 from modelexport.core.calls import CallTree
+from modelexport.core.decoding import decode_json
 from modelexport.core.owners import Evidence, Owner
 from modelexport.format import keys
 from modelexport.format.call_tree import parse_call
@@ -39,7 +38,7 @@ def read_addresses(properties: Mapping[str, str]) -> list[str]:
         ValueError: The properties are damaged.
     """
     if keys.CALLS in properties:
-        return msgspec.json.decode(properties[keys.CALLS], type=list[str])
+        return decode_json(properties[keys.CALLS], kind=list[str])
     return [properties[keys.CALL]] if keys.CALL in properties else []
 
 
@@ -50,7 +49,7 @@ def read_source_tags(properties: Mapping[str, str]) -> list[str]:
         ValueError: The properties are damaged.
     """
     if keys.HIERARCHY_TAGS in properties:
-        return msgspec.json.decode(properties[keys.HIERARCHY_TAGS], type=list[str])
+        return decode_json(properties[keys.HIERARCHY_TAGS], kind=list[str])
     return [properties[keys.SOURCE_MODULE]] if keys.SOURCE_MODULE in properties else []
 
 

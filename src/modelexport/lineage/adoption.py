@@ -13,6 +13,7 @@ import msgspec
 import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
+from modelexport.core.decoding import decode_json
 from modelexport.core.tags import Tags
 from modelexport.core.version import __version__
 from modelexport.errors import FileFormatError, UsageError
@@ -137,7 +138,7 @@ def _adopt_tagged(path: Path, output: Path, keep_torch_metadata: bool) -> Adopte
     """Adopt a file that has our tags: they are kept; a new node gets an owner if its neighbors agree."""
     tagged = read_tagged(path)
     try:
-        earlier = msgspec.json.decode(tagged.model.metadata_props.get(keys.ADOPTED, "{}"), type=dict[CallSource, int])
+        earlier = decode_json(tagged.model.metadata_props.get(keys.ADOPTED, "{}"), kind=dict[CallSource, int])
     except (msgspec.DecodeError, UnicodeError) as error:
         raise FileFormatError(f"{path} has damaged tags ({error}): adopt the original again") from error
     sources = Counter(earlier)

@@ -108,7 +108,7 @@ def _ort(level: str) -> Callable[[Path, Path, Inputs], None]:
         options = onnxruntime.SessionOptions()
         options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
         options.optimized_model_filepath = str(target)
-        options.log_severity_level = 3
+        options.log_severity_level = 4  # errors are raised anyway, with the same text
         if _external(source):
             options.add_session_config_entry(
                 "session.optimized_model_external_initializers_file_name", f"{target.name}.data"

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import onnx_ir as ir
 
+from modelexport.core.decoding import decode_json
 from modelexport.core.limits import INPUT_BYTES, RANDOM_ELEMENTS, SETTINGS_BYTES
 from modelexport.errors import FileFormatError, InputsError
 from modelexport.files.regular import open_regular, read_regular
@@ -127,7 +128,7 @@ def read_feeds(path: Path, seed: int) -> dict[str, Any]:
             from safetensors.numpy import load_file
 
             return dict(load_file(path))
-        described = msgspec.json.decode(read_regular(path, SETTINGS_BYTES), type=dict[str, _Described])
+        described = decode_json(read_regular(path, SETTINGS_BYTES), kind=dict[str, _Described])
         random = np.random.default_rng(seed)
         return {name: _made(one, random) for name, one in described.items()}
     except FileFormatError:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import msgspec
 import onnxruntime
 
+from modelexport.core.decoding import decode_json
 from modelexport.errors import UsageError
 from modelexport.runtime.sessions import CPU, run_session
 
@@ -170,7 +171,7 @@ def _profiled(
     finally:
         written = session.end_profiling()
     data = Path(written).read_bytes()
-    events = msgspec.json.decode(data, type=list[_Event])
+    events = decode_json(data, kind=list[_Event])
     found: list[list[_Event]] = [[]]
     for event in events:
         if event.cat == "Node" and event.name.endswith(_KERNEL):

@@ -12,6 +12,7 @@ import msgspec
 import torch
 from torch import nn
 
+from modelexport.core.decoding import decode_json
 from modelexport.core.limits import SETTINGS_BYTES
 from modelexport.core.text import error_line
 from modelexport.errors import FileFormatError, ModelExportError, ModelLoadError
@@ -19,7 +20,6 @@ from modelexport.files.regular import read_regular
 from modelexport.files.safetensors_files import read_header
 from modelexport.pytorch.generation import ModelPart
 from modelexport.pytorch.loading import LoadedModel, load_model
-from modelexport.pytorch.trust import no_larger_than
 from modelexport.weights.sources import Weights
 
 _T = TypeVar("_T")
@@ -209,9 +209,9 @@ def _dense(folder: Path) -> Dense:
         raise ModelLoadError(f"{folder} has an activation {config.activation_function} that torch.nn does not have")
     try:
         read_header(weights)
-        with no_larger_than(weights.stat().st_size):
+        with torch.device("meta"):  # the sizes may be any; the weights have theirs
             layer = Dense(nn.Linear(config.in_features, config.out_features, config.bias), activation())
-            layer.load_state_dict(load_file(weights))
+        layer.load_state_dict(load_file(weights), assign=True)
     except ModelExportError:
         raise
     except Exception as error:
@@ -221,6 +221,6 @@ def _dense(folder: Path) -> Dense:
 
 def _read(path: Path, kind: type[_T]) -> _T:
     try:
-        return msgspec.json.decode(read_regular(path, SETTINGS_BYTES), type=kind)
+        return decode_json(read_regular(path, SETTINGS_BYTES), kind=kind)
     except (FileFormatError, ValueError, RecursionError) as error:
         raise ModelLoadError(f"{path} cannot be read ({error}): copy or download it again") from error

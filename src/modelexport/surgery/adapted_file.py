@@ -11,7 +11,8 @@ import msgspec
 import numpy as np
 import onnx_ir as ir
 
-from modelexport.errors import OutputError, WeightsError
+from modelexport.core.decoding import decode_json
+from modelexport.errors import FileFormatError, OutputError, WeightsError
 from modelexport.files.atomic import check_writable
 from modelexport.format import documents, keys
 from modelexport.graph.nodes import all_nodes, initializers
@@ -184,7 +185,7 @@ class AdaptedFile:
         values: dict[str, np.ndarray] = {}
         taken: set[str] = set()
         for value in self.inputs:
-            what = msgspec.json.decode(value.metadata_props[keys.ADAPTER], type=_Input)
+            what = _input_of(value)
             assert value.const_value is not None and value.dtype is not None
             if what.part == "whole":
                 plan = self.plans[value]
@@ -288,3 +289,12 @@ def _renamed(plan: ParameterPlan, names: Sequence[str], key: str) -> list[docume
         msgspec.structs.replace(step, inputs=[key if name in names else name for name in step.inputs])
         for step in plan.steps
     ]
+
+
+def _input_of(value: ir.Value) -> _Input:
+    """What an input of a file is for, which an earlier run recorded."""
+    try:
+        what: _Input = decode_json(value.metadata_props[keys.ADAPTER], kind=_Input)
+    except ValueError as error:
+        raise FileFormatError(f"the input {value.name} has damaged metadata ({error}): make the file again") from error
+    return what

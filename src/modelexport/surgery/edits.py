@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import onnx_ir as ir
 
+from modelexport.core.decoding import decode_json
 from modelexport.core.tags import CallTags
-from modelexport.format import documents
+from modelexport.errors import FileFormatError
+from modelexport.format import documents, keys
 from modelexport.graph.nodes import all_nodes, initializers
 from modelexport.graph.owners import owner_of
 from modelexport.surgery.edited_tags import EditedTags
@@ -85,3 +87,12 @@ class Documents:
 def _origins(model: ir.Model) -> dict[str, Origin]:
     plans = {value.name or "": parameter_plan(value) for value in initializers(model)}
     return {name: Origin(tuple(plan.keys), tuple(plan.steps)) for name, plan in plans.items() if plan is not None}
+
+
+def replaced_before(model: ir.Model) -> dict[str, str]:
+    """What earlier runs replaced."""
+    try:
+        record: dict[str, str] = decode_json(model.metadata_props.get(keys.REPLACED, "{}"), kind=dict[str, str])
+    except ValueError as error:
+        raise FileFormatError(f"the property {keys.REPLACED} is damaged ({error}): make the file again") from error
+    return record

@@ -26,7 +26,7 @@ from modelexport.graph.owners import OWNER, owner_of
 from modelexport.surgery import Sharing
 from modelexport.surgery.cutter import Cut, Cutter
 from modelexport.surgery.edited_tags import EditedTags
-from modelexport.surgery.edits import Documents, encoded
+from modelexport.surgery.edits import Documents, encoded, replaced_before
 from modelexport.surgery.grafts import Graft, rule_of
 from modelexport.surgery.interfaces import Interface, interface_of
 from modelexport.surgery.repeating import values_taken
@@ -142,7 +142,7 @@ class _Replacer:
         self._taken |= {node.name for node in tagged.nodes} | {value.name for value in initializers(self._model)}
         self._keys: dict[ir.Value, tuple[str, ...]] = {}
         self._entries = state_dict_of(self._model) if keys.STATE_DICT in self._model.metadata_props else {}
-        self._record: dict[str, str] = json.loads(self._model.metadata_props.get(keys.REPLACED, "{}"))
+        self._record = replaced_before(self._model)
         self._dirty: set[ir.Value] = set()
 
     def calls(self, selectors: Sequence[str], every_call: bool) -> list[ModuleCall]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from modelexport.core.decoding import decode_json
 from modelexport.core.text import nearest
 from modelexport.errors import FileFormatError, UsageError
 from modelexport.files.manifests import read_manifest
@@ -78,7 +79,7 @@ def _check_together(package: Package) -> None:
 def _entries(path: Path, text: str) -> dict[str, tuple[str, list[int]]]:
     """The entries of a model as a file lists them, without which of them this part uses."""
     try:
-        entries = msgspec.json.decode(text, type=dict[str, documents.StateDictEntry])
+        entries = decode_json(text, kind=dict[str, documents.StateDictEntry])
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise FileFormatError(f"{path} has damaged tags ({error}): export the package again") from error
     return {key: (entry.dtype, entry.shape) for key, entry in entries.items()}

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from modelexport.core.calls import ModuleCall
+from modelexport.core.decoding import decode_json
 from modelexport.errors import FileFormatError, OutputError, WeightsError
 from modelexport.files.safetensors_files import Place, encode_header, read_header
 from modelexport.format import documents, keys
@@ -306,9 +307,9 @@ def _read_stored(path: Path) -> _Stored:
             raise FileFormatError(
                 f"{path} has the format version {version}, which this version cannot read: export again"
             )
-        outputs, modules = (msgspec.json.decode(metadata[key], type=list[str]) for key in (_OUTPUTS, _MODULES))
-        run = msgspec.json.decode(metadata[_RUN], type=_Run)
-        contents, weights = (msgspec.json.decode(metadata[key], type=dict[str, str]) for key in (_KEYS, _WEIGHTS))
+        outputs, modules = (decode_json(metadata[key], kind=list[str]) for key in (_OUTPUTS, _MODULES))
+        run = decode_json(metadata[_RUN], kind=_Run)
+        contents, weights = (decode_json(metadata[key], kind=dict[str, str]) for key in (_KEYS, _WEIGHTS))
         _check_complete(run, outputs, contents, places)
         calls = [ModuleCall.parse(address) for address, _ in run.calls]
         chosen = [ModuleCall.parse(address) for address in modules]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from modelexport.core.calls import ModuleCall
+from modelexport.core.decoding import decode_json
 from modelexport.core.tags import class_in_tag
 from modelexport.errors import FileFormatError
 from modelexport.format import documents, keys
@@ -90,13 +90,13 @@ def _metadata(tagged: TaggedFile, evidence: Evidence, classes: Mapping[str, str]
         name, properties = node.name or "", node.metadata_props
         yield from _false("metadata", name, properties.get(keys.SOURCE_MODULE), tags.source_tag(owner.call))
         if len(owner.calls) > 1:
-            listed = json.loads(properties.get(keys.HIERARCHY_TAGS, "[]"))
+            listed = _listed(properties.get(keys.HIERARCHY_TAGS, "[]"))
             yield from _false("metadata", name, listed, [tags.source_tag(call) for call in owner.calls])
         if keys.NAMESPACE in properties:
             yield from _false("metadata", name, properties[keys.NAMESPACE], tags.namespace(owner.call))
     for value in initializers(tagged.model):
         if keys.HIERARCHY_TAGS in value.metadata_props:
-            listed = json.loads(value.metadata_props[keys.HIERARCHY_TAGS])
+            listed = _listed(value.metadata_props[keys.HIERARCHY_TAGS])
             yield from _false("metadata", value.name or "", sorted(listed), sorted(initializer_tags(value, tags)))
 
 
@@ -273,3 +273,12 @@ class _ClaimedTags(FileTags):
         """The paths of the modules whose tags nodes have."""
         paths = {tag: call.path for call, tag in self.tagged.tags.items()}
         return frozenset(paths[tag] for tag in self._sources.values())
+
+
+def _listed(text: str) -> list[str]:
+    """The tags in a property; one that is no list is none of them."""
+    try:
+        tags: list[str] = decode_json(text, kind=list[str])
+    except ValueError:
+        return [text]
+    return tags

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from modelexport.core.decoding import decode_json
 from modelexport.core.limits import SETTINGS_BYTES
 from modelexport.core.text import nearest
 from modelexport.errors import FileFormatError, WeightsError
@@ -190,7 +191,7 @@ def _read_configuration(folder: Path) -> _Configuration:
     if not path.is_file():
         raise FileFormatError(f"{folder} has no {CONFIGURATION}: give the folder of an adapter that PEFT wrote")
     try:
-        options = msgspec.json.decode(read_regular(path, SETTINGS_BYTES), type=dict[str, Any])
+        options = decode_json(read_regular(path, SETTINGS_BYTES), kind=dict[str, Any])
         kind = options.get("peft_type")
         if isinstance(kind, str) and kind.upper() == "LORA":
             configuration = msgspec.convert(options, _Configuration)

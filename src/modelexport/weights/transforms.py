@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from modelexport.core.decoding import decode_json
 from modelexport.errors import FileFormatError
 from modelexport.format.documents import StateDictEntry, TransformStep
 from modelexport.format.dtypes import dtype_name, parse_dtype
@@ -57,7 +58,7 @@ class ParameterPlan(msgspec.Struct, frozen=True):
 def lost_entries(model: ir.Model) -> list[str]:
     """The entries that no initializer comes from any more, or not alone, as the file says that a tool changed."""
     try:
-        return msgspec.json.decode(model.metadata_props.get(LOST, "[]"), type=list[str])
+        return list[str](decode_json(model.metadata_props.get(LOST, "[]"), kind=list[str]))
     except (msgspec.DecodeError, UnicodeError) as error:
         raise FileFormatError(f"the file has a damaged list of lost parameters ({error}): export it again") from error
 
@@ -71,8 +72,8 @@ def parameter_plan(value: ir.Value) -> ParameterPlan | None:
     if PARAMETER not in value.metadata_props:
         return None
     try:
-        keys = msgspec.json.decode(value.metadata_props[PARAMETER], type=list[str])
-        steps = msgspec.json.decode(value.metadata_props.get(TRANSFORM, "[]"), type=list[TransformStep])
+        keys = decode_json(value.metadata_props[PARAMETER], kind=list[str])
+        steps = decode_json(value.metadata_props.get(TRANSFORM, "[]"), kind=list[TransformStep])
     except (msgspec.DecodeError, UnicodeError) as error:
         raise FileFormatError(f"initializer {value.name} has damaged metadata ({error}): export it again") from error
     return ParameterPlan(keys, steps)
@@ -87,7 +88,7 @@ def state_dict_of(model: ir.Model) -> dict[str, StateDictEntry]:
     if STATE_DICT not in model.metadata_props:
         raise FileFormatError("the file has no list of its module's parameters: export it again")
     try:
-        return msgspec.json.decode(model.metadata_props[STATE_DICT], type=dict[str, StateDictEntry])
+        return decode_json(model.metadata_props[STATE_DICT], kind=dict[str, StateDictEntry])
     except (msgspec.DecodeError, UnicodeError) as error:
         raise FileFormatError(f"the file has a damaged list of parameters ({error}): export it again") from error
 

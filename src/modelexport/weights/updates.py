@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import onnx_ir as ir
 
+from modelexport.core.decoding import decode_json
 from modelexport.core.limits import DOCUMENT_BYTES
 from modelexport.core.text import first_few, nearest
 from modelexport.errors import FileFormatError, WeightsError
@@ -209,7 +210,7 @@ def _check_documents(path: Path, model: ir.Model, documents: Mapping[str, bytes]
     if before is None:
         return
     try:
-        recorded = msgspec.json.decode(before, type=dict[str, str])
+        recorded = decode_json(before, kind=dict[str, str])
     except (msgspec.DecodeError, UnicodeError) as error:
         raise FileFormatError(f"{path} has damaged tags ({error}): export it again") from error
     for suffix, content in documents.items():
@@ -243,7 +244,8 @@ def check_fit(
     untied = [] if misshapen else [key for names in groups for key in _differing(names, weights)]
     lists = {
         "missing": missing,
-        "surplus": [f"{key}{nearest(key, missing)}" for key in surplus],
+        # Comparing each with each takes long, and nobody reads more.
+        "surplus": [f"{key}{nearest(key, missing)}" for key in surplus[:_COMPARED]] + surplus[_COMPARED:],
         "of another shape or type": [
             f"{key}: {_type(*given[key])} instead of {_type(entries[key].dtype, entries[key].shape)}"
             for key in misshapen
@@ -271,3 +273,7 @@ def _differing(names: tuple[str, ...], weights: _InMemory | WeightsInFile) -> li
 
 def _type(dtype: str, shape: Sequence[int]) -> str:
     return f"{dtype}{list(shape)}"
+
+
+_COMPARED = 50
+"""How many surplus names are compared with the missing ones."""

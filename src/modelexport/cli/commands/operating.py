@@ -143,7 +143,7 @@ def _value(text: str) -> Any:
     """A number, a list or a text."""
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
 
 

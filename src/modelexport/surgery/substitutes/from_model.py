@@ -113,6 +113,8 @@ class FromModel:
 
     def _results(self, interface: Interface, graph: ir.Graph) -> list[ir.Value]:
         """The outputs that are used in the whole model, in the order of the values that they replace."""
+        if not graph.outputs:
+            raise UsageError(f"{self.path} has no outputs: give a model that computes something")
         also = _names_in(self._tagged, "outputs")
         offered = {value.name or "": value for value in graph.outputs}
         for name, value in list(offered.items()):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from modelexport.core.decoding import decode_json
 from modelexport.core.limits import DOCUMENT_BYTES
 from modelexport.errors import FileFormatError
 from modelexport.files.regular import read_regular
@@ -30,7 +31,7 @@ def check_documents(path: Path, properties: Mapping[str, str], suffixes: Iterabl
     if keys.DOCUMENTS not in properties:
         return
     try:
-        recorded = msgspec.json.decode(properties[keys.DOCUMENTS], type=dict[str, str])
+        recorded = decode_json(properties[keys.DOCUMENTS], kind=dict[str, str])
     except (msgspec.DecodeError, UnicodeError) as error:
         raise FileFormatError(f"{path} has damaged tags ({error}): export it again") from error
     for suffix in suffixes or keys.DESCRIBING_SUFFIXES:

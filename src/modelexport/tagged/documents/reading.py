@@ -10,6 +10,7 @@ from typing import TypeVar
 import msgspec
 import onnx_ir as ir
 
+from modelexport.core.decoding import decode_json
 from modelexport.errors import FileFormatError
 from modelexport.files.wire import read_properties
 from modelexport.format import documents, keys
@@ -112,6 +113,6 @@ def _checked(path: Path) -> bytes:
 
 def _decode(path: Path, content: bytes, kind: type[T]) -> T:
     try:
-        return msgspec.json.decode(content, type=kind)
+        return decode_json(content, kind=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise FileFormatError(f"{path} is damaged or another document ({error}): export it again") from error

@@ -1,0 +1,25 @@
+"""JSON from files, whatever is wrong with it."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import msgspec
+
+_T = TypeVar("_T")
+
+
+def decode_json(content: bytes | str, kind: type[_T] | Any) -> _T | Any:
+    """The value that a JSON document describes.
+
+    Args:
+        kind: Its type.
+
+    Raises:
+        msgspec.DecodeError, UnicodeError: Values of :class:`ValueError`. It is not JSON, of another type, or nested
+            more deeply than Python can read.
+    """
+    try:
+        return msgspec.json.decode(content, type=kind)
+    except RecursionError as error:
+        raise msgspec.DecodeError("it is nested too deeply") from error
