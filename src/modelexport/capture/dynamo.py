@@ -26,8 +26,9 @@ from modelexport.capture.arguments import by_name, state_dict_names
 from modelexport.capture.binding import Bound, constants_readable, needs_binding, only_tensors
 from modelexport.capture.exported import Exported
 from modelexport.capture.fx_owners import ADDRESS_KEY, PORTS_KEY, FxOwners, is_annotated
-from modelexport.capture.hints import check_returned, graphs_not_printed, line_of, reason_of, way_out
+from modelexport.capture.hints import check_returned, distributions_not_checked, graphs_not_printed, line_of, reason_of, way_out
 from modelexport.capture.opsets import convert_to_opset, translated_opset
+from modelexport.capture.repairs.decompositions import decompositions_added
 from modelexport.capture.repairs.table import translations_added
 from modelexport.capture.reuse import decomposed_once
 from modelexport.capture.transformers_exporter import (
@@ -80,8 +81,10 @@ def capture_by_dynamo(
         attribute_set(torch.fx.traceback, "current_meta", {}),
         recorder.attached(),
         translations_added() as programs,
+        decompositions_added(),
         decomposed_once(recorder.seen, ADDRESS_KEY, reuse=reuse),
         constants_readable(),
+        distributions_not_checked(),
         graphs_not_printed(),
         collected(),
     ):

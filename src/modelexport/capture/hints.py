@@ -60,6 +60,16 @@ def graphs_not_printed() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def distributions_not_checked() -> Iterator[None]:
+    """Inside, the distributions of PyTorch do not read their arguments in order to refuse them.
+
+    They do by default, in Python, which neither front end can follow.
+    """
+    with attribute_set(torch.distributions.Distribution, "_validate_args", False):
+        yield
+
+
 _REASON_LINES = 12
 """What fits a screen; the rest is in the chained exception."""
 

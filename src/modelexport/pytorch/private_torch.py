@@ -1,9 +1,10 @@
 """All private names of torch that this project imports; ``tests/pytorch/test_private_torch.py`` tests them.
 
 There is no public interface for these: running a model without values, recording the inputs and results of operations,
-and flattening nested lists and dictionaries as torch does.
+recognizing the tensors of ``torch.func``, and flattening nested lists and dictionaries as torch does.
 """
 
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -19,6 +20,7 @@ __all__ = [
     "FakeTensor",
     "FakeTensorMode",
     "TorchDispatchMode",
+    "is_functorch_wrapped_tensor",
     "tree_leaves",
     "tree_map",
     "tree_structure",

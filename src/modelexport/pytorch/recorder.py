@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from modelexport.core.calls import ModuleCall, Side, TracedCall
-from modelexport.pytorch.values import NamedTensors, input_tensors, output_tensors, tensor_specs
+from modelexport.pytorch.values import NamedTensors, has_elements, input_tensors, output_tensors, tensor_specs
 
 
 class CallRecorder:
@@ -104,7 +104,7 @@ class CallRecorder:
         call = ModuleCall(path, self._counts[path])
         self._counts[path] += 1
         parent = self.seen[self._running[-1][0]].call if self._running else None
-        tensors = input_tensors(module, args, kwargs)
+        tensors = _dense(input_tensors(module, args, kwargs))
         self._watch(call, "inputs", tensors)
         specs = tensor_specs(tensors)
         self.seen.append(TracedCall(call, parent, len(self._running), self._next_step(), None, specs))
@@ -121,7 +121,7 @@ class CallRecorder:
             context.close()
             position, context = self._running.pop()
         traced = self.seen[position]
-        tensors = output_tensors(output)
+        tensors = _dense(output_tensors(output))
         self._watch(traced.call, "outputs", tensors)
         self.seen[position] = dataclasses.replace(traced, exit=self._next_step(), outputs=tensor_specs(tensors))
         context.close()
@@ -132,3 +132,8 @@ class CallRecorder:
     def _next_step(self) -> int:
         self._step += 1
         return self._step - 1
+
+
+def _dense(tensors: NamedTensors) -> NamedTensors:
+    """The tensors that can be compared: calls inside ``torch.vmap`` and on nested tensors have others."""
+    return [(name, tensor) for name, tensor in tensors if has_elements(tensor)]

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from modelexport.core.calls import TensorSpec
+from modelexport.pytorch.private_torch import is_functorch_wrapped_tensor
 
 
 def tensors_in(value: object, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
@@ -70,8 +71,13 @@ def output_tensors(output: object) -> NamedTensors:
     return list(tensors_in(output, "output" if plain else ""))
 
 
+def has_elements(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is a dense array: not nested or sparse, and not one that ``torch.func`` computes on."""
+    return not tensor.is_nested and tensor.layout is torch.strided and not is_functorch_wrapped_tensor(tensor)
+
+
 def as_stored(tensor: torch.Tensor) -> torch.Tensor:
-    """A parameter as a file has it: complex numbers are pairs of numbers."""
+    """A tensor as a file has it: complex numbers are pairs of numbers, in a last axis."""
     return torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor
 
 
