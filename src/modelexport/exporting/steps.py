@@ -107,7 +107,7 @@ def optimize_exported(exported: Exported, before: Unoptimized) -> list[str]:
             )
         except ir.passes.PassError as error:
             raise CaptureError(
-                f"the captured graph cannot be optimized: {root_cause(error)}; --no-optimize (optimize=False) leaves it as "
+                f"the captured graph cannot be optimized: {root_cause(error)}; --no-optimize (optimized=False) leaves it as "
                 f"it is"
             ) from error
     return messages

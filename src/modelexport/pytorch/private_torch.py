@@ -4,7 +4,7 @@ There is no public interface for these: running a model without values, recordin
 recognizing the tensors of ``torch.func``, and flattening nested lists and dictionaries as torch does.
 """
 
-from torch._C._functorch import is_functorch_wrapped_tensor
+from torch._C._functorch import is_functorch_wrapped_tensor, peek_interpreter_stack
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -21,6 +21,7 @@ __all__ = [
     "FakeTensorMode",
     "TorchDispatchMode",
     "is_functorch_wrapped_tensor",
+    "peek_interpreter_stack",
     "tree_leaves",
     "tree_map",
     "tree_structure",

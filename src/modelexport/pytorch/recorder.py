@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from modelexport.core.calls import ModuleCall, Side, TracedCall
+from modelexport.pytorch.private_torch import peek_interpreter_stack
 from modelexport.pytorch.values import NamedTensors, has_elements, input_tensors, output_tensors, tensor_specs
 
 
@@ -135,5 +136,7 @@ class CallRecorder:
 
 
 def _dense(tensors: NamedTensors) -> NamedTensors:
-    """The tensors that can be compared: calls inside ``torch.vmap`` and on nested tensors have others."""
+    """The tensors that can be compared: nested ones cannot, nor those of a call inside of ``torch.func``."""
+    if peek_interpreter_stack() is not None:
+        return []
     return [(name, tensor) for name, tensor in tensors if has_elements(tensor)]

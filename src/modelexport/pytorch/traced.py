@@ -59,7 +59,7 @@ def untouched(model: nn.Module, *, runs: bool = True, masks: bool = True) -> Ite
 
     Args:
         runs: The model computes real values in the block, so a module may overwrite its own parameters.
-        masks: Models of transformers compute with attention masks that hide nothing, as their exports do.
+        masks: The model computes as it is exported: with attention masks that hide nothing, and without fused operators.
 
     Raises:
         InputsError: The model has lazy parameters, which its first run would create.
@@ -72,6 +72,7 @@ def untouched(model: nn.Module, *, runs: bool = True, masks: bool = True) -> Ite
         stack.enter_context(torch.no_grad())
         if masks:
             stack.enter_context(masks_kept())
+            stack.enter_context(nothing_fused())
         stack.enter_context(torch.random.fork_rng(devices=devices))
         changed = stack.enter_context(_model_kept(model))
         for module in model.modules() if runs else ():
@@ -89,6 +90,20 @@ def masks_kept() -> Iterator[None]:
     masking = sys.modules.get("transformers.masking_utils")
     with attribute_set(masking, "is_torchdynamo_exporting", lambda: True) if masking else nullcontext():
         yield
+
+
+@contextmanager
+def nothing_fused() -> Iterator[None]:
+    """Inside, ``nn.MultiheadAttention`` and ``nn.TransformerEncoder`` compute step by step, as they are exported.
+
+    In evaluation mode they have a fused operator, on nested tensors where a mask hides padding.
+    """
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
 
 
 class _OwnParameters:

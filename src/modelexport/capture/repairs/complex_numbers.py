@@ -14,6 +14,7 @@ from torch._subclasses.complex_tensor import ComplexTensor
 from torch._subclasses.complex_tensor._ops.common import COMPLEX_OPS_TABLE
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
+from modelexport.core.attributes import attribute_set
 from modelexport.pytorch.private_torch import tree_leaves, tree_map
 
 Decompositions = dict[Any, Callable[..., Any]]
@@ -27,7 +28,7 @@ def complex_decompositions(present: Mapping[Any, Callable[..., Any]]) -> Decompo
     """
     translations = [one for known in ONNXRegistry.from_torchlib().functions.values() for one in known]
     translated = {one.fx_target for one in translations if one.is_complex}
-    operators = {*_overloads(), *(one.fx_target for one in translations)} - translated
+    operators = {*_overloads(), *(one.fx_target for one in translations)}
     defaults = dict(torch.export.default_decompositions().items())
     made: Decompositions = {}
     for operator in operators:
@@ -35,17 +36,20 @@ def complex_decompositions(present: Mapping[Any, Callable[..., Any]]) -> Decompo
             continue
         if not _takes_tensors(operator):
             if _makes_tensors(operator):
-                made[operator] = _of_complex(_made_in_parts(operator), present.get(operator))
+                made[operator] = _where(_is_complex, _made_in_parts(operator), present.get(operator))
             continue
         if operator.overloadpacket in _BETWEEN:
             continue
         by_parts = COMPLEX_OPS_TABLE.get(operator, COMPLEX_OPS_TABLE.get(operator.overloadpacket))
-        if by_parts is not None:
-            made[operator] = _of_complex(_in_parts(by_parts), present.get(operator))
-        elif operator not in present:
-            whole = defaults.get(operator, torch._decomp.decomposition_table.get(operator))
-            if whole is not None:
-                made[operator] = _of_complex(whole, None)
+        if operator in translated:  # but not with a complex number of Python
+            if by_parts is not None:
+                made[operator] = _where(_is_complex_number, _in_parts(by_parts), present.get(operator))
+            continue
+        whole = defaults.get(operator, torch._decomp.decomposition_table.get(operator))
+        if by_parts is not None and (whole is None or not _takes_numbers(operator)):
+            made[operator] = _where(_is_complex, _in_parts(by_parts), present.get(operator))
+        elif operator not in present and whole is not None:
+            made[operator] = _where(_is_complex, whole, None)
     return made
 
 
@@ -63,21 +67,32 @@ def _takes_tensors(operator: Any) -> bool:
     return any("Tensor" in str(argument.type) for argument in operator._schema.arguments)
 
 
+def _takes_numbers(operator: Any) -> bool:
+    """Whether an argument is a number, for which its own definition knows more: a square is a product."""
+    return any("number" in str(argument.type) for argument in operator._schema.arguments)
+
+
 def _makes_tensors(operator: Any) -> bool:
     """Whether it makes a tensor of numbers: ``zeros``, ``full``."""
     schema = operator._schema
     return any(argument.name == "dtype" for argument in schema.arguments) and str(schema.returns[0].type) == "Tensor"
 
 
-def _of_complex(function: Callable[..., Any], otherwise: Callable[..., Any] | None) -> Callable[..., Any]:
-    """The function where an argument is complex; elsewhere the other one, or the operator as it is."""
+def _where(
+    applies: Callable[[Any], bool], function: Callable[..., Any], otherwise: Callable[..., Any] | None
+) -> Callable[..., Any]:
+    """The function where it applies to an argument; elsewhere the other one, or the operator as it is."""
 
     def decompose(*args: Any, **kwargs: Any) -> Any:
-        if any(map(_is_complex, tree_leaves((args, kwargs)))):
+        if any(map(applies, tree_leaves((args, kwargs)))):
             return function(*args, **kwargs)
         return NotImplemented if otherwise is None else otherwise(*args, **kwargs)
 
     return decompose
+
+
+def _is_complex_number(value: Any) -> bool:
+    return isinstance(value, complex)
 
 
 def _is_complex(value: Any) -> bool:
@@ -101,7 +116,9 @@ def _made_in_parts(operator: Any) -> Callable[..., Any]:
 def _in_parts(function: Callable[..., Any]) -> Callable[..., Any]:
     def apply(*args: Any, **kwargs: Any) -> Any:
         args, kwargs = tree_map(_parts, (args, kwargs))
-        return tree_map(_whole, function(*args, **kwargs))
+        # A decomposed program has no room for the constants that ``torch.asarray`` makes of numbers.
+        with attribute_set(torch, "asarray", lambda number, dtype: torch.full((), number, dtype=dtype)):
+            return tree_map(_whole, function(*args, **kwargs))
 
     return apply
 
@@ -114,6 +131,8 @@ def _parts(value: Any) -> Any:
     if isinstance(value, torch.Tensor) and value.is_complex():
         pairs = torch.view_as_real(value.resolve_conj())
         return ComplexTensor(pairs.select(-1, 0), pairs.select(-1, 1))
+    if isinstance(value, complex):
+        return ComplexTensor(torch.full((), value.real), torch.full((), value.imag))
     return value
 
 

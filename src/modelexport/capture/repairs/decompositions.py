@@ -5,6 +5,7 @@ They are handed over to ``ExportedProgram.run_decompositions``, which every way 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -54,6 +55,79 @@ def cholesky_solve(self: Any, factor: Any, upper: bool = False) -> Any:
     return torch.linalg.solve_triangular(lower.mH, between, upper=True)
 
 
+def solve_triangular(self: Any, B: Any, *, upper: bool, left: bool = True, unitriangular: bool = False) -> Any:
+    """As any other system, of the triangle."""
+    triangle = torch.triu(self, 1 if unitriangular else 0) if upper else torch.tril(self, -1 if unitriangular else 0)
+    if unitriangular:
+        triangle = triangle + torch.eye(self.shape[-1], dtype=self.dtype)
+    return torch.linalg.solve(triangle, B, left=left)
+
+
+def sign_and_logarithm(A: Any) -> Any:
+    """``slogdet`` by the determinant. Its factors, which nothing uses, are the matrix."""
+    determinant = torch.linalg.det(A)
+    pivots = torch.zeros(A.shape[:-1], dtype=torch.int32)
+    return torch.sign(determinant), torch.log(torch.abs(determinant)), A, pivots
+
+
+def reflections(A: Any, mode: str = "reduced") -> Any:
+    """``qr`` by Householder's reflections, in LAPACK's signs."""
+    rows, columns = A.shape[-2:]
+    count = min(rows, columns)
+    R = A
+    Q = torch.eye(rows, dtype=A.dtype).expand(*A.shape[:-2], rows, rows)
+    places = torch.arange(rows)
+    for k in range(count if rows > columns else count - 1):
+        column = torch.where(places >= k, R[..., k], 0)
+        first = column[..., k : k + 1]
+        length = torch.linalg.vector_norm(column, dim=-1, keepdim=True) * torch.where(first >= 0, -1.0, 1.0).to(A.dtype)
+        v = column - torch.where(places == k, length, 0)
+        square = (v * v).sum(-1)[..., None, None]
+        v = v[..., None]
+        share = torch.where(square > 0, 2 / torch.where(square > 0, square, 1), 0)
+        R = R - share * v @ (v.mT @ R)
+        Q = Q - share * (Q @ v) @ v.mT
+    if mode == "complete":
+        return Q, torch.triu(R)
+    R = torch.triu(R[..., :count, :])
+    return (Q[..., :count] if mode == "reduced" else A.new_zeros(0)), R
+
+
+def digamma(self: Any) -> Any:
+    """Nothing translates it. Its asymptotic series beyond 6, by recurrence below, by reflection for negative numbers."""
+    x = self.to(torch.float64)
+    negative = x < 0.5
+    z = torch.where(negative, 1 - x, x)
+    below = torch.zeros_like(z)
+    for _ in range(6):
+        below = below + 1 / z
+        z = z + 1
+    inverse = 1 / (z * z)
+    series = torch.zeros_like(z)
+    for coefficient in (1 / 12, -691 / 32760, 1 / 132, -1 / 240, 1 / 252, -1 / 120, 1 / 12):
+        series = (series + coefficient) * inverse
+    value = torch.log(z) - 0.5 / z - series - below
+    angle = torch.pi * x  # ONNX Runtime has no tangent in double precision
+    return torch.where(negative, value - torch.pi * torch.cos(angle) / torch.sin(angle), value).to(self.dtype)
+
+
+def hamming_window(
+    window_length: int,
+    periodic: bool = True,
+    alpha: float = 0.54,
+    beta: float = 0.46,
+    *,
+    dtype: torch.dtype | None = None,
+    **options: Any,
+) -> Any:
+    """ONNX's has other coefficients, 25/46 and 21/46."""
+    dtype = dtype or torch.get_default_dtype()
+    if window_length == 1:
+        return torch.ones(1, dtype=dtype)
+    places = torch.arange(window_length, dtype=dtype)
+    return alpha - beta * torch.cos(places * (2 * math.pi / (window_length - (0 if periodic else 1))))
+
+
 def decompositions() -> Decompositions:
     """FX operator to what it is in other operators."""
     aten = torch.ops.aten
@@ -64,6 +138,14 @@ def decompositions() -> Decompositions:
         aten.randn.generator: randn,
         aten.rand.generator: rand,
         aten.cholesky_solve.default: cholesky_solve,
+        aten.linalg_solve_triangular.default: solve_triangular,
+        aten._linalg_slogdet.default: sign_and_logarithm,
+        aten.linalg_qr.default: reflections,
+        aten.digamma.default: digamma,
+        aten.hamming_window.default: hamming_window,
+        aten.hamming_window.periodic: hamming_window,
+        aten.hamming_window.periodic_alpha: hamming_window,
+        aten.hamming_window.periodic_alpha_beta: hamming_window,
     }
 
 

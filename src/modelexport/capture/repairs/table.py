@@ -71,6 +71,7 @@ def overriding() -> Table:
     aten = torch.ops.aten
     return {
         aten.index_put.default: elements.index_put,
+        aten._unsafe_index_put.default: elements.index_put,
         aten.squeeze.dim: elements.squeeze,
     }
 
