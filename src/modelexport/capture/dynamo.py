@@ -9,7 +9,6 @@ which runs no hooks but keeps a stack of ``id(module)@n`` keys for each node; th
 from __future__ import annotations
 
 import contextlib
-import copy
 import operator
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -26,7 +25,14 @@ from modelexport.capture.arguments import by_name, state_dict_names
 from modelexport.capture.binding import Bound, constants_readable, needs_binding, only_tensors
 from modelexport.capture.exported import Exported
 from modelexport.capture.fx_owners import ADDRESS_KEY, PORTS_KEY, FxOwners, is_annotated
-from modelexport.capture.hints import check_returned, distributions_not_checked, graphs_not_printed, line_of, reason_of, way_out
+from modelexport.capture.hints import (
+    check_returned,
+    distributions_not_checked,
+    graphs_not_printed,
+    line_of,
+    reason_of,
+    way_out,
+)
 from modelexport.capture.opsets import convert_to_opset, translated_opset
 from modelexport.capture.repairs.decompositions import decompositions_added
 from modelexport.capture.repairs.table import translations_added
@@ -74,7 +80,7 @@ def capture_by_dynamo(
     translated_in = translated_opset(opset)
     watcher = _TensorWatcher()
     recorder = CallRecorder(model, _annotated, watcher.watch)
-    captured, args, given = _bound(model, *by_name(model, *run_arguments(copy.deepcopy(inputs))), constants)
+    captured, args, given = _bound(model, *by_name(model, *run_arguments(inputs)), constants)
     with (
         untouched(model, runs=False),
         # A capture that failed may have left annotations of its own behind.
@@ -144,7 +150,7 @@ def _with_owners(
     if program is not None and not (seen and is_annotated(program.graph)):
         # torch.onnx fell back to strict capture, which runs no hooks: the calls come from a run of the model.
         with collected():
-            seen = trace_calls(model, *run_arguments(copy.deepcopy(inputs))).calls
+            seen = trace_calls(model, *run_arguments(inputs)).calls
     owners = FxOwners(model, seen, fx_graphs)
     calls = owners.assign(translated)
     if output_names is None:

@@ -154,13 +154,13 @@ class ModelRun:
     def _run_in_float64(self, from_right_values: bool) -> ModelRun | None:
         if self._weights is not None:
             return None
-        model = copy.deepcopy(self._model)
-        entries = _entries(model)
-        for key, tensor in self._parameters.items():
-            entries[key].data = tensor
-        model = model.double()
         inputs = tree_map(_widened, self._inputs)
         try:
+            model = copy.deepcopy(self._model)
+            entries = _entries(model)
+            for key, tensor in self._parameters.items():
+                entries[key].data = tensor
+            model = model.double()
             with _reset(model, self) if from_right_values else contextlib.nullcontext():
                 run = ModelRun(model, inputs, operations=False)
         except Exception:  # some code requires float32; the caller then goes without this run

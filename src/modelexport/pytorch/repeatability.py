@@ -34,14 +34,18 @@ def find_unrepeatable(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any
     Returns:
         Outputs that differ or are empty, and buffers that a run changes. Empty if the model does not run.
     """
-    args, kwargs = run_arguments(inputs)
+
+    def run() -> dict[str, torch.Tensor]:
+        args, kwargs = run_arguments(inputs)  # anew, since a run may write into them
+        return dict(output_tensors(model(*args, **kwargs)))
+
     found: list[Unrepeatable] = []
     with untouched(model, masks=False), collected():
         before = {name: buffer.clone() for name, buffer in model.named_buffers() if not buffer.is_meta}
         try:
             with masks_kept(), nothing_fused():
                 torch.manual_seed(1)
-                first = {name: tensor.clone() for name, tensor in output_tensors(model(*args, **kwargs))}
+                first = {name: tensor.clone() for name, tensor in run().items()}
             found += [
                 Unrepeatable(kind="buffer", where=name)
                 for name, buffer in model.named_buffers()
@@ -49,17 +53,17 @@ def find_unrepeatable(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any
             ]
             _put_back(model, before)
             torch.manual_seed(2)
-            plain = {name: tensor.clone() for name, tensor in output_tensors(model(*args, **kwargs))}
+            plain = {name: tensor.clone() for name, tensor in run().items()}
             second = fused = plain
             if not _all_same(first, plain):
                 _put_back(model, before)
                 with masks_kept(), nothing_fused():
                     torch.manual_seed(2)
-                    second = dict(output_tensors(model(*args, **kwargs)))
+                    second = run()
                 _put_back(model, before)
                 with masks_kept():
                     torch.manual_seed(2)
-                    fused = dict(output_tensors(model(*args, **kwargs)))
+                    fused = run()
         except Exception:  # capture reports why a model does not run
             return []
     if not first:

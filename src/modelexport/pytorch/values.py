@@ -94,12 +94,32 @@ def tensor_specs(tensors: NamedTensors) -> tuple[TensorSpec, ...]:
 
 
 def run_arguments(inputs: Mapping[str, Any] | Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Example inputs as positional and keyword arguments; what a run may change, such as a cache, is copied."""
-    if isinstance(inputs, Mapping):
-        return (), {name: _own(value) for name, value in inputs.items()}
-    return tuple(map(_own, inputs)), {}
+    """Example inputs as positional and keyword arguments: copies, since a run may write into them."""
+    own = copied(inputs)
+    return ((), dict(own)) if isinstance(own, Mapping) else (tuple(own), {})
 
 
-def _own(value: object) -> object:
-    plain = isinstance(value, (torch.Tensor, Mapping, list, tuple, str, int, float, nn.Module)) or value is None
-    return value if plain else copy.deepcopy(value)
+def copied(inputs: Any, tensors: dict[int, Any] | None = None) -> Any:
+    """Example inputs with tensors and containers of their own; modules, and objects that refuse it, are not copied.
+
+    Args:
+        tensors: By ``id``, what takes the place of each tensor, instead of a copy.
+    """
+    return _deep_copy(inputs, tensors or {id(tensor): _copied(tensor) for _, tensor in tensors_in(inputs)})
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+
+
+def _deep_copy(value: Any, memo: dict[int, Any]) -> Any:
+    if isinstance(value, nn.Module):
+        return value
+    if isinstance(value, (tuple, list)) and type(value) in (tuple, list):
+        return type(value)(_deep_copy(part, memo) for part in value)
+    if type(value) is dict:
+        return {key: _deep_copy(part, memo) for key, part in value.items()}
+    try:
+        return copy.deepcopy(value, memo)
+    except Exception:  # it refuses, or has something inside that does
+        return value

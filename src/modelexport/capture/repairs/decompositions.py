@@ -162,10 +162,25 @@ def decompositions_added() -> Iterator[None]:
         _forget_who_made_constants(self)
         if _has_complex(self):
             table.update(complex_decompositions(table))
-        return whole(self, table, **options)
+        result = whole(self, table, **options)
+        _annotate_outputs(self, result)
+        return result
 
     with attribute_set(ExportedProgram, "run_decompositions", run_decompositions):
         yield
+
+
+def _annotate_outputs(before: ExportedProgram, after: ExportedProgram) -> None:
+    """Give the views that decomposition makes anew for the outputs of a program their annotations."""
+    ended = zip(before.graph_signature.user_outputs, after.graph_signature.user_outputs, strict=True)
+    old_nodes, new_nodes = ({node.name: node for node in one.graph.nodes} for one in (before, after))
+    for old_name, new_name in ended:
+        old, new = old_nodes.get(str(old_name)), new_nodes.get(str(new_name))
+        while old is not None and new is not None and new.op == "call_function" and not new.meta.get("custom"):
+            for key in ("custom", "nn_module_stack", "stack_trace"):
+                if key in old.meta:
+                    new.meta[key] = old.meta[key]
+            old, new = (next(iter(node.all_input_nodes), None) for node in (old, new))
 
 
 def _forget_who_made_constants(program: ExportedProgram) -> None:
