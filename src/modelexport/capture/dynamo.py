@@ -34,6 +34,7 @@ from modelexport.capture.hints import (
     way_out,
 )
 from modelexport.capture.opsets import convert_to_opset, translated_opset
+from modelexport.capture.recurrent_shapes import steps_open
 from modelexport.capture.repairs.decompositions import decompositions_added
 from modelexport.capture.repairs.table import translations_added
 from modelexport.capture.reuse import decomposed_once
@@ -90,6 +91,7 @@ def capture_by_dynamo(
         decompositions_added(),
         decomposed_once(recorder.seen, ADDRESS_KEY, reuse=reuse),
         constants_readable(),
+        steps_open(),
         distributions_not_checked(),
         graphs_not_printed(),
         collected(),

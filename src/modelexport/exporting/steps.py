@@ -107,8 +107,8 @@ def optimize_exported(exported: Exported, before: Unoptimized) -> list[str]:
             )
         except ir.passes.PassError as error:
             raise CaptureError(
-                f"the captured graph cannot be optimized: {root_cause(error)}; --no-optimize (optimized=False) leaves it as "
-                f"it is"
+                f"the captured graph cannot be optimized: {root_cause(error)}; --no-optimize (optimized=False) leaves "
+                f"it as it is"
             ) from error
     return messages
 

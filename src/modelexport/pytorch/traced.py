@@ -59,7 +59,7 @@ def untouched(model: nn.Module, *, runs: bool = True, masks: bool = True) -> Ite
 
     Args:
         runs: The model computes real values in the block, so a module may overwrite its own parameters.
-        masks: The model computes as it is exported: with attention masks that hide nothing, and without fused operators.
+        masks: The model computes as it is exported: with masks that hide nothing, and without fused operators.
 
     Raises:
         InputsError: The model has lazy parameters, which its first run would create.

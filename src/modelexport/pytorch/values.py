@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import dataclasses
 import enum
@@ -41,7 +42,7 @@ def _parts(value: object) -> Iterator[tuple[str, Any]]:
         yield from ((field.name, getattr(value, field.name)) for field in dataclasses.fields(value))
     elif isinstance(value, tuple) and hasattr(value, "_fields"):
         yield from zip(value._fields, value, strict=True)
-    elif isinstance(value, (list, tuple)):
+    elif isinstance(value, (list, tuple, collections.deque)):
         yield from ((str(index), part) for index, part in enumerate(value))
     elif hasattr(value, "__dict__"):
         yield from vars(value).items()

@@ -1,7 +1,7 @@
 """Operators of complex numbers that ``torch.onnx`` translates for real numbers only, written in real numbers.
 
-PyTorch knows how: a composite operator has its own definition, and the tensor class for complex numbers has the real and
-imaginary parts of the others' results. It is private, and only this file uses it.
+PyTorch knows how: a composite operator has its own definition, and the tensor class for complex numbers has the real
+and imaginary parts of the others' results. It is private, and only this file uses it.
 """
 
 from __future__ import annotations

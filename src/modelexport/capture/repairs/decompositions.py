@@ -74,27 +74,27 @@ def reflections(A: Any, mode: str = "reduced") -> Any:
     """``qr`` by Householder's reflections, in LAPACK's signs."""
     rows, columns = A.shape[-2:]
     count = min(rows, columns)
-    R = A
-    Q = torch.eye(rows, dtype=A.dtype).expand(*A.shape[:-2], rows, rows)
+    right = A
+    left = torch.eye(rows, dtype=A.dtype).expand(*A.shape[:-2], rows, rows)
     places = torch.arange(rows)
     for k in range(count if rows > columns else count - 1):
-        column = torch.where(places >= k, R[..., k], 0)
+        column = torch.where(places >= k, right[..., k], 0)
         first = column[..., k : k + 1]
         length = torch.linalg.vector_norm(column, dim=-1, keepdim=True) * torch.where(first >= 0, -1.0, 1.0).to(A.dtype)
         v = column - torch.where(places == k, length, 0)
         square = (v * v).sum(-1)[..., None, None]
         v = v[..., None]
         share = torch.where(square > 0, 2 / torch.where(square > 0, square, 1), 0)
-        R = R - share * v @ (v.mT @ R)
-        Q = Q - share * (Q @ v) @ v.mT
+        right = right - share * v @ (v.mT @ right)
+        left = left - share * (left @ v) @ v.mT
     if mode == "complete":
-        return Q, torch.triu(R)
-    R = torch.triu(R[..., :count, :])
-    return (Q[..., :count] if mode == "reduced" else A.new_zeros(0)), R
+        return left, torch.triu(right)
+    right = torch.triu(right[..., :count, :])
+    return (left[..., :count] if mode == "reduced" else A.new_zeros(0)), right
 
 
 def digamma(self: Any) -> Any:
-    """Nothing translates it. Its asymptotic series beyond 6, by recurrence below, by reflection for negative numbers."""
+    """Nothing translates it. Its asymptotic series beyond 6; recurrence below; reflection for negative numbers."""
     x = self.to(torch.float64)
     negative = x < 0.5
     z = torch.where(negative, 1 - x, x)
