@@ -149,8 +149,9 @@ def _with_owners(
     fx_graphs = {} if program is None else {translated.graph: program.graph}
     passes.InlinePass()(translated)
     seen: Sequence[TracedCall] = recorder.seen
-    if program is not None and not (seen and is_annotated(program.graph)):
-        # torch.onnx fell back to strict capture, which runs no hooks: the calls come from a run of the model.
+    if program is not None and not (seen and seen[0].call == ROOT and is_annotated(program.graph)):
+        # Strict capture, to which torch.onnx fell back, runs no hooks, and a GraphModule as root not its own: the calls
+        # come from a run of the model.
         with collected():
             seen = trace_calls(model, *run_arguments(inputs)).calls
     owners = FxOwners(model, seen, fx_graphs)

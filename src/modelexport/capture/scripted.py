@@ -106,6 +106,8 @@ def _converted(module: nn.Module, calls: Sequence[tuple[Any, ...]]) -> nn.Module
             graph: nn.Module = TS2EPConverter(module, bound, {}).convert().module(check_guards=False)
     except Exception:  # the front ends say what they say of a ScriptModule
         return None
+    if any(isinstance(part, torch.fx.GraphModule) for part in graph.children()):
+        return None  # a branch, which would be a module that the model does not have
     forward = graph.forward
 
     def with_defaults(*args: Any, **kwargs: Any) -> Any:
