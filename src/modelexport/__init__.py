@@ -51,6 +51,8 @@ if TYPE_CHECKING:
     from modelexport.verify.generation import GenerationReport as GenerationReport
     from modelexport.verify.generation import verify_generation as verify_generation
     from modelexport.verify.model import verify as verify
+    from modelexport.verify.pipelines import PipelineReport as PipelineReport
+    from modelexport.verify.pipelines import verify_pipeline as verify_pipeline
     from modelexport.verify.reference import verify_reference as verify_reference
     from modelexport.verify.verdicts import VerifyReport as VerifyReport
     from modelexport.weights.updates import update_weights as update_weights
@@ -95,6 +97,7 @@ _PUBLIC = {
     "update_weights": "modelexport.weights.updates",
     "verify": "modelexport.verify.model",
     "verify_generation": "modelexport.verify.generation",
+    "verify_pipeline": "modelexport.verify.pipelines",
     "verify_against": "modelexport.verify.descendant",
     "verify_reference": "modelexport.verify.reference",
 }

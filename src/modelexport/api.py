@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import onnx_ir as ir
 
@@ -214,7 +215,18 @@ def _figures(tagged: TaggedFile, by: str, sizes: Mapping[str, int]) -> dict[str,
         find_shapes(tagged.model, sizes)  # refuses names that no axis has
         given = dict.fromkeys(find_shapes(tagged.model).symbols, _SIZE) | dict(sizes)
         nodes, column = cost(tagged, given).nodes, "flops"
-    return {node.name: float(node.figures.get(column) or 0) for node in nodes}
+    return {node.name: _number(node.figures.get(column) or 0) for node in nodes}
+
+
+def _number(figure: Any) -> float:
+    """A figure where figures are only compared: zero for one that is no number for any size of its axes."""
+    try:
+        if hasattr(figure, "free_symbols"):  # of axes that only values inside of the file have
+            figure = figure.subs(dict.fromkeys(figure.free_symbols, _SIZE))
+        number = float(figure)
+    except (TypeError, ValueError, ArithmeticError):
+        return 0.0
+    return number if math.isfinite(number) else 0.0
 
 
 _SIZE = 32

@@ -39,7 +39,7 @@ class CaptureError(UsageError):
     """The model cannot be exported.
 
     Attributes:
-        problem: What went wrong and where, in the exporter's words.
+        problem: What went wrong and where, in the exporter's words, on one line.
         address: The address of the module call that was running when it failed; ``None`` when not known.
         reason: The exporter's own reason, shortened to what fits a screen.
         constants: Arguments whose values the model reads, so that it may be exported with them as constants.
@@ -51,7 +51,7 @@ class CaptureError(UsageError):
         offered = ", ".join(constants)
         options = " ".join(f"--constant {name}" for name in constants)
         hint = (
-            f"\nits structure depends on the values of {offered}: {options} keeps those of the example"
+            f"; its structure depends on the values of {offered}: {options} keeps those of the example"
             if offered
             else ""
         )

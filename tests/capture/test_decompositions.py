@@ -67,7 +67,7 @@ def test_an_operator_is_exported_rightly(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = Computes(CASES[name]).eval()
     result = export(model, (X,), tmp_path / "m.onnx", frontend="dynamo")
-    assert not wrong(model, (X,), tmp_path / "m.onnx")
+    assert not wrong(tmp_path / "m.onnx", model, (X,))
     assert (result.coverage.inferred, result.coverage.untagged) == (0, 0)
 
 

@@ -168,9 +168,15 @@ def test_without_rotating_before_the_attention_it_would_be_wrong(
     [
         (transformers.Qwen3Config(**SMALL, head_dim=16), 2),
         (transformers.MistralConfig(**SMALL, sliding_window=8), 2),
+        (
+            transformers.Qwen3MoeConfig(
+                **SMALL, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, head_dim=16
+            ),
+            2,
+        ),
         (transformers.LlamaConfig(**{**SMALL, "hidden_size": 16}), 0),
     ],
-    ids=["norms of heads", "sliding window", "heads of 4"],
+    ids=["norms of heads", "sliding window", "mixture of experts", "heads of 4"],
 )
 def test_families_are_fused_or_told_why_not(config: Any, layers: int, tmp_path: Path) -> None:
     model = small(config)

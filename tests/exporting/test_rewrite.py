@@ -8,7 +8,7 @@ from onnxscript import rewriter
 from onnxscript.rewriter import RewriteRule, RewriteRuleSet
 from onnxscript.rewriter._pattern_ir import Constant
 
-from modelexport.exporting.rewrite import RewritePass, default_rules, root_operator
+from modelexport.exporting.rewrite import RewritePass, default_rules, root_operator, shared_inputs
 
 
 def test_onnxscript_still_has_its_tuple_of_default_rules() -> None:
@@ -110,3 +110,35 @@ def test_the_rules_of_others_keep_their_tolerances() -> None:
         if isinstance(value, Constant)
     ]
     assert constants and all(constant._rel_tol == 1e-5 and constant._abs_tol == 1e-8 for constant in constants)
+
+
+SLICES = """
+    <ir_version: 10, opset_import: ["" : 20]>
+    g (float[2, 8] x, float[2, 8] w) => (float[2, 4] y, float[2, 4] z)
+    <int64[1] zero = {0}, int64[1] four = {4}, int64[1] eight = {8}, int64[1] one = {1}> {
+        a = Slice(x, zero, four, one)
+        c = Slice(w, four, eight, one)
+        b = Slice(x, four, eight, one)
+        d = Slice(w, zero, four, one)
+        e = Slice(x, four, eight, one)
+        f = Mul(a, b)
+        y = Add(f, e)
+        z = Mul(c, d)
+    }"""
+
+
+def test_a_pattern_of_two_results_is_tried_with_the_users_of_its_value() -> None:
+    import onnx
+
+    ours, theirs = (ir.from_proto(onnx.parser.parse_model(SLICES)) for _ in range(2))
+    RewritePass(default_rules())(ours)
+    RewriteRuleSet(default_rules()).apply_to_model(theirs)
+    made = [[(node.op_type, [v.name for v in node.inputs]) for node in model.graph] for model in (ours, theirs)]
+    assert made[0] == made[1]
+    assert [name for name, _ in made[0]].count("Split") == 1
+
+
+def test_the_pattern_of_two_slices_still_has_its_value_in_both() -> None:
+    rules = {rule.name: rule for rule in default_rules()}
+    assert [name for name, rule in rules.items() if not rule._target_pattern.has_single_output_node] == ["SlicesSplit"]
+    assert shared_inputs(rules["SlicesSplit"]) == [0]

@@ -20,6 +20,8 @@ from modelexport.pytorch.private_torch import (
     tree_map,
     tree_structure,
     treespec_dumps,
+    version_of,
+    writes_to_inputs,
 )
 
 
@@ -55,6 +57,23 @@ def test_a_dispatch_mode_sees_what_operations_get_and_return() -> None:
     assert [name for name, _, _ in seen] == ["aten.relu.default"]
     assert seen[0][1][0] is x
     assert seen[0][2] is y
+
+
+def test_operations_say_whether_they_write_to_their_inputs() -> None:
+    assert writes_to_inputs(torch.ops.aten.embedding_renorm_.default)
+    assert writes_to_inputs(torch.ops.aten.add.out)
+    assert not writes_to_inputs(torch.ops.aten.add.Tensor)
+    assert not writes_to_inputs(torch.ops.higher_order.cond)
+
+
+def test_writes_to_memory_are_counted_in_all_its_views() -> None:
+    x = torch.ones(4)
+    view, before = x.view(2, 2), version_of(x)
+    with torch.no_grad():
+        x.add_(1)
+    assert version_of(view) == version_of(x) != before
+    with torch.inference_mode():
+        assert version_of(torch.ones(2)) is None
 
 
 def test_nested_values_are_taken_apart_and_put_together() -> None:

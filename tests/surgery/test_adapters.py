@@ -22,10 +22,13 @@ import peft_adapters
 from exports import Exporter
 from modelexport import adapters_as_inputs, load, merge_adapters, verify, verify_against, write_adapter
 from modelexport.errors import FileFormatError, UsageError, WeightsError
+from modelexport.exporting.packages.changes import merge_adapters_into_package
 from modelexport.format import keys
 from modelexport.graph.nodes import initializers
+from modelexport.runtime.sessions import open_session, run_session
 from modelexport.surgery.chain import run_chain
 from modelexport.surgery.splitting import split
+from modelexport.tagged.package import read_package
 from modelexport.weights.transforms import parameter_plan
 from peft_adapters import CASES, AdapterCase
 
@@ -156,6 +159,24 @@ def test_weights_can_be_given_along(peft: Path, exported: Exporter, tmp_path: Pa
     merge_adapters(tmp_path / "half.onnx", [peft / "attention"], tmp_path / "a.onnx")
     merge_adapters(file.path, [peft / "attention"], tmp_path / "b.onnx", weights=tmp_path / "half.safetensors")
     assert distance(run(tmp_path / "a.onnx", file.case), run(tmp_path / "b.onnx", file.case)) == 0
+
+
+def test_a_package_takes_an_adapter_in_all_of_its_parts(peft: Path, tmp_path: Path) -> None:
+    case = models.case("llama")
+    model = case.build()
+    model.config.use_cache = True
+    modelexport.export_package(model, tmp_path / "package", weights="copy")
+    result = merge_adapters_into_package(tmp_path / "package", [peft / "attention"], tmp_path / "merged")
+    assert (result.pairs, result.initializers) == (4, 4)
+    (part, *_) = read_package(tmp_path / "merged").manifest.parts
+    session = open_session(tmp_path / "merged" / part.file)
+    feeds = {name: value.numpy() for name, value in case.inputs().items()}
+    for value in session.get_inputs():
+        if value.name not in feeds:
+            batch, heads, _, width = (size if isinstance(size, int) else 0 for size in value.shape)
+            feeds[value.name] = np.zeros((batch or 2, heads, 0, width), np.float32)
+    taken = {value.name: feeds[value.name] for value in session.get_inputs()}
+    assert distance(run_session(session, taken)["logits"], np.load(peft / "attention.npy")) < TOLERANCE
 
 
 def test_stages_take_the_inputs_of_their_modules(peft: Path, exported: Exporter, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -261,6 +262,73 @@ def test_a_submodule_becomes_one_exported_from_changed_code(tags_as: str, export
     entries = {key for key, entry in state_dict_of(tagged.model).items() if entry.used}
     assert {"down.1.into.weight", "up.0.into.weight"} <= entries
     assert "down.1.linear.weight" not in entries
+
+
+CHANGED = [
+    ("unet", "down.1"),
+    ("bert", "encoder.layer.0"),
+    ("llama", "model.layers.1.mlp"),
+    ("mixtral", "model.norm"),
+    ("t5", "encoder.block.1"),
+    ("albert", "encoder.albert_layer_groups.0"),
+    ("tied-weights", "embedding"),
+]
+
+
+def arguments_of(model: nn.Module, path: str, inputs: dict[str, torch.Tensor]) -> dict[str, object]:
+    """The arguments of the first call of a module."""
+    found: list[dict[str, object]] = []
+    module = model.get_submodule(path)
+
+    def keep(_: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        bound = inspect.signature(module.forward).bind(*args, **kwargs).arguments
+        given = {name: value for name, value in bound.items() if name != "kwargs"} | dict(bound.get("kwargs", {}))
+        found.append({name: value for name, value in given.items() if value is not None})
+
+    handle = module.register_forward_pre_hook(keep, with_kwargs=True)
+    with torch.no_grad():
+        model(**inputs)
+    handle.remove()
+    return found[0]
+
+
+def changed_code(module: nn.Module) -> nn.Module:
+    """A module of a class with another ``forward`` and one more parameter, with other weights."""
+    old, new = type(module), copy.deepcopy(module)
+
+    def forward(self: nn.Module, *args: object, **kwargs: object) -> object:
+        output = old.forward(self, *args, **kwargs)
+        first = output if torch.is_tensor(output) else output[0]
+        changed = first * self.extra_gain + torch.tanh(first)
+        return changed if torch.is_tensor(output) else (changed, *output[1:])
+
+    forward.__signature__ = inspect.signature(old.forward)
+    new.__class__ = type(f"Changed{old.__name__}", (old,), {"forward": forward, "__module__": __name__})
+    new.extra_gain = nn.Parameter(torch.tensor(0.7))
+    return new.eval()
+
+
+@pytest.mark.parametrize("tags_as", ["metadata", pytest.param("functions", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("name", "path"), CHANGED, ids=[each[0] for each in CHANGED])
+def test_changed_code_in_place_of_a_module_is_the_changed_model(
+    name: str, path: str, tags_as: str, exported: Exporter, tmp_path: Path
+) -> None:
+    file = exported(name)
+    model, inputs, source = file.case.build(), file.case.inputs(), file.path
+    if tags_as == "functions":
+        source = tmp_path / "f.onnx"
+        export(model, inputs, source, tags_as="functions")
+    new = changed_code(model.get_submodule(path))
+    export(new, arguments_of(model, path, inputs), tmp_path / "sub.onnx", tags_as=tags_as)
+    replace(source, [path], FromModel(tmp_path / "sub.onnx"), tmp_path / "out.onnx")
+    onnx.checker.check_model(tmp_path / "out.onnx", full_check=True)
+    parent, _, attribute = path.rpartition(".")
+    setattr(model.get_submodule(parent), attribute, new)
+    report = verify(model, inputs, tmp_path / "out.onnx")
+    assert report.agrees and not report.claims
+    tagged = load(tmp_path / "out.onnx")
+    assert tagged.encoding == tags_as and tagged.coverage.untagged == 0
+    assert tagged.class_of(ModuleCall(path)) == type(new).__name__
 
 
 def test_inputs_are_matched_by_what_map_says(exported: Exporter, tmp_path: Path) -> None:

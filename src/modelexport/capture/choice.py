@@ -75,7 +75,7 @@ def _none_passes(errors: Sequence[Exception]) -> Exception:
     """One error for all attempts: the first, preferably of one that wrote a file, with the reasons of the others."""
     first = next((error for error in errors if isinstance(error, CheckError)), errors[0])
     others = "".join(
-        f"\nthe front end {way} failed too: {_reason(error)}"
+        f"; the front end {way} failed too: {_reason(error)}"
         for way, error in zip(WAYS, errors, strict=True)
         if error is not first
     )
@@ -100,12 +100,14 @@ def capture(
     opset: int | None = None,
     constants: Collection[str] = (),
     reuse: bool = True,
+    stack_traces: bool = False,
 ) -> Exported:
     """Capture and translate a model with a front end; ``auto`` is ``dynamo``, then ``torchscript`` if that fails.
 
     Args:
         constants: Arguments whose values the graph keeps; ``auto``: those that it cannot be captured without.
         reuse: Do the work for calls whose captured graphs are equal once, where the front end can.
+        stack_traces: Record the lines of Python of each node in the exporter's own metadata.
 
     Raises:
         CaptureError: The front end failed; with ``auto``, both failed.
@@ -113,7 +115,16 @@ def capture(
         UsageError: The front end does not write this opset.
     """
     with collected() as messages:
-        exported = _capture(model, inputs, frontend, dynamic=dynamic, opset=opset, constants=constants, reuse=reuse)
+        exported = _capture(
+            model,
+            inputs,
+            frontend,
+            dynamic=dynamic,
+            opset=opset,
+            constants=constants,
+            reuse=reuse,
+            stack_traces=stack_traces,
+        )
     return dataclasses.replace(exported, messages=tuple(messages))
 
 
@@ -135,7 +146,7 @@ def _capture(
         exported = _capture_by("torchscript", model, inputs, constants=constants, **options)
     except UsageError as second:
         raise CaptureError(
-            f"{first.problem}\nthe front end torchscript failed too: {_reason(second)}",
+            f"{first.problem}; the front end torchscript failed too: {_reason(second)}",
             address=first.address,
             reason=first.reason,
             constants=first.constants,

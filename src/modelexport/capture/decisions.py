@@ -41,7 +41,8 @@ class NoDecisions(TorchFunctionMode):
                 if self._is_sized_by_values(value) or (func in _READS_VALUES and self._is_by_values(tensor, value)):
                     name = func.__name__.strip("_")
                     raise DecisionError(
-                        f"data-dependent: Python reads a tensor ({name}), and the trace would fix its present value"
+                        f"data-dependent: Python reads a tensor ({name}), and the trace would fix its present value; "
+                        f"torch.where decides in the graph"
                     )
         return func(*args, **(kwargs or {}))
 

@@ -24,26 +24,32 @@ from modelexport.capture.aliases import is_written_later, passed_on
 from modelexport.capture.arguments import by_name, state_dict_names
 from modelexport.capture.binding import Bound, constants_readable, needs_binding, only_tensors
 from modelexport.capture.exported import Exported
-from modelexport.capture.fx_owners import ADDRESS_KEY, PORTS_KEY, FxOwners, is_annotated
+from modelexport.capture.fx_owners import ADDRESS_KEY, PORTS_KEY, FxOwners, annotated_call, is_annotated
 from modelexport.capture.hints import (
+    OTHER_OPERATIONS,
     check_returned,
     distributions_not_checked,
     graphs_not_printed,
+    in_one_line,
     line_of,
     reason_of,
+    translated_node,
     way_out,
 )
 from modelexport.capture.opsets import convert_to_opset, translated_opset
+from modelexport.capture.promotions import promoted_once
 from modelexport.capture.recurrent_shapes import steps_open
 from modelexport.capture.repairs.decompositions import decompositions_added
 from modelexport.capture.repairs.table import translations_added
 from modelexport.capture.reuse import decomposed_once
+from modelexport.capture.templates import translated_once
 from modelexport.capture.transformers_exporter import (
     export_around_pretrained,
     export_pretrained,
     has_transformers_inside,
     register_caches,
 )
+from modelexport.capture.unread import only_what_is_read
 from modelexport.core.attributes import attribute_set
 from modelexport.core.calls import ROOT, ModuleCall, Port, Side, TracedCall
 from modelexport.core.messages import collected
@@ -63,6 +69,7 @@ def capture_by_dynamo(
     opset: int | None = None,
     constants: Collection[str] = (),
     reuse: bool = True,
+    stack_traces: bool = False,
 ) -> Exported:
     """Capture and translate a model. The model's state is restored afterwards, also after a failure.
 
@@ -71,7 +78,9 @@ def capture_by_dynamo(
         dynamic: Make every axis of every input dynamic, except those that the model fixes.
         opset: The opset of the ONNX standard domain; ``None`` for the exporter's default.
         constants: Arguments whose values the graph keeps, instead of taking them as inputs.
-        reuse: Decompose calls whose captured graphs are equal once. The result is the same without.
+        reuse: Decompose calls whose captured graphs are equal once, and translate equal FX nodes once. The result is
+            the same without.
+        stack_traces: Record the lines of Python of each node, for those who keep the exporter's metadata.
 
     Raises:
         CaptureError: The exporter failed. Names the module call that was running.
@@ -90,6 +99,9 @@ def capture_by_dynamo(
         translations_added() as programs,
         decompositions_added(),
         decomposed_once(recorder.seen, ADDRESS_KEY, reuse=reuse),
+        promoted_once(reuse=reuse),
+        translated_once(reuse=reuse),
+        only_what_is_read(stack_traces=stack_traces),
         constants_readable(),
         steps_open(),
         distributions_not_checked(),
@@ -239,10 +251,12 @@ def _explained(error: Exception, recorder: CallRecorder, hint: str = "") -> Capt
     cause: BaseException = error
     while cause.__cause__ is not None:
         cause = cause.__cause__
-    call = recorder.running
+    node = translated_node(error)
+    call = recorder.running or (annotated_call(node) if node is not None else None)
     where = f" in {call}" if call is not None else ""
     reason = reason_of(cause)
-    problem = f"{type(cause).__name__}{where}{line_of(cause)}: {reason}{hint}"
+    hint = hint or (OTHER_OPERATIONS if node is not None else "")
+    problem = f"{type(cause).__name__}{where}{line_of(cause)}: {in_one_line(reason)}{hint}"
     return CaptureError(problem, address=None if call is None else call.address, reason=reason)
 
 

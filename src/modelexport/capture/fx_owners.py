@@ -115,9 +115,8 @@ class FxOwners:
         }
 
     def _call_of(self, fx_node: torch.fx.Node) -> ModuleCall | None:
-        annotation = fx_node.meta.get("custom") or {}
         stack = fx_node.meta.get("nn_module_stack")
-        call = ModuleCall.parse(annotation[ADDRESS_KEY]) if ADDRESS_KEY in annotation else None
+        call = annotated_call(fx_node)
         for key in stack or ():
             path = self.path_by_id.get(key.partition("@")[0])
             if path is not None:
@@ -139,6 +138,12 @@ class FxOwners:
             self.calls.append(TracedCall(call, parent, self.depth[call], None, None))
             self.nested[identity] = call
         return self.nested[identity]
+
+
+def annotated_call(node: torch.fx.Node) -> ModuleCall | None:
+    """The call that ran while a node was captured, as the hooks annotated it."""
+    annotation = node.meta.get("custom") or {}
+    return ModuleCall.parse(annotation[ADDRESS_KEY]) if ADDRESS_KEY in annotation else None
 
 
 def is_annotated(graph: torch.fx.Graph) -> bool:

@@ -53,6 +53,24 @@ def reason_of(cause: BaseException) -> str:
     return "\n".join(line[:200] for line in lines[:_REASON_LINES])
 
 
+def in_one_line(reason: str) -> str:
+    """A reason as the part of a line; the rest of a long one is in the chained exception (``--debug``)."""
+    text = " ".join(reason.split()).removesuffix(".")
+    return text if len(text) <= _LINE_CHARACTERS else f"{text[:_LINE_CHARACTERS].rpartition(' ')[0]} ..."
+
+
+def translated_node(error: BaseException) -> torch.fx.Node | None:
+    """The node that ``torch.onnx`` was translating when it failed, read from its stack frame."""
+    chained: BaseException | None = error
+    while chained is not None:
+        for frame, _ in traceback.walk_tb(chained.__traceback__):
+            node = frame.f_locals.get("node")
+            if isinstance(node, torch.fx.Node) and frame.f_globals.get("__name__", "").startswith(torch.onnx.__name__):
+                return node
+        chained = chained.__cause__
+    return None
+
+
 @contextmanager
 def graphs_not_printed() -> Iterator[None]:
     """Inside, ``torch.export`` does not print what it captured before it failed."""
@@ -70,6 +88,9 @@ def distributions_not_checked() -> Iterator[None]:
         yield
 
 
+OTHER_OPERATIONS = "; compute it with other operations in the model's code"
+"""What to do about an operation that a front end has no translation for."""
+_LINE_CHARACTERS = 400
 _REASON_LINES = 12
 """What fits a screen; the rest is in the chained exception."""
 

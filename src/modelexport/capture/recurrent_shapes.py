@@ -1,8 +1,8 @@
 """The shapes of recurrent layers while a model is captured: those of any number of steps.
 
 PyTorch finds them by its decomposition of the layer, which runs each step. That fixes a dynamic number of steps to that
-of the example: of the outputs alone in the first export of a process, and of the inputs as well in the next. Both places
-where an operator's definition is kept are private, and only this file uses them.
+of the example: of the outputs alone in the first export of a process, and of the inputs as well in the next. Both
+places where an operator's definition is kept are private, and only this file uses them.
 """
 
 from __future__ import annotations

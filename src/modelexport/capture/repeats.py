@@ -201,8 +201,8 @@ def _key(region: Region) -> Hashable | None:
                 (
                     node.op,
                     node.target,
-                    _argument(node.args, references),
-                    _argument(node.kwargs, references),
+                    comparable(node.args, references),
+                    comparable(node.kwargs, references),
                     _made(node),
                 )
                 for node in region.nodes
@@ -211,50 +211,58 @@ def _key(region: Region) -> Hashable | None:
             _aliases(region.inputs),
             region.outputs,
         )
-    except _NotComparableError:
+    except NotComparableError:
         return None
 
 
-class _NotComparableError(Exception):
+class NotComparableError(Exception):
     """An argument of which cannot be said whether another one is equal to it."""
 
 
-def _operation(node: torch.fx.Node, references: Mapping[torch.fx.Node, Hashable]) -> Hashable:
-    arguments = _argument(node.args, references), _argument(node.kwargs, references)
-    return (node.op, node.target, *arguments, _made(node))
+def comparable(value: Any, references: Mapping[torch.fx.Node, Hashable]) -> Hashable:
+    """An argument as a value that is equal for equal arguments only.
 
+    Args:
+        references: What to take for each FX node.
 
-def _argument(value: Any, references: Mapping[torch.fx.Node, Hashable]) -> Hashable:
+    Raises:
+        NotComparableError: There is none.
+    """
     if isinstance(value, torch.fx.Node):
         return references[value]
     if isinstance(value, (list, tuple)):
-        return (type(value).__name__, *(_argument(part, references) for part in value))
+        return (type(value).__name__, *(comparable(part, references) for part in value))
     if isinstance(value, Mapping):
-        return ("dict", *((key, _argument(part, references)) for key, part in value.items()))
+        return ("dict", *((key, comparable(part, references)) for key, part in value.items()))
     if isinstance(value, slice):
-        return ("slice", *(_argument(part, references) for part in (value.start, value.stop, value.step)))
+        return ("slice", *(comparable(part, references) for part in (value.start, value.stop, value.step)))
     if value is None or isinstance(
         value, (bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
     ):
         return (type(value).__name__, repr(value))  # as text: 0.0 and -0.0 are equal numbers, and nan is not
-    raise _NotComparableError
+    raise NotComparableError
 
 
 def _made(node: torch.fx.Node) -> Hashable:
     """What is known of the value of a node before it is computed."""
-    return _described(node.meta.get("val"))
+    return described(node.meta.get("val"))
 
 
-def _described(value: Any) -> Hashable:
+def described(value: Any) -> Hashable:
+    """What is known of a value before it is computed: type, shape, strides, device.
+
+    Raises:
+        NotComparableError: It is neither a tensor nor a number, nor several of them.
+    """
     if isinstance(value, torch.Tensor):
         strides = tuple(map(str, value.stride())) if value.layout == torch.strided else ()
         facts = (value.dtype, value.device, value.layout, value.requires_grad, str(value.storage_offset()))
         return ("tensor", tuple(map(str, value.shape)), strides, *facts)
     if isinstance(value, (list, tuple)):
-        return tuple(map(_described, value))
+        return tuple(map(described, value))
     if value is None or isinstance(value, (bool, int, float, torch.SymInt, torch.SymFloat, torch.SymBool)):
         return (type(value).__name__, str(value))
-    raise _NotComparableError
+    raise NotComparableError
 
 
 def _aliases(nodes: Sequence[torch.fx.Node]) -> Hashable:

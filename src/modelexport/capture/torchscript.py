@@ -33,7 +33,7 @@ from modelexport.capture.arguments import by_name, state_dict_names
 from modelexport.capture.binding import variable_inputs
 from modelexport.capture.decisions import NoDecisions
 from modelexport.capture.exported import Exported
-from modelexport.capture.hints import check_returned, distributions_not_checked, line_of, way_out
+from modelexport.capture.hints import OTHER_OPERATIONS, check_returned, distributions_not_checked, line_of, way_out
 from modelexport.core.calls import ROOT, CallTree, ModuleCall, Port, Side, TensorSpec, TracedCall
 from modelexport.core.messages import collected
 from modelexport.core.owners import Evidence, Owner
@@ -59,6 +59,7 @@ def capture_by_tracing(
     opset: int | None = None,
     constants: Collection[str] = (),
     reuse: bool = True,
+    stack_traces: bool = False,
 ) -> Exported:
     """Trace and translate a model. The model's state is restored afterwards, also after a failure.
 
@@ -68,6 +69,7 @@ def capture_by_tracing(
         opset: The opset of the ONNX standard domain, from :data:`TRACED_OPSETS`; ``None`` for the exporter's default.
         constants: Arguments whose values the graph keeps, instead of taking them as inputs.
         reuse: Changes nothing: a trace is not decomposed, and every call is traced.
+        stack_traces: Changes nothing: a trace has the lines of Python.
 
     Raises:
         CaptureError: The exporter failed, or the model's Python code depends on tensor values. Names the call and line.
@@ -380,10 +382,12 @@ def _rename(model: ir.Model) -> None:
 
 def _explained(error: Exception, recorder: CallRecorder, hint: str) -> CaptureError:
     """The error in one line: what failed, the call, the model's own line of code, the first line of the reason."""
-    call = recorder.raised_in(error) or _translated_in(error, recorder)
+    translated = _translated_in(error, recorder)
+    call = recorder.raised_in(error) or translated
     reason = next((line.strip() for line in str(error).splitlines() if line.strip()), "no reason given")[:300]
     where = f" in {call}" if call is not None else ""
-    problem = f"{type(error).__name__}{where}{line_of(error)}: {reason}{hint}"
+    hint = hint or (OTHER_OPERATIONS if translated is not None else "")
+    problem = f"{type(error).__name__}{where}{line_of(error)}: {reason.removesuffix('.')}{hint}"
     return CaptureError(problem, address=None if call is None else call.address, reason=reason)
 
 

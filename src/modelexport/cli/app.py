@@ -15,7 +15,7 @@ from modelexport.cli.commands import changing, exporting, measuring, operating, 
 from modelexport.cli.guards import guarded
 from modelexport.cli.shield import Interrupted, raw, shielded
 from modelexport.core.version import __version__
-from modelexport.errors import ModelExportError, UsageError
+from modelexport.errors import ModelExportError, UntaggedNodeError, UsageError
 
 app = typer.Typer(
     help="Export PyTorch models to ONNX with the exact module call on every node.",
@@ -79,12 +79,16 @@ def main() -> None:
 def _run(before: int) -> int:
     try:
         status = typer.main.get_command(app)(spelled_out(sys.argv[1:]), standalone_mode=False)
+    except UntaggedNodeError as error:
+        status = _fail(str(error), 1, listed=True)
     except ModelExportError as error:
         status = _fail(str(error), 2 if isinstance(error, UsageError) else 1)
     except TyperException as error:
         status = _fail(f"{' '.join(error.format_message().split())}; see `modelexport --help`", 2)
     except Interrupted as signal:
         status = _fail(_interrupted(before), signal.status)
+    except SystemExit as error:  # no command ends like this
+        status = _fail(f"code of the model, or of a library, ended the program ({error.code!r}): remove that exit", 2)
     except (Abort, KeyboardInterrupt):
         status = _fail(_interrupted(before), 130)
     except BrokenPipeError:  # `modelexport tree x.onnx | head`
@@ -110,8 +114,14 @@ def _interrupted(before: int) -> str:
     return "interrupted after its files had been written" if _written() > before else Interrupted.line
 
 
-def _fail(message: str, status: int) -> int:
+def _fail(message: str, status: int, *, listed: bool = False) -> int:
+    """Print what went wrong on one line, whatever names and reasons of others contain; returns the status.
+
+    Args:
+        listed: The message is a list with a line for each entry.
+    """
     if "--debug" in sys.argv:
         traceback.print_exc()
-    print(f"modelexport: {message}", file=sys.stderr)
+    text = message if listed else " ".join(message.splitlines())
+    print(f"modelexport: {text}", file=sys.stderr)
     return status

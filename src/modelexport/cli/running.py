@@ -87,8 +87,13 @@ def load_for_package(choice: ModelChoice, parts: str, stages: Callable[[str], An
     linked = any((folder / name).is_file() for name in (SINGLE, INDEX))
     weights: Literal["files", "auto"] = "files" if linked else "auto"
     if parts in ("auto", "pipeline") and folder.is_dir():
+        from modelexport.pytorch.diffusion.modules import MODEL_INDEX, load_diffusion
         from modelexport.pytorch.pipelines import is_pipeline, load_pipeline
 
+        if (folder / MODEL_INDEX).is_file():
+            with stages("load"):
+                found = load_diffusion(folder, trust_remote_code=choice.trust_remote_code, dtype=choice.dtype)
+            return found, read_arguments(choice.inputs)
         if is_pipeline(folder):
             with stages("load"):
                 return load_pipeline(folder, trust_remote_code=choice.trust_remote_code, weights=weights), None
@@ -108,6 +113,27 @@ def load_for_package(choice: ModelChoice, parts: str, stages: Callable[[str], An
                     has_weights=loaded.weights is None,
                 )
     return loaded, example
+
+
+def read_arguments(spec: Path | None) -> dict[str, Any] | None:
+    """The arguments of a pipeline's run in a JSON file.
+
+    Raises:
+        InputsError: It is not a JSON object.
+    """
+    if spec is None:
+        return None
+    from modelexport.core.limits import SETTINGS_BYTES
+    from modelexport.errors import FileFormatError, InputsError
+    from modelexport.files.regular import read_regular
+
+    try:
+        found = json.loads(read_regular(spec, SETTINGS_BYTES))
+    except (ValueError, FileFormatError, RecursionError) as error:
+        raise InputsError(f"{spec} is not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise InputsError(f'{spec} is not a JSON object of arguments, such as {{"prompt": ["a cat", "a dog"]}}')
+    return found
 
 
 def named_files(path: Path) -> dict[str, Path]:

@@ -13,6 +13,7 @@ from modelexport.core.text import align, plural
 if TYPE_CHECKING:
     from modelexport.exporting.packages.package import PackageResult
     from modelexport.verify.generation import GenerationReport, GenerationRun
+    from modelexport.verify.pipelines import PipelineReport
 
 
 def format_package(result: PackageResult) -> str:
@@ -73,6 +74,35 @@ def _told(run: GenerationRun) -> str:
     ]
     where = f", first in {run.module}" if run.module is not None else ""
     return f"{' and '.join(steps)} of {run.part}{where} ({run.reason})"
+
+
+def format_pipeline(report: PipelineReport) -> str:
+    """A line for each call of a part, one for each result, and a summary line."""
+    rows = [("PART", "CALL", "STATUS", "BY ITSELF", "END TO END", "")]
+    rows += [
+        (
+            call.part,
+            str(call.index),
+            call.status,
+            f"{call.relative:.1e}",
+            "" if call.end_to_end is None else f"{call.end_to_end:.1e}",
+            f"{f'first in {call.module}: ' if call.module else ''}{call.reason}",
+        )
+        for call in report.calls
+    ]
+    rows += [(one.name, "", one.status, "", f"{one.relative or 0.0:.1e}", one.reason) for one in report.results]
+    equal = sum(call.status == "agree" for call in report.calls)
+    summary = f"{equal} of {plural(len(report.calls), 'call')} return what PyTorch returns"
+    wrong = report.parameters_wrong
+    summary += f"; missing or different: {', '.join(wrong)}" if wrong else "; all parameters are equal to the model's"
+    if report.in_pytorch:
+        summary += f"; {', '.join(report.in_pytorch)} ran in PyTorch"
+    return "\n".join([align(rows, right={1, 3, 4}), summary])
+
+
+def pipeline_document(report: PipelineReport) -> dict[str, Any]:
+    """The report as JSON values."""
+    return {"agrees": report.agrees, **msgspec.to_builtins(report)}
 
 
 def generation_document(report: GenerationReport) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from modelexport.core.locking import EXCLUSIVE
 from modelexport.core.text import without_paths
 
-PACKAGES = ("torch", "transformers", "onnx", "onnx_ir", "onnxscript", "onnxruntime", "torch_onnx")
+PACKAGES = ("torch", "transformers", "diffusers", "onnx", "onnx_ir", "onnxscript", "onnxruntime", "torch_onnx")
 """Packages whose log messages are collected. What the user's own code logs and prints is shown as usual."""
 
 _ABOUT_CODE = (DeprecationWarning, PendingDeprecationWarning, FutureWarning)

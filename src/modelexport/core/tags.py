@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from typing import Literal, Protocol
@@ -138,20 +138,18 @@ class Tags:
         return {alias: module.path for module in self.tree for alias in module.aliases}
 
     @cached_property
-    def _takes_all(self) -> bool:
-        if self.granularity == "auto":
-            return not any(path and self._has_level_class(self.tree[path]) for path in self._called)
-        return self.granularity == "all"
-
-    def _has_level_class(self, module: Module) -> bool:
-        wanted = module.class_name in self.include or not module.is_torch_nn
-        return wanted and module.class_name not in self.exclude
+    def _rule(self) -> LevelRule:
+        called = (self.tree[path] for path in self._called if path)
+        return level_rule(
+            self.granularity,
+            self.include,
+            self.exclude,
+            ((module.class_name, module.is_torch_nn) for module in called),
+        )
 
     def _makes_level(self, module: Module) -> bool:
         """Whether calls of the module are levels."""
-        if module.parent is None:
-            return True
-        return self._has_level_class(module) or (self._takes_all and module.class_name not in self.exclude)
+        return module.parent is None or self._rule.makes_level(module.class_name, is_torch_nn=module.is_torch_nn)
 
     @cached_property
     def _level_of(self) -> Mapping[ModuleCall, ModuleCall]:
@@ -210,7 +208,7 @@ class Tags:
         return {
             (base, path): suffix
             for (base, _), paths in siblings.items()
-            for path, suffix in zip(paths, _shortest_tails(base, list(paths)), strict=True)
+            for path, suffix in zip(paths, shortest_tails(base, list(paths)), strict=True)
         }
 
     def _segment(self, base: str, path: str) -> str:
@@ -243,7 +241,35 @@ class Tags:
         return tags
 
 
-def _shortest_tails(base: str, paths: Sequence[str]) -> list[str]:
+@dataclass(frozen=True)
+class LevelRule:
+    """Which classes make levels in a model."""
+
+    takes_all: bool
+    include: Collection[str] = ()
+    exclude: Collection[str] = ()
+
+    def makes_level(self, class_name: str, *, is_torch_nn: bool) -> bool:
+        """Whether modules of a class are levels; the root always is."""
+        wanted = self.takes_all or class_name in self.include or not is_torch_nn
+        return wanted and class_name not in self.exclude
+
+
+def level_rule(
+    granularity: str, include: Collection[str], exclude: Collection[str], called: Iterable[tuple[str, bool]]
+) -> LevelRule:
+    """The rule of a model.
+
+    Args:
+        called: The class of each called module below the root, and whether it is defined under ``torch.nn``.
+    """
+    models = LevelRule(False, include, exclude)
+    if granularity == "auto":
+        return LevelRule(not any(models.makes_level(name, is_torch_nn=nn) for name, nn in called), include, exclude)
+    return LevelRule(granularity == "all", include, exclude)
+
+
+def shortest_tails(base: str, paths: Sequence[str]) -> list[str]:
     """For each path the shortest tail below ``base`` that none of the other paths ends in; final numbers are kept."""
     parts = [_parts_below(base, path) for path in paths]
     if len(set(parts)) < len(parts):  # one is below the base and the other outside it, with the same name

@@ -95,7 +95,7 @@ def first_few(names: Iterable[object], most: int = 5) -> str:
 
 def error_line(error: BaseException | None, limit: int = 240) -> str:
     """An exception's type and message, on one line that fits a screen."""
-    text = " ".join(f"{type(error).__name__}: {error}".split())
+    text = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
     return text if len(text) <= limit else f"{text[:limit]}..."
 
 

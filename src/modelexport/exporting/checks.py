@@ -54,7 +54,7 @@ def _check_written(
         hierarchy: The sidecar, which maps the file's outputs to the model's if it does not have all of them.
         weights: The places of its weights.
     """
-    if options.weights.source is not None or weights.absent_bytes:
+    if options.weights.lent is not None or weights.absent_bytes:
         return FileCheck(status="skipped", reason="the weights of the model are not in memory")
     with runnable(path, options.tags.tags_as) as file:
         # onnx.checker does not know ONNX Runtime's operators in the standard domain.
@@ -220,7 +220,7 @@ def run_checks(
                     f"--keep-anyway (keep_anyway=True) writes it nevertheless",
                     reason=check.reason,
                 )
-        kept, source = options.checks.reference, options.weights.source
+        kept, source = options.checks.reference, options.weights.lent
         if options.checks.verify:
             with stages("verify"), runnable(staged, options.tags.tags_as) as file:
                 verified = verify(model, inputs, file, sidecar=hierarchy, weights=source)

@@ -13,6 +13,7 @@ import numpy as np
 import onnx_ir as ir
 from onnxscript import optimizer
 
+from modelexport.exporting.inference import Known, inferred_once
 from modelexport.graph.nodes import nested_graphs
 from modelexport.weights.transforms import run_operator, since_version, tensor_attributes
 
@@ -26,9 +27,11 @@ class FoldConstants(ir.passes.InPlacePass):
     def __init__(self, may_fold: Callable[[ir.Node], bool]) -> None:
         super().__init__()
         self._may_fold = may_fold
+        self._inferred: Known = {}
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        result = optimizer.fold_constants_ir(model, onnx_shape_inference=True, should_fold=self._should_fold)
+        with inferred_once(self._inferred):
+            result = optimizer.fold_constants_ir(model, onnx_shape_inference=True, should_fold=self._should_fold)
         return ir.passes.PassResult(model, result.modified)
 
     def _should_fold(self, node: ir.Node) -> bool | None:

@@ -28,7 +28,8 @@ class CaptureOptions:
     """Arguments of ``forward`` whose values the file keeps; ``auto`` among them: those that it cannot be captured
     without. What is not a tensor is always kept."""
     reuse: bool = True
-    """Decompose layers whose captured graphs are equal once. The file is the same without, and takes longer."""
+    """Do the work for layers and nodes whose captured graphs are equal once. The file is the same without, and takes
+    longer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +62,11 @@ class WeightOptions:
     source: Weights | None = None
     """The places of the weights of a model that was built without them
     (:func:`modelexport.pytorch.loading.load_model` with ``weights="files"``)."""
+
+    @property
+    def lent(self) -> Weights | None:
+        """The weights that the model's modules have to be given while they run; ``None`` if it has its own."""
+        return None if self.source is None or self.source.in_memory else self.source
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,6 +154,11 @@ class Options:
         if left:
             raise TypeError(f"export() got an unexpected keyword argument '{next(iter(left))}'")
         return Options(**groups)
+
+    def for_capture(self, dynamic: bool, opset: int | None) -> dict[str, Any]:
+        """The options as keywords of :func:`modelexport.capture.choice.capture`."""
+        traces = self.tags.keep_torch_metadata
+        return {"dynamic": dynamic, "opset": opset, "stack_traces": traces, **vars(self.capture)}
 
     def check_together(self, *, optimized: bool) -> None:
         """Refuse options that do not go together.

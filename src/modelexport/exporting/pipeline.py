@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from modelexport.capture import FrontEnd, check_opset
 from modelexport.capture.choice import Attempt, capture, first_that_passes
 from modelexport.capture.exported import Exported
+from modelexport.core.garbage import only_new_garbage
 from modelexport.core.locking import exclusive
 from modelexport.core.stages import Stages
 from modelexport.exporting import steps
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 
 @exclusive
+@only_new_garbage()
 def export(
     model: nn.Module,
     inputs: Mapping[str, Any] | Sequence[Any],
@@ -78,7 +80,7 @@ def export(
         check_dag_directory(folder)
     with stages("repeat"):
         prepared = prepare_inputs(model, inputs, options.capture.constants)
-        unrepeatable = [] if options.weights.source is not None else find_unrepeatable(model, prepared.inputs)
+        unrepeatable = [] if options.weights.lent is not None else find_unrepeatable(model, prepared.inputs)
     job = _Job(model, prepared, path, name, dynamic, opset, optimized, interface, options, folder, stages, unrepeatable)
     return first_that_passes(frontend, job.export_by, keep_anyway=options.checks.keep_anyway)
 
@@ -105,8 +107,7 @@ class _Job:
         model, inputs, options, stages = self.model, self.prepared.inputs, self.options, self.stages
         with stages("capture"):
             tree = module_tree(model)
-            how = {"dynamic": self.dynamic, "opset": self.opset, **vars(options.capture)}
-            exported = self.interface(capture(model, inputs, frontend, **how))
+            exported = self.interface(capture(model, inputs, frontend, **options.for_capture(self.dynamic, self.opset)))
         with stages("optimize"):
             before = steps.remember(model, exported, options.weights.source)
             messages = [*exported.messages, *(steps.optimize_exported(exported, before) if self.optimized else ())]

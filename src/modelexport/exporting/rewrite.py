@@ -8,8 +8,12 @@ tensor that is not a parameter, and runtimes do the same when they load the file
 
 onnxscript's patterns match constants up to 1e-8 as zero and constants within 1e-5 of one as one; they would drop the
 epsilon of ``x * log(x + 1e-9)`` and the factor of ``x * 1.000009``. In this module constants match exactly.
+
+A pattern with several results (two slices of one value) is tried by onnxscript with every node of the graph for the
+second result, which takes a time that grows with the square of the depth; here with the nodes that use the same value.
+
 Only this file uses private names of onnxscript: the tuple of default rules, so that we rewrite what the bare exporter
-rewrites; the pattern of a rule, the only place with its operator; and the tolerances of its constants.
+rewrites; the pattern of a rule, the only place with its operators; and the tolerances of its constants.
 `tests/exporting/test_rewrite.py` fails when one changes.
 """
 
@@ -36,6 +40,16 @@ _COMPUTES_WEIGHTS = (
 def default_rules() -> list[RewriteRule]:
     """The rules that ``torch.onnx``'s optimizer applies, in its order, except those that compute weights."""
     return [rule for rule in rewriter._DEFAULT_REWRITE_RULES if rule not in _COMPUTES_WEIGHTS]
+
+
+def shared_inputs(rule: RewriteRule) -> list[int]:
+    """Of a pattern with several results: for each but the first, an input of the first that it has as well.
+
+    Empty for a pattern with a single result, and if one of its results has no input in common with the first.
+    """
+    first, *others = rule._target_pattern.output_nodes
+    found = [[first.inputs.index(value) for value in node.inputs if value in first.inputs] for node in others]
+    return [positions[0] for positions in found if positions] if all(found) else []
 
 
 @contextmanager
@@ -94,11 +108,14 @@ class _Dispatch:
             for target in operators if operator is None else (operator,):
                 self._by_operator[target].append(rule)
         self._open = [rule for rule in rules if root_operator(rule) is None]
+        self._shared = {rule: shared for rule in rules if (shared := shared_inputs(rule))}
+        self._order: dict[ir.Node, int] = {}
         self._applied = rules[0]
 
     def try_rewrite(self, model: ir.Model, graph: Any, node: ir.Node, **options: Any) -> Any:
         for rule in self._by_operator.get(node.op_identifier(), self._open):
-            replacement = rule.try_rewrite(model, graph, node, **options)
+            place = self._users(graph, node, self._shared[rule]) if rule in self._shared else graph
+            replacement = rule.try_rewrite(model, place, node, **options)
             if replacement is not None and not self._removes_kept(replacement.match):
                 self._applied = rule
                 _name_apart(replacement.new_initializers, graph)
@@ -109,7 +126,19 @@ class _Dispatch:
         inner = {value.name for node in match.nodes for value in node.outputs if value not in match.outputs}
         return not self._keep.isdisjoint(inner)
 
+    def _users(self, graph: Any, node: ir.Node, shared: Sequence[int]) -> Any:
+        """The nodes that may make the other results of a rule whose first result is that of a node, as a graph."""
+        values = [node.inputs[position] if position < len(node.inputs) else None for position in shared]
+        given = [value for value in values if value is not None]
+        users = {user for value in given for user in value.consumers() if user.graph is node.graph}
+        if not self._order:
+            self._order = {one: index for index, one in enumerate(graph)}
+        if len(given) < len(values) or not users <= self._order.keys():  # new nodes have no place in the order
+            return graph
+        return _Part(graph, sorted(users, key=self._order.__getitem__))
+
     def graph_pre_visitor(self) -> None:
+        self._order = {}
         for rule in self._rules:
             if rule.graph_pre_visitor:
                 rule.graph_pre_visitor()
@@ -131,6 +160,18 @@ class _Dispatch:
     @property
     def as_function(self) -> bool:
         return bool(self._applied.as_function)
+
+
+class _Part:
+    """Some nodes of a graph, in its order, for a matcher."""
+
+    def __init__(self, graph: ir.Graph | ir.Function, nodes: Sequence[ir.Node]) -> None:
+        self.graph = graph.graph if isinstance(graph, ir.Function) else graph
+        self.opset_imports = graph.opset_imports
+        self._nodes = nodes
+
+    def __iter__(self) -> Iterator[ir.Node]:
+        return iter(self._nodes)
 
 
 def _name_apart(new: Sequence[ir.Value], graph: ir.Graph | ir.Function) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import sys
 from pathlib import Path
 from typing import BinaryIO
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 
@@ -57,6 +59,10 @@ class EmbeddedTensor(ir.LazyTensor):
     def __init__(self, file: OpenFile, place: range, tensor: ir.TensorProtocol) -> None:
         def read() -> ir.TensorProtocol:
             raw = file.data[place.start : place.stop]
+            kind = tensor.dtype.numpy()
+            if kind.isbuiltin == 1 and len(raw) == tensor.nbytes and sys.byteorder == "little":
+                array = np.frombuffer(raw, dtype=kind).reshape(shape.numpy())
+                return ir.Tensor(array, dtype=tensor.dtype, name=tensor.name)
             proto = onnx.TensorProto(name=tensor.name or "", data_type=tensor.dtype, dims=shape.numpy(), raw_data=raw)
             return ir.serde.deserialize_tensor(proto)
 

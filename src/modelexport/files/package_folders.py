@@ -8,9 +8,9 @@ from pathlib import Path
 
 from modelexport.errors import OutputError
 from modelexport.files.abandoned import STAGING_PREFIX
-from modelexport.files.atomic import check_apart, check_writable
+from modelexport.files.atomic import check_writable
 from modelexport.files.manifests import files_of_package, has_manifest, read_kind
-from modelexport.files.protected import being_read
+from modelexport.files.protected import being_read, check_kept, reading
 from modelexport.files.regular import check_folder_writable, what_it_is
 from modelexport.format.packages import MANIFEST, UNFINISHED
 
@@ -57,7 +57,10 @@ def check_package_folder(folder: Path, reads: Iterable[Path] = (), kinds: Collec
         if kinds and (kind := read_kind(folder)) not in (*kinds, UNFINISHED):
             raise OutputError(f"{folder} holds a package of the kind '{kind}': give an empty or a new folder")
     check_writable(folder / MANIFEST)
-    for file in (folder / MANIFEST, *files_of_package(folder, every=True)):
+    files = [folder / MANIFEST, *files_of_package(folder, every=True)]
+    for file in files:
         if (what := what_it_is(file)) is not None:
             raise OutputError(f"{file} is not a regular file but {what}, and may have to be replaced: remove it")
-        check_apart(file, reads)
+    # An earlier package of the same checkpoint has hard links to its weights, which may be replaced.
+    with reading(reads):
+        check_kept(files)

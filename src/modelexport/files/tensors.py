@@ -73,7 +73,10 @@ def check_data(model: onnx.ModelProto, elsewhere: Collection[str]) -> None:
                     f"the tensor {tensor.name!r} has texts in another file, which ONNX does not allow"
                 )
             continue
-        if not tensor.HasField("raw_data") and tensor.name in elsewhere:
+        apart = not tensor.HasField("raw_data") and tensor.name in elsewhere
+        if tensor.data_type == onnx.TensorProto.STRING and (apart or tensor.HasField("raw_data")):
+            raise FileFormatError(f"the tensor {tensor.name!r} has texts as bytes, which ONNX does not allow")
+        if apart:
             continue
         size = prod(tensor.dims)
         if any(dim < 0 for dim in tensor.dims):

@@ -28,6 +28,8 @@ class Inheritance:
     origins: Mapping[str, Origin]
     unclear: Mapping[str, Sequence[str]]
     """Initializers whose names do not identify their entries, to all entries that they may come from."""
+    shared: Sequence[str] = ()
+    """Entries whose initializer has also taken the place of a constant: other weights would change that, too."""
 
 
 def inherited(tagged: ir.Model, source: SourceGraph, changed: ir.Model, descent: Descent) -> Inheritance:
@@ -48,6 +50,7 @@ class _Inheritance:
     descent: Descent
     plans: dict[str, ParameterPlan] = field(default_factory=dict)
     computed: Computed | None = None
+    shared: set[str] = field(default_factory=set)
 
     def run(self) -> Inheritance:
         for value in initializers(self.tagged):
@@ -70,13 +73,16 @@ class _Inheritance:
                     and (named not in self.plans or len(step.inputs) > 1)
                 ):
                     unclear[value.name or ""] = step.inputs
-        return Inheritance(origins, unclear)
+        return Inheritance(origins, unclear, sorted(self.shared))
 
     def _origin(self, value: ir.Value) -> Origin | None:
         name = self.descent.names.get(value, "")
         lost = [self.plans[n] for n in self.descent.lost.get(value, ()) if n in self.plans]
         if name in self.plans:
-            plans = [self.plans[n] for n in (name, *self.descent.merged.get(value, ())) if n in self.plans]
+            names = (name, *self.descent.merged.get(value, ()))
+            plans = [self.plans[n] for n in names if n in self.plans]
+            if any(n in self.source.initializers and n not in self.plans for n in names):
+                self.shared.update(key for plan in plans for key in plan.keys)
             steps = self._recorded(value, name)
             if steps is not None and all(_done(plan) == _done(plans[0]) for plan in plans):
                 return Origin(tuple(dict.fromkeys(key for plan in plans for key in plan.keys)), tuple(steps))

@@ -11,6 +11,7 @@ import onnx_ir as ir
 import onnx_ir.passes.common as passes
 
 from modelexport.core.calls import ModuleCall
+from modelexport.core.garbage import only_new_garbage
 from modelexport.errors import FileFormatError, UntaggedNodeError, UsageError
 from modelexport.files.atomic import check_writable, written_together
 from modelexport.files.linked import check_files
@@ -84,6 +85,7 @@ class RetagReport(msgspec.Struct, frozen=True, kw_only=True):
     """Whether local functions of the changed file were replaced by their bodies."""
 
 
+@only_new_garbage()
 def retag(changed: str | Path, *, source: str | Path, output: str | Path) -> RetagReport:
     """Restore the tags of a model that another tool changed.
 
@@ -251,7 +253,7 @@ def _write(
         if not key.startswith("modelexport."):
             model.metadata_props.setdefault(key, text)
     write_metadata(model, tags, inheritance.origins, entries)
-    if lost := _lost(tagged, inheritance):
+    if lost := [*_lost(tagged, inheritance), *inheritance.shared]:
         model.metadata_props[keys.LOST] = json.dumps(lost)
 
 

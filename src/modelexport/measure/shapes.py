@@ -12,7 +12,7 @@ import io
 import logging
 import operator
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,12 +94,14 @@ def find_shapes(model: ir.Model, sizes: Mapping[str, int] | None = None) -> Shap
     for value in [*values, *initial]:
         shape = value.const_value.shape if value.const_value is not None else value.shape
         if shape is not None and all(isinstance(size, int) or size.value is not None for size in shape):
-            known[value.name or ""] = tuple(
-                size if isinstance(size, int) else _evaluated(str(size.value), given, texts) for size in shape
-            )
+            dims = tuple(size if isinstance(size, int) else _evaluated(str(size.value), given, texts) for size in shape)
+            if _is_possible(dims):
+                known[value.name or ""] = dims
     if any(value.name and value.name not in known for value in values):
         for name, dtype, dims in _inferred(model):
-            known.setdefault(name, tuple(_evaluated(d, given, texts) if isinstance(d, str) else d for d in dims))
+            found = tuple(_evaluated(d, given, texts) if isinstance(d, str) else d for d in dims)
+            if _is_possible(found):
+                known.setdefault(name, found)
             types.setdefault(name, dtype)
     left = {str(symbol) for size in texts.values() for symbol in getattr(size, "free_symbols", ())}
     used = [name for text in texts for name in _names(text)]
@@ -108,6 +110,12 @@ def find_shapes(model: ir.Model, sizes: Mapping[str, int] | None = None) -> Shap
             has = f"; it has {', '.join(symbols)}" if symbols else ": all of its sizes are fixed"
             raise UsageError(f"the model has no dynamic axis '{name}'{nearest(name, symbols)}{has}")
     return Shapes(known, types, tuple(name for name in symbols if name not in given), tuple(sorted(left - {*symbols})))
+
+
+def _is_possible(shape: Sequence[Size]) -> bool:
+    """Whether a value may have a shape: figures of one with more elements would be too large for numbers."""
+    count = elements(shape)
+    return not isinstance(count, int) or 0 <= count < _LARGEST
 
 
 def _evaluated(text: str, given: Mapping[str, int], known: dict[str, Size]) -> Size:

@@ -16,6 +16,7 @@ from modelexport.core.messages import collected
 from modelexport.errors import InputsError
 from modelexport.pytorch.generation import encoder_inputs
 from modelexport.pytorch.model_run import as_array
+from modelexport.pytorch.multimodal import Modality, modality_of
 from modelexport.pytorch.traced import untouched
 
 _TEXTS = (
@@ -43,6 +44,9 @@ class Reference:
 def example_prompts(model: nn.Module, directory: Path | None, *, seed: int = 0) -> list[dict[str, Any]]:
     """Four prompts of different lengths: text tokenized with the model's own tokenizer, or random tokens."""
     vocabulary = int(model.config.get_text_config().vocab_size)
+    modality, _ = modality_of(model)
+    if modality is not None:
+        return _with_features(modality, vocabulary, seed)
     rows = _tokenized(directory, vocabulary)
     if not rows:
         generator = np.random.default_rng(seed)
@@ -55,6 +59,24 @@ def example_prompts(model: nn.Module, directory: Path | None, *, seed: int = 0) 
             for _ in rows
         ]
     return [{"input_ids": row} for row in rows]
+
+
+def _with_features(modality: Modality, vocabulary: int, seed: int) -> list[dict[str, Any]]:
+    """Prompts of different lengths, each with its own image or sound and random tokens after its placeholders."""
+    generator = np.random.default_rng(seed)
+    example = as_array(modality.example["input_ids"])
+    last = int(np.flatnonzero((example == modality.token).any(axis=0))[-1]) + 1
+    share = {name: len(tensor) // len(example) for name, tensor in modality.tensors.items()}
+    prompts = []
+    for length in (5, 2, 9):
+        words = generator.integers(3, vocabulary, size=(1, length))
+        words[words == modality.token] = 3
+        taken = {
+            name: generator.standard_normal((share[name], *tensor.shape[1:])).astype(as_array(tensor).dtype)
+            for name, tensor in modality.tensors.items()
+        }
+        prompts.append({"input_ids": np.concatenate([example[:1, :last], words], axis=1), **taken})
+    return prompts
 
 
 def _tokenized(directory: Path | None, vocabulary: int) -> list[Any]:
@@ -136,7 +158,8 @@ def _batch(prompts: Sequence[Mapping[str, Any]], pad: int, *, left: bool) -> dic
         own = slice(longest - length, longest) if left else slice(0, length)
         ids[row, own] = prompt["input_ids"][0]
         mask[row, own] = 1
-    return {"input_ids": ids, "attention_mask": mask}
+    others = {name: np.concatenate([prompt[name] for prompt in prompts]) for name in prompts[0] if name != "input_ids"}
+    return {"input_ids": ids, "attention_mask": mask, **others}
 
 
 _LAYER = re.compile(r"past_key_values\.(\d+)\.(key|value)")

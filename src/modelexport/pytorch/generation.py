@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch import nn
 from modelexport.core.messages import collected
 from modelexport.errors import CaptureError, InputsError
 from modelexport.pytorch.inputs import generate_inputs
+from modelexport.pytorch.multimodal import EMBEDDING, EMBEDS, Encode, Merge, Modality, modality_of
 from modelexport.pytorch.traced import untouched
 
 
@@ -33,6 +35,16 @@ class ModelPart:
     """Notes for the user, one line each."""
     row: Mapping[str, Any] | None = None
     """The same inputs for one row, for a part that takes tokens and a cache."""
+    file: str = ""
+    """Its file relative to the package, if it is not ``NAME.onnx``."""
+
+    optional: bool = False
+    """Whether the package is of use without this part, so that a failure to export it is a note."""
+
+    @property
+    def path(self) -> str:
+        """The file of the part, relative to the package."""
+        return self.file or f"{self.name}.onnx"
 
 
 def can_generate(model: nn.Module) -> bool:
@@ -53,6 +65,7 @@ def generation_parts(model: nn.Module) -> list[ModelPart]:
         raise InputsError(f"{type(model).__name__} cannot generate: use --parts whole, or name a class that can")
     if getattr(model.config, "is_encoder_decoder", False):
         return _encoder_decoder_parts(model)
+    modality, reason = modality_of(model)
     steps = _captured(model, _token_inputs(model))
     inputs = steps["decode"]
     past = inputs.get("past_key_values")
@@ -62,8 +75,28 @@ def generation_parts(model: nn.Module) -> list[ModelPart]:
             f"the cache of {len(windows)} layers with a window of {min(windows)} grows with the text: "
             f"the mask applies the window",
         )
+    notes += (f"takes text only: {reason}",) if reason else ()
     grown = _with_growing_cache(inputs)
+    if modality is not None:
+        return _multimodal_parts(model, modality, grown, notes)
     return [ModelPart("decode", copy.copy(model), grown, notes=notes, row=_first_row(grown))]
+
+
+def _multimodal_parts(
+    model: nn.Module, modality: Modality, step: Mapping[str, Any], notes: tuple[str, ...]
+) -> list[ModelPart]:
+    """The encoder of images or sound, the embedding of tokens and features, and the decoder of embeddings."""
+    encode, merge = (_with_forward(model, partial(kind, modality=modality)) for kind in (Encode, Merge))
+    with untouched(model, runs=False), collected():
+        features = encode.forward(**modality.tensors)
+        embeds = merge.forward(input_ids=modality.example["input_ids"], **features)[EMBEDS]
+    tokens = step["input_ids"].shape[1]
+    further = {name: value for name, value in step.items() if name != "input_ids"} | {EMBEDS: embeds[:, :tokens]}
+    return [
+        ModelPart(modality.part, encode, modality.tensors),
+        ModelPart(EMBEDDING, merge, {"input_ids": modality.example["input_ids"], **features}),
+        ModelPart("decode", copy.copy(model), further, notes=notes, row=_first_row(further)),
+    ]
 
 
 def _first_row(inputs: Mapping[str, Any]) -> dict[str, Any] | None:

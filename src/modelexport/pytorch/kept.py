@@ -9,6 +9,7 @@ a subclass overrides them.
 from __future__ import annotations
 
 import contextlib
+import operator
 import types
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Mapping
@@ -26,6 +27,7 @@ _DEPTH = 6
 _LARGEST = 100_000
 """Entries of the largest container that is saved: a longer one is a table, not state."""
 
+_FOLLOWED = (nn.Module, dict, list, set, deque, tuple)
 _NOT_FOLLOWED = (
     type,
     types.ModuleType,
@@ -83,10 +85,16 @@ class KeptState:
                 tensor.requires_grad_(requires_grad)
 
     def _remember(self, value: object, depth: int) -> None:
+        if type(value) is dict and not value:  # most dictionaries of a module are empty: its hooks
+            self._containers.append((value, {}))
+            return
         if isinstance(value, torch.Tensor):
             self.tensors.setdefault(value)
             return
-        if id(value) in self._seen or depth > _DEPTH or isinstance(value, _NOT_FOLLOWED):
+        if id(value) in self._seen or depth > _DEPTH:
+            return
+        # In this order: torch's classes take a hundred times as long to ask as the built-in ones.
+        if not isinstance(value, _FOLLOWED) and isinstance(value, _NOT_FOLLOWED):
             return
         if isinstance(value, nn.Module) and depth:
             return  # handled separately, or not a part of the model
@@ -105,11 +113,11 @@ class KeptState:
             self._attributes.append((value, dict(attributes)))
             inside += attributes.values()
         for part in inside:
-            if not isinstance(part, _LEAVES):
+            if type(part) not in _LEAVES:
                 self._remember(part, depth + 1)
 
 
-_LEAVES = (str, bytes, int, float, complex, bool, type(None))
+_LEAVES = frozenset((str, bytes, int, float, complex, bool, type(None)))
 
 
 def _remembered_items(value: Any) -> Iterable[Any]:
@@ -147,13 +155,14 @@ def _restore_container(container: Any, before: Any) -> None:
 
 def _restore_mapping(entries: dict[Any, Any], before: Mapping[Any, Any]) -> None:
     """Restore the entries of a dictionary, in their order."""
-    kind = OrderedDict if isinstance(entries, OrderedDict) else dict
-    now = list(dict.items(entries))
-    if len(now) == len(before) and all(
-        key is other and value is old for (key, value), (other, old) in zip(now, before.items(), strict=True)
+    if (
+        dict.__len__(entries) == len(before)
+        and all(map(operator.is_, dict.keys(entries), before))
+        and all(map(operator.is_, dict.values(entries), before.values()))
     ):
-        return
-    for key, _ in now:
+        return  # nearly always: this is called for every dictionary of every module
+    kind = OrderedDict if isinstance(entries, OrderedDict) else dict
+    for key in list(dict.keys(entries)):
         if key not in before:
             kind.__delitem__(entries, key)
     for key, value in before.items():

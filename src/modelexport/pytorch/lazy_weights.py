@@ -79,7 +79,12 @@ def build_without_weights(
     """
     state_dict = {name: _recorded(name, place) for file in files for name, place in file.tensors.items()}
     model, info = cls.from_pretrained(
-        None, config=config, state_dict=state_dict, output_loading_info=True, dtype=dtype or "auto"
+        None,
+        config=config,
+        state_dict=state_dict,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,  # the info lists them
+        dtype=dtype or "auto",
     )
     entries = {k: t for k, t in model.state_dict(keep_vars=True).items() if isinstance(t, _Recorded)}
     weights = Weights(

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import hashlib
 import tempfile
+import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ from modelexport.core.limits import BATCH_BYTES
 from modelexport.core.messages import collected
 from modelexport.errors import UsageError
 from modelexport.pytorch.lazy_weights import lend_weights
-from modelexport.pytorch.private_torch import TorchDispatchMode, tree_leaves, tree_map
+from modelexport.pytorch.private_torch import TorchDispatchMode, tree_leaves, tree_map, version_of
 from modelexport.pytorch.recorder import CallRecorder
 from modelexport.pytorch.traced import untouched
 from modelexport.pytorch.values import (
@@ -34,7 +35,7 @@ from modelexport.pytorch.values import (
 )
 from modelexport.runtime.choices import Choice, chosen_axis
 from modelexport.runtime.evidence import Computed, SeenTensor
-from modelexport.runtime.fingerprints import fingerprint_of
+from modelexport.runtime.fingerprints import Fingerprint, fingerprint_of
 from modelexport.weights.sources import Weights
 
 _SEEN = "_modelexport_fingerprint"
@@ -76,6 +77,8 @@ class ModelRun:
         self.computed: list[Computed] = []
         self.choices: list[Choice] = []
         self._arrays: dict[str, Any] = {}
+        self._contents: dict[int, tuple[weakref.ref[torch.Tensor] | None, int | None, str]] = {}
+        """Tensors by identity, with the state of their memory."""
         self._bytes = 0
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._recorder = CallRecorder(model, watch=self._watch)
@@ -98,7 +101,7 @@ class ModelRun:
         args, kwargs = run_arguments(self._inputs)
         with contextlib.ExitStack() as stack:
             # A module without weights cannot overwrite any.
-            stack.enter_context(untouched(self._model, runs=self._weights is None))
+            stack.enter_context(untouched(self._model, runs=self._weights is None, guarded=operations))
             if self._weights is not None:
                 stack.enter_context(lend_weights(self._model, self._weights, self._never_called))
             entries = _entries(self._model)
@@ -107,7 +110,8 @@ class ModelRun:
             stack.enter_context(collected())
             stack.enter_context(self._recorder.attached())
             if operations:
-                stack.enter_context(_Operations(self._recorder, self.computed, self._choose))
+                own = [] if self._weights is not None else list(self._model.parameters())
+                stack.enter_context(_Operations(self._recorder, self.computed, self._choose, own))
             return [as_array(tensor) for _, tensor in tensors_in(self._model(*args, **kwargs))]
 
     def _watch(self, call: ModuleCall, side: Side, tensors: NamedTensors) -> None:
@@ -122,11 +126,17 @@ class ModelRun:
             self.choices.append(Choice(call, self._content(scores), shapes[0], self._content(indices), shapes[1]))
 
     def _content(self, tensor: torch.Tensor) -> str:
-        array = np.ascontiguousarray(as_array(tensor.detach())).reshape(-1)
+        # What a call returns, its caller mostly passes on as it is.
+        version = version_of(tensor)
+        seen, then, content = self._contents.get(id(tensor), (None, None, ""))
+        if seen is not None and seen() is tensor and version is not None and then == version:
+            return content
+        array = np.ascontiguousarray(as_array(tensor)).reshape(-1)
         dtype = str(tensor.dtype).removeprefix("torch.")
         content = f"{dtype}:{hashlib.blake2b(array.view(np.uint8).data, digest_size=16).hexdigest()}"
         if content not in self._arrays:
             self._arrays[content] = self._kept(content, array)
+        self._contents[id(tensor)] = weakref.ref(tensor), version, content
         return content
 
     def _kept(self, content: str, array: Any) -> Any:
@@ -231,9 +241,11 @@ class _Operations(TorchDispatchMode):
         recorder: CallRecorder,
         computed: list[Computed],
         choose: Callable[[ModuleCall, torch.Tensor, torch.Tensor], None],
+        parameters: Collection[torch.Tensor],
     ) -> None:
         super().__init__()
         self._recorder, self._computed, self._choose = recorder, computed, choose
+        self._parameters = {_memory(parameter) for parameter in parameters}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -242,7 +254,7 @@ class _Operations(TorchDispatchMode):
         if call is None:
             return output
         given = tree_leaves((args, kwargs))
-        taken = [getattr(value, _SEEN, None) for value in given]
+        taken = [getattr(value, _SEEN, (None, None))[0] for value in given]
         tensors = [value for value in given if isinstance(value, torch.Tensor) and has_elements(value)]
         scores = next((tensor for tensor in tensors if tensor.is_floating_point()), None)
         for tensor in tree_leaves(output):
@@ -251,13 +263,43 @@ class _Operations(TorchDispatchMode):
             if scores is not None and tensor.dtype is torch.long:
                 self._choose(call, scores, tensor)
             if tensor.is_floating_point() and tensor.numel() > 3:
-                fingerprint = fingerprint_of(as_array(tensor))
-                if fingerprint.telling:
+                if (memory := _memory(tensor)) is not None and memory in self._parameters:
+                    continue  # transposed for the product: as much to read as the whole model
+                fingerprint = _shared(tensor, tensors) or fingerprint_of(as_array(tensor))
+                if fingerprint.telling and not _is_parameter(fingerprint, tensors, tensor):
                     self._computed.append(
                         Computed(call, fingerprint, not any(one is not None and fingerprint.same(one) for one in taken))
                     )
-                setattr(tensor, _SEEN, fingerprint)
+                setattr(tensor, _SEEN, (fingerprint, version_of(tensor)))
         return output
+
+
+def _memory(tensor: torch.Tensor) -> int | None:
+    """Where the elements of a tensor and of all its views are."""
+    return tensor.untyped_storage().data_ptr() or None if tensor.layout is torch.strided else None
+
+
+def _shared(tensor: torch.Tensor, given: Sequence[Any]) -> Fingerprint | None:
+    """The fingerprint of a tensor of which this one is another view of the same elements in the same order."""
+    for other in given:
+        if (
+            isinstance(other, torch.Tensor)
+            and other.numel() == tensor.numel()
+            and other.dtype is tensor.dtype
+            and other.is_contiguous()
+            and tensor.is_contiguous()
+            and other.data_ptr() == tensor.data_ptr()
+            and other is not tensor  # changed in place
+        ):
+            fingerprint, version = getattr(other, _SEEN, (None, None))
+            return fingerprint if version is not None and version == version_of(other) else None
+    return None
+
+
+def _is_parameter(fingerprint: Fingerprint, given: Sequence[Any], result: torch.Tensor) -> bool:
+    """Whether a result is a copy of a parameter: one is made before its module runs, while another call is running."""
+    alike = (value for value in given if isinstance(value, nn.Parameter) and value.numel() == result.numel())
+    return any(fingerprint.same(fingerprint_of(as_array(value))) for value in alike)
 
 
 def as_array(tensor: torch.Tensor) -> Any:
@@ -270,7 +312,11 @@ def as_array(tensor: torch.Tensor) -> Any:
     """
     if not has_elements(tensor):
         raise UsageError("a tensor of the model is nested or sparse, which no ONNX file can have: use dense ones")
-    tensor = as_stored(tensor.detach().cpu())
+    if tensor.requires_grad:
+        tensor = tensor.detach()
+    if tensor.device.type != "cpu":
+        tensor = tensor.cpu()
+    tensor = as_stored(tensor)
     if tensor.dtype is torch.bfloat16:
         import ml_dtypes
 

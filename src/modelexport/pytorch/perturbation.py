@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections import defaultdict
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -20,30 +21,56 @@ def entries_of(model: nn.Module) -> dict[str, torch.Tensor]:
     return {key: value for key, value in model.state_dict(keep_vars=True).items() if isinstance(value, torch.Tensor)}
 
 
+def indistinct(model: nn.Module, keys: Collection[str]) -> set[str]:
+    """The entries that are constant or nearly zero, or have the values of another that they are not tied to."""
+    found: set[str] = set()
+    seen: dict[tuple[int, int], list[tuple[str, torch.Tensor]]] = defaultdict(list)
+    for key, tensor in entries_of(model).items():
+        data = tensor.detach()
+        if key not in keys or data.numel() < 2 or data.is_meta:
+            continue
+        if _size(data) < _SMALL or _is_constant(data):
+            found.add(key)
+            continue
+        alike = seen[data.numel(), zlib.crc32(_sample(data).tobytes())]
+        for other, its in alike:
+            if its.data_ptr() != data.data_ptr() and torch.equal(its.reshape(-1), data.reshape(-1)):
+                found |= {key, other}
+        alike.append((key, data))
+    return found
+
+
+def weak(model: nn.Module, keys: Collection[str]) -> set[str]:
+    """The entries that make much smaller numbers of their inputs: fresh ones leave attention nearly uniform."""
+    return {key for key, tensor in entries_of(model).items() if key in keys and 0 < _gain(tensor.detach()) < _WEAK}
+
+
+def _size(data: torch.Tensor) -> float:
+    """The root mean square of the elements."""
+    if data.dtype not in (torch.float32, torch.float64):
+        data = data.float()
+    return float(torch.linalg.vector_norm(data)) / max(data.numel(), 1) ** 0.5
+
+
+def _is_constant(data: torch.Tensor) -> bool:
+    part = _sample(data)
+    return bool((part == part[0]).all()) and bool((data == data.reshape(-1)[0]).all())
+
+
+def _sample(data: torch.Tensor) -> Any:
+    """Some elements, of all parts of a tensor."""
+    flat = data.reshape(-1)
+    return flat[:: max(flat.numel() // _SAMPLE, 1)].float().cpu().numpy()
+
+
+_SAMPLE = 1024
+
+
 def _gain(weights: torch.Tensor) -> float:
     """The factor by which a matrix scales a random vector; 1 for other tensors."""
     if weights.ndim < 2 or not weights.numel():
         return 1.0
-    inputs = weights.numel() // weights.shape[0]
-    mean: float = weights.float().square().mean().item()
-    return float((mean * inputs) ** 0.5)
-
-
-def has_equal_values(model: nn.Module, keys: Collection[str]) -> bool:
-    """Whether a parameter is constant or nearly zero, or two parameters that are not tied have the same values."""
-    seen: dict[tuple[int, int], int] = {}
-    for key, tensor in entries_of(model).items():
-        if key not in keys or tensor.numel() < 2 or tensor.is_meta:
-            continue
-        data = tensor.detach()
-        if bool((data == data.reshape(-1)[0]).all()) or bool(data.float().square().mean() < _SMALL**2):
-            return True
-        numbers = data.float().contiguous().cpu().numpy()
-        place = (tensor.data_ptr(), zlib.crc32(numbers.tobytes()))
-        others = seen.setdefault((tensor.numel(), place[1]), place[0])
-        if others != place[0]:
-            return True
-    return False
+    return _size(weights) * (weights.numel() // weights.shape[0]) ** 0.5
 
 
 def perturbed(model: nn.Module, keys: Collection[str], *, seed: int = 12) -> Mapping[str, torch.Tensor]:
@@ -55,14 +82,16 @@ def perturbed(model: nn.Module, keys: Collection[str], *, seed: int = 12) -> Map
     generator = torch.Generator().manual_seed(seed)
     made: dict[int, torch.Tensor] = {}
     found: dict[str, torch.Tensor] = {}
-    for key, tensor in entries_of(model).items():
-        if key not in keys or not tensor.is_floating_point():
+    tensors = {key: tensor for key, tensor in entries_of(model).items() if tensor.is_floating_point()}
+    chosen = {(tensor.data_ptr(), tensor.shape) for key, tensor in tensors.items() if key in keys}
+    for key, tensor in tensors.items():
+        if (tensor.data_ptr(), tensor.shape) not in chosen:
             continue
         if tensor.data_ptr() not in made:
             data = tensor.detach().float().cpu()
             noise = torch.randn(min(data.numel(), _PERIOD), generator=generator)
             other = _repeated(torch.exp(0.2 * noise.clamp(-2, 2)), data.shape).mul_(data)
-            if float(torch.linalg.vector_norm(data)) < _SMALL * data.numel() ** 0.5:
+            if _size(data) < _SMALL:
                 other.add_(_repeated(noise, data.shape), alpha=0.05)
             elif int(torch.count_nonzero(data)) < data.numel():
                 other = torch.where(data == 0, 0.05 * _repeated(noise, data.shape), other)

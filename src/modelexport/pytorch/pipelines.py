@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
+import msgspec
 import torch
 from torch import nn
 
-from modelexport.errors import ModelLoadError
+from modelexport.core.limits import SETTINGS_BYTES
+from modelexport.core.text import error_line
+from modelexport.errors import FileFormatError, ModelExportError, ModelLoadError
+from modelexport.files.regular import read_regular
+from modelexport.files.safetensors_files import read_header
 from modelexport.pytorch.generation import ModelPart
 from modelexport.pytorch.loading import LoadedModel, load_model
+from modelexport.pytorch.trust import no_larger_than
 from modelexport.weights.sources import Weights
 
+_T = TypeVar("_T")
 SENTENCE_TRANSFORMER = "modules.json"
 
 
@@ -109,21 +116,22 @@ def load_pipeline(
     """
     modules: dict[str, nn.Module] = {}
     loaded: dict[str, LoadedModel] = {}
-    for entry in _read(directory / SENTENCE_TRANSFORMER):
-        name, kind = str(entry["name"]), str(entry["type"]).rpartition(".")[2]
-        folder = directory / entry["path"]
-        match kind:
+    for entry in _read(directory / SENTENCE_TRANSFORMER, list[_Entry]):
+        folder = _folder(directory, entry)
+        match entry.type.rpartition(".")[2]:
+            case _ if entry.name in modules:
+                raise ModelLoadError(f"{directory / SENTENCE_TRANSFORMER} has two modules {entry.name}: correct it")
             case "Transformer":
-                loaded[name] = load_model(str(folder), trust_remote_code=trust_remote_code, weights=weights)
-                modules[name] = Transformer(loaded[name].model)
+                loaded[entry.name] = load_model(str(folder), trust_remote_code=trust_remote_code, weights=weights)
+                modules[entry.name] = Transformer(loaded[entry.name].model)
             case "Pooling":
-                modules[name] = Pooling(_modes(folder / "config.json"))
+                modules[entry.name] = Pooling(_modes(folder / "config.json"))
             case "Dense":
-                modules[name] = _dense(folder)
+                modules[entry.name] = _dense(folder)
             case "Normalize":
-                modules[name] = Normalize()
+                modules[entry.name] = Normalize()
             case _:
-                raise ModelLoadError(f"{directory} has a module {name} of the unsupported type {entry['type']}")
+                raise ModelLoadError(f"{directory} has a module {entry.name} of the unsupported type {entry.type}")
     prefixed = [
         _prefixed(one.weights, f"{name}.auto_model.") for name, one in loaded.items() if one.weights is not None
     ]
@@ -152,11 +160,34 @@ def _prefixed(weights: Weights, prefix: str) -> Weights:
     )
 
 
+class _Entry(msgspec.Struct, frozen=True):
+    """An entry of ``modules.json``."""
+
+    name: Annotated[str, msgspec.Meta(pattern=r"^\w+$")]
+    type: str
+    path: str = ""
+
+
+class _DenseConfig(msgspec.Struct, frozen=True):
+    in_features: Annotated[int, msgspec.Meta(gt=0)]
+    out_features: Annotated[int, msgspec.Meta(gt=0)]
+    bias: bool = True
+    activation_function: str = "torch.nn.modules.activation.Tanh"
+
+
+def _folder(directory: Path, entry: _Entry) -> Path:
+    """The folder of a module, which is the pipeline's or in it."""
+    folder = directory / entry.path
+    if "\0" in entry.path or not Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(directory)):
+        raise ModelLoadError(f"{directory / SENTENCE_TRANSFORMER} names {entry.path}, which is not a folder in it")
+    return folder
+
+
 def _modes(path: Path) -> list[str]:
-    config = _read(path)
+    config = _read(path, dict[str, Any])
     given = config.get("pooling_mode")
     if given is not None:
-        modes = [given] if isinstance(given, str) else list(given)
+        modes = [given] if isinstance(given, str) else given
     else:
         # The names in older versions: pooling_mode_cls_token, pooling_mode_mean_tokens, ...
         plain = {
@@ -164,7 +195,7 @@ def _modes(path: Path) -> list[str]:
             for key, value in config.items()
         }
         modes = [mode for mode in _MODES if plain.get(mode)]
-    if not modes or not set(modes) <= set(_MODES):
+    if not isinstance(modes, list) or not modes or not all(mode in _MODES for mode in modes):
         raise ModelLoadError(f"{path} has the pooling modes {modes or 'none'}; supported are {', '.join(_MODES)}")
     return modes
 
@@ -172,22 +203,24 @@ def _modes(path: Path) -> list[str]:
 def _dense(folder: Path) -> Dense:
     from safetensors.torch import load_file
 
-    config = _read(folder / "config.json")
-    activation = getattr(nn, str(config.get("activation_function", "")).rpartition(".")[2], None)
-    if not isinstance(activation, type):
-        raise ModelLoadError(
-            f"{folder} has an activation {config.get('activation_function')} that torch.nn does not have"
-        )
-    layer = Dense(nn.Linear(config["in_features"], config["out_features"], config.get("bias", True)), activation())
+    config, weights = _read(folder / "config.json", _DenseConfig), folder / "model.safetensors"
+    activation = getattr(nn, config.activation_function.rpartition(".")[2], None)
+    if not (isinstance(activation, type) and issubclass(activation, nn.Module)):
+        raise ModelLoadError(f"{folder} has an activation {config.activation_function} that torch.nn does not have")
     try:
-        layer.load_state_dict(load_file(folder / "model.safetensors"))
+        read_header(weights)
+        with no_larger_than(weights.stat().st_size):
+            layer = Dense(nn.Linear(config.in_features, config.out_features, config.bias), activation())
+            layer.load_state_dict(load_file(weights))
+    except ModelExportError:
+        raise
     except Exception as error:
-        raise ModelLoadError(f"{folder} cannot be loaded: {' '.join(str(error).split())[:200]}") from error
+        raise ModelLoadError(f"{folder} cannot be loaded: {error_line(error)}; copy or download it again") from error
     return layer
 
 
-def _read(path: Path) -> Any:
+def _read(path: Path, kind: type[_T]) -> _T:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        return msgspec.json.decode(read_regular(path, SETTINGS_BYTES), type=kind)
+    except (FileFormatError, ValueError, RecursionError) as error:
         raise ModelLoadError(f"{path} cannot be read ({error}): copy or download it again") from error

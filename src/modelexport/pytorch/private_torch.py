@@ -1,9 +1,12 @@
-"""All private names of torch that this project imports; ``tests/pytorch/test_private_torch.py`` tests them.
+"""All private names of torch that this project uses; ``tests/pytorch/test_private_torch.py`` tests them.
 
 There is no public interface for these: running a model without values, recording the inputs and results of operations,
 recognizing the tensors of ``torch.func``, and flattening nested lists and dictionaries as torch does.
 """
 
+from typing import Any
+
+import torch
 from torch._C._functorch import is_functorch_wrapped_tensor, peek_interpreter_stack
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -26,4 +29,17 @@ __all__ = [
     "tree_map",
     "tree_structure",
     "treespec_dumps",
+    "version_of",
+    "writes_to_inputs",
 ]
+
+
+def writes_to_inputs(operation: Any) -> bool:
+    """Whether an operation, as a dispatch mode gets it, may write to the tensors that it takes."""
+    schema = getattr(operation, "_schema", None)  # higher-order operations have none
+    return bool(schema is not None and schema.is_mutable)
+
+
+def version_of(tensor: torch.Tensor) -> int | None:
+    """A number that grows with each write to a tensor's memory; ``None`` if torch does not count them."""
+    return None if tensor.is_inference() else tensor._version

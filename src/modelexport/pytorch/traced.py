@@ -15,7 +15,7 @@ from modelexport.core.attributes import attribute_set
 from modelexport.core.calls import ROOT, CallTree
 from modelexport.errors import InputsError
 from modelexport.pytorch.kept import KeptState
-from modelexport.pytorch.private_torch import FakeTensor
+from modelexport.pytorch.private_torch import FakeTensor, TorchDispatchMode, tree_leaves, writes_to_inputs
 from modelexport.pytorch.recorder import CallRecorder
 from modelexport.pytorch.tracing import in_trace
 
@@ -54,12 +54,14 @@ def trace_calls(model: nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str,
 
 
 @contextmanager
-def untouched(model: nn.Module, *, runs: bool = True, masks: bool = True) -> Iterator[None]:
+def untouched(model: nn.Module, *, runs: bool = True, masks: bool = True, guarded: bool = False) -> Iterator[None]:
     """Evaluation mode, no gradients and a separate random state inside the block; the model is restored afterwards.
 
     Args:
         runs: The model computes real values in the block, so a module may overwrite its own parameters.
         masks: The model computes as it is exported: with masks that hide nothing, and without fused operators.
+        guarded: Watch for such writes in every operation, not by copies of the parameters of every module. It is
+            several times faster; code that PyTorch compiles does not run so.
 
     Raises:
         InputsError: The model has lazy parameters, which its first run would create.
@@ -75,6 +77,9 @@ def untouched(model: nn.Module, *, runs: bool = True, masks: bool = True) -> Ite
             stack.enter_context(nothing_fused())
         stack.enter_context(torch.random.fork_rng(devices=devices))
         changed = stack.enter_context(_model_kept(model))
+        if runs and guarded:
+            stack.enter_context(_Guard(tensors, changed))
+            runs = False
         for module in model.modules() if runs else ():
             if isinstance(module, torch.jit.ScriptModule):  # does not accept hooks
                 continue
@@ -106,34 +111,69 @@ def nothing_fused() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fast)
 
 
+_Changed = list[tuple[torch.Tensor, torch.Tensor]]
+"""Memory that was overwritten, and what it held; the oldest first."""
+
+
 class _OwnParameters:
     """The hooks that detect when a module overwrites its own parameters, as ``Embedding(max_norm=...)`` does."""
 
-    def __init__(self, changed: dict[torch.Tensor, torch.Tensor]) -> None:
+    def __init__(self, changed: _Changed) -> None:
         self._changed = changed
-        self._copies: list[dict[torch.Tensor, torch.Tensor]] = []
+        self._copies: list[list[tuple[torch.Tensor, torch.Tensor]]] = []
 
     def before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         if torch.compiler.is_dynamo_compiling():  # inside a branch, which torch.cond compiles without side effects
             return
         own = module.parameters(recurse=False)
         with in_trace(None):
-            self._copies.append({parameter: parameter.clone() for parameter in own if _has_values(parameter)})
+            # Not the parameter itself: it may have other memory later.
+            self._copies.append([(one.data, one.clone()) for one in own if _has_values(one)])
 
     def after(self, module: nn.Module, args: tuple[Any, ...], output: object) -> None:
-        for parameter, copy in (self._copies.pop() if self._copies else {}).items():
+        for memory, copy in self._copies.pop() if self._copies else ():
             with in_trace(None):
-                if not torch.equal(parameter, copy):
-                    self._changed.setdefault(parameter, copy)
+                if not torch.equal(memory, copy):
+                    self._changed.append((memory, copy))
+
+
+class _Guard(TorchDispatchMode):
+    """Copies a parameter before the first operation that may write to its memory."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, tensors: Sequence[torch.Tensor], changed: _Changed) -> None:
+        super().__init__()
+        self._tensors, self._changed = tensors, changed
+        self._copied: set[int] = set()
+        self._writes: dict[Any, bool] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        writes = self._writes.get(func)
+        if writes is None:
+            writes = self._writes[func] = writes_to_inputs(func)
+        if writes:
+            for value in tree_leaves((args, kwargs)):
+                if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+                    self._copy(value.untyped_storage().data_ptr())
+        return func(*args, **(kwargs or {}))
+
+    def _copy(self, place: int) -> None:
+        if place == 0 or place in self._copied:  # no memory
+            return
+        self._copied.add(place)
+        for tensor in self._tensors:
+            if tensor.layout is torch.strided and tensor.untyped_storage().data_ptr() == place:
+                self._changed.append((tensor.data, tensor.detach().clone()))
 
 
 @contextmanager
-def _model_kept(model: nn.Module) -> Iterator[dict[torch.Tensor, torch.Tensor]]:
-    """Evaluation mode inside the block, restored afterwards; yields a dict for the parameters found to be changed."""
+def _model_kept(model: nn.Module) -> Iterator[_Changed]:
+    """Evaluation mode inside the block, restored afterwards; yields a list for the parameters found to be changed."""
     state = KeptState(model)
     parameters = set(model.parameters())
-    values = {one: one.clone() for one in state.tensors if one not in parameters and _has_values(one)}
-    changed: dict[torch.Tensor, torch.Tensor] = {}
+    values = [(one, one.clone()) for one in state.tensors if one not in parameters and _has_values(one)]
+    changed: _Changed = []
     try:
         for module in model.modules():
             if module.training:  # not eval(), which some models override
@@ -141,7 +181,7 @@ def _model_kept(model: nn.Module) -> Iterator[dict[torch.Tensor, torch.Tensor]]:
         yield changed
     finally:
         state.restore()
-        for tensor, value in {**values, **changed}.items():
+        for tensor, value in [*values, *reversed(changed)]:
             if not _equal(tensor, value):
                 tensor.copy_(value)
 

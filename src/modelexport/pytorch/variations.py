@@ -23,25 +23,38 @@ Change = Callable[[str, torch.Tensor], torch.Tensor]
 
 def telling_inputs(inputs: Inputs, model: ir.Model) -> Iterator[tuple[str, Inputs]]:
     """Each variation of the inputs that a file with this graph can run, with its description."""
-    names = {id(tensor): name for name, tensor in tensors_in(inputs)}
+    for what, change in _changes(inputs, model):
+        yield what, _changed(inputs, [change])
+
+
+def all_at_once(inputs: Inputs, model: ir.Model) -> tuple[str, Inputs] | None:
+    """All variations in one, with their descriptions; ``None`` if there are less than two."""
+    changes = dict(_changes(inputs, model))
+    return (", ".join(changes), _changed(inputs, list(changes.values()))) if len(changes) > 1 else None
+
+
+def _changes(inputs: Inputs, model: ir.Model) -> Iterator[tuple[str, Change]]:
+    names = [name for name, _ in tensors_in(inputs)]
     masks = {name for name, tensor in tensors_in(inputs) if _is_mask(tensor)}
     if masks:
-        yield "padded masks", _changed(inputs, names, lambda name, t: _padded(t) if name in masks else t)
+        yield "padded masks", lambda name, t: _padded(t) if name in masks else t
     rows = _rows_of_ids(model)
-    plain = {name: rows[plain] for name in names.values() if (plain := _match(name, rows)) is not None}
+    plain = {name: rows[plain] for name in names if (plain := _match(name, rows)) is not None}
     if plain:
-        yield (
-            "whole vocabulary",
-            _changed(inputs, names, lambda name, t: _drawn(t, plain[name]) if name in plain else t),
-        )
+        yield "whole vocabulary", lambda name, t: _drawn(t, plain[name]) if name in plain else t
     sizes = _open_sizes(model)
     if sizes:
-        yield "other sizes", _changed(inputs, names, lambda name, t: _resized(t, sizes, _match(name, sizes)))
+        yield "other sizes", lambda name, t: _resized(t, sizes, _match(name, sizes))
 
 
-def _changed(inputs: Inputs, names: Mapping[int, str], change: Change) -> Inputs:
+def _changed(inputs: Inputs, changes: Sequence[Change]) -> Inputs:
+    names = {id(tensor): name for name, tensor in tensors_in(inputs)}
+
     def one(value: Any) -> Any:
-        return change(names[id(value)], value) if id(value) in names else value
+        name = names.get(id(value))
+        for change in changes if name is not None else ():
+            value = change(name, value)
+        return value
 
     changed: Inputs = tree_map(one, inputs)
     return changed

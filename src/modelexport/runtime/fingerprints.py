@@ -78,11 +78,11 @@ def fingerprint_of(array: Any) -> Fingerprint:
     """The fingerprint of an array of any type and shape."""
     kind = "f" if array.dtype.kind == "f" or array.dtype.name == "bfloat16" else str(array.dtype)
     flat = np.ascontiguousarray(array).reshape(-1).astype(np.float32, copy=False)
-    if flat.size and not float(np.max(np.abs(flat))) < _HUGE:  # comparisons with NaN are false
+    if flat.size and not (flat.max() < _HUGE and flat.min() > -_HUGE):  # comparisons with NaN are false
         flat = np.where(np.abs(flat) < _HUGE, flat, np.float32(0))
     direction = _directions(flat.size)
     scale = sqrt(max(flat.size, 1))
-    telling = kind == "f" and flat.size >= 4 and np.unique(flat[:_LOOK]).size > 3
+    telling = kind == "f" and flat.size >= 4 and (_has_several(flat[:64]) or _has_several(flat[:_LOOK]))
     return Fingerprint(
         kind,
         flat.size,
@@ -91,6 +91,11 @@ def fingerprint_of(array: Any) -> Fingerprint:
         float(_directions.backwards(flat.size) @ flat) / scale,
         bool(telling),
     )
+
+
+def _has_several(numbers: Any) -> bool:
+    """Whether there are more than three different numbers."""
+    return bool(np.unique(numbers).size > 3)
 
 
 @dataclass

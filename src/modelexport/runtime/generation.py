@@ -35,7 +35,8 @@ class Generator:
     """Generates tokens with the graphs of a package.
 
     Args:
-        files: Name of a part to its file: ``decode``, and for a model with an encoder ``encoder`` and ``prefill``.
+        files: Name of a part to its file: ``decode``; for a model with an encoder ``encoder`` and ``prefill``; for one
+            that takes images or sound ``vision`` or ``speech``, and ``embedding``.
     """
 
     def __init__(self, files: Mapping[str, Path], *, provider: str = CPU) -> None:
@@ -56,8 +57,9 @@ class Generator:
             eos: Tokens that end a row; it is continued with ``pad``.
         """
         values = dict(inputs)
-        if "encoder" in self.sessions:
-            values |= run_session(self.sessions["encoder"], self._chosen("encoder", values))
+        for encoder in ("encoder", "vision", "speech"):
+            if encoder in self.sessions:
+                values |= run_session(self.sessions[encoder], self._chosen(encoder, values))
         tokens = np.asarray(values.pop(self.token_input), dtype=np.int64)
         own_mask = self.token_input == "input_ids"
         ended = np.zeros(len(tokens), dtype=bool)
@@ -91,6 +93,8 @@ class Generator:
         if "attention_mask" in values and "position_ids" not in values and self.token_input == "input_ids":
             positions = np.maximum(np.cumsum(values["attention_mask"], axis=1) - 1, 0)
             given["position_ids"] = positions[:, -tokens.shape[1] :].astype(np.int64)
+        if "embedding" in self.sessions:
+            given |= run_session(self.sessions["embedding"], self._chosen("embedding", given))
         for value in self.sessions[part].get_inputs():
             if value.name.startswith(PAST):
                 given[value.name] = cache[value.name] if cache else _empty(value, len(tokens))

@@ -11,7 +11,7 @@ import onnx_ir as ir
 import onnxruntime
 
 from modelexport.core.limits import RANDOM_ELEMENTS
-from modelexport.errors import InputsError
+from modelexport.errors import InputsError, UsageError
 from modelexport.graph.nodes import required_inputs
 from modelexport.graph.sizes import SYMBOL, put_size
 from modelexport.runtime.sessions import run_session
@@ -36,6 +36,7 @@ def make_random_inputs(
     Raises:
         InputsError: The file does not run with any of the inputs that were tried.
     """
+    reason = ""
     for first, other in _SIZES:
         shapes = _shapes(model, first, other)
         if sum(prod(shape) for shape in shapes.values()) > RANDOM_ELEMENTS or any(
@@ -45,15 +46,20 @@ def make_random_inputs(
         for lowest in (1, 0):
             whole: dict[str, int] = {}
             draw = _Draw(model, shapes, seed, lowest, given or {})
-            if _fits(runs, draw(whole)):
+            misfit = _misfit(runs, draw(whole))
+            reason = reason or misfit
+            if not misfit:
                 for name in draw.whole_numbers:
                     for bound in _BOUNDS:
-                        if _fits(runs, draw({**whole, name: bound})):
+                        if not _misfit(runs, draw({**whole, name: bound})):
                             whole[name] = bound
                             break
                 return draw(whole)
     names = ", ".join(value.name or "" for value in required_inputs(model))
-    raise InputsError(f"none of the random inputs fit ({names}): export with --reference, which stores inputs that fit")
+    reason = reason or "their fixed sizes are too large, or negative"
+    raise InputsError(
+        f"none of the random inputs fit ({names}): {reason}; export with --reference, which stores inputs that fit"
+    )
 
 
 class _Draw:
@@ -108,9 +114,13 @@ def _shapes(model: ir.Model, first: int, other: int) -> dict[str, tuple[int, ...
     }
 
 
-def _fits(runs: onnxruntime.InferenceSession, inputs: Mapping[str, Any]) -> bool:
+def _misfit(runs: onnxruntime.InferenceSession, inputs: Mapping[str, Any]) -> str:
+    """Why a file should not be run with these inputs; empty if it runs, and gives no NaN."""
     try:
         outputs = run_session(runs, inputs)
-    except Exception:  # its exception types are not public
-        return False
-    return not any(array.dtype.kind == "f" and np.isnan(array).any() for array in outputs.values())
+    except UsageError as error:
+        return str(error)
+    nan = next(
+        (n for n, a in outputs.items() if isinstance(a, np.ndarray) and a.dtype.kind == "f" and np.isnan(a).any()), ""
+    )
+    return f"{nan} is not a number for any of them" if nan else ""

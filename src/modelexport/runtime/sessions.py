@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +130,38 @@ def run_session(model: onnxruntime.InferenceSession, feeds: Mapping[str, Any]) -
     """
     names = [output.name for output in model.get_outputs()]
     try:
-        arrays = model.run(names, dict(feeds))
+        arrays = _interruptible(model, names, dict(feeds))
     except Exception as error:  # its exception types are not public
         raise UsageError(f"ONNX Runtime cannot run the model: {' '.join(str(error).split())[:600]}") from error
     return dict(zip(names, arrays, strict=True))
+
+
+def _interruptible(model: onnxruntime.InferenceSession, names: Sequence[str], feeds: dict[str, Any]) -> Any:
+    """Run a session; a signal ends the run.
+
+    Python handles signals in the main thread, between two of its own instructions, so that thread must not be inside
+    of the runtime: a graph may loop for hours.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return model.run(names, feeds)
+    options, done = onnxruntime.RunOptions(), Future[Any]()
+
+    def work() -> None:
+        try:
+            done.set_result(model.run(names, feeds, options))
+        except BaseException as error:
+            done.set_exception(error)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    try:
+        return done.result()
+    except BaseException:
+        options.terminate = True  # is seen between two nodes
+        raise
+    finally:
+        thread.join(_SECONDS_TO_END)
+
+
+_SECONDS_TO_END = 5
+"""How long a run that was told to end is waited for: the runtime should not be torn down under it."""

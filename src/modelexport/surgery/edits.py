@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import onnx_ir as ir
@@ -11,6 +11,8 @@ from modelexport.core.tags import CallTags
 from modelexport.format import documents
 from modelexport.graph.nodes import all_nodes, initializers
 from modelexport.graph.owners import owner_of
+from modelexport.surgery.edited_tags import EditedTags
+from modelexport.surgery.grafts import Graft, grafted_sidecar
 from modelexport.tagged.documents.dag import dag_document
 from modelexport.tagged.documents.operations import operations_document
 from modelexport.tagged.documents.sidecar import descended_document
@@ -46,20 +48,24 @@ class Documents:
             suffix for suffix in (".dag.json", ".operations.json") if tagged.path.with_suffix(suffix).is_file()
         }
 
-    def of_edited(self, tags: CallTags, moved: Mapping[ir.Value, ir.Value] | None = None) -> dict[str, bytes]:
+    def of_edited(
+        self, tags: EditedTags, moved: Mapping[ir.Value, ir.Value] | None = None, grafts: Sequence[Graft] = ()
+    ) -> dict[str, bytes]:
         """The end of each document's name to its content.
 
         Args:
             tags: Those of the edited model.
             moved: Values as they were to what is there instead, where that is another.
+            grafts: Exported modules that were put into it.
         """
         model = self._tagged.model
         written: dict[str, bytes] = {}
         if self._before is not None:
             there = {value for node in all_nodes(model) for value in node.outputs} | set(model.graph.inputs)
-            now = {name: (moved or {}).get(value, value) for name, value in self._names.items()}
+            before, values = grafted_sidecar(self._before, grafts, tags)
+            now = {name: (moved or {}).get(value, value) for name, value in (self._names | values).items()}
             hierarchy = descended_document(
-                self._before,
+                before,
                 model=model,
                 values={name: value for name, value in now.items() if value in there},
                 tags=tags,

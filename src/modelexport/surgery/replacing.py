@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from modelexport.surgery import Sharing
 from modelexport.surgery.cutter import Cut, Cutter
 from modelexport.surgery.edited_tags import EditedTags
 from modelexport.surgery.edits import Documents, encoded
+from modelexport.surgery.grafts import Graft, rule_of
 from modelexport.surgery.interfaces import Interface, interface_of
 from modelexport.surgery.repeating import values_taken
 from modelexport.surgery.saving import SharedFiles
@@ -92,13 +94,16 @@ def replace(
     calls = replacer.calls(selectors, every_call)
     if isinstance(substitute, FromModel):
         check_opsets(tagged.model, substitute.model, substitute.path)
+        substitute.rule = rule_of(tagged.hierarchy) if tagged.hierarchy is not None else None
     sites = [replacer.site(call, copied=substitute.keep_body) for call in calls]
     before = {id(node) for node in tagged.nodes}
     documents = Documents(tagged)
+    if isinstance(substitute, FromModel):
+        replacer.clear([site for site in sites if not substitute.is_part_of(site.call, replacer.tags)])
     replaced = [replacer.replace(site, substitute) for site in sites]
     replacer.finish()
     kept = sum(id(node) in before for node in all_nodes(tagged.model))
-    beside = documents.of_edited(replacer.tags, replacer.now)
+    beside = documents.of_edited(replacer.tags, replacer.now, replacer.grafts)
     model = encoded(tagged, replacer.tags)
     with written_together(output.parent) as staging:
         shared = SharedFiles(path, tagged.model, output.parent, staging, weights)
@@ -127,9 +132,11 @@ class _Replacer:
         self.now: dict[ir.Value, ir.Value] = {}
         """Values that replaced modules computed, to the values that replace them."""
         self.tags = EditedTags(tagged)
+        self.grafts: list[Graft] = []
+        self.replaced: list[ModuleCall] = []
         self._taken = {value.name for node in tagged.nodes for value in (*node.inputs, *node.outputs) if value}
         self._taken |= {node.name for node in tagged.nodes} | {value.name for value in initializers(self._model)}
-        self._keys: dict[ir.Value, dict[str, None]] = {}
+        self._keys: dict[ir.Value, tuple[str, ...]] = {}
         self._entries = state_dict_of(self._model) if keys.STATE_DICT in self._model.metadata_props else {}
         self._record: dict[str, str] = json.loads(self._model.metadata_props.get(keys.REPLACED, "{}"))
         self._dirty: set[ir.Value] = set()
@@ -155,7 +162,8 @@ class _Replacer:
         needs = self._cutter.needs(own, boundary.inputs)
         if not boundary.outputs:
             raise UsageError(f"nothing outside '{call}' uses what it computes: there is nothing to replace it by")
-        interface = interface_of(self._tagged, call, needs.inputs, list(boundary.outputs))
+        elsewhere = self._usable(call, own)
+        interface = interface_of(self._tagged, call, needs.inputs, list(boundary.outputs), elsewhere)
         cut = None
         if copied:
             inside = {each for each in self._tagged.tags if call in self._tagged.calls.stack(each)}
@@ -164,21 +172,36 @@ class _Replacer:
             cut.reorder(interface.inputs, interface.outputs)
         return _Place(call, own, interface, cut)
 
+    def _usable(self, call: ModuleCall, own: set[ir.Node]) -> dict[str, ir.Value]:
+        """The values that nodes in the place of a call can use, by name."""
+        graph: ir.Graph | None = self._graph_of(call, own)
+        found: dict[str, ir.Value] = {}
+        while graph is not None:
+            values = (*graph.inputs, *graph.initializers.values())
+            made = (value for node in graph if node not in own for value in node.outputs)
+            found = {value.name or "": value for value in (*values, *made)} | found
+            holder = self._enclosing.get(graph)
+            graph = holder.graph if holder is not None and isinstance(holder.graph, ir.Graph) else None
+        return found
+
     def replace(self, place: _Place, substitute: Substitute) -> ReplacedCall:
         """Replace a call."""
-        graph = self._graph_of(place)
+        graph = self._graph_of(place.call, place.own)
         weights = dict.fromkeys(v for n in self._sorted(place.own) for v in values_taken(n) if v.is_initializer())
         site = Site(self._current(place.interface), list(weights), place.cut)
         parts = substitute.build(site, self.tags, set(self._owners_beside(place)))
         added = self._tag(place.call, parts, substitute.name)
         outputs = site.interface.outputs
-        before = self._first_user(graph, place, outputs)
+        before = self._next(graph, place, outputs)
         for old, new in zip(outputs, parts.outputs, strict=True):
             self._take_over(old, new)
         removed = self._remove(place.own, weights)
         self._name(place.call, parts, dict(zip(parts.outputs, outputs, strict=True)))
         self._insert(graph, parts.nodes, before, place.call)
         self._merge(parts)
+        self.replaced.append(place.call)
+        if parts.graft is not None:
+            self.grafts.append(parts.graft)
         return ReplacedCall(
             str(place.call),
             self.tags.tag(place.call),
@@ -187,6 +210,20 @@ class _Replacer:
             [value.name or "" for value in dict.fromkeys(v for n in parts.nodes for v in self._outer(n, parts))],
             [value.name or "" for value in parts.outputs],
         )
+
+    def clear(self, places: Sequence[_Place]) -> None:
+        """Remove the calls inside calls that are replaced, so that new calls get their numbers in their order."""
+        own = {node for place in places for node in place.own}
+        tree = self._tagged.calls
+        inside = {call for call in self._tagged.tags for place in places if place.call in tree.stack(call)}
+        beside = [
+            call
+            for node in self._nodes()
+            if (owner := owner_of(node)) is not None and (node not in own or not inside.issuperset(owner.calls))
+            for call in owner.calls
+        ]
+        for place in places:
+            self.tags.remove_inside(place.call, beside)
 
     def _owners_beside(self, place: _Place) -> Iterator[ModuleCall]:
         """The calls that own nodes outside of a call, or share nodes with it, which may remain."""
@@ -207,11 +244,11 @@ class _Replacer:
         chosen = set(nodes)
         return [node for node in self._tagged.nodes if node in chosen]
 
-    def _graph_of(self, place: _Place) -> ir.Graph:
+    def _graph_of(self, call: ModuleCall, own: set[ir.Node]) -> ir.Graph:
         """The one graph that the nodes of a call are in."""
-        graphs = {node.graph for node in place.own if not self._is_held(node, place.own)}
+        graphs = {node.graph for node in own if not self._is_held(node, own)}
         if len(graphs) != 1:
-            raise UsageError(f"'{place.call}' ran both inside and outside of a branch: replace the calls one by one")
+            raise UsageError(f"'{call}' ran both inside and outside of a branch: replace the calls one by one")
         (graph,) = graphs
         assert isinstance(graph, ir.Graph)
         return graph
@@ -225,18 +262,24 @@ class _Replacer:
 
     def _current(self, interface: Interface) -> Interface:
         """The interface with the current values."""
-        now = {value: self.now.get(value, value) for value in (*interface.inputs, *interface.outputs)}
-        return Interface(
-            interface.call,
-            [now[value] for value in interface.inputs],
-            [now[value] for value in interface.outputs],
-            {now[value]: name for value, name in interface.names.items() if value in now},
+
+        def now(value: ir.Value) -> ir.Value:
+            return self.now.get(value, value)
+
+        return dataclasses.replace(
+            interface,
+            inputs=[now(value) for value in interface.inputs],
+            outputs=[now(value) for value in interface.outputs],
+            names={now(value): name for value, name in interface.names.items()},
+            results={now(value): name for value, name in interface.results.items()},
+            others={name: now(value) for name, value in interface.others.items()},
+            elsewhere={name: now(value) for name, value in interface.elsewhere.items()},
         )
 
     # --- the edit ---
 
-    def _first_user(self, graph: ir.Graph, place: _Place, outputs: Sequence[ir.Value]) -> ir.Node | None:
-        """The first node of the graph, outside of the call, that uses its outputs."""
+    def _next(self, graph: ir.Graph, place: _Place, outputs: Sequence[ir.Value]) -> ir.Node | None:
+        """The node of the graph before which new nodes are put: after the old ones, and before all users."""
         users: set[ir.Node] = set()
         for value in outputs:
             for usage in value.uses():
@@ -245,7 +288,13 @@ class _Replacer:
                     user = self._holder(user)
                 if user is not None and user not in place.own:
                     users.add(user)
-        return next((node for node in graph if node in users), None)
+        found: ir.Node | None = None
+        for node in reversed(graph):
+            if node in place.own:
+                break
+            found = node
+        first = next((node for node in graph if node in users or node is found), None)
+        return first if first is not None else found
 
     def _take_over(self, old: ir.Value, new: ir.Value) -> None:
         """Replace an old value by a new one, which gets its type and shape."""
@@ -304,7 +353,7 @@ class _Replacer:
     def _merge(self, parts: Parts) -> None:
         """Add weights, functions and opsets to the model."""
         for value, names in parts.weights.items():
-            self._keys.setdefault(value, {}).update(dict.fromkeys(names))
+            self._keys[value] = names
             if value.name not in self._model.graph.initializers:
                 self._model.graph.initializers.add(value)
                 if keys.ADAPTER in value.metadata_props:
@@ -356,11 +405,41 @@ class _Replacer:
                 if value not in outputs and value.name != "":
                     value.name = _unique(value.name or f"{node.name}_out", there, str(call))
 
+    def _release_keys(self) -> None:
+        """Take the names that belong to modules that are gone from tensors that other modules still use."""
+        new = {key for names in self._keys.values() for key in names}
+        paths = [f"{place.path}." for place in self.replaced if place.path]
+        for value in self._dirty - self._keys.keys():
+            plan = parameter_plan(value)
+            if plan is None or not any(key.startswith(tuple(paths)) for key in plan.keys):
+                continue
+            users = {call.path for node, _ in value.uses() if (owner := owner_of(node)) for call in owner.calls}
+            gone = [path for path in paths if not any(f"{user}.".startswith(path) for user in users)]
+            kept: list[str] = []
+            renamed: dict[str, str] = {}
+            for names in plan.groups():
+                left = [key for key in names if key not in new and not key.startswith(tuple(gone))] or list(names)
+                renamed[names[0]] = left[0]
+                kept += left
+            steps = [
+                msgspec.structs.replace(step, inputs=[renamed.get(each, each) for each in step.inputs])
+                for step in plan.steps
+            ]
+            value.metadata_props[keys.PARAMETER] = json.dumps(kept)
+            if steps:
+                value.metadata_props[keys.TRANSFORM] = msgspec.json.encode(steps).decode()
+
     def finish(self) -> None:
         """Update the metadata."""
+        self._release_keys()
         for value, names in self._keys.items():
             if names:
-                value.metadata_props[keys.PARAMETER] = json.dumps(list(names))
+                value.metadata_props[keys.PARAMETER] = json.dumps(names)
+        for node in self._nodes():
+            owner = owner_of(node)
+            if owner is not None and not self.tags.renamed.isdisjoint(owner.calls):
+                write_owner(node, owner, self.tags)
+                self._dirty.update(value for value in node.inputs if value is not None and value.is_initializer())
         for value in initializers(self._model):
             if value in self._dirty:
                 users = {tag: None for node, _ in value.uses() for tag in read_source_tags(node.metadata_props)}

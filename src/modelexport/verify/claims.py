@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -150,11 +151,11 @@ def _sidecar(
             yield from _false("hierarchy", entry.name, said, so)
     yield from _initializers(tagged, sidecar, tags)
     yield from _calls(tagged, sidecar, evidence, contents, own)
+    counts = Counter(traced.call.path for traced in tagged.calls)
     for module in sidecar.modules:
         if module.path in classes:
             yield from _false("hierarchy", module.path, module.class_name, classes[module.path])
-        count = sum(traced.call.path == module.path for traced in tagged.calls)
-        yield from _false("hierarchy", module.path, module.calls, count)
+        yield from _false("hierarchy", module.path, module.calls, counts[module.path])
 
 
 def _initializers(tagged: TaggedFile, sidecar: documents.Hierarchy, tags: _ClaimedTags) -> Iterator[FalseClaim]:
@@ -186,9 +187,8 @@ def _calls(
     made = {value.name or "" for node in tagged.nodes for value in node.outputs}
     made |= {value.name or "" for value in tagged.model.graph.inputs}
     made |= {value.name or "" for value in initializers(tagged.model)}
-    counts: dict[str, int] = {}
-    for call in evidence.parents:
-        counts[call.path] = counts.get(call.path, 0) + 1
+    there = Counter(call.path for call in evidence.parents)
+    here = Counter(traced.call.path for traced in tagged.calls)
     for entry in sidecar.calls:
         call = ModuleCall.parse(entry.address)
         boundary = tagged.boundaries[call]
@@ -198,7 +198,7 @@ def _calls(
                 "hierarchy", entry.address, listed, sorted(value.name or "" for value in getattr(boundary, side))
             )
         yield from _false("hierarchy", entry.address, entry.nodes, own[entry.address])
-        same = counts.get(call.path) == sum(traced.call.path == call.path for traced in tagged.calls)
+        same = there[call.path] == here[call.path]
         for side, tensors in (("inputs", entry.inputs), ("outputs", entry.outputs)):
             for tensor in tensors:
                 where = f"{entry.address or '.'}, {tensor.name}"

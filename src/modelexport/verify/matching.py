@@ -75,7 +75,7 @@ def run_file(
     found = FileRun()
     largest = max((prod(t.shape) for t in evidence.tensors), default=1)
     bound = _bound_sizes(model, feeds)
-    sizes = {v.name or "": 8 * _size(v, bound, largest) for v in values}
+    sizes = {v.name or "": _width(v) * _size(v, bound, largest) for v in values}
     by_name = {v.name or "": v for v in values}
     for batch in sessions.split_batches(sizes, batch_bytes):
         whole = sessions.with_outputs(model, [by_name[name] for name in batch])
@@ -103,6 +103,10 @@ def distance(right: Any, found: Any) -> float:
         return float("inf")
     if found.dtype.kind in "iub":
         return 0.0 if np.array_equal(right.reshape(-1), found.reshape(-1)) else float("inf")
+    if found.dtype == np.float32:
+        size, error = float(np.linalg.norm(right)), float(np.linalg.norm(found.reshape(-1) - right.reshape(-1)))
+        if 1e-12 < size < 1e12 and error < 1e12:  # its squares neither vanish nor overflow
+            return error / size
     one, two = right.reshape(-1).astype(np.float64), found.reshape(-1).astype(np.float64)
     # A mask's minus infinity may be another large number in the file.
     finite = (np.abs(one) < 1e18) & (np.abs(two) < 1e18)
@@ -129,6 +133,11 @@ def _bound_sizes(model: ir.Model, feeds: Mapping[str, Any]) -> dict[str, int]:
         for axis, size in enumerate(value.shape)
         if isinstance(size, ir.SymbolicDim) and size.value is not None
     }
+
+
+def _width(value: ir.Value) -> int:
+    """Bytes of an element."""
+    return max(int(value.dtype.itemsize), 1) if value.dtype is not None else 8
 
 
 def _size(value: ir.Value, bound: Mapping[str, int], largest: int) -> int:

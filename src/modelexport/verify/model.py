@@ -11,6 +11,7 @@ import onnx_ir as ir
 from torch import nn
 
 from modelexport.core.calls import ModuleCall
+from modelexport.core.garbage import only_new_garbage
 from modelexport.core.locking import exclusive
 from modelexport.files.linked import check_files
 from modelexport.format import documents
@@ -19,7 +20,7 @@ from modelexport.pytorch.model_run import as_array
 from modelexport.pytorch.perturbation import as_arrays, entries_of
 from modelexport.pytorch.prepared import prepare_inputs
 from modelexport.pytorch.values import as_stored
-from modelexport.pytorch.variations import telling_inputs
+from modelexport.pytorch.variations import all_at_once, telling_inputs
 from modelexport.runtime.sessions import CPU
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tagged.reference import reference_path, write_reference
@@ -77,6 +78,23 @@ def verify(
         InputsError: The inputs do not fit the file.
         UsageError: The model is not the one that was exported, or a module or provider does not exist.
     """
+    with only_new_garbage():
+        return _verify(model, inputs, path, modules, provider, sidecar, weights, perturb, others, kept, tell)
+
+
+def _verify(
+    model: nn.Module,
+    inputs: Inputs,
+    path: str | Path,
+    modules: Sequence[str],
+    provider: str,
+    sidecar: documents.Hierarchy | None,
+    weights: Weights | None,
+    perturb: bool | None,
+    others: bool,
+    kept: KeptRuns | None,
+    tell: Tell,
+) -> VerifyReport:
     inputs = prepare_inputs(model, inputs).inputs
     tagged = _open(model, path)
     chosen = tagged.select(*modules).calls if modules else ()
@@ -84,7 +102,7 @@ def verify(
     runs, constants = ModelRuns(model, tagged, weights, kept or KeptRuns()), _constants(sidecar or tagged.hierarchy)
     whole = compare_whole(runs, inputs, constants, perturb=perturb, others=others, provider=provider, tell=tell)
     if whole.perturbed:
-        put_in(tagged.model, as_arrays(model, whole.perturbed, as_array).__getitem__)
+        put_in(tagged.model, as_arrays(model, whole.perturbed, as_array).__getitem__, whole.perturbed)
     tell("verify: every call")
     proof = prove_calls(tagged, whole.given, whole.run, provider=provider, modules=chosen)
     proof.wrong_weights = _wrong_weights(tagged, parameters)
@@ -134,7 +152,9 @@ def _differing_inputs(
 ) -> Iterator[tuple[str, Inputs]]:
     """The variations of the inputs on which the outputs differ."""
     wrong = {one.what for one in others if one.status == "differ" and one.outputs}
-    return ((what, other) for what, other in telling_inputs(inputs, tagged.model) if what in wrong)
+    together = all_at_once(inputs, tagged.model)
+    ways = [*telling_inputs(inputs, tagged.model), *([together] if together is not None else [])]
+    return ((what, other) for what, other in ways if what in wrong)
 
 
 def _worse(call: CallVerdict, other: CallVerdict, what: str) -> CallVerdict:

@@ -10,7 +10,7 @@ from typing import Any
 import onnxruntime
 
 from modelexport.errors import UsageError
-from modelexport.pytorch.variations import telling_inputs
+from modelexport.pytorch.variations import all_at_once, telling_inputs
 from modelexport.runtime.evidence import Evidence
 from modelexport.runtime.sessions import run_session
 from modelexport.tagged.file import TaggedFile
@@ -31,16 +31,24 @@ def run_others(
     run: Callable[[str, Inputs], Evidence],
     provider: str,
 ) -> list[OtherInputs]:
-    """Compare the outputs on each variation of the inputs that the model accepts.
+    """Compare the outputs on all variations of the inputs at once, or one by one if they do not agree so.
 
     Args:
         run_module: Called with what the inputs are, and these: gives what the model returns.
         run: The same with all that it shows; where outputs differ, choices among equal scores are looked for.
     """
-    found = []
-    for what, other in telling_inputs(inputs, tagged.model):
+
+    def compared(what: str, other: Inputs) -> OtherInputs:
         compare = _Compare(partial(run, what, other), tagged, provider)
-        found.append(run_one(what, other, session, partial(run_module, what), compare))
+        return run_one(what, other, session, partial(run_module, what), compare)
+
+    together = all_at_once(inputs, tagged.model)
+    found = [compared(*together)] if together is not None else []
+    if not found or found[0].status not in ("agree", "tie"):
+        one_by_one = [compared(what, other) for what, other in telling_inputs(inputs, tagged.model)]
+        # What differs only together is a difference, too; what the model refuses together it may take one by one.
+        tells = any(one.status == "differ" for one in one_by_one) or any(one.status == "not compared" for one in found)
+        found = one_by_one if tells else [*found, *one_by_one]
     return found
 
 

@@ -14,7 +14,7 @@ from modelexport.core.messages import collected
 from modelexport.errors import UsageError
 from modelexport.graph.nodes import nested_graphs
 from modelexport.pytorch.model_run import ModelRun, as_array
-from modelexport.pytorch.perturbation import entries_of, has_equal_values, perturbed
+from modelexport.pytorch.perturbation import entries_of, indistinct, perturbed, weak
 from modelexport.pytorch.traced import untouched
 from modelexport.pytorch.values import run_arguments, tensors_in
 from modelexport.runtime.sessions import input_names, run_session
@@ -73,7 +73,8 @@ class ModelRuns:
 
     def outputs(self, inputs: Inputs, name: str = "") -> list[Any]:
         """The outputs alone."""
-        return self.kept.get(("outputs", name), lambda: run_module(self.model, inputs, self.weights))
+        guarded = _facts(self.model, self.tagged)[1]
+        return self.kept.get(("outputs", name), lambda: run_module(self.model, inputs, self.weights, guarded=guarded))
 
 
 def compare_whole(
@@ -171,8 +172,10 @@ def _other_weights(
         return {}
     keys = perturbable(tagged.model)
     if perturb is None:
-        if not has_equal_values(model, keys):
+        equal = indistinct(model, keys)
+        if not equal:
             return {}
+        keys = equal | weak(model, keys)
         if folded := _folded(model, tagged):
             more = f" and {len(folded) - 1} others" if len(folded) > 1 else ""
             notes.append(f"weights were not perturbed: another tool folded or merged {folded[0]}{more}")
@@ -196,17 +199,23 @@ def _finite(run: ModelRun) -> bool:
 
 
 def run_module(
-    model: nn.Module, inputs: Inputs, weights: Weights | None = None, *, seed: int | None = None
+    model: nn.Module,
+    inputs: Inputs,
+    weights: Weights | None = None,
+    *,
+    seed: int | None = None,
+    guarded: bool = False,
 ) -> list[Any]:
     """The tensors in what a model returns, in order.
 
     Args:
         seed: The seed of the model's random numbers.
+        guarded: The model compiles nothing, so that its writes to parameters can be watched in every operation.
     """
     if weights is not None:
         raise UsageError("the model was built without weights and cannot run: give its weights")
     args, kwargs = run_arguments(inputs)
-    with untouched(model), collected():
+    with untouched(model, guarded=guarded), collected():
         if seed is not None:
             torch.manual_seed(seed)
         return [as_array(tensor) for _, tensor in tensors_in(model(*args, **kwargs))]

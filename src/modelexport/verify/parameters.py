@@ -20,7 +20,7 @@ from modelexport.graph.initializers import bind_tensors
 from modelexport.graph.nodes import initializers
 from modelexport.graph.owners import owner_of
 from modelexport.verify.verdicts import ParameterReport
-from modelexport.weights.transforms import ParameterPlan, parameter_plan, state_dict_of
+from modelexport.weights.transforms import ParameterPlan, lost_entries, parameter_plan, state_dict_of
 
 Read = Callable[[str], Any]
 """Reads an entry by its key."""
@@ -87,16 +87,13 @@ def untraced_entries(model: ir.Model) -> set[str]:
     """The entries of which a file says that another tool folded, packed or quantized them."""
     plans = (parameter_plan(value) for value in initializers(model))
     packed = {key for plan in plans if plan is not None and not plan.recorded for key in plan.keys}
-    try:
-        return packed | set(msgspec.json.decode(model.metadata_props.get(keys.LOST, "[]"), type=list[str]))
-    except (msgspec.DecodeError, UnicodeError) as error:
-        raise FileFormatError(f"the file has a damaged list of lost parameters ({error}): export it again") from error
+    return packed | set(lost_entries(model))
 
 
 def merged_entries(model: ir.Model, is_tied: Callable[[str, str], bool]) -> set[str]:
     """The entries that are one initializer, and not one tensor in the model: another tool merged equal ones."""
     return {
-        key for _, plan in _planned(model) for key in plan.keys if not plan.steps and not is_tied(key, plan.keys[0])
+        key for _, plan in _planned(model) for key in plan.keys if not any(is_tied(key, one) for one in plan.inputs())
     }
 
 
@@ -110,10 +107,25 @@ def _planned(model: ir.Model) -> Iterator[tuple[ir.Value, ParameterPlan]]:
 
 def _same(plan: ParameterPlan, read: Read, tensor: ir.TensorProtocol) -> bool:
     expected, actual = plan.compute({key: read(key) for key in plan.inputs()}), tensor.numpy()
-    same_type = expected.dtype == actual.dtype and expected.shape == actual.shape
+    if not _equal(expected, actual):
+        return False
     # All names of a tied parameter have the same tensor.
-    tied = plan.steps or all(read(key).tobytes() == actual.tobytes() for key in plan.keys[1:])
-    return bool(same_type and expected.tobytes() == actual.tobytes() and tied)
+    return all(_equal(read(key), read(names[0])) for names in _names(plan) for key in names[1:])
+
+
+def _names(plan: ParameterPlan) -> list[tuple[str, ...]]:
+    """All names of each parameter, where it is known which name is of which."""
+    return plan.groups() if len(plan.inputs()) == 1 else []
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Whether two arrays are equal bit for bit: NaN equals itself, and 0 is not -0."""
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    bits = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}.get(one.dtype.itemsize)
+    if bits is None:
+        return bool(one.tobytes() == other.tobytes())
+    return bool(np.array_equal(one.view(bits), other.view(bits)))
 
 
 def users_of(model: ir.Model, names: Collection[str]) -> dict[ModuleCall, list[str]]:
@@ -141,10 +153,16 @@ def perturbable(model: ir.Model) -> set[str]:
     return used - barred
 
 
-def put_in(model: ir.Model, read: Read) -> None:
-    """Replace a file's initializers, in memory, by values computed from other entries."""
+def put_in(model: ir.Model, read: Read, changed: Collection[str]) -> None:
+    """Replace a file's initializers, in memory, by values computed from other entries.
+
+    Args:
+        changed: The entries that are others.
+    """
     tensors: dict[ir.Value, ir.TensorProtocol] = {}
     for value, plan in _planned(model):
+        if not any(key in changed for key in (*plan.keys, *plan.inputs())):
+            continue
         array = plan.compute({key: read(key) for key in plan.inputs()})
         assert value.const_value is not None
         tensors[value] = ir.tensor(np.asarray(array, order="C"), dtype=value.const_value.dtype, name=value.name)

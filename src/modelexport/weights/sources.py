@@ -14,7 +14,7 @@ from modelexport.graph.nodes import initializers
 
 @dataclass(frozen=True)
 class Weights:
-    """The ``state_dict`` entries of a model that was built without weights. Its other entries are in memory."""
+    """The ``state_dict`` entries of a model whose weights are in files. Its other entries are in memory."""
 
     tensors: Mapping[str, ir.TensorProtocol]
     """Key to an ``ir.ExternalTensor``, a place in a file, or to an ``ir.LazyTensor``, which is computed by a conversion
@@ -22,6 +22,8 @@ class Weights:
     made: Mapping[str, str]
     """The keys of the lazy tensors to the names of the operations that compute them."""
     files: tuple[SafetensorsFile, ...]
+    in_memory: bool = False
+    """Whether the model has its weights as well, so that it can run."""
 
     @property
     def nbytes(self) -> int:

@@ -16,7 +16,7 @@ import onnx_ir as ir
 from modelexport.errors import FileFormatError
 from modelexport.format.documents import StateDictEntry, TransformStep
 from modelexport.format.dtypes import dtype_name, parse_dtype
-from modelexport.format.keys import PARAMETER, STATE_DICT, TRANSFORM, UNRECORDED, UNRECORDED_DOMAIN
+from modelexport.format.keys import LOST, PARAMETER, STATE_DICT, TRANSFORM, UNRECORDED, UNRECORDED_DOMAIN
 from modelexport.graph.nodes import is_random
 
 
@@ -52,6 +52,14 @@ class ParameterPlan(msgspec.Struct, frozen=True):
                 f"a transform of {', '.join(self.keys) or 'nothing'} uses {error}, which is not a parameter of it: the "
                 "file has damaged metadata; export it again"
             ) from error
+
+
+def lost_entries(model: ir.Model) -> list[str]:
+    """The entries that no initializer comes from any more, or not alone, as the file says that a tool changed."""
+    try:
+        return msgspec.json.decode(model.metadata_props.get(LOST, "[]"), type=list[str])
+    except (msgspec.DecodeError, UnicodeError) as error:
+        raise FileFormatError(f"the file has a damaged list of lost parameters ({error}): export it again") from error
 
 
 def parameter_plan(value: ir.Value) -> ParameterPlan | None:

@@ -23,7 +23,7 @@ from modelexport.format import documents, keys
 from modelexport.format.call_tree import check_version
 from modelexport.format.dtypes import dtype_name
 from modelexport.graph.nodes import initializers
-from modelexport.weights.transforms import ParameterPlan, parameter_plan, state_dict_of
+from modelexport.weights.transforms import ParameterPlan, lost_entries, parameter_plan, state_dict_of
 
 _SIDECAR = ".hierarchy.json"
 
@@ -123,7 +123,7 @@ def planned(
         plans = {value: plan for value in initializers(model) if (plan := parameter_plan(value)) is not None}
     except FileFormatError as error:
         raise FileFormatError(f"{path}: {error}") from error
-    _check_recorded(path, entries, plans)
+    _check_recorded(path, entries, plans, set(lost_entries(model)))
     tied = {key: names for plan in plans.values() for names in plan.groups() for key in names}
     check_fit(path, entries, dict.fromkeys(tied.values()).keys(), weights, strict)
 
@@ -162,16 +162,19 @@ def _update(path: Path, weights: _InMemory | WeightsInFile, output: Path, strict
 
 
 def _check_recorded(
-    path: Path, entries: Mapping[str, documents.StateDictEntry], plans: Mapping[ir.Value, ParameterPlan]
+    path: Path,
+    entries: Mapping[str, documents.StateDictEntry],
+    plans: Mapping[ir.Value, ParameterPlan],
+    told_lost: Collection[str],
 ) -> None:
-    """Refuse a file in which another tool has quantized, packed or folded parameters.
+    """Refuse a file in which another tool has quantized, packed or folded parameters, or merged them with constants.
 
     Raises:
         WeightsError: An initializer, or a lost entry, cannot be computed. Lists them all.
     """
     changed = [value.name or "" for value, plan in plans.items() if not plan.recorded]
     there = {key for plan in plans.values() for key in plan.keys}
-    lost = [key for key, entry in entries.items() if entry.used and key not in there]
+    lost = [key for key, entry in entries.items() if entry.used and (key not in there or key in told_lost)]
     if changed or lost:
         lists = {"changed": changed, "lost": lost}
         told = " and ".join(f"{word} {first_few(names)}" for word, names in lists.items() if names)

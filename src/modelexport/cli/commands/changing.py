@@ -150,11 +150,12 @@ def update_weights(
 def _adapt(file: Path, output: Path, weights: Path | None, adapters: list[str], as_inputs: bool, as_json: bool) -> None:
     """Merge adapters, let a file take them as inputs, or write one for a file that does."""
     from modelexport.cli import show_surgery
+    from modelexport.exporting.packages.changes import merge_adapters_into_package
     from modelexport.runtime.adapter_files import ADAPTER_SUFFIX
     from modelexport.surgery import adapting
 
-    if file.is_dir():
-        raise UsageError(f"{file} is a folder, and adapters are applied to one file: name one of its parts")
+    if file.is_dir() and (as_inputs or weights is not None or output.suffix == ADAPTER_SUFFIX):
+        raise UsageError(f"into {file}, a folder, adapters can only be merged: name one of its parts for the rest")
     if as_inputs and (weights is not None or not adapters):
         raise UsageError("--as-inputs takes adapters and no weights: give --adapter DIR")
     if output.suffix == ADAPTER_SUFFIX:
@@ -167,7 +168,9 @@ def _adapt(file: Path, output: Path, weights: Path | None, adapters: list[str], 
             print(show_surgery.format_adapter_file(written))
         return
     result: adapting.MergedAdapters | adapting.AdapterInputs
-    if as_inputs:
+    if file.is_dir():
+        result = merge_adapters_into_package(file, adapters, output)
+    elif as_inputs:
         result = adapting.adapters_as_inputs(file, adapters, output)
     else:
         result = adapting.merge_adapters(file, adapters, output, weights=weights)

@@ -89,7 +89,7 @@ def export(
     exclude: ExcludeOption = None,
     no_optimize: Annotated[bool, typer.Option("--no-optimize", help="Do not optimize the graph.")] = False,
     no_reuse: Annotated[
-        bool, typer.Option("--no-reuse", help="Decompose equal layers one by one: the same file, more slowly.")
+        bool, typer.Option("--no-reuse", help="Export equal layers one by one: the same file, more slowly.")
     ] = False,
     fuse: Annotated[
         FuseFor | None, typer.Option(help="Fuse nodes into operators of ONNX Runtime, for its CPU or CUDA provider.")
@@ -135,7 +135,6 @@ def export(
 ) -> None:
     """Export MODEL to a file, or to a folder with all of its parts; without MODEL, bert-tiny."""
     from modelexport.cli import show_export
-    from modelexport.cli.garbage import only_new_garbage
     from modelexport.cli.interfaces import read_interface
     from modelexport.core.stages import Stages
     from modelexport.exporting.interface import widened
@@ -190,22 +189,21 @@ def export(
             dtype=dtype,
             weights="files" if weights == "link" else "auto",
         )
-        with only_new_garbage():
-            result = run(
-                loaded.model,
-                widened(example, interface) if isinstance(example, Mapping) else example,
-                output,
-                name=loaded.name,
-                frontend=frontend,
-                dynamic=dynamic or bool(axes),
-                opset=opset,
-                optimized=not no_optimize,
-                interface=interface,
-                options=options,
-                source=loaded.weights,
-                dag_dir=dag_dir,
-                stages=stages,
-            )
+        result = run(
+            loaded.model,
+            widened(example, interface) if isinstance(example, Mapping) else example,
+            output,
+            name=loaded.name,
+            frontend=frontend,
+            dynamic=dynamic or bool(axes),
+            opset=opset,
+            optimized=not no_optimize,
+            interface=interface,
+            options=options,
+            source=loaded.weights,
+            dag_dir=dag_dir,
+            stages=stages,
+        )
     for note in result.notes:
         print(f"modelexport: warning: {note}", file=sys.stderr)
     for one in result.unrepeatable:
@@ -243,8 +241,8 @@ def _export_folder(
     as_json: bool,
 ) -> None:
     from modelexport.cli import show_package
-    from modelexport.cli.garbage import only_new_garbage
     from modelexport.cli.running import load_for_package
+    from modelexport.core.garbage import only_new_garbage
     from modelexport.core.stages import Stages
     from modelexport.exporting.packages.package import export_package
     from modelexport.files.package_folders import check_package_folder

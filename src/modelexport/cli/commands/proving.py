@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,10 +16,12 @@ from modelexport.cli.options import (
     RemoteCodeOption,
     SeedOption,
 )
-from modelexport.cli.running import ModelChoice, load_with_inputs, print_json, progress_shown
+from modelexport.cli.running import ModelChoice, load_for_package, load_with_inputs, print_json, progress_shown
 from modelexport.errors import UsageError
 
 if TYPE_CHECKING:
+    from modelexport.core.stages import Stages
+    from modelexport.tagged.package import Package
     from modelexport.verify.descendant import AgainstReport
     from modelexport.verify.verdicts import VerifyReport
 
@@ -54,6 +56,9 @@ def verify(
     new_tokens: Annotated[
         int, typer.Option("--new-tokens", metavar="N", min=1, help="Tokens to generate with a FOLDER/ that generates.")
     ] = 64,
+    steps: Annotated[
+        int, typer.Option("--steps", metavar="N", min=1, help="Steps of the scheduler for a FOLDER/ of diffusers.")
+    ] = 4,
     perturb: Annotated[
         bool | None,
         typer.Option(
@@ -95,7 +100,7 @@ def verify(
             return
         assert model is not None
         choice = ModelChoice(model, inputs, model_class, trust_remote_code, seed, dtype)
-        _verify_generation(file, choice, new_tokens, provider, as_json=as_json)
+        _verify_package(file, choice, new_tokens, steps, provider, as_json=as_json)
         return
     with progress_shown() as progress:
         stages = Stages(progress)
@@ -168,29 +173,88 @@ def _show_errors(file: Path, report: VerifyReport | AgainstReport, html: Path | 
         print(show_table.format_csv({"": (table, table.rows())}), end="")
 
 
-def _verify_generation(folder: Path, choice: ModelChoice, new_tokens: int, provider: str, *, as_json: bool) -> None:
+def _verify_package(
+    folder: Path, choice: ModelChoice, new_tokens: int, steps: int, provider: str, *, as_json: bool
+) -> None:
     from modelexport.cli import show_package
     from modelexport.core.stages import Stages
     from modelexport.tagged.package import read_package
 
     package = read_package(folder)
-    if package.manifest.kind != "generate":
-        raise UsageError(f"{folder} cannot generate: verify its files, such as {next(iter(package.files.values()))}")
     with progress_shown() as progress:
         stages = Stages(progress)
-        loaded, _ = choice.load(stages, make_inputs=False)
-        from modelexport.pytorch.generating import example_prompts
-        from modelexport.verify.generation import verify_generation
+        match package.manifest.kind:
+            case "generate":
+                agrees, document, text = _verify_generation(folder, choice, new_tokens, provider, stages)
+            case "pipeline" | "whole":
+                loaded, example = load_for_package(choice, package.manifest.kind, stages)
+                if hasattr(loaded.model, "pipeline"):
+                    from modelexport.verify.pipelines import verify_pipeline
 
-        with stages("generate"):
-            prompts = example_prompts(loaded.model, loaded.directory, seed=choice.seed)
-            report = verify_generation(loaded.model, folder, prompts, new_tokens=new_tokens, provider=provider)
+                    with stages("verify"):
+                        found = verify_pipeline(
+                            loaded.model,
+                            folder,
+                            arguments=example,
+                            steps=steps,
+                            provider=provider,
+                            seed=choice.seed,
+                        )
+                    agrees, document, text = (
+                        found.agrees,
+                        show_package.pipeline_document(found),
+                        show_package.format_pipeline(found),
+                    )
+                else:
+                    agrees, document, text = _verify_parts(package, loaded, example, provider, stages)
+            case kind:
+                raise UsageError(f"{folder} is a package of kind {kind}: give the split file with --against")
     if as_json:
-        print_json(show_package.generation_document(report))
+        print_json(document)
     else:
-        print(show_package.format_generation(report))
-    if not report.agrees:
+        print(text)
+    if not agrees:
         raise typer.Exit(1)
+
+
+def _verify_generation(
+    folder: Path, choice: ModelChoice, new_tokens: int, provider: str, stages: Stages
+) -> tuple[bool, Any, str]:
+    from modelexport.cli import show_package
+    from modelexport.pytorch.generating import example_prompts
+    from modelexport.pytorch.generation import can_generate
+    from modelexport.verify.generation import verify_generation
+
+    loaded, _ = choice.load(stages, make_inputs=False)
+    if not can_generate(loaded.model):
+        raise UsageError(
+            f"{type(loaded.model).__name__} cannot generate: give the model that {folder} was exported from"
+        )
+    with stages("generate"):
+        prompts = example_prompts(loaded.model, loaded.directory, seed=choice.seed)
+        report = verify_generation(loaded.model, folder, prompts, new_tokens=new_tokens, provider=provider)
+    return report.agrees, show_package.generation_document(report), show_package.format_generation(report)
+
+
+def _verify_parts(package: Package, loaded: Any, example: Any, provider: str, stages: Stages) -> tuple[bool, Any, str]:
+    """Compare each part of a package module by module, on the inputs that it was exported with."""
+    from modelexport.cli import show_package, show_verification
+    from modelexport.pytorch.pipelines import SentencePipeline, pipeline_parts
+    from modelexport.verify.model import verify as run
+
+    whole = not isinstance(loaded.model, SentencePipeline)
+    inputs = {"model": example} if whole else {part.name: part.inputs for part in pipeline_parts(loaded.model)}
+    with stages("verify"):
+        reports = {
+            name: run(loaded.model, inputs[name], file, provider=provider, weights=loaded.weights, tell=stages.tell)
+            for name, file in package.files.items()
+            if name in inputs
+        }
+    document = {"parts": {name: show_verification.verify_document(report) for name, report in reports.items()}}
+    text = show_package.format_headings(
+        {name: show_verification.format_verify(report) for name, report in reports.items()}
+    )
+    return all(report.agrees for report in reports.values()), document, text
 
 
 def _verify_stages(folder: Path, against: Path, provider: str, seed: int, *, as_json: bool) -> None:

@@ -70,7 +70,7 @@ def make_genai_config(config: Any, folder: Path, manifest: Manifest) -> dict[str
 def _read_decoder(folder: Path, manifest: Manifest) -> _Decoder:
     """The one graph of a package; fails if onnxruntime-genai cannot run it."""
     if len(manifest.parts) != 1:
-        raise GenaiError("onnxruntime-genai only runs decoders that are one graph")
+        raise GenaiError("onnxruntime-genai only runs decoders that are one graph, and a few families of several")
     part = manifest.parts[0]
     inputs = {value.name or "": value for value in load_onnx(folder / part.file).graph.inputs}
     layers = sorted(int(found[1]) for name in inputs if (found := _KEY.fullmatch(name)))

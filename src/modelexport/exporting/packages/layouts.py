@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from modelexport.core.messages import collected
 from modelexport.exporting.packages.genai import GENAI_CONFIG, GenaiError, make_genai_config
 from modelexport.format.packages import Manifest
+from modelexport.pytorch.diffusion.modules import MODEL_INDEX, PipelineModules
 from modelexport.pytorch.exported_model import exported_model_manifest
 from modelexport.pytorch.generation import ModelPart
 
@@ -39,6 +40,9 @@ def write_layouts(
     Returns:
         The files that could not be written and why, one line each.
     """
+    if isinstance(model, PipelineModules):
+        _write_pipeline(model.pipeline, folder, parts)
+        return []
     for pattern in _COPIED if directory is not None else ():
         for file in sorted(directory.glob(pattern)) if directory is not None else ():
             if file.is_file():
@@ -61,6 +65,30 @@ def write_layouts(
         except GenaiError as reason:
             notes.append(f"{GENAI_CONFIG} was not written: {reason}")
     return notes
+
+
+def _write_pipeline(pipeline: Any, folder: Path, parts: Sequence[ModelPart]) -> None:
+    """The layout of diffusers: its index, the configuration of each part's model, tokenizers, schedulers, ..."""
+    with collected():
+        pipeline.save_config(folder)
+        for part in parts:
+            component = pipeline.components[part.module]
+            config = component if hasattr(component, "save_config") else component.config
+            save = getattr(config, "save_config", None) or config.save_pretrained
+            save((folder / part.path).parent)
+        modules = {part.module for part in parts}
+        missing: list[str] = []
+        for name, component in pipeline.components.items():
+            if _is_model(component):
+                missing += [name] if name not in modules else []
+            elif hasattr(component, "save_pretrained"):
+                component.save_pretrained(folder / name)
+    index = json.loads((folder / MODEL_INDEX).read_text(encoding="utf-8"))
+    _write(folder / MODEL_INDEX, index | {name: [None, None] for name in missing})
+
+
+def _is_model(component: object) -> bool:
+    return hasattr(component, "state_dict") and hasattr(component, "forward")
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:

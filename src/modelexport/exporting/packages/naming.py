@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from modelexport.capture.exported import Exported
 from modelexport.exporting.interface import Interface
+from modelexport.graph.sizes import SYMBOL
 
 BATCH, SEQUENCE, PAST = "batch", "sequence", "past_sequence"
 TOTAL = f"{PAST} + {SEQUENCE}"
@@ -62,10 +63,30 @@ def name_generation(exported: Exported) -> Exported:
 
 
 def name_pipeline(exported: Exported) -> Exported:
-    """Name the axes of a graph that takes tokens and a mask, in place."""
-    inputs = {value.name or "": value for value in exported.model.graph.inputs}
-    axes = {(name, axis): (BATCH, SEQUENCE)[axis] for name, value in inputs.items() for axis in _open(value)[:2]}
+    """Name the axes of a graph of a pipeline by what they usually are, in place.
+
+    An axis that always has the size of an earlier one has its name. A second size of one name is named after its input:
+    ``encoder_hidden_states_sequence``.
+    """
+    names: dict[str, str] = {}
+    axes: dict[tuple[str, int], str] = {}
+    for value in exported.model.graph.inputs:
+        for axis in _open(value):
+            size = value.shape[axis] if value.shape is not None else None
+            if not isinstance(size, ir.SymbolicDim) or size.value is None or not SYMBOL.fullmatch(size.value):
+                continue
+            usual = _usual_axes(len(value.shape or ()))[axis]
+            if size.value not in names:
+                names[size.value] = usual if usual not in names.values() else f"{value.name}_{usual}"
+            axes[value.name or "", axis] = names[size.value]
     return Interface(axes=axes)(exported)
+
+
+def _usual_axes(rank: int) -> tuple[str, ...]:
+    """The names of the axes of tokens, of their states, of images and of videos."""
+    if rank <= 3:
+        return (BATCH, SEQUENCE, "width")[:rank]
+    return (BATCH, "channels", *("frames", "depth")[: rank - 4], "height", "width")
 
 
 def _open(value: ir.Value) -> list[int]:
@@ -84,6 +105,10 @@ def _axes(name: str, value: ir.Value, encodes: bool) -> Iterator[tuple[int, str]
     names: tuple[str, ...] = (BATCH, SEQUENCE)
     if found is not None:
         names = (BATCH, "heads", ENCODER if found[1] == "cross" else PAST, "width")
+    elif name.endswith("_features"):
+        names = (f"{name.removesuffix('_features')}_tokens",)
+    elif len(value.shape) > 3:
+        names = ("images", "channels", "height", "width")
     elif encodes and not name.startswith("decoder_"):
         names = (BATCH, ENCODER)
     elif name == "attention_mask":

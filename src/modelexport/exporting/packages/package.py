@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,9 +12,11 @@ from typing import TYPE_CHECKING, Any, Unpack
 from modelexport.capture import FrontEnd
 from modelexport.capture.exported import Exported
 from modelexport.core.stages import Stages
-from modelexport.errors import InputsError
+from modelexport.core.text import error_line
+from modelexport.errors import CaptureError, CheckError, InputsError
 from modelexport.exporting.interface import AS_CAPTURED
-from modelexport.exporting.options import Keywords, Options
+from modelexport.exporting.options import Keywords, Options, WeightOptions
+from modelexport.exporting.packages.components import share_components
 from modelexport.exporting.packages.folders import write_manifest
 from modelexport.exporting.packages.layouts import write_layouts
 from modelexport.exporting.packages.modes import PartsMode
@@ -24,8 +27,12 @@ from modelexport.exporting.result import ExportResult
 from modelexport.files.atomic import written_together
 from modelexport.files.package_folders import check_package_folder
 from modelexport.format.packages import PACKAGE_VERSION, Kind, Manifest, PartEntry
+from modelexport.pytorch.diffusion.modules import MODEL_INDEX, PipelineModules, as_module, is_diffusion_pipeline
+from modelexport.pytorch.diffusion.observing import observe_example
+from modelexport.pytorch.diffusion.parts import diffusion_parts, model_parts
 from modelexport.pytorch.generation import ModelPart, can_generate, generation_parts
 from modelexport.pytorch.pipelines import SENTENCE_TRANSFORMER, SentencePipeline, pipeline_parts
+from modelexport.weights.sources import Weights
 
 if TYPE_CHECKING:
     from torch import nn
@@ -60,7 +67,7 @@ class PackageResult:
 
 
 def export_package(
-    model: nn.Module,
+    model: nn.Module | Any,
     folder: str | Path,
     *,
     inputs: Mapping[str, Any] | Sequence[Any] | None = None,
@@ -77,9 +84,11 @@ def export_package(
     """Export a model to a folder: the graphs that it runs, their weights once, and the files that runtimes need.
 
     Args:
-        model: Any ``nn.Module``. One of transformers that can ``generate`` gives what generation runs.
+        model: Any ``nn.Module``, or a pipeline of diffusers. A model of transformers that can ``generate`` gives what
+            generation runs, a pipeline what its run calls.
         folder: Made if need be; the files of a package that is there are replaced, or removed.
-        inputs: Example inputs for a model that is exported whole. Parts make their own.
+        inputs: Example inputs for a model that is exported whole, or arguments for the example run of a pipeline of
+            diffusers. Other parts make their own.
         parts: What the package consists of.
         name: The model's name in the documents; by default its class.
         directory: The model's folder with its configuration and tokenizer, which are copied into the package.
@@ -95,13 +104,14 @@ def export_package(
     folder, stages = Path(folder), stages or Stages()
     lies_in = None if directory is None else Path(directory)
     options = (options or Options()).replaced_by(keywords)
+    if is_diffusion_pipeline(model):
+        model = as_module(model)
     check_package_folder(folder, [] if lies_in is None else [lies_in])
     with stages("parts"):
         kind, found = _parts_of(model, parts, inputs)
     with written_together(folder, [] if lies_in is None else [lies_in], make=True, package=True) as staging:
         with stages("weights"):
-            shared = share_weights(model, options.weights.source, staging, options.weights.weights)
-        linked = replace(options, weights=replace(options.weights, weights="link", source=shared))
+            shared = _share(model, found, lies_in, staging, options.weights)
         export_part = partial(
             export,
             name=name,
@@ -110,12 +120,13 @@ def export_package(
             opset=opset,
             optimized=optimized,
             interface=_INTERFACES.get(kind, AS_CAPTURED),
-            options=linked,
         )
-        fused = options.fusing.fuse is not None
-        results, seconds = _export_each(found, export_part, staging, stages, fused=fused)
-        manifest = _manifest(kind, found, results, [file.path.name for file in shared.files])
-        notes = [*_notes(kind, found, results), *write_layouts(model, lies_in, staging, manifest, found)]
+        results, seconds, left_out = _export_each(found, export_part, shared, options, staging, stages)
+        found = [part for part in found if part.name in results]
+        shared = {part.name: shared[part.name] for part in found}
+        weights = sorted({file.path.relative_to(staging).as_posix() for one in shared.values() for file in one.files})
+        manifest = _manifest(kind, found, results, weights)
+        notes = [*left_out, *_notes(kind, found, results), *write_layouts(model, lies_in, staging, manifest, found)]
         write_manifest(manifest, staging)
         return _result(folder, staging, manifest, results, seconds, notes)
 
@@ -125,9 +136,16 @@ def _parts_of(
 ) -> tuple[Kind, list[ModelPart]]:
     if parts == "generate" or (parts == "auto" and can_generate(model)):
         return "generate", generation_parts(model)
+    if isinstance(model, PipelineModules):
+        if parts == "whole":
+            raise InputsError(f"{type(model).__name__} is not one model: leave out --parts whole")
+        observed, _ = observe_example(model, inputs if isinstance(inputs, Mapping) else None, steps=2)
+        return "pipeline", model_parts(model, diffusion_parts(model, observed), observed.inside)
     if parts == "pipeline" or (parts == "auto" and isinstance(model, SentencePipeline)):
         if not isinstance(model, SentencePipeline):
-            raise InputsError(f"{type(model).__name__} is not a pipeline: give a folder with {SENTENCE_TRANSFORMER}")
+            raise InputsError(
+                f"{type(model).__name__} is not a pipeline: give a folder with {SENTENCE_TRANSFORMER} or {MODEL_INDEX}"
+            )
         return "pipeline", pipeline_parts(model)
     if inputs is None:
         from modelexport.pytorch.inputs import generate_inputs
@@ -136,21 +154,46 @@ def _parts_of(
     return "whole", [ModelPart("model", model, inputs)]
 
 
+def _share(
+    model: nn.Module, parts: Sequence[ModelPart], directory: Path | None, folder: Path, options: WeightOptions
+) -> dict[str, Weights]:
+    """Name of a part to the places of the weights that it uses, which are written once for all parts."""
+    if isinstance(model, PipelineModules):
+        return share_components(parts, directory, folder, options.weights)
+    return dict.fromkeys((part.name for part in parts), share_weights(model, options.source, folder, options.weights))
+
+
 def _export_each(
-    parts: Sequence[ModelPart], export_part: Callable[..., ExportResult], folder: Path, stages: Stages, *, fused: bool
-) -> tuple[dict[str, ExportResult], dict[str, float]]:
-    """Name of a part to its export; stage to wall time, of all parts together and of what came before them."""
+    parts: Sequence[ModelPart],
+    export_part: Callable[..., ExportResult],
+    shared: Mapping[str, Weights],
+    options: Options,
+    folder: Path,
+    stages: Stages,
+) -> tuple[dict[str, ExportResult], dict[str, float], list[str]]:
+    """Name of a part to its export; stage to wall time, of all parts together and of what came before them; notes on
+    optional parts that cannot be captured.
+    """
+    notes: list[str] = []
+    fused = options.fusing.fuse is not None
     seconds: dict[str, float] = dict(stages.seconds)
     results: dict[str, ExportResult] = {}
     for part in parts:
         own = stages.within(part.name)
-        target = folder / f"{part.name}.onnx"
-        results[part.name] = export_part(
-            part.model, part.inputs, target, stages=own, **(_of_one_row(part) if fused else {})
-        )
+        linked = replace(options, weights=replace(options.weights, weights="link", source=shared[part.name]))
+        keywords = _of_one_row(part) if fused else {}
+        try:
+            results[part.name] = export_part(
+                part.model, part.inputs, folder / part.path, options=linked, stages=own, **keywords
+            )
+        except (CaptureError, CheckError) as error:
+            if not part.optional:
+                raise
+            shutil.rmtree((folder / part.path).parent)
+            notes.append(f"{part.name} was left out; the pipeline can do without it: {error_line(error)}")
         for stage, took in own.seconds.items():
             seconds[stage] = seconds.get(stage, 0.0) + took
-    return results, seconds
+    return results, seconds, notes
 
 
 def _notes(kind: Kind, parts: Sequence[ModelPart], results: Mapping[str, ExportResult]) -> list[str]:
@@ -182,7 +225,7 @@ def _manifest(
     entries = [
         PartEntry(
             name=part.name,
-            file=f"{part.name}.onnx",
+            file=part.path,
             module=part.module,
             inputs=[value.name for value in results[part.name].hierarchy.inputs],
             outputs=[value.name for value in results[part.name].hierarchy.outputs],
@@ -210,5 +253,7 @@ def _result(
         notes=notes,
         files=[folder / file for file in written],
         graph_bytes=sum((staging / part.file).stat().st_size for part in manifest.parts),
-        weight_bytes=sum((staging / file).stat().st_size for file in manifest.weights),
+        weight_bytes=sum(
+            {one.st_ino: one.st_size for file in manifest.weights if (one := (staging / file).stat())}.values()
+        ),
     )

@@ -85,11 +85,12 @@ def _written(model: nn.Module, source: Weights | None, path: Path) -> Weights:
 
     keys = save_entries(model, source, path)
     file = read_header(path)
-    tensors: Mapping[str, ir.TensorProtocol] = {key: _tensor(key, file.tensors[name]) for key, name in keys.items()}
-    return Weights(tensors, {}, (file,))
+    tensors: Mapping[str, ir.TensorProtocol] = {key: tensor_at(key, file.tensors[name]) for key, name in keys.items()}
+    return Weights(tensors, {}, (file,), in_memory=source is None)
 
 
-def _tensor(key: str, place: Place) -> ir.TensorProtocol:
+def tensor_at(key: str, place: Place) -> ir.TensorProtocol:
+    """The tensor of an entry whose bytes are in a file."""
     return ir.ExternalTensor(
         str(place.path), place.offset, place.length, place.dtype, shape=ir.Shape(place.shape), name=key
     )

@@ -16,12 +16,14 @@ from typing import Any
 
 import torch
 
+from modelexport.core.calls import ROOT
 from modelexport.core.text import error_line
 from modelexport.errors import InputsError
 from modelexport.pytorch.inputs.fitting import SAMPLES, fitting_shapes
 from modelexport.pytorch.inputs.specs import read_spec
 from modelexport.pytorch.inputs.trial_runs import Inputs, TrialRuns
 from modelexport.pytorch.inputs.values import InputMaker
+from modelexport.pytorch.recorder import CallRecorder
 
 _MAIN = ("input_ids", "pixel_values", "input_features", "input_values", "decoder_input_ids")
 """Arguments that carry data. They are generated even if optional, so that every part of the model runs."""
@@ -91,13 +93,16 @@ def check_inputs(model: torch.nn.Module, inputs: Mapping[str, Any] | tuple[Any, 
     Raises:
         InputsError: The run fails; the message gives the inputs with their types and shapes, and the reason.
     """
-    runner = TrialRuns(model)
-    if runner.run(inputs):
-        return
+    runner, recorder = TrialRuns(model), CallRecorder(model)
+    with recorder.attached():
+        if runner.run(inputs):
+            return
+    call = recorder.raised_in(runner.first_error) if runner.first_error is not None else None
+    where = f"in {call}: " if call not in (None, ROOT) else ""
     named = inputs if isinstance(inputs, Mapping) else {f"argument {i}": value for i, value in enumerate(inputs)}
     reason = error_line(runner.first_error)
     raise InputsError(
-        f"{type(model).__name__} does not run with {_describe(named)}: {reason}; give other inputs"
+        f"{type(model).__name__} does not run with {_describe(named)}: {where}{reason}; give other inputs"
     ) from runner.first_error
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -43,11 +43,12 @@ def load_hugging_face(
 ) -> LoadedModel:
     directory = Path(spec).expanduser() if Path(spec).expanduser().is_dir() else None
     source = spec if directory is None else str(directory)
-    with _quiet_transformers(), no_questions():
+    with quiet_transformers(), no_questions():
         local_only = directory is not None or not _hub_answers()
         config = _read_config(directory) if directory else _fetch_config(spec, local_only)
         check_config(spec, config)
         cls, notes = _choose_class(spec, config, model_class, trust_remote_code)
+        _check_own_code(spec, config, cls, trust_remote_code)
         files = None if weights == "memory" else _checkpoint(spec, directory, local_only)
         if weights == "files" and files is None:
             raise ModelLoadError(f"{spec} has no safetensors files: weights can only be linked or streamed from those")
@@ -58,6 +59,7 @@ def load_hugging_face(
                 model, info = cls.from_pretrained(
                     source,
                     output_loading_info=True,
+                    ignore_mismatched_sizes=True,  # they are listed, and refused below
                     weights_only=True,
                     local_files_only=local_only,
                     trust_remote_code=trust_remote_code,
@@ -101,8 +103,9 @@ def _without_weights(
     from transformers import AutoConfig
 
     source = spec if directory is None else str(directory)
+    kind = getattr(cls, "config_class", None) or AutoConfig  # an Auto class has none
     try:
-        config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code, local_files_only=True)
+        config = kind.from_pretrained(source, trust_remote_code=trust_remote_code, local_files_only=True)
         if hasattr(cls, "from_config"):  # an Auto class, which needs the name of the model to load it
             with torch.device("meta"):
                 cls = type(cls.from_config(config, trust_remote_code=trust_remote_code))
@@ -118,7 +121,7 @@ def _without_weights(
 
 
 @contextmanager
-def _quiet_transformers() -> Iterator[None]:
+def quiet_transformers() -> Iterator[None]:
     """Turn off the progress bars and load reports of transformers, which are also written into pipes."""
     from transformers.utils import logging
 
@@ -160,6 +163,8 @@ def _fetch_config(name: str, local_only: bool) -> dict[str, Any]:
 def _read_config(directory: Path) -> dict[str, Any]:
     path = directory / "config.json"
     if not path.is_file():
+        if (directory / "model_index.json").is_file():
+            raise ModelLoadError(f"{directory} is a pipeline of several models: export it to a folder, -o OUT/")
         raise ModelLoadError(f"{directory} has no config.json: give {_LOCAL}")
     try:
         config = json.loads(read_regular(path, SETTINGS_BYTES))
@@ -197,10 +202,7 @@ def _choose_class(
     remote = {auto: ref for auto, ref in mapped.items() if auto.startswith("AutoModel") and isinstance(ref, str)}
     if remote:
         if not trust_remote_code:
-            raise ModelLoadError(
-                f"{spec} needs its own Python code ({', '.join(remote.values())}): read that code, "
-                f"then pass --trust-remote-code to run it"
-            )
+            raise _needs_code(spec, remote.values())
         auto = next((auto for auto, ref in remote.items() if ref.split(".")[-1] == named), next(iter(remote)))
         if _class_of_transformers(auto) is None:
             raise ModelLoadError(f"the config.json of {spec} maps {auto}, which transformers does not have")
@@ -212,6 +214,27 @@ def _choose_class(
         )
     note = f"transformers has no class {named}, which the config names: loaded with AutoModel, without any head"
     return transformers.AutoModel, [note] if named else []
+
+
+def _check_own_code(spec: str, config: dict[str, Any], cls: Any, trusted: bool) -> None:
+    """Refuse a configuration that only code of the model's repository can read, unless that is trusted.
+
+    Raises:
+        ModelLoadError: Names the code.
+    """
+    from transformers import CONFIG_MAPPING
+
+    mapped = config.get("auto_map")
+    code = mapped.get("AutoConfig") if isinstance(mapped, dict) else None
+    known = config.get("model_type") in CONFIG_MAPPING if isinstance(config.get("model_type"), str) else False
+    if code and not trusted and not known and hasattr(cls, "_model_mapping"):
+        raise _needs_code(spec, [str(code)])
+
+
+def _needs_code(spec: str, code: Iterable[str]) -> ModelLoadError:
+    return ModelLoadError(
+        f"{spec} needs its own Python code ({', '.join(code)}): read that code, then pass --trust-remote-code to run it"
+    )
 
 
 def _class_of_transformers(name: str) -> Any:
@@ -247,6 +270,13 @@ def _compare_keys(spec: str, model: torch.nn.Module, info: dict[str, Any]) -> li
     weights fits, the names are wrong and the results would be noise.
     """
     missing, unused = sorted(info["missing_keys"]), sorted(info["unexpected_keys"])
+    if misshapen := sorted(info.get("mismatched_keys", ())):
+        name, stored, wanted = misshapen[0]
+        more = f" and {len(misshapen) - 1} more" if len(misshapen) > 1 else ""
+        raise ModelLoadError(
+            f"the config.json of {spec} does not fit its weights: {name} is {list(stored)} and should be "
+            f"{list(wanted)}{more}; download both again, or give another --model-class"
+        )
     parameters = [name for name, _ in model.named_parameters()]
     kind = type(model).__name__
     if parameters and not set(parameters) - set(missing):

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
+import msgspec
 import onnx
 import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
 from modelexport.core.owners import Owner
+from modelexport.core.tags import LevelRule
 from modelexport.errors import UsageError
 from modelexport.files.onnx_models import load_onnx
 from modelexport.format import documents, keys
@@ -18,7 +21,9 @@ from modelexport.graph.copies import copy_of
 from modelexport.graph.nodes import all_nodes, may_be
 from modelexport.graph.owners import owner_of
 from modelexport.surgery.edited_tags import EditedTags
-from modelexport.surgery.interfaces import match_names, offered_names
+from modelexport.surgery.grafts import Graft, graft_calls, joined
+from modelexport.surgery.interfaces import Interface, Wanted, match_names, offered_names, spellings
+from modelexport.surgery.repeating import values_taken
 from modelexport.surgery.substitutes.parts import Parts, Site
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.weights.transforms import parameter_plan, state_dict_of
@@ -38,10 +43,15 @@ class FromModel:
         if keys.FORMAT_VERSION_KEY in self.model.metadata_props:
             self._tagged = read_tagged(self.path)
             self.model = self._tagged.model
+        self.rule: LevelRule | None = None
+        """Which classes make levels in the whole model, if that is known."""
         self._weights: dict[str, ir.Value] = {}
         """The initializers shared by all calls that it replaces."""
+        self._keys: dict[str, list[dict[str, None]]] = {}
+        """Names of these to all names of each parameter that they are computed from."""
         self._absolute = False
         """Whether it was cut out of the same model, so that its addresses and keys are those of the whole model."""
+        self._graft: Graft | None = None
 
     keep_body = False
 
@@ -51,68 +61,110 @@ class FromModel:
 
     def build(self, site: Site, tags: EditedTags, used: Iterable[ModuleCall]) -> Parts:
         graph = copy_of(self.model.graph)
-        interface, whose = site.interface, f"'{site.call}'"
+        values = {value.name or "": value for node in graph.all_nodes() for value in node.outputs}
         required = [value for value in graph.inputs if not value.is_initializer()]
-        ins = [value.name or "" for value in required]
-        outs = [value.name or "" for value in graph.outputs]
-        given = {name: whole for name, whole in self.mapping.items() if name in ins}
-        returned = {name: whole for name, whole in self.mapping.items() if name in outs}
-        if unknown := [name for name in self.mapping if name not in {*ins, *outs}]:
-            raise UsageError(f"{self.path} has no input or output '{unknown[0]}': it has {', '.join([*ins, *outs])}")
-        sources = match_names(ins, offered_names(interface, interface.inputs), given, "inputs", whose)
-        whole_outs = [value.name or "" for value in interface.outputs]
-        offered = dict(zip(outs, graph.outputs, strict=True))
-        back = {whole: name for name, whole in returned.items()}
-        results = match_names(whole_outs, offered, back, "outputs", f"{self.path}")
-        for mine, source in zip(required, sources, strict=True):
-            _check_type(self.path, mine, source, whose)
-        for result, output in zip(results, interface.outputs, strict=True):
-            _check_type(self.path, result, output, whose)
-        owners = self._owners(site.call, graph, tags, used)
-        nodes, results = self._taken_out(graph, sources, results)
+        names = [value.name or "" for value in (*required, *graph.outputs)]
+        if unknown := [name for name in self.mapping if name not in names]:
+            raise UsageError(f"{self.path} has no input or output '{unknown[0]}': it has {', '.join(names)}")
+        sources = self._sources(site.interface, required)
+        results = self._results(site.interface, graph)
+        values |= {mine.name or "": source for mine, source in sources.items()}
+        owners = self._owners(site.call, graph, tags, used, values)
+        nodes, made = _taken_out(graph, sources, results)
         return Parts(
             nodes,
-            results,
+            made,
             owners=owners,
             weights=self._adopted(site.call, graph),
             functions=[copy_of(function) for function in self.model.functions.values()],
             opsets=dict(self.model.opset_imports),
             entries=self._entries(site.call),
+            graft=self._graft,
         )
 
-    def _taken_out(
-        self, graph: ir.Graph, sources: Sequence[ir.Value], results: Sequence[ir.Value]
-    ) -> tuple[list[ir.Node], list[ir.Value]]:
-        """The nodes, connected to the values of the whole model; a result without a node of its own gets one."""
-        inputs, found = [value for value in graph.inputs if not value.is_initializer()], []
-        nodes = list(graph)
-        graph.remove(nodes)
-        graph.inputs.clear()
-        graph.outputs.clear()
-        for result in results:
-            if result.producer() is None or result in found:
-                nodes.append(ir.Node("", "Identity", [result]))
-                nodes[-1].outputs[0].type, nodes[-1].outputs[0].shape = result.type, result.shape
-                found.append(nodes[-1].outputs[0])
-            else:
-                found.append(result)
-        for mine, source in zip(inputs, sources, strict=True):
-            ir.convenience.replace_all_uses_with(mine, source)
-        return nodes, found
+    def _sources(self, interface: Interface, required: Sequence[ir.Value]) -> dict[ir.Value, ir.Value]:
+        """The values of the whole model for the inputs; an input that nothing uses may have none."""
+        also = _names_in(self._tagged, "inputs")
+        used = [value for value in required if value.uses() or value.is_graph_output()]
+        offered = offered_names(interface, interface.inputs)
+        offered |= {other: value for name, value in offered.items() for other in spellings(name)[1:]}
+        taken = required if len(required) == len(interface.inputs) else used
+        wanted = [Wanted(value.name or "", also.get(value.name or "", ())) for value in taken]
+        found = match_names(wanted, offered, self.mapping, interface.elsewhere, interface.inputs)
+        if missing := [value.name or "" for value in used if value.name not in found]:
+            raise UsageError(self._unmatched(interface, missing, also))
+        matched = {value: found[value.name or ""] for value in used}
+        for mine, source in matched.items():
+            _check_type(self.path, mine, source, f"'{interface.call}'")
+        return matched
+
+    def _unmatched(self, interface: Interface, missing: Sequence[str], also: Mapping[str, Sequence[str]]) -> str:
+        folded = [name for name in missing if {name, *also.get(name, ())}.intersection(interface.missing)]
+        if folded:
+            return (
+                f"{self.path} takes {', '.join(folded)}, which the whole model has only inside of other constants: "
+                "export that with --dynamic or --no-optimize, or map another value with --map"
+            )
+        has = ", ".join(interface.called(value) for value in interface.inputs) or "no inputs"
+        return (
+            f"'{interface.call}' takes {has}, and {self.path} also {', '.join(missing)}: map it to a value with "
+            f"--map {missing[0]}=VALUE"
+        )
+
+    def _results(self, interface: Interface, graph: ir.Graph) -> list[ir.Value]:
+        """The outputs that are used in the whole model, in the order of the values that they replace."""
+        also = _names_in(self._tagged, "outputs")
+        offered = {value.name or "": value for value in graph.outputs}
+        for name, value in list(offered.items()):
+            offered.update((each, value) for each in also.get(name, ()) if each not in offered)
+        if interface.returned and len(interface.returned) == len(graph.outputs):
+            offered = dict(zip(interface.returned, graph.outputs, strict=True)) | offered
+        given = {whole: name for name, whole in self.mapping.items() if name in offered}
+        wanted = []
+        for value in interface.outputs:
+            name, result = value.name or "", interface.results.get(value)
+            wanted.append(Wanted(name, spellings(result) if result is not None else ()))
+            if result in given:
+                given[name] = given[result]
+        if unknown := [whole for whole in given if whole not in {each for w in wanted for each in (w.name, *w.also)}]:
+            raise UsageError(
+                f"'{interface.call}' has no output '{unknown[0]}' that is used: it has "
+                f"{', '.join(each.name for each in wanted)}"
+            )
+        found = match_names(wanted, offered, given, {}, list(graph.outputs))
+        if missing := [each.name for each in wanted if each.name not in found]:
+            raise UsageError(
+                f"{self.path} has the outputs {', '.join(value.name or '' for value in graph.outputs)}, and "
+                f"'{interface.call}' has {', '.join(each.name for each in wanted)}: map {missing[0]} with "
+                f"--map {graph.outputs[0].name}={missing[0]}"
+            )
+        for value in interface.outputs:
+            _check_type(self.path, found[value.name or ""], value, f"'{interface.call}'")
+        return [found[value.name or ""] for value in interface.outputs]
+
+    def is_part_of(self, call: ModuleCall, tags: EditedTags) -> bool:
+        """Whether it was cut out of the same model: it has the call with the same tag."""
+        return bool(call.path) and self._tagged is not None and self._tagged.tags.get(call) == tags.tag(call)
 
     def _owners(
-        self, call: ModuleCall, graph: ir.Graph, tags: EditedTags, used: Iterable[ModuleCall]
+        self,
+        call: ModuleCall,
+        graph: ir.Graph,
+        tags: EditedTags,
+        used: Iterable[ModuleCall],
+        values: Mapping[str, ir.Value],
     ) -> dict[ir.Node, Owner]:
+        self._graft = None
         if self._tagged is None:
             tags.remove_inside(call, used)
             return {}
-        sub = self._tagged
-        if self._is_part_of(call, tags):
-            renamed = {traced.call: traced.call for traced in sub.calls}
-            self._absolute = True
+        self._absolute = self.is_part_of(call, tags)
+        if self._absolute:
+            renamed = {traced.call: traced.call for traced in self._tagged.calls}
         else:
             tags.remove_inside(call, used)
-            renamed = self._grafted(call, tags)
+            renamed = graft_calls(self._tagged, call, tags, self.rule)
+        self._graft = Graft(call, self._tagged, renamed, values, self._absolute)
         owners = {}
         for node in graph.all_nodes():
             owner = owner_of(node)
@@ -121,52 +173,95 @@ class FromModel:
                 owners[node] = Owner(tuple(calls), owner.evidence)
         return owners
 
-    def _is_part_of(self, call: ModuleCall, tags: EditedTags) -> bool:
-        """Whether it was cut out of the same model: it has the call with the same tag."""
-        assert self._tagged is not None
-        return bool(call.path) and self._tagged.tags.get(call) == tags.tag(call)
-
-    def _grafted(self, call: ModuleCall, tags: EditedTags) -> dict[ModuleCall, ModuleCall]:
-        """The calls of the file, as calls inside the call that it replaces."""
-        assert self._tagged is not None
-        sub, base = self._tagged, tags.source_tag(call)
-        sources = sub.source_tags
-        renamed: dict[ModuleCall, ModuleCall] = {}
-        root = ""
-        for traced in sub.calls:
-            tag = sub.tags[traced.call]
-            if traced.parent is None:
-                renamed[traced.call], root = call, tag
-                continue
-            path = f"{call.path}.{traced.call.path}" if call.path else traced.call.path
-            source = sources.get(traced.call, tag)
-            renamed[traced.call] = tags.add(
-                path, renamed[traced.parent], base + tag.removeprefix(root), base + source.removeprefix(root)
-            )
-        return renamed
-
     def _adopted(self, call: ModuleCall, graph: ir.Graph) -> dict[ir.Value, tuple[str, ...]]:
-        """The weights, shared by all calls that they replace, with their new keys."""
+        """The weights that its nodes use, shared by all calls that they replace, with their new keys."""
         found: dict[ir.Value, tuple[str, ...]] = {}
         for name, value in list(graph.initializers.items()):
-            plan = parameter_plan(value)
-            names = tuple(self._key(call, key) for key in plan.keys) if plan is not None else ()
             if name in self._weights:
                 ir.convenience.replace_all_uses_with(value, self._weights[name])
-            else:
+            elif value.uses():
                 self._weights[name] = value
-            found[self._weights[name]] = names
+            else:
+                continue
+            found[self._weights[name]] = self._keys_of(name, value, call)
         graph.initializers.clear()
         return found
 
+    def _keys_of(self, name: str, value: ir.Value, call: ModuleCall) -> tuple[str, ...]:
+        """The keys of a weight for all calls so far: those of one parameter are adjacent."""
+        plan = parameter_plan(value)
+        if plan is None:
+            return ()
+        own = [[self._key(call, key) for key in names] for names in plan.groups()]
+        if name not in self._keys:
+            renamed = {key: self._key(call, key) for key in plan.keys}
+            steps = [
+                msgspec.structs.replace(step, inputs=[renamed.get(each, each) for each in step.inputs])
+                for step in plan.steps
+            ]
+            if steps:
+                self._weights[name].metadata_props[keys.TRANSFORM] = msgspec.json.encode(steps).decode()
+            self._keys[name] = [dict.fromkeys(names) for names in own]
+        for group, names in zip(self._keys[name], own, strict=True):
+            group.update(dict.fromkeys(names))
+        return tuple(key for group in self._keys[name] for key in group)
+
     def _key(self, call: ModuleCall, key: str) -> str:
-        return key if self._absolute or not call.path else f"{call.path}.{key}"
+        return key if self._absolute else joined(call.path, key)
 
     def _entries(self, call: ModuleCall) -> dict[str, documents.StateDictEntry]:
         if keys.STATE_DICT not in self.model.metadata_props:
             return {}
         entries = state_dict_of(self.model)
         return {self._key(call, key): entry for key, entry in entries.items() if entry.used or not self._absolute}
+
+
+def _names_in(sub: TaggedFile | None, side: Literal["inputs", "outputs"]) -> dict[str, tuple[str, ...]]:
+    """The inputs or outputs of an exported module to the names of the arguments or results that they are."""
+    if sub is None or sub.hierarchy is None:
+        return {}
+    root = sub.calls.calls[0].call.address
+    entry = next(entry for entry in sub.hierarchy.calls if entry.address == root)
+    tensors = entry.inputs if side == "inputs" else entry.outputs
+    found: dict[str, tuple[str, ...]] = {}
+    for tensor in tensors:
+        if tensor.value is not None:
+            found[tensor.value] = (*found.get(tensor.value, ()), tensor.name)
+    return found
+
+
+def _taken_out(
+    graph: ir.Graph, sources: Mapping[ir.Value, ir.Value], results: Sequence[ir.Value]
+) -> tuple[list[ir.Node], list[ir.Value]]:
+    """The nodes that results need, connected to the values of the whole model; each result gets a node of its own."""
+    needed, found = _behind(results), list[ir.Value]()
+    nodes = [node for node in graph if node in needed]
+    graph.outputs.clear()
+    graph.remove([node for node in graph if node not in needed], safe=True)
+    graph.remove(nodes)
+    graph.inputs.clear()
+    for result in results:
+        if result.producer() is None or result in found:
+            nodes.append(ir.Node("", "Identity", [result]))
+            nodes[-1].outputs[0].type, nodes[-1].outputs[0].shape = result.type, result.shape
+            found.append(nodes[-1].outputs[0])
+        else:
+            found.append(result)
+    for mine, source in sources.items():
+        ir.convenience.replace_all_uses_with(mine, source)
+    return nodes, found
+
+
+def _behind(results: Iterable[ir.Value]) -> set[ir.Node]:
+    """The nodes that values depend on."""
+    found: set[ir.Node] = set()
+    pending = [producer for value in results if (producer := value.producer()) is not None]
+    while pending:
+        node = pending.pop()
+        if node not in found:
+            found.add(node)
+            pending.extend(p for value in values_taken(node) if (p := value.producer()) is not None)
+    return found
 
 
 def _check_type(path: Path, mine: ir.Value, whole: ir.Value, whose: str) -> None:

@@ -13,6 +13,7 @@ from modelexport.core.owners import Owner
 from modelexport.format import documents
 from modelexport.surgery.cutter import Cut
 from modelexport.surgery.edited_tags import EditedTags
+from modelexport.surgery.grafts import Graft
 from modelexport.surgery.interfaces import Interface
 
 
@@ -45,6 +46,8 @@ class Parts:
     functions: Sequence[ir.Function] = ()
     opsets: Mapping[str, int] = field(default_factory=dict)
     entries: Mapping[str, documents.StateDictEntry] = field(default_factory=dict)
+    graft: Graft | None = None
+    """The exported module that they come from, if they do."""
 
 
 class Substitute(Protocol):

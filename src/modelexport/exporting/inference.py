@@ -1,0 +1,101 @@
+"""The shape inference of onnxscript's constant folding, once for equal nodes.
+
+The folding asks ONNX for the types of the outputs of each node, and writes the node, the types of its inputs and their
+small contents as protobuf to do so. The answer follows from what is written, and from what was known of the outputs, so
+it is kept for the nodes of which all that is the same.
+
+Only this file uses ``FoldConstantsPass`` of onnxscript, whose method it replaces while the folding runs, and how much
+of an input the method reads; ``tests/exporting/test_inference.py`` is the canary.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import onnx_ir as ir
+from onnxscript.optimizer._constant_folding import FoldConstantsPass
+
+from modelexport.core.attributes import attribute_set
+
+_READ = 20
+"""The largest number of elements of an input whose content the inference reads."""
+_PLAIN = {
+    ir.AttributeType.INT,
+    ir.AttributeType.FLOAT,
+    ir.AttributeType.STRING,
+    ir.AttributeType.INTS,
+    ir.AttributeType.FLOATS,
+    ir.AttributeType.STRINGS,
+}
+
+Known = dict[Hashable, list[tuple[ir.Shape | None, ir.TypeProtocol | None]]]
+"""All that is read of a node to the shapes and types of its outputs."""
+
+
+@contextmanager
+def inferred_once(known: Known) -> Iterator[None]:
+    """Inside, constant folding infers the types of equal nodes once.
+
+    Args:
+        known: The answers so far; new ones are added.
+    """
+    infer = FoldConstantsPass._do_inference
+
+    def infer_once(self: Any, node: ir.Node) -> None:
+        key = _key(node, self._opset_imports)
+        if key not in known:
+            infer(self, node)
+            if key is not None:
+                known[key] = [(copy.copy(value.shape), copy.copy(value.type)) for value in node.outputs]
+            return
+        for value, (shape, type_) in zip(node.outputs, known[key], strict=True):
+            value.shape, value.type = copy.copy(shape), copy.copy(type_)
+
+    with attribute_set(FoldConstantsPass, "_do_inference", infer_once):
+        yield
+
+
+def _key(node: ir.Node, opsets: dict[str, int]) -> Hashable | None:
+    """All that the inference reads of a node; ``None`` if that is not known."""
+    given = [value for value in node.inputs if value is not None]
+    if len({value.name for value in given}) < len(set(given)) or None in {value.name for value in given}:
+        return None
+    position = {value: index for index, value in reversed(list(enumerate(node.inputs))) if value is not None}
+    try:
+        attributes = tuple(sorted((attribute.name, _attribute(attribute)) for attribute in node.attributes.values()))
+        inputs = tuple(
+            None if value is None else (position[value], *_typed(value), _content(value)) for value in node.inputs
+        )
+    except _UnknownError:
+        return None
+    outputs = tuple((value.name is not None, *_typed(value)) for value in node.outputs)
+    return node.op_identifier(), opsets.get(node.domain), attributes, inputs, outputs
+
+
+def _typed(value: ir.Value) -> tuple[str, Hashable]:
+    shape = value.shape
+    return repr(value.type), None if shape is None else tuple(
+        size if isinstance(size, int) else size.value for size in shape
+    )
+
+
+def _content(value: ir.Value) -> Hashable:
+    tensor = value.const_value
+    if tensor is None or tensor.size > _READ:
+        return None
+    if tensor.dtype == ir.DataType.STRING:
+        raise _UnknownError
+    return tensor.dtype, tuple(tensor.shape.numpy()), tensor.tobytes()
+
+
+class _UnknownError(Exception):
+    """What an attribute or a tensor says is not compared."""
+
+
+def _attribute(attribute: ir.Attr) -> str:
+    if attribute.is_ref() or attribute.type not in _PLAIN:
+        raise _UnknownError
+    return f"{attribute.type} {attribute.value!r}"  # as text: 0.0 and -0.0 are equal numbers

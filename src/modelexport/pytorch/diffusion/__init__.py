@@ -1,0 +1,1 @@
+"""Pipelines of diffusers: loaded, run, and taken apart into the models that a run calls."""

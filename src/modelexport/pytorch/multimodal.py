@@ -1,0 +1,204 @@
+"""Models that generate text from images or sound: the encoder, the embedding with the merge, and the decoder.
+
+transformers leaves the merge to the caller. It is the same in these models: the features of an image are put in the
+place of the embeddings of its placeholder tokens, in order. Whether that is so is checked on an example.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from modelexport.core.attributes import attribute_set
+from modelexport.core.messages import collected
+from modelexport.core.text import error_line
+from modelexport.errors import CaptureError, ModelExportError
+from modelexport.pytorch.inputs import generate_inputs
+from modelexport.pytorch.traced import untouched
+
+KINDS = ("image", "audio")
+EMBEDDING, EMBEDS = "embedding", "inputs_embeds"
+
+
+@dataclass(frozen=True)
+class Modality:
+    """What a model takes besides text."""
+
+    kind: str
+    """``image`` or ``audio``."""
+    token: int
+    """The placeholder token."""
+    arguments: Mapping[str, Any]
+    """The arguments of ``get_image_features`` in an example run, tensors and settings."""
+    example: Mapping[str, Any]
+    """The example inputs of the whole model, in a batch of two."""
+
+    @property
+    def part(self) -> str:
+        """The name of the encoder's part."""
+        return {"image": "vision", "audio": "speech"}[self.kind]
+
+    @property
+    def features(self) -> str:
+        """The name of the features that the encoder returns and the embedding takes."""
+        return f"{self.kind}_features"
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The tensors of the example that the encoder takes."""
+        return {name: value for name, value in self.arguments.items() if isinstance(value, torch.Tensor)}
+
+
+def modality_of(model: nn.Module) -> tuple[Modality | None, str]:
+    """What a model takes besides text, if a package supports it, and otherwise the reason why not."""
+    try:
+        return find_modality(model), ""
+    except CaptureError as error:
+        return None, error.reason
+
+
+def find_modality(model: nn.Module) -> Modality | None:
+    """What a model takes besides text; ``None`` for a model of text.
+
+    Raises:
+        CaptureError: It takes images or sound in a way that is not supported; gives the reason.
+    """
+    for kind in KINDS:
+        owner = _owner(model, kind)
+        token = _token(model.config, kind)
+        if owner is not None and token is not None:
+            found = _observed(model, owner, kind, token)
+            _check_merge(model, found)
+            return found
+    return None
+
+
+def _owner(model: nn.Module, kind: str) -> nn.Module | None:
+    """The innermost module with ``get_image_features``, which the model itself calls."""
+    found = [module for module in model.modules() if callable(getattr(module, f"get_{kind}_features", None))]
+    return found[-1] if found else None
+
+
+def _token(config: Any, kind: str) -> int | None:
+    for name in (f"{kind}_token_id", f"{kind}_token_index"):
+        value = getattr(config, name, None)
+        if isinstance(value, int):
+            return value
+    return None
+
+
+def _observed(model: nn.Module, owner: nn.Module, kind: str, token: int) -> Modality:
+    seen: list[dict[str, Any]] = []
+    own = getattr(owner, f"get_{kind}_features")
+
+    def record(*args: Any, **kwargs: Any) -> Any:
+        seen.append(dict(inspect.signature(own).bind(*args, **kwargs).arguments))
+        return own(*args, **kwargs)
+
+    with ExitStack() as stack:
+        stack.enter_context(collected())
+        stack.enter_context(attribute_set(owner, f"get_{kind}_features", record))
+        try:
+            example = generate_inputs(model)
+            stack.enter_context(untouched(model))
+            model(**copy.deepcopy(example))
+            reason = ""
+        except ModelExportError as error:
+            reason = str(error)
+        except Exception as error:
+            reason = error_line(error)
+    if not any(isinstance(value, torch.Tensor) for value in (seen[-1] if seen else {}).values()):
+        reason = f"no example {kind} can be made for it"
+    if reason:
+        raise _refused(model, kind, reason)
+    arguments = {name: value for name, value in seen[-1].items() if name != "kwargs"} | seen[-1].get("kwargs", {})
+    return Modality(kind, token, arguments, example)
+
+
+def _refused(model: nn.Module, kind: str, reason: str) -> CaptureError:
+    told = f"{type(model).__name__} takes {kind}s in a way that a package does not support: {reason}"
+    return CaptureError(told, reason=told)
+
+
+class Encode:
+    """A ``forward`` from images to the features of all their placeholder tokens, ``[tokens, width]``."""
+
+    def __init__(self, model: nn.Module, modality: Modality) -> None:
+        self._model, self._modality = model, modality
+
+    def __call__(self, **inputs: Any) -> dict[str, torch.Tensor]:
+        modality = self._modality
+        owner = _owner(self._model, modality.kind)
+        with _undivided():
+            made = getattr(owner, f"get_{modality.kind}_features")(**{**modality.arguments, **inputs})
+        features = getattr(made, "pooler_output", made)
+        if isinstance(features, (list, tuple)):
+            features = torch.cat([one.reshape(-1, one.shape[-1]) for one in features])
+        return {modality.features: features.reshape(-1, features.shape[-1])}
+
+
+@contextmanager
+def _undivided() -> Iterator[None]:
+    """Inside, a tensor that is made a list of its rows is a list of itself.
+
+    The features of several images are returned as a list, from which they are put together again. A capture would fix
+    the number of images.
+    """
+
+    def no_length(tensor: torch.Tensor) -> int:
+        raise TypeError("the number of images is not fixed")
+
+    with (
+        attribute_set(torch.Tensor, "__iter__", lambda tensor: iter([tensor])),
+        attribute_set(torch.Tensor, "__len__", no_length),
+    ):
+        yield
+
+
+class Merge:
+    """A ``forward`` from tokens and features to embeddings."""
+
+    def __init__(self, model: Any, modality: Modality) -> None:
+        self._model, self._modality = model, modality
+
+    def __call__(self, **inputs: torch.Tensor) -> dict[str, torch.Tensor]:
+        ids, features = inputs["input_ids"], inputs[self._modality.features]
+        placeholder = ids == self._modality.token
+        embeds = self._model.get_input_embeddings()(ids.masked_fill(placeholder, 0))
+        # Placeholders take the features in order; the row of zeros lets a text without any have no features.
+        places = placeholder.flatten().long().cumsum(0).view(ids.shape) * placeholder
+        rows = torch.cat([features.new_zeros(1, features.shape[-1]), features]).to(embeds.dtype)
+        return {EMBEDS: torch.where(placeholder[..., None], rows[places], embeds)}
+
+
+def _check_merge(model: nn.Module, modality: Modality) -> None:
+    """Compare the logits of the three parts with the model's, on the example.
+
+    Raises:
+        CaptureError: They differ: the model uses the places of images otherwise, too.
+    """
+    reason = ""
+    with untouched(model, runs=False), collected():
+        try:
+            features = Encode(model, modality)(**modality.tensors)
+            embeds = Merge(model, modality)(input_ids=modality.example["input_ids"], **features)[EMBEDS]
+            mask = modality.example.get("attention_mask")
+            found = model(inputs_embeds=embeds, attention_mask=mask).logits
+            right = model(**copy.deepcopy(dict(modality.example))).logits
+        except Exception as error:
+            reason = error_line(error)
+        else:
+            if found.shape != right.shape or (found - right).norm() > _TOLERANCE * right.norm():
+                reason = f"its decoder depends on the places of the {modality.kind}s, not only on its embeddings"
+    if reason:
+        raise _refused(model, modality.kind, reason)
+
+
+_TOLERANCE = 1e-4

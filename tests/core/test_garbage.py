@@ -1,0 +1,46 @@
+"""Garbage collection inside the block looks at new objects; garbage of earlier blocks does not accumulate."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+from modelexport.core.garbage import _Heap, only_new_garbage
+
+
+class Knot:
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def test_the_collector_is_as_before_after_the_block() -> None:
+    before = gc.get_threshold()
+    with only_new_garbage():
+        assert gc.get_freeze_count() > 0
+        with only_new_garbage():
+            assert gc.get_threshold()[2] >= before[2]
+        assert gc.get_freeze_count() > 0
+    assert gc.get_threshold() == before
+    assert gc.get_freeze_count() == 0
+
+
+def test_new_garbage_is_collected_and_old_is_not_looked_at() -> None:
+    old = Knot()
+    gone = weakref.ref(old)
+    with only_new_garbage():
+        new = weakref.ref(Knot())
+        del old
+        gc.collect()
+        assert new() is None
+        assert gone() is not None
+    gc.collect()
+    assert gone() is None
+
+
+def test_garbage_of_earlier_blocks_is_collected_when_it_may_be_much() -> None:
+    with only_new_garbage():
+        knots = [Knot() for _ in range(_Heap.counted)]
+    gone = weakref.ref(knots[0])
+    del knots
+    with only_new_garbage():
+        assert gone() is None
