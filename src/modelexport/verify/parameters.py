@@ -93,7 +93,10 @@ def untraced_entries(model: ir.Model) -> set[str]:
 def merged_entries(model: ir.Model, is_tied: Callable[[str, str], bool]) -> set[str]:
     """The entries that are one initializer, and not one tensor in the model: another tool merged equal ones."""
     return {
-        key for _, plan in _planned(model) for key in plan.keys if not any(is_tied(key, one) for one in plan.inputs())
+        key
+        for _, plan in _planned(model)
+        for key in plan.keys
+        if not any(is_tied(key, one) for one in plan.inputs())
     }
 
 

@@ -107,9 +107,7 @@ def prove_calls(
     """
     model, folder = tagged.model, tagged.path.parent
     _read_weights(model)
-    batch_bytes = batch_bytes or max(
-        BATCH_BYTES, sum(v.const_value.nbytes for v in initializers(model) if v.const_value)
-    )
+    batch_bytes = batch_bytes or max(BATCH_BYTES, sum(v.const_value.nbytes for v in initializers(model) if v.const_value))
     run = run_file(model, folder, feeds, evidence, provider=provider, batch_bytes=batch_bytes)
     choices, arrays = find_choices(model, folder, feeds, evidence, run.shapes, provider=provider)
     given: dict[str, Any] = {}

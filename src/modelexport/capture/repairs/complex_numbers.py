@@ -97,7 +97,7 @@ def _is_complex_number(value: Any) -> bool:
 
 def _is_complex(value: Any) -> bool:
     if isinstance(value, torch.dtype):
-        return value.is_complex
+        return bool(value.is_complex)
     return isinstance(value, complex) or (isinstance(value, torch.Tensor) and value.is_complex())
 
 
