@@ -46,7 +46,7 @@ def complex_decompositions(present: Mapping[Any, Callable[..., Any]]) -> Decompo
                 made[operator] = _where(_is_complex_number, _in_parts(by_parts), present.get(operator))
             continue
         whole = defaults.get(operator, torch._decomp.decomposition_table.get(operator))
-        if by_parts is not None and (whole is None or not _takes_numbers(operator)):
+        if by_parts is not None and (whole is None or operator.overloadpacket not in _BY_DEFINITION):
             made[operator] = _where(_is_complex, _in_parts(by_parts), present.get(operator))
         elif operator not in present and whole is not None:
             made[operator] = _where(_is_complex, whole, None)
@@ -67,9 +67,8 @@ def _takes_tensors(operator: Any) -> bool:
     return any("Tensor" in str(argument.type) for argument in operator._schema.arguments)
 
 
-def _takes_numbers(operator: Any) -> bool:
-    """Whether an argument is a number, for which its own definition knows more: a square is a product."""
-    return any("number" in str(argument.type) for argument in operator._schema.arguments)
+_BY_DEFINITION = {torch.ops.aten.pow}
+"""Operators whose own definition knows more: a square is a product, and not the exponential of a logarithm."""
 
 
 def _makes_tensors(operator: Any) -> bool:

@@ -60,7 +60,9 @@ def solve_triangular(self: Any, B: Any, *, upper: bool, left: bool = True, unitr
     triangle = torch.triu(self, 1 if unitriangular else 0) if upper else torch.tril(self, -1 if unitriangular else 0)
     if unitriangular:
         triangle = triangle + torch.eye(self.shape[-1], dtype=self.dtype)
-    return torch.linalg.solve(triangle, B, left=left)
+    outer = torch.broadcast_shapes(triangle.shape[:-2], B.shape[:-2])
+    right = B.expand(*outer, *B.shape[-2:])
+    return torch.linalg.solve(triangle.expand(*outer, *triangle.shape[-2:]), right, left=left)
 
 
 def sign_and_logarithm(A: Any) -> Any:
