@@ -1,19 +1,21 @@
 """Plant faults in files and documents, one at a time, and ask `verify` for them: found, and in the right call?
 
     OMP_NUM_THREADS=1 python benchmarks/faults.py [MODEL,...] [--exports FOLDER] [--kinds KIND,...] [--each N]
+                                                  [--results FOLDER]
 
 For each model of the table the kinds of `plants.py` are planted where they can be, at N places each (1 if left out),
 drawn by a seed. A fault is *found* if the verdict is `differ`, and *located* if what the report puts on top is the call
 that owns the changed node, or a call inside it; faults of documents, of tags' text and of names are located if the
 report names what was changed. A file that ONNX Runtime or the reader refuses fools nobody and is not counted, but for a
-document that is refused by name.
+document that is refused by name. With `--results` what became of them is kept in FOLDER, a file a model: models that
+have one are not run again, so that the whole can be run in pieces, and ends as one table.
 
 What is not found is run again, both files in ONNX Runtime: where the outputs are the same within rounding, for the
 example inputs and for three others, the fault computes the same by its nature and is listed apart, with the largest
 difference measured. Everything else that is not found or not located ends with status 1, and so does a report on the
 sound file that does not agree.
 
-Needs what `make test` installs; about ten minutes.
+Needs what `make test` installs; about forty minutes.
 """
 
 from __future__ import annotations
@@ -25,11 +27,12 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import onnx_ir as ir
 import onnxruntime
@@ -122,7 +125,10 @@ def places_of(model: ir.Model, path: Path, each: int, kinds: set[str], run: Call
         lambda: plants.outputs(model),
         lambda: plants.more_outputs(model, run),
         lambda: plants.sizes(model, run),
+        lambda: plants.conditions(model),
+        lambda: plants.bodies(model),
         lambda: plants.tags(model),
+        lambda: plants.moves(model),
         lambda: plants.more_tags(model),
         lambda: plants.documents(model, path),
     )
@@ -150,44 +156,58 @@ def run_values(path: Path, feeds: dict[str, Any], names: list[str]) -> dict[str,
     return dict(zip(names, session.run(names, feeds), strict=True))
 
 
-class Count:
-    """What became of the faults of a kind, or of a model."""
+class Planted(msgspec.Struct, frozen=True):
+    """What became of a fault."""
 
-    def __init__(self) -> None:
-        self.planted = self.found = self.located = self.same = 0
+    kind: str
+    found: bool
+    located: bool
+    same: str = ""
+    """For one that computes the same values: the proof."""
+    wrong: str = ""
+    """For one that was missed, or not located: what and where."""
 
-    @property
-    def cells(self) -> str:
-        return f"{self.planted} | {self.found} | {self.located} | {self.same}"
+
+class Result(msgspec.Struct):
+    """What became of the faults of a model."""
+
+    model: str
+    placements: list[Planted] = []
+    alarm: bool = False
+    """Whether the sound file was accused."""
+
+
+def cells(those: Sequence[Planted]) -> str:
+    """The figures of some faults, as columns."""
+    found, located, same = (
+        sum(map(bool, of)) for of in zip(*((p.found, p.located, p.same) for p in those), strict=True)
+    )
+    return f"{len(those)} | {found} | {located} | {same}"
 
 
 class Bench:
-    """All placements, and what became of them."""
+    """All placements in one model, and what became of them."""
 
     def __init__(self, folder: Path, each: int, kinds: set[str]) -> None:
         self.folder, self.each, self.kinds = folder, each, kinds
-        self.by_kind: dict[str, Count] = defaultdict(Count)
-        self.by_model: dict[str, Count] = defaultdict(Count)
-        self.same: list[str] = []
-        self.wrong: list[str] = []
-        self.alarms = self.sound = 0
+        self.result = Result("")
 
-    def model(self, name: str) -> None:
-        """Plant faults in one model."""
+    def model(self, name: str) -> Result | None:
+        """Plant faults in one model; nothing if its packages are not there."""
         start = time.perf_counter()
         plain, _, dynamic = name.partition("+")
         case = models.case(plain)
         if case.missing:
-            print(f"{name}: needs {', '.join(case.missing)}", flush=True)
-            return
+            print(f"{name}: needs {', '.join(case.missing)}", file=sys.stderr, flush=True)
+            return None
+        self.result = Result(name)
         source = self.folder / f"{name.replace('+', '-')}.onnx"
         if not source.exists():
             modelexport.export(case.build(), case.inputs(), source, dynamic=bool(dynamic))
         model, inputs, kept = case.build(), case.inputs(), KeptRuns()
-        self.sound += 1
         if not verify(model, inputs, source, kept=kept).agrees:
-            self.alarms += 1
-            print(f"  FALSE ALARM: {name}", flush=True)
+            self.result.alarm = True
+            print(f"  FALSE ALARM: {name}", file=sys.stderr, flush=True)
         sound = load_onnx(source)
         names = [value.name or "" for value in sound.graph.inputs]
         feeds = under_names(inputs, names)
@@ -198,9 +218,9 @@ class Bench:
                 name, place, source, partial(verify, model, inputs, kept=kept), feeds
             ):
                 done[place.kind] += 1
-        print(
-            f"{name}: {done.total()} placements of {len(done)} kinds, {time.perf_counter() - start:.0f} s", flush=True
-        )
+        told = f"{name}: {done.total()} placements of {len(done)} kinds, {time.perf_counter() - start:.0f} s"
+        print(told, file=sys.stderr, flush=True)
+        return self.result
 
     def place(self, name: str, place: Place, source: Path, ask: Callable[..., VerifyReport], feeds: Any) -> bool:
         """Plant a fault and ask for it; says whether it could be planted."""
@@ -218,42 +238,48 @@ class Bench:
             except (UsageError, FileFormatError) as error:
                 if not place.documents:
                     return False  # nobody can be fooled by it
-                return self.counted(name, place, found=True, located=any(one in str(error) for one in place.expected))
+                located = any(one in str(error) for one in place.expected)
+                return self.counted(place, found=True, located=located, wrong="" if located else f"{what}: {error}")
             except ModelExportError as error:
-                self.wrong.append(f"{what}: {error}")
-                return self.counted(name, place, found=False, located=False)
+                return self.counted(place, found=False, located=False, wrong=f"{what}: {error}")
             located = report.verdict == "differ" and is_located(place, report)
             top = report.diverging
             line = f"{what}: {report.verdict}, {top.address if top else None!r} {top.reason[:120] if top else ''}"
             if report.verdict != "differ":
-                is_tag = place.documents or place.kind in ("node given to the root", "node given to another call")
+                is_tag = place.documents or "given to" in place.kind
                 difference = float("inf") if is_tag else largest_difference(source, path, feeds)
                 if difference < SAME:
-                    self.same.append(f"{what}: largest difference {difference:.1e}")
-                    return self.counted(name, place, found=False, located=False, same=True)
+                    same = f"{what}: largest difference {difference:.1e}"
+                    return self.counted(place, found=False, located=False, same=same)
+            wrong = ""
             if not located:
-                verb = "not located" if report.verdict == "differ" else "MISSED"
-                self.wrong.append(f"{verb}: {line}")
-                print(f"  {verb}: {line}", flush=True)
-            return self.counted(name, place, found=report.verdict == "differ", located=located)
+                wrong = f"{'not located' if report.verdict == 'differ' else 'MISSED'}: {line}"
+                print(f"  {wrong}", file=sys.stderr, flush=True)
+            return self.counted(place, found=report.verdict == "differ", located=located, wrong=wrong)
 
-    def counted(self, name: str, place: Place, *, found: bool, located: bool, same: bool = False) -> bool:
-        for count in (self.by_kind[place.kind], self.by_model[name], self.by_kind[""]):
-            count.planted += 1
-            count.found += found
-            count.located += located
-            count.same += same
+    def counted(self, place: Place, *, found: bool, located: bool, same: str = "", wrong: str = "") -> bool:
+        self.result.placements.append(Planted(place.kind, found, located, same, wrong))
         return True
 
-    def table(self) -> str:
-        """The results as Markdown."""
-        lines = []
-        for title, rows in (("kind of fault", self.by_kind), ("model", self.by_model)):
-            lines += [f"| {title} | planted | found | located | same values |", "|---|---|---|---|---|"]
-            lines += [f"| {key} | {count.cells} |" for key, count in rows.items() if key]
-            lines += [f"| **all** | {self.by_kind[''].cells} |", ""]
-        lines.append(f"{self.alarms} false alarms on {self.sound} sound files.")
-        return "\n".join(lines)
+
+def table(results: Sequence[Result]) -> str:
+    """The results as Markdown."""
+    everything = [one for result in results for one in result.placements]
+    by_kind: dict[str, list[Planted]] = defaultdict(list)
+    for one in everything:
+        by_kind[one.kind].append(one)
+    rows = {"kind of fault": by_kind, "model": {result.model: result.placements for result in results}}
+    lines = []
+    for title, groups in rows.items():
+        lines += [f"| {title} | planted | found | located | same values |", "|---|---|---|---|---|"]
+        lines += [f"| {key} | {cells(those)} |" for key, those in groups.items() if those]
+        lines += [f"| **all** | {cells(everything)} |", ""]
+    lines.append(f"{sum(result.alarm for result in results)} false alarms on {len(results)} sound files.")
+    same = [one.same for one in everything if one.same]
+    wrong = [one.wrong for one in everything if one.wrong]
+    lines += ["", f"{len(same)} compute the same values:", *(f"- {one}" for one in same)]
+    lines += ["", f"{len(wrong)} were missed, or not located:", *(f"- {one}" for one in wrong)]
+    return "\n".join(lines)
 
 
 def main() -> int:
@@ -262,17 +288,23 @@ def main() -> int:
     parser.add_argument("--exports", type=Path)
     parser.add_argument("--kinds", default="")
     parser.add_argument("--each", type=int, default=1)
+    parser.add_argument("--results", type=Path)
     arguments = parser.parse_args()
+    results = []
     with tempfile.TemporaryDirectory() as temporary:
-        bench = Bench(
-            arguments.exports or Path(temporary), arguments.each, set(filter(None, arguments.kinds.split(",")))
-        )
+        kept = arguments.results or Path(temporary)
+        kept.mkdir(parents=True, exist_ok=True)
+        kinds = set(filter(None, arguments.kinds.split(",")))
         for name in arguments.models.split(","):
-            bench.model(name)
-    print("", bench.table(), sep="\n")
-    print(f"\n{len(bench.same)} compute the same values:", *bench.same, sep="\n  ")
-    print(f"\n{len(bench.wrong)} were missed, or not located:", *bench.wrong, sep="\n  ")
-    return bool(bench.wrong or bench.alarms)
+            file = kept / f"{name}.json"
+            if not file.exists():
+                result = Bench(arguments.exports or Path(temporary), arguments.each, kinds).model(name)
+                if result is None:
+                    continue
+                file.write_bytes(msgspec.json.encode(result))
+            results.append(msgspec.json.decode(file.read_bytes(), type=Result))
+    print(table(results))
+    return any(result.alarm or any(one.wrong for one in result.placements) for result in results)
 
 
 if __name__ == "__main__":

@@ -825,6 +825,139 @@ def more_tags(model: ir.Model) -> Iterator[Place]:
         yield Place("parameter without its name", name, frozenset([name, *keys]), unnamed)
 
 
+def moves(model: ir.Model) -> Iterator[Place]:
+    """Nodes that only move elements, given to a call that their tensor does not pass."""
+    tree = json.loads(model.metadata_props[TREE])
+    own = {entry["call"]: entry["tag"] for entry in tree}
+    source = {n.metadata_props[CALL]: n.metadata_props[SOURCE] for n in model.graph if CALL in n.metadata_props}
+
+    def is_move(node: ir.Node) -> bool:
+        return node.op_type in MOVES and is_number(node.inputs[0]) and not node.inputs[0].is_initializer()
+
+    def passed(node: ir.Node) -> set[str]:
+        """The calls that compute, move or use the tensor of a node, with those around them."""
+        found: set[str] = set()
+        pending, seen = [node], {node}
+        while pending:
+            current = pending.pop()
+            found |= owners(current) if CALL in current.metadata_props else set()
+            around = [v.producer() for v in current.inputs if v is not None] if is_move(current) else []
+            users = [user for value in current.outputs for user, _ in value.uses()]
+            # Down from anything that holds the tensor, and up from moves.
+            for other in [*around, *(users if is_move(current) else [])]:
+                if other is not None and other not in seen:
+                    seen.add(other)
+                    pending.append(other)
+        return found
+
+    for position, node in enumerate(model.graph):
+        if CALL not in node.metadata_props or CALLS in node.metadata_props or not is_move(node):
+            continue
+        near = passed(node)
+        far = [c for c in source if not any(c == n or within(c, n) or within(n, c) for n in near)]
+        if not far:
+            continue
+        target = far[position % len(far)]
+
+        def plant(model: ir.Model, path: Path, p: int = position, t: str = target) -> bool:
+            give(model.graph[p], t, source[t], own[t])
+            return True
+
+        where = frozenset([*near, target])
+        yield Place("moved elements given to another call", f"{node.name} to {target}", where, plant, node.name or "")
+
+
+MOVES = ("Reshape", "Identity", "Unsqueeze", "Squeeze", "Flatten", "Transpose", "Slice", "Split", "Gather", "Concat",
+         "Expand", "Tile")  # fmt: skip
+
+
+def within(call: str, other: str) -> bool:
+    """Whether a call is of a module inside another's."""
+    return other == "" or call.partition("@")[0].startswith(f"{other.partition('@')[0]}.")
+
+
+def conditions(model: ir.Model) -> Iterator[Place]:
+    """Comparisons, branches and integers, on which numbers depend."""
+
+    def compared(node: ir.Node) -> bool:
+        other = COMPARISONS.get(node.op_type)
+        if other is None:
+            return False
+        node.op_type = other
+        return True
+
+    def branches(node: ir.Node) -> bool:
+        if node.op_type != "Where" or node.inputs[1].shape != node.inputs[2].shape:
+            return False
+        one, other = node.inputs[1:]
+        node.replace_input_with(1, other)
+        node.replace_input_with(2, one)
+        return True
+
+    def index(node: ir.Node) -> bool:
+        """Another of the rows that a constant index picks."""
+        if node.op_type not in ("Gather", "GatherElements", "Slice") or node.inputs[1].const_value is None:
+            return False
+        size = node.inputs[0].shape[0] if node.inputs[0].shape else None
+        array = node.inputs[1].const_value.numpy()
+        if not isinstance(size, int) or size < 2 or not array.size or node.inputs[0].dtype is ir.DataType.INT64:
+            return False
+        private(node, 1, (array + 1) % size if node.op_type != "Slice" else array + 1, metadata=False)
+        return True
+
+    def truncated(node: ir.Node) -> bool:
+        """Fewer digits than the type has: everything is rounded to a multiple of a thousandth."""
+        if not is_number(node.outputs[0]):
+            return False
+        insert_after(node, "Mul", np.array(1000, dtype=np.float32))
+        first = next(user for user, _ in node.outputs[0].uses())
+        value = first.outputs[0]
+        insert_after(first, "Round")
+        second = next(user for user, _ in value.uses())
+        insert_after(second, "Div", np.array(1000, dtype=np.float32))
+        return True
+
+    kinds: dict[str, Callable[[ir.Node], bool]] = {
+        "another comparison": compared, "branches exchanged": branches, "another index": index,
+        "rounded to a thousandth": truncated,
+    }  # fmt: skip
+    for kind, plant_in in kinds.items():
+        for position, node in enumerate(model.graph):
+            if CALL not in node.metadata_props or node.op_type == "Constant":
+                continue
+
+            def plant(model: ir.Model, path: Path, p: int = position, f: Any = plant_in) -> bool:
+                return bool(f(model.graph[p]))
+
+            yield Place(kind, node.name or "", owners(node), plant, node.outputs[0].name or "")
+
+
+COMPARISONS = {
+    "Less": "LessOrEqual", "LessOrEqual": "Less", "Greater": "GreaterOrEqual", "GreaterOrEqual": "Greater",
+    "And": "Or", "Or": "And", "Max": "Min", "Min": "Max", "ReduceMax": "ReduceMin", "ReduceMean": "ReduceSum",
+    "ReduceSum": "ReduceMean", "ArgMax": "ArgMin", "Ceil": "Floor", "Floor": "Ceil",
+}  # fmt: skip
+"""Operations of the same inputs that differ only on some of them."""
+
+
+def bodies(model: ir.Model) -> Iterator[Place]:
+    """Faults inside the branches of conditions."""
+    for position, node in enumerate(model.graph):
+        for name, attribute in node.attributes.items():
+            if attribute.type is not ir.AttributeType.GRAPH:
+                continue
+            for inner, one in enumerate(attribute.as_graph()):
+                if not is_number(one.outputs[0]) or one.op_type == "Constant":
+                    continue
+
+                def plant(model: ir.Model, path: Path, p: int = position, n: str = name, i: int = inner) -> bool:
+                    insert_after(model.graph[p].attributes[n].as_graph()[i], "Mul", np.array(1.01, dtype=np.float32))
+                    return True
+
+                where = (owners(one) if CALL in one.metadata_props else frozenset()) | owners(node)
+                yield Place("fault in a branch", f"{node.name}, {name}, {one.name}", where, plant)
+
+
 # --- faults in documents -------------------------------------------------------------------------------------------
 
 

@@ -164,13 +164,14 @@ def test_weights_can_be_given_along(peft: Path, exported: Exporter, tmp_path: Pa
 def test_a_package_takes_an_adapter_in_all_of_its_parts(peft: Path, tmp_path: Path) -> None:
     case = models.case("llama")
     model = case.build()
-    model.config.use_cache = True
+    model.config.use_cache = model.generation_config.use_cache = True
     modelexport.export_package(model, tmp_path / "package", weights="copy")
     result = merge_adapters_into_package(tmp_path / "package", [peft / "attention"], tmp_path / "merged")
     assert (result.pairs, result.initializers) == (4, 4)
     (part, *_) = read_package(tmp_path / "merged").manifest.parts
     session = open_session(tmp_path / "merged" / part.file)
     feeds = {name: value.numpy() for name, value in case.inputs().items()}
+    feeds["position_ids"] = np.arange(8)[None].repeat(2, 0)
     for value in session.get_inputs():
         if value.name not in feeds:
             batch, heads, _, width = (size if isinstance(size, int) else 0 for size in value.shape)

@@ -215,7 +215,7 @@ def test_what_cannot_be_split_is_said(exported: Exporter, tmp_path: Path) -> Non
     tagged = load(exported("blocks").path)
     with pytest.raises(UsageError, match="places for a cut"):
         split(tagged, tmp_path / "s", stages=1000)
-    with pytest.raises(UsageError, match=r"no stage of .* is within 0.0 MB: '.*' alone has"):
+    with pytest.raises(UsageError, match=r"no stage of .* is within .* MB: '.*' alone has"):
         split(tagged, tmp_path / "s", max_bytes=10)
     with pytest.raises(UsageError, match="'nothing'"):
         split(tagged, tmp_path / "s", at=["nothing"])

@@ -112,6 +112,7 @@ def retag(changed: str | Path, *, source: str | Path, output: str | Path) -> Ret
         )
     check_files(tagged.path, tagged.model)
     model, inlined = _flat(changed, tagged)
+    _check_outputs(changed, model)
     check_files(changed, model)
     before = take_snapshot(tagged.model)
     descent = trace_owners(before, model)
@@ -224,6 +225,23 @@ def _forget_names(model: ir.Model) -> None:
             for value in node.outputs:
                 value.name = f"inlined_{number}"
                 number += 1
+
+
+def _check_outputs(path: Path, model: ir.Model) -> None:
+    """Refuse a file that lacks the node of an output, as some tools write them.
+
+    Raises:
+        FileFormatError: Nothing computes an output.
+    """
+    lacking = [
+        value.name or ""
+        for value in model.graph.outputs
+        if value.producer() is None and not value.is_graph_input() and not value.is_initializer()
+    ]
+    if lacking:
+        raise FileFormatError(
+            f"{path} is damaged: no node computes its output {lacking[0]}; the tool failed on this model"
+        )
 
 
 def _check_related(changed: Path, tagged: TaggedFile, descent: Descent) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections import defaultdict
 from collections.abc import Collection, Mapping
+from math import sqrt
 from typing import Any
 
 import torch
@@ -49,7 +50,7 @@ def _size(data: torch.Tensor) -> float:
     """The root mean square of the elements."""
     if data.dtype not in (torch.float32, torch.float64):
         data = data.float()
-    return float(torch.linalg.vector_norm(data)) / max(data.numel(), 1) ** 0.5
+    return float(torch.linalg.vector_norm(data)) / sqrt(max(data.numel(), 1))
 
 
 def _is_constant(data: torch.Tensor) -> bool:
@@ -70,7 +71,7 @@ def _gain(weights: torch.Tensor) -> float:
     """The factor by which a matrix scales a random vector; 1 for other tensors."""
     if weights.ndim < 2 or not weights.numel():
         return 1.0
-    return _size(weights) * (weights.numel() // weights.shape[0]) ** 0.5
+    return _size(weights) * sqrt(weights.numel() // weights.shape[0])
 
 
 def perturbed(model: nn.Module, keys: Collection[str], *, seed: int = 12) -> Mapping[str, torch.Tensor]:

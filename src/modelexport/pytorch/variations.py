@@ -1,19 +1,21 @@
 """Inputs that find more errors than the given ones: masks with padding, ids from the whole vocabulary, other sizes.
 
 With a mask of ones it does not show that a file ignores the mask, and ids that never reach most rows do not show a
-wrong row. Inputs to vary are chosen by values and by the graph, not by names. A model may refuse a variation; that
-is not a fault of the file.
+wrong row. A branch that is not taken shows nothing; with larger numbers of the other sign it may be taken. Inputs to
+vary are chosen by values and by the graph, not by names. A model may refuse a variation; that is not a fault of the
+file.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import onnx_ir as ir
 import torch
 
-from modelexport.graph.nodes import required_inputs
+from modelexport.graph.nodes import nested_graphs, required_inputs
 from modelexport.pytorch.private_torch import tree_map
 from modelexport.pytorch.values import tensors_in
 
@@ -28,7 +30,9 @@ def telling_inputs(inputs: Inputs, model: ir.Model) -> Iterator[tuple[str, Input
 
 
 def all_at_once(inputs: Inputs, model: ir.Model) -> tuple[str, Inputs] | None:
-    """All variations in one, with their descriptions; ``None`` if there are less than two."""
+    """All variations in one, with their descriptions; ``None`` if there are less than two, or branches to be taken."""
+    if any(nested_graphs(node) for node in model.graph):
+        return None
     changes = dict(_changes(inputs, model))
     return (", ".join(changes), _changed(inputs, list(changes.values()))) if len(changes) > 1 else None
 
@@ -42,6 +46,9 @@ def _changes(inputs: Inputs, model: ir.Model) -> Iterator[tuple[str, Change]]:
     plain = {name: rows[plain] for name in names if (plain := _match(name, rows)) is not None}
     if plain:
         yield "whole vocabulary", lambda name, t: _drawn(t, plain[name]) if name in plain else t
+    if any(nested_graphs(node) for node in model.graph):
+        for factor in (-3, 3):  # one of them changes a sum's sign, whatever is added to it
+            yield f"{factor} times the inputs", partial(_times, factor)
     sizes = _open_sizes(model)
     if sizes:
         yield "other sizes", lambda name, t: _resized(t, sizes, _match(name, sizes))
@@ -51,9 +58,10 @@ def _changed(inputs: Inputs, changes: Sequence[Change]) -> Inputs:
     names = {id(tensor): name for name, tensor in tensors_in(inputs)}
 
     def one(value: Any) -> Any:
-        name = names.get(id(value))
-        for change in changes if name is not None else ():
-            value = change(name, value)
+        if id(value) in names:
+            name = names[id(value)]
+            for change in changes:
+                value = change(name, value)
         return value
 
     changed: Inputs = tree_map(one, inputs)
@@ -64,6 +72,10 @@ def _match(name: str, known: Mapping[str, Any]) -> str | None:
     """The name of an input in the file."""
     wanted = name.replace(".", "_")
     return next((k for k in known if k.removeprefix("input.").replace(".", "_") == wanted), None)
+
+
+def _times(factor: int, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    return factor * tensor if tensor.is_floating_point() else tensor
 
 
 def _is_mask(tensor: torch.Tensor) -> bool:

@@ -102,7 +102,7 @@ def match_names(
             value = offered.get(given[each.name]) or elsewhere.get(given[each.name])
             if value is None:
                 known = ", ".join(dict.fromkeys(offered)) or "none"
-                raise UsageError(f"there is no value '{given[each.name]}' for '{each.name}': there are {known}")
+                raise UsageError(f"the call has no value '{given[each.name]}' for '{each.name}': it has {known}")
             found[each.name] = value
             continue
         name = next((name for name in (each.name, *each.also) if name in offered), None)

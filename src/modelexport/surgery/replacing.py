@@ -1,4 +1,8 @@
-"""``replace``: replace modules of a tagged file by another model, an operator, or nothing; the rest is unchanged."""
+"""``replace``: replace modules of a tagged file by another model, an operator, or nothing; the rest is unchanged.
+
+It is longer than other files because one object holds the graph, the names that are taken, and the values that were
+replaced, which all steps of an edit need.
+"""
 
 from __future__ import annotations
 

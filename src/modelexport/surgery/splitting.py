@@ -190,8 +190,8 @@ def _balanced(
         if (least := units.size(largest, largest + 1)) > max_bytes:
             begin = points[largest - 1] if largest else 0
             raise UsageError(
-                f"no stage of {path} is within {max_bytes / 1e6:,.1f} MB: {timeline.name(begin)} alone has "
-                f"{least / 1e6:,.1f} MB of weights"
+                f"no stage of {path} is within {max_bytes / 1e6:,g} MB: {timeline.name(begin)} alone has "
+                f"{least / 1e6:,g} MB of weights"
             )
         stages = max(stages or 1, fewest_stages(units, max_bytes))
     if stages is None or stages < 1:

@@ -234,8 +234,7 @@ _ROUNDING = 1e-5
 def _value(where: str, tensor: documents.CallTensor, content: str, contents: Mapping[str, str]) -> Iterator[FalseClaim]:
     """A false claim if the tensor is another value of the file than the claimed one."""
     names = [name for name, its in contents.items() if its == content]
-    if names:
-        yield from _false("hierarchy", where, tensor.value, names[0])
+    yield from _false("hierarchy", where, tensor.value, names[0] if names else "another tensor")
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from modelexport.tagged.reference import reference_path, write_reference
 from modelexport.verify.calls import sampled_calls, verdicts_of
 from modelexport.verify.claims import false_claims
 from modelexport.verify.differences import UNITS
+from modelexport.verify.failing import Failure, find_failure
 from modelexport.verify.feeding import under_names
 from modelexport.verify.kept import KeptRuns
 from modelexport.verify.outputs import Inputs, ModelRuns, Tell, WholeComparison, compare_whole, run_observed
@@ -37,7 +38,7 @@ from modelexport.verify.parameters import (
     put_in,
     users_of,
 )
-from modelexport.verify.proving import prove_calls
+from modelexport.verify.proving import Proof, prove_calls
 from modelexport.verify.sampling import verify_alone
 from modelexport.verify.verdicts import CallVerdict, OtherInputs, ParameterReport, VerifyReport
 from modelexport.weights.sources import Weights
@@ -108,7 +109,7 @@ def _verify(
     proof.wrong_weights = _wrong_weights(tagged, parameters)
     calls = verdicts_of(proof, chosen)
     if not any(call.status == "differ" for call in calls):
-        calls = _worst_on_others(calls, inputs, whole, runs, provider, chosen, tell)
+        calls = _worst_on_others(calls, proof, inputs, whole, runs, chosen, tell)
     return VerifyReport(
         outputs=whole.outputs,
         calls=calls,
@@ -130,31 +131,44 @@ def _constants(sidecar: documents.Hierarchy | None) -> tuple[str, ...]:
 
 def _worst_on_others(
     calls: list[CallVerdict],
+    proof: Proof,
     inputs: Inputs,
     whole: WholeComparison,
     runs: ModelRuns,
-    provider: str,
     chosen: Sequence[ModuleCall],
     tell: Tell,
 ) -> list[CallVerdict]:
     """Compare the calls on the variations of the inputs on which the outputs differ, too; the worst verdict counts."""
-    for what, other in _differing_inputs(inputs, runs.tagged, whole.others):
+    for one, other in _differing_inputs(inputs, runs.tagged, whole.others):
+        what = one.what
         tell(f"verify: every call, with {what}")
         given = under_names(other, [value.name or "" for value in runs.tagged.model.graph.inputs])
         run = runs.observed(other, whole.perturbed, what)
-        proof = prove_calls(runs.tagged, given, run, provider=provider, modules=chosen)
-        calls = [_worse(call, one, what) for call, one in zip(calls, verdicts_of(proof, chosen), strict=True)]
+        if one.outputs:
+            again = prove_calls(runs.tagged, given, run, provider=proof.provider, modules=chosen)
+            calls = [_worse(call, its, what) for call, its in zip(calls, verdicts_of(again, chosen), strict=True)]
+        elif (failure := find_failure(proof, given, run)) is not None:
+            calls = [_failed(call, failure, what) for call in calls]
     return calls
 
 
 def _differing_inputs(
     inputs: Inputs, tagged: TaggedFile, others: Sequence[OtherInputs]
-) -> Iterator[tuple[str, Inputs]]:
-    """The variations of the inputs on which the outputs differ."""
-    wrong = {one.what for one in others if one.status == "differ" and one.outputs}
+) -> Iterator[tuple[OtherInputs, Inputs]]:
+    """The variations of the inputs on which the outputs differ, or the file does not run."""
     together = all_at_once(inputs, tagged.model)
-    ways = [*telling_inputs(inputs, tagged.model), *([together] if together is not None else [])]
-    return ((what, other) for what, other in ways if what in wrong)
+    ways = dict([*telling_inputs(inputs, tagged.model), *([together] if together is not None else [])])
+    return ((one, ways[one.what]) for one in others if one.status == "differ")
+
+
+def _failed(call: CallVerdict, failure: Failure, what: str) -> CallVerdict:
+    """A verdict on a call, which differs if a failure is in it."""
+    if call.address != failure.call.address:
+        return call
+    reason = f"with {what}: {failure.reason[:300]}"
+    return msgspec.structs.replace(
+        call, status="differ", reason=reason, first_node=failure.node, position=failure.position
+    )
 
 
 def _worse(call: CallVerdict, other: CallVerdict, what: str) -> CallVerdict:

@@ -9,13 +9,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
-from modelexport.errors import FileFormatError, UsageError
-from modelexport.format import keys
+from modelexport.errors import UsageError
 from modelexport.graph.initializers import bind_tensors
 from modelexport.graph.nodes import initializers
 from modelexport.graph.owners import owner_of
@@ -93,10 +91,7 @@ def untraced_entries(model: ir.Model) -> set[str]:
 def merged_entries(model: ir.Model, is_tied: Callable[[str, str], bool]) -> set[str]:
     """The entries that are one initializer, and not one tensor in the model: another tool merged equal ones."""
     return {
-        key
-        for _, plan in _planned(model)
-        for key in plan.keys
-        if not any(is_tied(key, one) for one in plan.inputs())
+        key for _, plan in _planned(model) for key in plan.keys if not any(is_tied(key, one) for one in plan.inputs())
     }
 
 

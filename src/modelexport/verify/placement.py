@@ -15,7 +15,7 @@ import onnx_ir as ir
 from modelexport.core.calls import CallTree, ModuleCall
 from modelexport.graph.owners import owner_of
 from modelexport.runtime.evidence import Evidence
-from modelexport.runtime.fingerprints import NEAR, Fingerprint, Index
+from modelexport.runtime.fingerprints import NEAR, Fingerprint, Index, fingerprint_of
 from modelexport.verify.matching import FileRun, first_makers, tensors_by_call
 
 
@@ -50,7 +50,7 @@ def find_misplaced(model: ir.Model, calls: CallTree, run: FileRun, evidence: Evi
     """Nodes that only rearrange their inputs, to the calls that get or return these."""
     for node in model.graph:
         own = run.prints.get(node.outputs[0].name or "")
-        given = [run.prints.get(taken.name or "") for taken in node.inputs if taken is not None]
+        given = [_taken(taken, own, run) for taken in node.inputs if taken is not None]
         if (node.domain == "" and node.op_type in _MOVES) or any(_same(own, one) for one in given):
             copies[node] = travels.get(run.contents.get(node.outputs[0].name or "", ""), frozenset())
         allowed: set[ModuleCall] = set()
@@ -59,7 +59,8 @@ def find_misplaced(model: ir.Model, calls: CallTree, run: FileRun, evidence: Evi
         if allowed:
             known[node] = frozenset(allowed)
     unseen = _calls_with_unseen_outputs(calls, run, evidence)
-    reached = _reached(model, known) if evidence.computed else {}
+    order = {call: index for index, call in enumerate(evidence.parents)}
+    reached = _reached(model, known)
     found = []
     for node in model.graph:
         owner = owner_of(node)
@@ -71,15 +72,30 @@ def find_misplaced(model: ir.Model, calls: CallTree, run: FileRun, evidence: Evi
             near = near | copies[node] | reached.get(node, frozenset())
             near = near | _around(node, known) | _users(node, known)
         elif node not in known:
-            near = near | unseen
+            near = near | {call for call in unseen if any(_may_lead_to(call, r, calls, order) for r in right)}
         if right and not near & set(owner.calls):
             found.append(Misplaced(node.name or "", owner.calls, tuple(sorted(right))))
     return found
 
 
+def _may_lead_to(call: ModuleCall, other: ModuleCall, calls: CallTree, order: Mapping[ModuleCall, int]) -> bool:
+    """Whether what a call computes can be a part of what another does: it began before it, or inside it."""
+    if call not in order or other not in order or order[call] <= order[other]:
+        return True
+    return call in calls and other in calls.stack(call)
+
+
 _MOVES = ("Gather", "GatherND", "GatherElements", "Slice", "Split", "Expand", "Tile", "Concat")
 """Operators that compute nothing: each element of their results is an element of their inputs. The rows that a module
 selects from a tensor contain numbers computed elsewhere."""
+
+
+def _taken(value: ir.Value, own: Fingerprint | None, run: FileRun) -> Fingerprint | None:
+    """The fingerprint of an input: adding zeros to a constant gives the constant, wherever else it occurs."""
+    tensor = value.const_value if value.is_initializer() else None
+    if tensor is None or own is None or tensor.size != own.size or not tensor.dtype.is_floating_point():
+        return run.prints.get(value.name or "")
+    return fingerprint_of(tensor.numpy())
 
 
 def _users(node: ir.Node, known: Mapping[ir.Node, frozenset[ModuleCall]]) -> frozenset[ModuleCall]:
@@ -96,10 +112,13 @@ def _around(node: ir.Node, known: Mapping[ir.Node, frozenset[ModuleCall]]) -> fr
 
 
 def _travels(evidence: Evidence) -> dict[str, frozenset[ModuleCall]]:
-    """Each content to the calls that get or return it."""
+    """Each content to the calls that get, pass or return it."""
     found: dict[str, set[ModuleCall]] = {}
     for tensor in evidence.tensors:
         found.setdefault(tensor.content, set()).add(tensor.call)
+        parent = evidence.parents.get(tensor.call)
+        if parent is not None:
+            found[tensor.content].add(parent)
     return {content: frozenset(calls) for content, calls in found.items()}
 
 

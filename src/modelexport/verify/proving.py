@@ -107,7 +107,9 @@ def prove_calls(
     """
     model, folder = tagged.model, tagged.path.parent
     _read_weights(model)
-    batch_bytes = batch_bytes or max(BATCH_BYTES, sum(v.const_value.nbytes for v in initializers(model) if v.const_value))
+    batch_bytes = batch_bytes or max(
+        BATCH_BYTES, sum(v.const_value.nbytes for v in initializers(model) if v.const_value)
+    )
     run = run_file(model, folder, feeds, evidence, provider=provider, batch_bytes=batch_bytes)
     choices, arrays = find_choices(model, folder, feeds, evidence, run.shapes, provider=provider)
     given: dict[str, Any] = {}
@@ -180,7 +182,9 @@ def _without_effect(proof: Proof, wanted: Sequence[str], unsure: Collection[str]
     found = set()
     for name in wrong:
         after = [n for n in compared if proof.nodes[name] in nodes_between(proof.nodes[n], proof.hints)]
-        if after and all(compared[n].status != "differ" for n in after):
+        # The same integers can come from other numbers.
+        tells = any(compared[n].relative is not None for n in after)
+        if tells and all(compared[n].status != "differ" for n in after):
             found.add(name)
     proof.hints.update(contents)
     return found
@@ -360,7 +364,7 @@ def _move_blame(proof: Proof) -> None:
             if len(fitting) != 1 or (fitting[0], tensor.content) in tried or len(tried) == _TRIALS:
                 continue
             tried.add((fitting[0], tensor.content))
-            if _is_cause(proof, fitting[0], tensor.content, name, made & proof.hints.keys()):
+            if _is_cause(proof, fitting[0], tensor.content, name, (made & proof.hints.keys()) - {name}):
                 break
 
 

@@ -21,7 +21,8 @@ from modelexport.graph.owners import owner_of
 from modelexport.runtime import sessions
 from modelexport.runtime.choices import Choice, chosen_axis, is_tie
 from modelexport.runtime.evidence import Evidence
-from modelexport.verify.differences import Difference
+from modelexport.verify.differences import UNITS, UNMEASURED_UNITS, Difference
+from modelexport.verify.matching import WHOLE_UNITS, distance
 from modelexport.verify.segments import given_name, segmented
 
 
@@ -38,6 +39,10 @@ class FileChoice:
         right = evidence.array(self.choice.indices).reshape(self.choice.indices_shape)
         right_scores = evidence.array(self.choice.scores).reshape(self.choice.scores_shape)
         if scores.size != right_scores.size or found.size != right.size:
+            return False
+        # Scores that are wrong choose others, too: only those that are off by rounding can be tied.
+        unit = UNITS.get(str(scores.dtype), 0.0)
+        if not distance(right_scores, scores) <= max(WHOLE_UNITS * UNITS["float32"], UNMEASURED_UNITS * unit):
             return False
         return is_tie(right_scores, scores.reshape(right_scores.shape), right, found.reshape(right.shape))
 

@@ -1,0 +1,136 @@
+"""Faults that a check could take for something harmless: a tie, another layout, a size, a branch that was not taken."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import torch
+from torch import nn
+
+from modelexport import export, load, verify
+from modelexport.pytorch.perturbation import indistinct
+from modelexport.pytorch.variations import all_at_once, telling_inputs
+from modelexport.verify.outputs import run_module
+
+
+class Best(nn.Module):
+    """Returns integers only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scores = nn.Linear(8, 20)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.scores(x).argmax(-1)
+
+
+class Heads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(8, 8), nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, _ = x.shape
+        return self.outer(self.inner(x).reshape(batch, length * 2, 4))
+
+
+class Branches(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.taken, self.other = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = torch.cond(x.sum() > 0, self.taken, self.other, (x,))
+        return result
+
+
+def test_integers_from_wrong_scores_are_not_ties(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, inputs = Best().eval(), {"x": torch.randn(2, 5, 8)}
+    export(model, inputs, tmp_path / "best.onnx")
+    file = load(tmp_path / "best.onnx").model
+    product = next(node for node in file.graph if node.op_type == "MatMul")
+    negated = ir.Node("", "Neg", [product.outputs[0]], metadata_props=dict(product.metadata_props), name="negated")
+    uses = list(product.outputs[0].uses())
+    file.graph.insert_after(product, negated)
+    for user, index in uses:
+        if user is not negated:
+            user.replace_input_with(index, negated.outputs[0])
+    negated.outputs[0].name, negated.outputs[0].type = "negated", product.outputs[0].type
+    negated.outputs[0].shape = product.outputs[0].shape
+    ir.save(file, tmp_path / "wrong.onnx")
+    report = verify(model, inputs, tmp_path / "wrong.onnx")
+    assert report.diverging is not None
+    assert report.diverging.address == "scores"
+    assert [one.status for one in report.outputs] == ["differ"]
+
+
+def test_a_size_that_a_file_keeps_is_found_in_its_call(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, inputs = Heads().eval(), {"x": torch.randn(3, 5, 8)}
+    export(model, inputs, tmp_path / "heads.onnx", dynamic=True)
+    assert verify(model, inputs, tmp_path / "heads.onnx").agrees
+    file = load(tmp_path / "heads.onnx").model
+    reshape = next(
+        node for node in file.graph if node.op_type == "Reshape" and node.inputs[0].dtype is ir.DataType.FLOAT
+    )
+    fixed = ir.Value(name="fixed", const_value=ir.tensor(np.array([3, 10, 4])))
+    fixed.type, fixed.shape = ir.TensorType(ir.DataType.INT64), ir.Shape([3])
+    file.graph.initializers.add(fixed)
+    reshape.replace_input_with(1, fixed)
+    ir.save(file, tmp_path / "wrong.onnx")
+    report = verify(model, inputs, tmp_path / "wrong.onnx")
+    assert [(one.what, one.status) for one in report.others] == [("other sizes", "differ")]
+    assert report.diverging is not None
+    assert report.diverging.address == ""
+    assert report.diverging.first_node == reshape.name
+
+
+def test_a_branch_that_the_inputs_do_not_take_is_run_with_others(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, inputs = Branches().eval(), {"x": -torch.rand(3, 6)}
+    export(model, inputs, tmp_path / "branches.onnx")
+    assert verify(model, inputs, tmp_path / "branches.onnx").agrees
+    file = load(tmp_path / "branches.onnx").model
+    branch = next(node for node in file.graph if node.op_type == "If").attributes["then_branch"].as_graph()
+    for node in branch:
+        if node.op_type == "Gemm":
+            node.attributes["alpha"] = ir.AttrFloat32("alpha", 1.1)
+        elif node.op_type == "Add":
+            node.op_type = "Sub"
+    ir.save(file, tmp_path / "wrong.onnx")
+    report = verify(model, inputs, tmp_path / "wrong.onnx", perturb=False)
+    assert {one.what: one.status for one in report.others} == {
+        "-3 times the inputs": "differ",
+        "3 times the inputs": "agree",
+    }
+
+
+def test_variations_run_together_where_the_model_has_no_branches(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, inputs = Heads().eval(), {"x": torch.randn(3, 5, 8)}
+    export(model, inputs, tmp_path / "heads.onnx", dynamic=True)
+    file = load(tmp_path / "heads.onnx").model
+    assert [what for what, _ in telling_inputs(inputs, file)] == ["other sizes"]
+    assert all_at_once(inputs, file) is None  # there is only one
+
+
+def test_a_table_that_is_scaled_as_it_is_read_stays_as_it_was() -> None:
+    model = nn.Sequential(nn.Embedding(10, 4, max_norm=0.5), nn.Linear(4, 4)).eval()
+    before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
+    for guarded in (False, True):
+        run_module(model, [torch.arange(10)], guarded=guarded)
+        assert all(torch.equal(tensor, before[key]) for key, tensor in model.state_dict().items())
+
+
+def test_only_parameters_that_nothing_tells_apart_are_indistinct() -> None:
+    torch.manual_seed(0)
+    model = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 4)])
+    with torch.no_grad():
+        model[1].weight.copy_(model[0].weight)
+        model[3].weight.mul_(1e-6)
+    keys = set(model.state_dict())
+    assert indistinct(model, keys) == {"0.weight", "1.weight", "2.weight", "2.bias", "3.weight"}
+    assert indistinct(model, {"0.weight", "0.bias"}) == set()
