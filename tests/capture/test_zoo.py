@@ -14,8 +14,6 @@ QUICK = {"dict-out", "in-place", "masked-scatter", "graph"}
 """The rest is run with the slow tests."""
 REFUSED = {
     "branches": "data-dependent",
-    "fft": "einsum",
-    "istft": "int32",
     "func-grad": "constant",
     "svd": "_linalg_svd",
     "statistics": "aten.equal",

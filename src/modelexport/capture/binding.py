@@ -6,7 +6,6 @@ the inputs and outputs. A model that takes such is captured inside a module that
 
 from __future__ import annotations
 
-import copy
 import keyword
 import re
 from collections import Counter
@@ -22,7 +21,7 @@ from torch import nn
 from modelexport.capture.arguments import with_parameters
 from modelexport.core.attributes import attribute_set
 from modelexport.pytorch.private_torch import tree_leaves
-from modelexport.pytorch.values import NamedTensors, input_tensors, output_tensors, tensors_in
+from modelexport.pytorch.values import NamedTensors, copied, input_tensors, output_tensors, tensors_in
 
 _PLAIN = (torch.Tensor, bool, int, float, str, type(None))
 _READABLE = 100_000
@@ -69,7 +68,7 @@ class Bound(nn.Module):
     def _run(self, **tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         memo: dict[int, Any] = {id(self.given[name]): tensor for name, tensor in tensors.items()}
         memo |= {id(tensor): torch.ops.aten.lift_fresh_copy.default(tensor) for tensor in self._fixed}
-        args, kwargs = copy.deepcopy(self._arguments, memo)
+        args, kwargs = copied(self._arguments, memo)
         return tuple(tensor for _, tensor in output_tensors(self.model(*args, **kwargs)))
 
 

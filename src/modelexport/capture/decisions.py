@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -186,7 +185,7 @@ def inputs_read(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any]) -> 
 
     Nothing where the model does not run.
     """
-    args, kwargs = run_arguments(copy.deepcopy(inputs))
+    args, kwargs = run_arguments(inputs)
     tensors = {name: tensor for name, tensor in input_tensors(model, args, kwargs) if not _is_data(tensor)}
     mode = InputsRead(tensors)
     with untouched(model), collected(), contextlib.suppress(Exception), mode:

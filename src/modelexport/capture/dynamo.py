@@ -9,7 +9,6 @@ which runs no hooks but keeps a stack of ``id(module)@n`` keys for each node; th
 from __future__ import annotations
 
 import contextlib
-import copy
 import operator
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -29,6 +28,7 @@ from modelexport.capture.fx_owners import ADDRESS_KEY, PORTS_KEY, FxOwners, anno
 from modelexport.capture.hints import (
     OTHER_OPERATIONS,
     check_returned,
+    distributions_not_checked,
     graphs_not_printed,
     in_one_line,
     line_of,
@@ -38,6 +38,8 @@ from modelexport.capture.hints import (
 )
 from modelexport.capture.opsets import convert_to_opset, translated_opset
 from modelexport.capture.promotions import promoted_once
+from modelexport.capture.recurrent_shapes import steps_open
+from modelexport.capture.repairs.decompositions import decompositions_added
 from modelexport.capture.repairs.table import translations_added
 from modelexport.capture.reuse import decomposed_once
 from modelexport.capture.templates import translated_once
@@ -88,18 +90,21 @@ def capture_by_dynamo(
     translated_in = translated_opset(opset)
     watcher = _TensorWatcher()
     recorder = CallRecorder(model, _annotated, watcher.watch)
-    captured, args, given = _bound(model, *by_name(model, *run_arguments(copy.deepcopy(inputs))), constants)
+    captured, args, given = _bound(model, *by_name(model, *run_arguments(inputs)), constants)
     with (
         untouched(model, runs=False),
         # A capture that failed may have left annotations of its own behind.
         attribute_set(torch.fx.traceback, "current_meta", {}),
         recorder.attached(),
         translations_added() as programs,
+        decompositions_added(),
         decomposed_once(recorder.seen, ADDRESS_KEY, reuse=reuse),
         promoted_once(reuse=reuse),
         translated_once(reuse=reuse),
         only_what_is_read(stack_traces=stack_traces),
         constants_readable(),
+        steps_open(),
+        distributions_not_checked(),
         graphs_not_printed(),
         collected(),
     ):
@@ -156,10 +161,11 @@ def _with_owners(
     fx_graphs = {} if program is None else {translated.graph: program.graph}
     passes.InlinePass()(translated)
     seen: Sequence[TracedCall] = recorder.seen
-    if program is not None and not (seen and is_annotated(program.graph)):
-        # torch.onnx fell back to strict capture, which runs no hooks: the calls come from a run of the model.
+    if program is not None and not (seen and seen[0].call == ROOT and is_annotated(program.graph)):
+        # Strict capture, to which torch.onnx fell back, runs no hooks, and a GraphModule as root not its own: the calls
+        # come from a run of the model.
         with collected():
-            seen = trace_calls(model, *run_arguments(copy.deepcopy(inputs))).calls
+            seen = trace_calls(model, *run_arguments(inputs)).calls
     owners = FxOwners(model, seen, fx_graphs)
     calls = owners.assign(translated)
     if output_names is None:

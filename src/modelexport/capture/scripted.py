@@ -6,7 +6,6 @@ A scripted part is one call, and stays one: its own parts are not called from Py
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,7 +17,7 @@ from modelexport.capture.arguments import with_parameters
 from modelexport.core.messages import collected
 from modelexport.pytorch.private_torch import tree_leaves
 from modelexport.pytorch.traced import untouched
-from modelexport.pytorch.values import run_arguments
+from modelexport.pytorch.values import copied, run_arguments
 
 
 @contextlib.contextmanager
@@ -60,9 +59,9 @@ def _arguments_of(
 
     def note(module: nn.Module, args: tuple[Any, ...]) -> None:
         if module in modules:
-            found.setdefault(module, []).append(copy.deepcopy(args))
+            found.setdefault(module, []).append(copied(args))
 
-    args, kwargs = run_arguments(copy.deepcopy(inputs))
+    args, kwargs = run_arguments(inputs)
     if isinstance(model, torch.jit.ScriptModule):
         bound = _with_defaults(model, args, kwargs)
         return {} if bound is None else {model: [bound]}
@@ -107,6 +106,8 @@ def _converted(module: nn.Module, calls: Sequence[tuple[Any, ...]]) -> nn.Module
             graph: nn.Module = TS2EPConverter(module, bound, {}).convert().module(check_guards=False)
     except Exception:  # the front ends say what they say of a ScriptModule
         return None
+    if any(isinstance(part, torch.fx.GraphModule) for part in graph.children()):
+        return None  # a branch, which would be a module that the model does not have
     forward = graph.forward
 
     def with_defaults(*args: Any, **kwargs: Any) -> Any:

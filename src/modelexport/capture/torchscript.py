@@ -12,7 +12,6 @@ values, and the order of the outputs identifies them. They are removed from the 
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import io
 import re
@@ -34,7 +33,7 @@ from modelexport.capture.arguments import by_name, state_dict_names
 from modelexport.capture.binding import variable_inputs
 from modelexport.capture.decisions import NoDecisions
 from modelexport.capture.exported import Exported
-from modelexport.capture.hints import OTHER_OPERATIONS, check_returned, line_of, way_out
+from modelexport.capture.hints import OTHER_OPERATIONS, check_returned, distributions_not_checked, line_of, way_out
 from modelexport.core.calls import ROOT, CallTree, ModuleCall, Port, Side, TensorSpec, TracedCall
 from modelexport.core.messages import collected
 from modelexport.core.owners import Evidence, Owner
@@ -46,7 +45,7 @@ from modelexport.lineage.ownership import place_unowned
 from modelexport.pytorch.recorder import CallRecorder
 from modelexport.pytorch.traced import trace_calls, untouched
 from modelexport.pytorch.tracing import in_trace
-from modelexport.pytorch.values import NamedTensors, output_tensors, run_arguments
+from modelexport.pytorch.values import NamedTensors, copied, output_tensors, run_arguments
 
 _INPUT = "modelexport.input."
 _SCOPE = re.compile(r"(?:^|/)c(\d+)/[^/]*$")
@@ -78,9 +77,9 @@ def capture_by_tracing(
         UsageError: The exporter does not write this opset.
     """
     _check_traced_opset(opset)
-    args, kwargs = by_name(model, *run_arguments(copy.deepcopy(inputs)))
+    args, kwargs = by_name(model, *run_arguments(inputs))
     with collected():
-        run = trace_calls(model, *copy.deepcopy((args, kwargs)))
+        run = trace_calls(model, *copied((args, kwargs)))
     traced = _Traced(model, run, args, kwargs, dynamic, constants)
     names = [f"{_INPUT}{position}" for position in range(len(traced.given))]
     axes = {
@@ -89,7 +88,7 @@ def capture_by_tracing(
     }
     file = io.BytesIO()
     failure: CaptureError | None = None
-    with untouched(model), traced.recorder.attached(), collected(), _nothing_merged():
+    with untouched(model), traced.recorder.attached(), collected(), _nothing_merged(), distributions_not_checked():
         try:
             torch.onnx.export(
                 traced,
@@ -236,7 +235,7 @@ class _Traced(nn.Module):
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         traced = {id(tensor): new for (_, tensor), new in zip(self.given, tensors, strict=True)}
-        args, kwargs = copy.deepcopy(self._arguments, traced)
+        args, kwargs = copied(self._arguments, traced)
         with NoDecisions():
             output = self.model(*args, **kwargs)
         self._returned = self._without_sizes(ROOT, "outputs", output_tensors(output))

@@ -8,7 +8,6 @@ the graph. All of it is public in ``transformers.exporters`` but for the table o
 from __future__ import annotations
 
 import contextlib
-import copy
 import io
 from collections.abc import Iterator
 from typing import Any
@@ -16,6 +15,8 @@ from typing import Any
 import onnx_ir as ir
 import torch
 from torch import nn
+
+from modelexport.pytorch.values import copied
 
 
 def has_transformers_inside(model: nn.Module) -> bool:
@@ -66,9 +67,7 @@ def export_around_pretrained(
 
     with _prepared(model), apply_patches("onnx"):
         with torch.no_grad(), apply_patches("dynamo"):
-            program = torch.export.export(
-                model, copy.deepcopy(args), copy.deepcopy(kwargs), dynamic_shapes=shapes, strict=False
-            )
+            program = torch.export.export(model, copied(args), copied(kwargs), dynamic_shapes=shapes, strict=False)
         apply_fx_node_fixes("onnx", program.graph_module)
         exported = torch.onnx.export(
             program,

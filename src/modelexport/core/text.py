@@ -103,3 +103,11 @@ def nearest(name: str, known: Collection[str]) -> str:
     """``; did you mean ...?`` with up to three names like ``name``, or nothing."""
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
     return f"; did you mean {' or '.join(near)}?" if near else ""
+
+
+def root_cause(error: BaseException) -> str:
+    """The first line of the exception that an exception was raised from, and of its own origin in turn."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else 'no reason given'}"

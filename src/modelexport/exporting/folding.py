@@ -97,7 +97,10 @@ class FoldParameters(ir.passes.InPlacePass):
         tensors = [None if value is None else self._tensor(value) for value in node.inputs]
         arrays = [None if tensor is None else tensor.numpy() for tensor in tensors]
         attributes = tensor_attributes(node.attributes)
-        results = run_operator(node.domain, node.op_type, version, arrays, attributes)
+        try:
+            results = run_operator(node.domain, node.op_type, version, arrays, attributes)
+        except Exception:  # the node is wrong, or unknown to onnx's implementation: the check of the file says which
+            return None
         if len(results) != 1 or not isinstance(results[0], np.ndarray):
             return None
         freed = sum(

@@ -169,6 +169,8 @@ def told_of(kind: str) -> str:
         "random": "it draws its own numbers, or uses those of the captured run: it cannot agree with PyTorch",
         "mask": "it computes with the attention mask; PyTorch leaves out a mask that hides nothing, and then computes "
         "something else",
+        "fused": "it computes every position; PyTorch's fused operator of encoder layers gives zeros where a mask "
+        "hides padding",
         "buffer": "it always computes with the value that the buffer had before the run",
         "no output": "it returns nothing",
         "empty output": "it returns an empty tensor, or omits the output",

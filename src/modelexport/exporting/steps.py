@@ -15,6 +15,8 @@ from modelexport.core.hierarchies import compare_hierarchies
 from modelexport.core.messages import collected
 from modelexport.core.modules import ModuleTree
 from modelexport.core.tags import Tags
+from modelexport.core.text import root_cause
+from modelexport.errors import CaptureError
 from modelexport.exporting.fusion import Fusion, describe_fusion, fuse_graph
 from modelexport.exporting.optimizer import finish, optimize_graph
 from modelexport.exporting.options import FuseOptions, TagOptions, WeightOptions
@@ -96,12 +98,18 @@ def optimize_exported(exported: Exported, before: Unoptimized) -> list[str]:
         return any(value is not None and stays_in_file(before.tensors.get(value)) for value in node.inputs)
 
     with collected() as messages:
-        optimize_graph(
-            exported.model,
-            parameters=before.tensors,
-            may_fold=lambda node: before.computed.may_fold(node) and not reads_file(node),
-            keep=frozenset(exported.values.values()),
-        )
+        try:
+            optimize_graph(
+                exported.model,
+                parameters=before.tensors,
+                may_fold=lambda node: before.computed.may_fold(node) and not reads_file(node),
+                keep=frozenset(exported.values.values()),
+            )
+        except ir.passes.PassError as error:
+            raise CaptureError(
+                f"the captured graph cannot be optimized: {root_cause(error)}; --no-optimize (optimized=False) leaves "
+                f"it as it is"
+            ) from error
     return messages
 
 

@@ -19,11 +19,20 @@ from torch import nn
 from modelexport.core.calls import ROOT, ModuleCall, Side
 from modelexport.core.limits import BATCH_BYTES
 from modelexport.core.messages import collected
+from modelexport.errors import UsageError
 from modelexport.pytorch.lazy_weights import lend_weights
 from modelexport.pytorch.private_torch import TorchDispatchMode, tree_leaves, tree_map, version_of
 from modelexport.pytorch.recorder import CallRecorder
 from modelexport.pytorch.traced import untouched
-from modelexport.pytorch.values import NamedTensors, input_tensors, output_tensors, run_arguments, tensors_in
+from modelexport.pytorch.values import (
+    NamedTensors,
+    as_stored,
+    has_elements,
+    input_tensors,
+    output_tensors,
+    run_arguments,
+    tensors_in,
+)
 from modelexport.runtime.choices import Choice, chosen_axis
 from modelexport.runtime.evidence import Computed, SeenTensor
 from modelexport.runtime.fingerprints import Fingerprint, fingerprint_of
@@ -106,7 +115,8 @@ class ModelRun:
             return [as_array(tensor) for _, tensor in tensors_in(self._model(*args, **kwargs))]
 
     def _watch(self, call: ModuleCall, side: Side, tensors: NamedTensors) -> None:
-        for name, tensor in tensors:
+        for name, complex_or_real in tensors:
+            tensor = as_stored(complex_or_real)
             dtype = str(tensor.dtype).removeprefix("torch.")
             self.tensors.append(SeenTensor(call, side, name, self._content(tensor), dtype, tuple(tensor.shape)))
 
@@ -154,13 +164,13 @@ class ModelRun:
     def _run_in_float64(self, from_right_values: bool) -> ModelRun | None:
         if self._weights is not None:
             return None
-        model = copy.deepcopy(self._model)
-        entries = _entries(model)
-        for key, tensor in self._parameters.items():
-            entries[key].data = tensor
-        model = model.double()
         inputs = tree_map(_widened, self._inputs)
         try:
+            model = copy.deepcopy(self._model)
+            entries = _entries(model)
+            for key, tensor in self._parameters.items():
+                entries[key].data = tensor
+            model = model.double()
             with _reset(model, self) if from_right_values else contextlib.nullcontext():
                 run = ModelRun(model, inputs, operations=False)
         except Exception:  # some code requires float32; the caller then goes without this run
@@ -245,15 +255,18 @@ class _Operations(TorchDispatchMode):
             return output
         given = tree_leaves((args, kwargs))
         taken = [getattr(value, _SEEN, (None, None))[0] for value in given]
-        scores = next((v for v in given if isinstance(v, torch.Tensor) and v.is_floating_point()), None)
+        tensors = [value for value in given if isinstance(value, torch.Tensor) and has_elements(value)]
+        scores = next((tensor for tensor in tensors if tensor.is_floating_point()), None)
         for tensor in tree_leaves(output):
-            if scores is not None and isinstance(tensor, torch.Tensor) and tensor.dtype is torch.long:
+            if not isinstance(tensor, torch.Tensor) or not has_elements(tensor):
+                continue
+            if scores is not None and tensor.dtype is torch.long:
                 self._choose(call, scores, tensor)
-            if isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and tensor.numel() > 3:
+            if tensor.is_floating_point() and tensor.numel() > 3:
                 if (memory := _memory(tensor)) is not None and memory in self._parameters:
                     continue  # transposed for the product: as much to read as the whole model
-                fingerprint = _shared(tensor, given) or fingerprint_of(as_array(tensor))
-                if fingerprint.telling and not _is_parameter(fingerprint, given, tensor):
+                fingerprint = _shared(tensor, tensors) or fingerprint_of(as_array(tensor))
+                if fingerprint.telling and not _is_parameter(fingerprint, tensors, tensor):
                     self._computed.append(
                         Computed(call, fingerprint, not any(one is not None and fingerprint.same(one) for one in taken))
                     )
@@ -290,13 +303,22 @@ def _is_parameter(fingerprint: Fingerprint, given: Sequence[Any], result: torch.
 
 
 def as_array(tensor: torch.Tensor) -> Any:
-    """A tensor as a NumPy array; ``bfloat16``, which NumPy does not have, uses ``ml_dtypes``."""
+    """A tensor as a NumPy array, as a file has it: complex numbers are pairs of numbers, in a last axis.
+
+    ``bfloat16``, which NumPy does not have, uses ``ml_dtypes``.
+
+    Raises:
+        UsageError: The tensor is nested or sparse.
+    """
+    if not has_elements(tensor):
+        raise UsageError("a tensor of the model is nested or sparse, which no ONNX file can have: use dense ones")
     if tensor.requires_grad:
         tensor = tensor.detach()
     if tensor.device.type != "cpu":
         tensor = tensor.cpu()
+    tensor = as_stored(tensor)
     if tensor.dtype is torch.bfloat16:
         import ml_dtypes
 
         return tensor.view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
-    return tensor.resolve_conj().resolve_neg().numpy() if tensor.is_complex() or tensor.is_neg() else tensor.numpy()
+    return tensor.numpy()

@@ -6,7 +6,6 @@ A file is compared with PyTorch on the same inputs that it was captured with, so
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -93,7 +92,7 @@ def _as_transformers_has_them(model: nn.Module, inputs: Inputs) -> tuple[Inputs,
 
     named = arguments_by_name(model, inputs)
     labels = [name for name in _LABELS if named.get(name) is not None]
-    used = {name: copy.deepcopy(value) for name, value in named.items() if name not in labels}
+    used = {name: value for name, value in named.items() if name not in labels}
     before = dict(used)
     try:
         with torch.no_grad(), collected():

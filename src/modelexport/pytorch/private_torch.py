@@ -1,12 +1,13 @@
 """All private names of torch that this project uses; ``tests/pytorch/test_private_torch.py`` tests them.
 
 There is no public interface for these: running a model without values, recording the inputs and results of operations,
-and flattening nested lists and dictionaries as torch does.
+recognizing the tensors of ``torch.func``, and flattening nested lists and dictionaries as torch does.
 """
 
 from typing import Any
 
 import torch
+from torch._C._functorch import is_functorch_wrapped_tensor, peek_interpreter_stack
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -22,6 +23,8 @@ __all__ = [
     "FakeTensor",
     "FakeTensorMode",
     "TorchDispatchMode",
+    "is_functorch_wrapped_tensor",
+    "peek_interpreter_stack",
     "tree_leaves",
     "tree_map",
     "tree_structure",

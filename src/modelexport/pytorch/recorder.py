@@ -14,7 +14,8 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from modelexport.core.calls import ModuleCall, Side, TracedCall
-from modelexport.pytorch.values import NamedTensors, input_tensors, output_tensors, tensor_specs
+from modelexport.pytorch.private_torch import peek_interpreter_stack
+from modelexport.pytorch.values import NamedTensors, has_elements, input_tensors, output_tensors, tensor_specs
 
 
 class CallRecorder:
@@ -104,7 +105,7 @@ class CallRecorder:
         call = ModuleCall(path, self._counts[path])
         self._counts[path] += 1
         parent = self.seen[self._running[-1][0]].call if self._running else None
-        tensors = input_tensors(module, args, kwargs)
+        tensors = _dense(input_tensors(module, args, kwargs))
         self._watch(call, "inputs", tensors)
         specs = tensor_specs(tensors)
         self.seen.append(TracedCall(call, parent, len(self._running), self._next_step(), None, specs))
@@ -121,7 +122,7 @@ class CallRecorder:
             context.close()
             position, context = self._running.pop()
         traced = self.seen[position]
-        tensors = output_tensors(output)
+        tensors = _dense(output_tensors(output))
         self._watch(traced.call, "outputs", tensors)
         self.seen[position] = dataclasses.replace(traced, exit=self._next_step(), outputs=tensor_specs(tensors))
         context.close()
@@ -132,3 +133,10 @@ class CallRecorder:
     def _next_step(self) -> int:
         self._step += 1
         return self._step - 1
+
+
+def _dense(tensors: NamedTensors) -> NamedTensors:
+    """The tensors that can be compared: nested ones cannot, nor those of a call inside of ``torch.func``."""
+    if peek_interpreter_stack() is not None:
+        return []
+    return [(name, tensor) for name, tensor in tensors if has_elements(tensor)]

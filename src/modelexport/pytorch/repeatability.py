@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from modelexport.core.messages import collected
-from modelexport.pytorch.traced import masks_kept, untouched
+from modelexport.pytorch.traced import masks_kept, nothing_fused, untouched
 from modelexport.pytorch.values import output_tensors, run_arguments
 
-Kind = Literal["random", "buffer", "mask", "no output", "empty output"]
+Kind = Literal["random", "buffer", "mask", "fused", "no output", "empty output"]
 
 
 class Unrepeatable(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,19 +28,24 @@ def find_unrepeatable(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any
     """Run a model twice on the same inputs, with different random numbers; its state is restored afterwards.
 
     The second run leaves out attention masks that hide nothing, where transformers does. Some models compute otherwise
-    then: without a mask, attention follows a flag of the module that disagrees with it. A file has the mask.
+    then: without a mask, attention follows a flag of the module that disagrees with it. A file has the mask. Nor does a
+    file have PyTorch's fused operator for a ``TransformerEncoder``, which gives zeros for what is padded.
 
     Returns:
         Outputs that differ or are empty, and buffers that a run changes. Empty if the model does not run.
     """
-    args, kwargs = run_arguments(inputs)
+
+    def run() -> dict[str, torch.Tensor]:
+        args, kwargs = run_arguments(inputs)  # anew, since a run may write into them
+        return dict(output_tensors(model(*args, **kwargs)))
+
     found: list[Unrepeatable] = []
     with untouched(model, masks=False), collected():
         before = {name: buffer.clone() for name, buffer in model.named_buffers() if not buffer.is_meta}
         try:
-            with masks_kept():
+            with masks_kept(), nothing_fused():
                 torch.manual_seed(1)
-                first = {name: tensor.clone() for name, tensor in output_tensors(model(*args, **kwargs))}
+                first = {name: tensor.clone() for name, tensor in run().items()}
             found += [
                 Unrepeatable(kind="buffer", where=name)
                 for name, buffer in model.named_buffers()
@@ -48,13 +53,17 @@ def find_unrepeatable(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any
             ]
             _put_back(model, before)
             torch.manual_seed(2)
-            plain = {name: tensor.clone() for name, tensor in output_tensors(model(*args, **kwargs))}
-            second = plain
+            plain = {name: tensor.clone() for name, tensor in run().items()}
+            second = fused = plain
             if not _all_same(first, plain):
+                _put_back(model, before)
+                with masks_kept(), nothing_fused():
+                    torch.manual_seed(2)
+                    second = run()
                 _put_back(model, before)
                 with masks_kept():
                     torch.manual_seed(2)
-                    second = dict(output_tensors(model(*args, **kwargs)))
+                    fused = run()
         except Exception:  # capture reports why a model does not run
             return []
     if not first:
@@ -67,7 +76,7 @@ def find_unrepeatable(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any
             if name not in second or not _same(tensor, second[name])
         ]
         found += [
-            Unrepeatable(kind="mask", where=name)
+            Unrepeatable(kind="mask" if name in fused and _close(tensor, fused[name]) else "fused", where=name)
             for name, tensor in second.items()
             if name in plain and not _close(tensor, plain[name])
         ]

@@ -59,7 +59,7 @@ def untouched(model: nn.Module, *, runs: bool = True, masks: bool = True, guarde
 
     Args:
         runs: The model computes real values in the block, so a module may overwrite its own parameters.
-        masks: Models of transformers compute with attention masks that hide nothing, as their exports do.
+        masks: The model computes as it is exported: with masks that hide nothing, and without fused operators.
         guarded: Watch for such writes in every operation, not by copies of the parameters of every module. It is
             several times faster; code that PyTorch compiles does not run so.
 
@@ -74,6 +74,7 @@ def untouched(model: nn.Module, *, runs: bool = True, masks: bool = True, guarde
         stack.enter_context(torch.no_grad())
         if masks:
             stack.enter_context(masks_kept())
+            stack.enter_context(nothing_fused())
         stack.enter_context(torch.random.fork_rng(devices=devices))
         changed = stack.enter_context(_model_kept(model))
         if runs and guarded:
@@ -94,6 +95,20 @@ def masks_kept() -> Iterator[None]:
     masking = sys.modules.get("transformers.masking_utils")
     with attribute_set(masking, "is_torchdynamo_exporting", lambda: True) if masking else nullcontext():
         yield
+
+
+@contextmanager
+def nothing_fused() -> Iterator[None]:
+    """Inside, ``nn.MultiheadAttention`` and ``nn.TransformerEncoder`` compute step by step, as they are exported.
+
+    In evaluation mode they have a fused operator, on nested tensors where a mask hides padding.
+    """
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
 
 
 _Changed = list[tuple[torch.Tensor, torch.Tensor]]

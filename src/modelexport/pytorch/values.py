@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import dataclasses
 import enum
@@ -13,6 +14,7 @@ import torch
 from torch import nn
 
 from modelexport.core.calls import TensorSpec
+from modelexport.pytorch.private_torch import is_functorch_wrapped_tensor
 
 
 def tensors_in(value: object, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
@@ -40,7 +42,7 @@ def _parts(value: object) -> Iterator[tuple[str, Any]]:
         yield from ((field.name, getattr(value, field.name)) for field in dataclasses.fields(value))
     elif isinstance(value, tuple) and hasattr(value, "_fields"):
         yield from zip(value._fields, value, strict=True)
-    elif isinstance(value, (list, tuple)):
+    elif isinstance(value, (list, tuple, collections.deque)):
         yield from ((str(index), part) for index, part in enumerate(value))
     elif hasattr(value, "__dict__"):
         yield from vars(value).items()
@@ -70,8 +72,13 @@ def output_tensors(output: object) -> NamedTensors:
     return list(tensors_in(output, "output" if plain else ""))
 
 
+def has_elements(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is a dense array: not nested or sparse, and not one that ``torch.func`` computes on."""
+    return not tensor.is_nested and tensor.layout is torch.strided and not is_functorch_wrapped_tensor(tensor)
+
+
 def as_stored(tensor: torch.Tensor) -> torch.Tensor:
-    """A parameter as a file has it: complex numbers are pairs of numbers."""
+    """A tensor as a file has it: complex numbers are pairs of numbers, in a last axis."""
     return torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor
 
 
@@ -88,12 +95,32 @@ def tensor_specs(tensors: NamedTensors) -> tuple[TensorSpec, ...]:
 
 
 def run_arguments(inputs: Mapping[str, Any] | Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Example inputs as positional and keyword arguments; what a run may change, such as a cache, is copied."""
-    if isinstance(inputs, Mapping):
-        return (), {name: _own(value) for name, value in inputs.items()}
-    return tuple(map(_own, inputs)), {}
+    """Example inputs as positional and keyword arguments: copies, since a run may write into them."""
+    own = copied(inputs)
+    return ((), dict(own)) if isinstance(own, Mapping) else (tuple(own), {})
 
 
-def _own(value: object) -> object:
-    plain = isinstance(value, (torch.Tensor, Mapping, list, tuple, str, int, float, nn.Module)) or value is None
-    return value if plain else copy.deepcopy(value)
+def copied(inputs: Any, tensors: dict[int, Any] | None = None) -> Any:
+    """Example inputs with tensors and containers of their own; modules, and objects that refuse it, are not copied.
+
+    Args:
+        tensors: By ``id``, what takes the place of each tensor, instead of a copy.
+    """
+    return _deep_copy(inputs, tensors or {id(tensor): _copied(tensor) for _, tensor in tensors_in(inputs)})
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+
+
+def _deep_copy(value: Any, memo: dict[int, Any]) -> Any:
+    if isinstance(value, nn.Module):
+        return value
+    if isinstance(value, (tuple, list)) and type(value) in (tuple, list):
+        return type(value)(_deep_copy(part, memo) for part in value)
+    if type(value) is dict:
+        return {key: _deep_copy(part, memo) for key, part in value.items()}
+    try:
+        return copy.deepcopy(value, memo)
+    except Exception:  # it refuses, or has something inside that does
+        return value

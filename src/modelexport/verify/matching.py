@@ -104,7 +104,8 @@ def distance(right: Any, found: Any) -> float:
     if found.dtype.kind in "iub":
         return 0.0 if np.array_equal(right.reshape(-1), found.reshape(-1)) else float("inf")
     if found.dtype == np.float32:
-        size, error = float(np.linalg.norm(right)), float(np.linalg.norm(found.reshape(-1) - right.reshape(-1)))
+        with np.errstate(invalid="ignore", over="ignore"):  # masks are of minus infinity
+            size, error = float(np.linalg.norm(right)), float(np.linalg.norm(found.reshape(-1) - right.reshape(-1)))
         if 1e-12 < size < 1e12 and error < 1e12:  # its squares neither vanish nor overflow
             return error / size
     one, two = right.reshape(-1).astype(np.float64), found.reshape(-1).astype(np.float64)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import copy
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
@@ -31,7 +30,7 @@ def look_at_dynamo(model: nn.Module, inputs: Any, stages: list[Stage]) -> None:
     """
     from transformers import PreTrainedModel
 
-    args, kwargs = run_arguments(copy.deepcopy(inputs))
+    args, kwargs = run_arguments(inputs)
     if isinstance(model, PreTrainedModel) and not args:
         translated = _from_transformers(model, kwargs, stages)
     else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -30,7 +29,7 @@ def study(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any], name: str
         InputsError: The model does not run with the inputs. A failure of an exporter is part of the result.
     """
     tree = module_tree(model)
-    args, kwargs = run_arguments(copy.deepcopy(inputs))
+    args, kwargs = run_arguments(inputs)
     calls = trace_calls(model, args, kwargs)
     scopes = torchscript.ScopeCounts()
     front_ends = [

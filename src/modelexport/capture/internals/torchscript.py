@@ -61,7 +61,7 @@ def look_at_torchscript(model: nn.Module, inputs: Any, stages: list[Stage], scop
             scopes.captured = {node.scopeName() for node in _nodes(graph)}
             stages.append(_stage("captured", graph))
 
-    tensors = _by_position(model, *run_arguments(copy.deepcopy(inputs)))
+    tensors = _by_position(model, *run_arguments(inputs))
     handles = (model.register_forward_pre_hook(before), model.register_forward_hook(after))
     logged = torch._C._jit_is_onnx_log_enabled()
     file = io.BytesIO()

@@ -29,6 +29,8 @@ def translations() -> Table:
         aten.embedding_bag.padding_idx: elements.embedding_bag,
         aten.embedding_bag.default: elements.embedding_bag,
         aten.histc.default: elements.histc,
+        aten.arange.start: elements.numbers_from,
+        aten.arange.start_step: elements.numbers_by_step,
         aten.cross_entropy_loss.default: losses.cross_entropy,
         aten.multilabel_margin_loss.default: losses.multilabel_margin_loss,
         aten.rrelu.default: losses.rrelu,
@@ -69,6 +71,7 @@ def overriding() -> Table:
     aten = torch.ops.aten
     return {
         aten.index_put.default: elements.index_put,
+        aten._unsafe_index_put.default: elements.index_put,
         aten.squeeze.dim: elements.squeeze,
     }
 

@@ -1,0 +1,206 @@
+"""Operators that are written in other operators of PyTorch before translation, where that is simpler than in ONNX's.
+
+They are handed over to ``ExportedProgram.run_decompositions``, which every way to ``torch.onnx`` goes through.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+
+from modelexport.capture.repairs.complex_numbers import complex_decompositions
+from modelexport.core.attributes import attribute_set
+
+Decompositions = dict[Any, Callable[..., Any]]
+
+
+def scatter_with(self: Any, dim: int, index: Any, src: Any, reduce: str) -> Any:
+    """``scatter(reduce=...)``, which nothing translates, as ``scatter_reduce``, which is."""
+    names = {"add": "sum", "multiply": "prod"}
+    return torch.scatter_reduce(self, dim, index, src, names[reduce], include_self=True)
+
+
+def scatter_number_with(self: Any, dim: int, index: Any, value: float, reduce: str) -> Any:
+    """The same of one number."""
+    return scatter_with(self, dim, index, torch.full_like(index, value, dtype=self.dtype), reduce)
+
+
+def hypotenuse(self: Any, other: Any) -> Any:
+    """Nothing translates ``hypot``. Without squares of large numbers."""
+    self, other = torch.abs(self), torch.abs(other)
+    longer = torch.maximum(self, other)
+    share = torch.minimum(self, other) / torch.where(longer == 0, 1, longer)
+    return longer * torch.sqrt(1 + share * share)
+
+
+def randn(size: Any, *, generator: Any = None, **options: Any) -> Any:
+    """Random numbers of a generator: ONNX has no generators."""
+    return torch.randn(size, **options)
+
+
+def rand(size: Any, *, generator: Any = None, **options: Any) -> Any:
+    """The same of evenly distributed ones."""
+    return torch.rand(size, **options)
+
+
+def cholesky_solve(self: Any, factor: Any, upper: bool = False) -> Any:
+    """Two triangular systems."""
+    lower = factor.mH if upper else factor
+    between = torch.linalg.solve_triangular(lower, self, upper=False)
+    return torch.linalg.solve_triangular(lower.mH, between, upper=True)
+
+
+def solve_triangular(self: Any, B: Any, *, upper: bool, left: bool = True, unitriangular: bool = False) -> Any:
+    """As any other system, of the triangle."""
+    triangle = torch.triu(self, 1 if unitriangular else 0) if upper else torch.tril(self, -1 if unitriangular else 0)
+    if unitriangular:
+        triangle = triangle + torch.eye(self.shape[-1], dtype=self.dtype)
+    outer = torch.broadcast_shapes(triangle.shape[:-2], B.shape[:-2])
+    right = B.expand(*outer, *B.shape[-2:])
+    return torch.linalg.solve(triangle.expand(*outer, *triangle.shape[-2:]), right, left=left)
+
+
+def sign_and_logarithm(A: Any) -> Any:
+    """``slogdet`` by the determinant. Its factors, which nothing uses, are the matrix."""
+    determinant = torch.linalg.det(A)
+    pivots = torch.zeros(A.shape[:-1], dtype=torch.int32)
+    return torch.sign(determinant), torch.log(torch.abs(determinant)), A, pivots
+
+
+def reflections(A: Any, mode: str = "reduced") -> Any:
+    """``qr`` by Householder's reflections, in LAPACK's signs."""
+    rows, columns = A.shape[-2:]
+    count = min(rows, columns)
+    right = A
+    left = torch.eye(rows, dtype=A.dtype).expand(*A.shape[:-2], rows, rows)
+    places = torch.arange(rows)
+    for k in range(count if rows > columns else count - 1):
+        column = torch.where(places >= k, right[..., k], 0)
+        first = column[..., k : k + 1]
+        length = torch.linalg.vector_norm(column, dim=-1, keepdim=True) * torch.where(first >= 0, -1.0, 1.0).to(A.dtype)
+        v = column - torch.where(places == k, length, 0)
+        square = (v * v).sum(-1)[..., None, None]
+        v = v[..., None]
+        share = torch.where(square > 0, 2 / torch.where(square > 0, square, 1), 0)
+        right = right - share * v @ (v.mT @ right)
+        left = left - share * (left @ v) @ v.mT
+    if mode == "complete":
+        return left, torch.triu(right)
+    right = torch.triu(right[..., :count, :])
+    return (left[..., :count] if mode == "reduced" else A.new_zeros(0)), right
+
+
+def digamma(self: Any) -> Any:
+    """Nothing translates it. Its asymptotic series beyond 6; recurrence below; reflection for negative numbers."""
+    x = self.to(torch.float64)
+    negative = x < 0.5
+    z = torch.where(negative, 1 - x, x)
+    below = torch.zeros_like(z)
+    for _ in range(6):
+        below = below + 1 / z
+        z = z + 1
+    inverse = 1 / (z * z)
+    series = torch.zeros_like(z)
+    for coefficient in (1 / 12, -691 / 32760, 1 / 132, -1 / 240, 1 / 252, -1 / 120, 1 / 12):
+        series = (series + coefficient) * inverse
+    value = torch.log(z) - 0.5 / z - series - below
+    angle = torch.pi * x  # ONNX Runtime has no tangent in double precision
+    return torch.where(negative, value - torch.pi * torch.cos(angle) / torch.sin(angle), value).to(self.dtype)
+
+
+def hamming_window(
+    window_length: int,
+    periodic: bool = True,
+    alpha: float = 0.54,
+    beta: float = 0.46,
+    *,
+    dtype: torch.dtype | None = None,
+    **options: Any,
+) -> Any:
+    """ONNX's has other coefficients, 25/46 and 21/46."""
+    dtype = dtype or torch.get_default_dtype()
+    if window_length == 1:
+        return torch.ones(1, dtype=dtype)
+    places = torch.arange(window_length, dtype=dtype)
+    return alpha - beta * torch.cos(places * (2 * math.pi / (window_length - (0 if periodic else 1))))
+
+
+def decompositions() -> Decompositions:
+    """FX operator to what it is in other operators."""
+    aten = torch.ops.aten
+    return {
+        aten.scatter.reduce: scatter_with,
+        aten.scatter.value_reduce: scatter_number_with,
+        aten.hypot.default: hypotenuse,
+        aten.randn.generator: randn,
+        aten.rand.generator: rand,
+        aten.cholesky_solve.default: cholesky_solve,
+        aten.linalg_solve_triangular.default: solve_triangular,
+        aten._linalg_slogdet.default: sign_and_logarithm,
+        aten.linalg_qr.default: reflections,
+        aten.digamma.default: digamma,
+        aten.hamming_window.default: hamming_window,
+        aten.hamming_window.periodic: hamming_window,
+        aten.hamming_window.periodic_alpha: hamming_window,
+        aten.hamming_window.periodic_alpha_beta: hamming_window,
+    }
+
+
+@contextmanager
+def decompositions_added() -> Iterator[None]:
+    """Add these decompositions to every decomposition of a program inside the block."""
+    whole = ExportedProgram.run_decompositions
+
+    def run_decompositions(
+        self: ExportedProgram, decomp_table: Mapping[Any, Callable[..., Any]] | None = None, **options: Any
+    ) -> ExportedProgram:
+        table = dict((torch.export.default_decompositions() if decomp_table is None else decomp_table).items())
+        table.update(decompositions())
+        _forget_who_made_constants(self)
+        if _has_complex(self):
+            table.update(complex_decompositions(table))
+        result = whole(self, table, **options)
+        _annotate_outputs(self, result)
+        return result
+
+    with attribute_set(ExportedProgram, "run_decompositions", run_decompositions):
+        yield
+
+
+def _annotate_outputs(before: ExportedProgram, after: ExportedProgram) -> None:
+    """Give the views that decomposition makes anew for the outputs of a program their annotations."""
+    ended = zip(before.graph_signature.user_outputs, after.graph_signature.user_outputs, strict=True)
+    old_nodes, new_nodes = ({node.name: node for node in one.graph.nodes} for one in (before, after))
+    for old_name, new_name in ended:
+        old, new = old_nodes.get(str(old_name)), new_nodes.get(str(new_name))
+        while old is not None and new is not None and new.op == "call_function" and not new.meta.get("custom"):
+            for key in ("custom", "nn_module_stack", "stack_trace"):
+                if key in old.meta:
+                    new.meta[key] = old.meta[key]
+            old, new = (next(iter(node.all_input_nodes), None) for node in (old, new))
+
+
+def _forget_who_made_constants(program: ExportedProgram) -> None:
+    """Remove PyTorch's annotation of the function that made a constant; it refuses a constant that has two of them."""
+    for node in program.graph.find_nodes(op="placeholder"):
+        if custom := node.meta.get("custom"):
+            node.meta["custom"] = {key: value for key, value in custom.items() if not str(key).startswith(_INTERNAL)}
+
+
+_INTERNAL = "_torchdynamo_disable"
+
+
+def _has_complex(program: ExportedProgram) -> bool:
+    for module in program.graph_module.modules():
+        if isinstance(module, torch.fx.GraphModule):
+            for node in module.graph.nodes:
+                value = node.meta.get("val")
+                values = value if isinstance(value, (list, tuple)) else (value,)
+                if any(isinstance(one, torch.Tensor) and one.is_complex() for one in values):
+                    return True
+    return False

@@ -1,0 +1,110 @@
+"""Operators that are written in others before translation, and what else the capture makes possible."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+import torch
+from torch import nn
+
+from modelexport import export
+from truth import wrong
+
+X = torch.randn(2, 6, 8, generator=torch.Generator().manual_seed(0))
+SQUARE = X[0, :4, :4] @ X[0, :4, :4].mT + torch.eye(4)
+WEIGHT = torch.complex(X[0, :, :3], X[1, :, :3])
+
+
+class Computes(nn.Module):
+    """A linear layer, and a function of what it returns."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.inner, self.function = nn.Linear(8, 8), function
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.function(self.inner(x))
+
+
+def _complex(y: torch.Tensor) -> torch.Tensor:
+    return torch.complex(y, y.flip(-1))
+
+
+def _assigned(y: torch.Tensor) -> torch.Tensor:
+    made = torch.zeros(2, 6, 8, dtype=torch.cfloat)
+    made[:, :3] = _complex(y)[:, :3]
+    made[:, 3:, 2] = 1j
+    return torch.view_as_real(made)
+
+
+def _round_trip(y: torch.Tensor) -> torch.Tensor:
+    window = torch.hann_window(16)
+    made = torch.stft(y.reshape(2, -1), 16, 4, window=window, return_complex=True)
+    return torch.istft(made * (1 + 0.5j), 16, 4, window=window)
+
+
+CASES: dict[str, Callable[[torch.Tensor], Any]] = {
+    "complex: products": lambda y: torch.view_as_real(torch.einsum("bli,io->blo", _complex(y)[:, :, :6], WEIGHT)),
+    "complex: functions": lambda y: ((1j * y).exp().real, (_complex(y) + 3).sqrt().imag, torch.tanh(_complex(y)).abs()),
+    "complex: written into": _assigned,
+    "complex: padded": lambda y: torch.view_as_real(nn.functional.pad(_complex(y), (1, 2))),
+    "complex: short-time transforms": _round_trip,
+    "triangles": lambda y: torch.linalg.solve_triangular(SQUARE.tril(), y[:, :4, :3], upper=False),
+    "reflections": lambda y: torch.linalg.qr(y.mT),
+    "determinants": lambda y: torch.linalg.slogdet(y[:, :6, :6])[1],
+    "numbers": lambda y: (torch.digamma(y), torch.hypot(y, y + 1), torch.hamming_window(12) * torch.arange(-2, 10.0)),
+    "scattered": lambda y: y.scatter(1, torch.tensor([[[0], [0]]] * 2).expand(2, 2, 8), y[:, :2], reduce="add"),
+    "distributions": lambda y: torch.distributions.Normal(y, y.abs() + 1).log_prob(y * 2),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_operator_is_exported_rightly(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Computes(CASES[name]).eval()
+    result = export(model, (X,), tmp_path / "m.onnx", frontend="dynamo")
+    assert not wrong(tmp_path / "m.onnx", model, (X,))
+    assert (result.coverage.inferred, result.coverage.untagged) == (0, 0)
+
+
+def test_every_export_of_a_recurrent_layer_in_a_process_has_an_open_number_of_steps(tmp_path: Path) -> None:
+    for attempt in range(2):
+        path = tmp_path / f"{attempt}.onnx"
+        model = nn.LSTM(8, 6, batch_first=True).eval()
+        export(model, (X,), path, dynamic=True, frontend="dynamo")
+        graph = onnx.load(path).graph
+        for value in (graph.input[0], graph.output[0]):
+            assert all(size.dim_param for size in value.type.tensor_type.shape.dim[:2])
+
+
+class WritesIntoItsInput(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x += 1
+        return x * 2
+
+
+def test_the_inputs_of_the_user_are_not_written_into(tmp_path: Path) -> None:
+    given = X.clone()
+    result = export(WritesIntoItsInput(), (given,), tmp_path / "m.onnx", verify=True)
+    assert torch.equal(given, X)
+    assert result.verified is not None and result.verified.agrees
+
+
+def test_modules_called_inside_a_vmap_and_with_nested_tensors_do_not_end_an_export(tmp_path: Path) -> None:
+    model = Computes(lambda y: y)
+    model.function = torch.func.vmap(nn.Tanh())
+    assert export(model.eval(), (X,), tmp_path / "vmap.onnx").check.status == "passed"  # type: ignore[union-attr]
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 1).eval()
+    padded = torch.tensor([[False] * 6, [False] * 4 + [True] * 2])
+    result = export(encoder, {"src": X, "src_key_padding_mask": padded}, tmp_path / "encoder.onnx")
+    assert [one.kind for one in result.unrepeatable] == ["fused"]
+
+
+def test_a_graph_module_is_exported_with_its_calls(tmp_path: Path) -> None:
+    model = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(8, 8), nn.ReLU())).eval()
+    result = export(model, (X,), tmp_path / "m.onnx")
+    assert (result.coverage.inferred, result.coverage.untagged) == (0, 0)
