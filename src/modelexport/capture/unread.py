@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import onnx
+import torch.export
 import torch.fx
 from onnx_ir.schemas import OpSignature
 
@@ -28,9 +29,21 @@ def only_what_is_read(*, stack_traces: bool = False) -> Iterator[None]:
     with (
         attribute_set(torch.fx.config, "do_not_emit_stack_traces", without),
         attribute_set(OpSignature, "from_op_schema", _read_once()),
+        attribute_set(torch.export, "export", _strict_is_eager()),
         _use_lazy_graph_module(True),
     ):
         yield
+
+
+def _strict_is_eager() -> Any:
+    """``torch.export.export``, whose strict mode reads what only the code of a graph defines."""
+    capture = torch.export.export
+
+    def export(*args: Any, strict: bool = False, **kwargs: Any) -> Any:
+        with _use_lazy_graph_module(not strict):
+            return capture(*args, strict=strict, **kwargs)
+
+    return export
 
 
 def _read_once() -> Any:
