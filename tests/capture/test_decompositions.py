@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from modelexport import export
+from modelexport import CaptureError, export
 from truth import wrong
 
 X = torch.randn(2, 6, 8, generator=torch.Generator().manual_seed(0))
@@ -108,3 +108,14 @@ def test_a_graph_module_is_exported_with_its_calls(tmp_path: Path) -> None:
     model = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(8, 8), nn.ReLU())).eval()
     result = export(model, (X,), tmp_path / "m.onnx")
     assert (result.coverage.inferred, result.coverage.untagged) == (0, 0)
+
+
+class ClampsItsWeights(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.weight.data.clamp_(-0.1, 0.1)
+        return super().forward(x)
+
+
+def test_writes_into_the_data_of_a_parameter_are_refused_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match=r"clamp_.* writes into the data of a parameter"):
+        export(ClampsItsWeights(8, 8).eval(), (X,), tmp_path / "m.onnx", frontend="dynamo")

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
 
 from modelexport.capture.repairs.complex_numbers import complex_decompositions
 from modelexport.core.attributes import attribute_set
@@ -161,6 +162,7 @@ def decompositions_added() -> Iterator[None]:
     ) -> ExportedProgram:
         table = dict((torch.export.default_decompositions() if decomp_table is None else decomp_table).items())
         table.update(decompositions())
+        _refuse_written_constants(self)
         _forget_who_made_constants(self)
         if _has_complex(self):
             table.update(complex_decompositions(table))
@@ -170,6 +172,27 @@ def decompositions_added() -> Iterator[None]:
 
     with attribute_set(ExportedProgram, "run_decompositions", run_decompositions):
         yield
+
+
+def _refuse_written_constants(program: ExportedProgram) -> None:
+    """Refuse a program in which strict mode took ``parameter.data`` for a constant that an operator writes into.
+
+    The file would not have what is written, and torch ends the process with a segmentation fault when it decomposes it.
+
+    Raises:
+        RuntimeError: An operator writes into a constant.
+    """
+    kinds = {spec.arg.name for spec in program.graph_signature.input_specs if spec.kind is InputKind.CONSTANT_TENSOR}
+    for node in program.graph.nodes:
+        if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+            continue
+        for argument, given in zip(node.target._schema.arguments, node.args, strict=False):
+            written = argument.alias_info is not None and argument.alias_info.is_write
+            if written and isinstance(given, torch.fx.Node) and given.name in kinds:
+                raise RuntimeError(
+                    f"{node.target} writes into the data of a parameter or a constant, which no file keeps; "
+                    "compute a new tensor instead"
+                )
 
 
 def _annotate_outputs(before: ExportedProgram, after: ExportedProgram) -> None:
