@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from modelexport import CaptureError, export
+from modelexport import export
+from modelexport.errors import CaptureError
 from truth import wrong
 
 X = torch.randn(2, 6, 8, generator=torch.Generator().manual_seed(0))
