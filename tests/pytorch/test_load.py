@@ -199,7 +199,7 @@ def damage(directory: Path, what: str) -> None:
         ("truncated", "model.safetensors is damaged or truncated"),
         ("not safetensors", "model.safetensors is damaged or truncated"),
         ("other names", "none of the"),
-        ("other shapes", "cannot be loaded as BertForMaskedLM"),
+        ("other shapes", "does not fit its weights"),
         ("nameless", "--model-class"),
         ("unknown type", "telepathy"),
     ],
