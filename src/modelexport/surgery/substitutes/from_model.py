@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -33,11 +33,12 @@ from modelexport.weights.transforms import parameter_plan, state_dict_of
 class FromModel:
     """The graph of another file: its inputs and outputs are matched with those of the call by name or position."""
 
-    path: Path
+    file: InitVar[str | Path]
     mapping: Mapping[str, str] = field(default_factory=dict)
     """The names of inputs and outputs of the file to names of arguments or values of the call."""
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, file: str | Path) -> None:
+        self.path = Path(file)
         self.model = load_onnx(self.path)
         self._tagged: TaggedFile | None = None
         if keys.FORMAT_VERSION_KEY in self.model.metadata_props:
