@@ -293,7 +293,8 @@ def main() -> int:
     results = []
     with tempfile.TemporaryDirectory() as temporary:
         kept = arguments.results or Path(temporary)
-        kept.mkdir(parents=True, exist_ok=True)
+        for folder in filter(None, (kept, arguments.exports)):
+            folder.mkdir(parents=True, exist_ok=True)
         kinds = set(filter(None, arguments.kinds.split(",")))
         for name in arguments.models.split(","):
             file = kept / f"{name}.json"

@@ -78,6 +78,7 @@ def main() -> None:
     print("| model | axes | calls | plain, s | verify, s | ratio |\n|---|---|---|---|---|---|", flush=True)
     with tempfile.TemporaryDirectory() as temporary:
         folder = arguments.exports or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
         torch.manual_seed(0)
         case = models.case("minilm")
         if not case.missing:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
 import models
+from modelexport import export
 from modelexport.capture import dynamo
 from modelexport.errors import CaptureError, InputsError
 from modelexport.graph.nodes import all_nodes
 from modelexport.graph.owners import owner_of
+from truth import wrong
 
 
 class Block(nn.Module):
@@ -153,3 +156,15 @@ def test_tied_parameters_have_all_their_names() -> None:
     names = dynamo.state_dict_names(case.build())
     for keys in case.expected.tied:
         assert all(names[key] == keys for key in keys)
+
+
+def test_a_layer_of_transformers_by_itself_is_exported_as_in_its_model(tmp_path: Path) -> None:
+    from transformers import MixtralConfig
+    from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
+
+    layer = MixtralSparseMoeBlock(MixtralConfig(hidden_size=16, intermediate_size=32, num_local_experts=4)).eval()
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter, std=0.2)
+    inputs = {"hidden_states": torch.randn(2, 8, 16)}
+    export(layer, inputs, tmp_path / "m.onnx", frontend="dynamo")
+    assert wrong(tmp_path / "m.onnx", layer, inputs) == ""

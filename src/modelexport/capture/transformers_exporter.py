@@ -20,10 +20,9 @@ from modelexport.pytorch.values import copied
 
 
 def has_transformers_inside(model: nn.Module) -> bool:
-    """Whether a module is a model of transformers, or has one among its parts."""
-    from transformers import PreTrainedModel
-
-    return any(isinstance(module, PreTrainedModel) for module in model.modules())
+    """Whether a module or one of its parts is a model or a layer of transformers, or of a class derived from these."""
+    kinds = {base for module in model.modules() for base in type(module).__mro__}
+    return any(kind.__module__.partition(".")[0] == "transformers" for kind in kinds)
 
 
 def export_pretrained(
