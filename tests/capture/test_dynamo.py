@@ -159,12 +159,17 @@ def test_tied_parameters_have_all_their_names() -> None:
 
 
 def test_a_layer_of_transformers_by_itself_is_exported_as_in_its_model(tmp_path: Path) -> None:
-    from transformers import MixtralConfig
-    from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
+    from transformers import MixtralConfig, MixtralModel
 
-    layer = MixtralSparseMoeBlock(MixtralConfig(hidden_size=16, intermediate_size=32, num_local_experts=4)).eval()
-    for parameter in layer.parameters():
-        nn.init.normal_(parameter, std=0.2)
-    inputs = {"hidden_states": torch.randn(2, 8, 16)}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    sizes = {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_local_experts": 4,
+        "num_hidden_layers": 1,
+        "vocab_size": 20,
+    }
+    layer = MixtralModel(MixtralConfig(**sizes, **heads)).eval().layers[0].mlp
+    inputs = (torch.randn(2, 8, 16),)
     export(layer, inputs, tmp_path / "m.onnx", frontend="dynamo")
     assert wrong(tmp_path / "m.onnx", layer, inputs) == ""

@@ -82,7 +82,7 @@ def test_a_size_that_a_file_keeps_is_found_in_its_call(tmp_path: Path) -> None:
     reshape.replace_input_with(1, fixed)
     ir.save(file, tmp_path / "wrong.onnx")
     report = verify(model, inputs, tmp_path / "wrong.onnx")
-    assert [(one.what, one.status) for one in report.others] == [("other sizes", "differ")]
+    assert {one.what: one.status for one in report.others} == {"other numbers": "agree", "other sizes": "differ"}
     assert report.diverging is not None
     assert report.diverging.address == ""
     assert report.diverging.first_node == reshape.name
@@ -103,9 +103,32 @@ def test_a_branch_that_the_inputs_do_not_take_is_run_with_others(tmp_path: Path)
     ir.save(file, tmp_path / "wrong.onnx")
     report = verify(model, inputs, tmp_path / "wrong.onnx", perturb=False)
     assert {one.what: one.status for one in report.others} == {
+        "other numbers": "agree",
         "-3 times the inputs": "differ",
         "3 times the inputs": "agree",
     }
+
+
+def test_an_output_that_is_a_constant_differs_although_it_is_right_for_the_example(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, inputs = nn.Linear(8, 4).eval(), (torch.ones(2, 8),)
+    export(model, inputs, tmp_path / "sound.onnx")
+    file = load(tmp_path / "sound.onnx").model
+    output = file.graph.outputs[0]
+    node = output.producer()
+    assert node is not None
+    with torch.no_grad():
+        learnt = ir.Value(name="learnt", const_value=ir.tensor(model(*inputs).numpy(), name="learnt"))
+    file.graph.register_initializer(learnt)
+    new = ir.Node("", "Identity", [learnt], metadata_props=dict(node.metadata_props), name="repeated")
+    new.outputs[0].name, output.name = output.name, "before"
+    new.outputs[0].type, new.outputs[0].shape = output.type, output.shape
+    file.graph.append(new)
+    file.graph.outputs[0] = new.outputs[0]
+    ir.save(file, tmp_path / "learnt.onnx")
+    report = verify(model, inputs, tmp_path / "learnt.onnx")
+    assert not report.agrees
+    assert "other numbers" in {one.what for one in report.others if one.status == "differ"}
 
 
 def test_variations_run_together_where_the_model_has_no_branches(tmp_path: Path) -> None:
@@ -113,8 +136,9 @@ def test_variations_run_together_where_the_model_has_no_branches(tmp_path: Path)
     model, inputs = Heads().eval(), {"x": torch.randn(3, 5, 8)}
     export(model, inputs, tmp_path / "heads.onnx", dynamic=True)
     file = load(tmp_path / "heads.onnx").model
-    assert [what for what, _ in telling_inputs(inputs, file)] == ["other sizes"]
-    assert all_at_once(inputs, file) is None  # there is only one
+    assert [what for what, _ in telling_inputs(inputs, file)] == ["other numbers", "other sizes"]
+    together = all_at_once(inputs, file)
+    assert together is not None and together[0] == "other numbers, other sizes"
 
 
 def test_a_table_that_is_scaled_as_it_is_read_stays_as_it_was() -> None:

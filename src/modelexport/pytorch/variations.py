@@ -1,9 +1,9 @@
 """Inputs that find more errors than the given ones: masks with padding, ids from the whole vocabulary, other sizes.
 
 With a mask of ones it does not show that a file ignores the mask, and ids that never reach most rows do not show a
-wrong row. A branch that is not taken shows nothing; with larger numbers of the other sign it may be taken. Inputs to
-vary are chosen by values and by the graph, not by names. A model may refuse a variation; that is not a fault of the
-file.
+wrong row. An output that is a constant is right for the inputs that it was computed from. A branch that is not taken
+shows nothing; with larger numbers of the other sign it may be taken. Inputs to vary are chosen by values and by the
+graph, not by names. A model may refuse a variation; that is not a fault of the file.
 """
 
 from __future__ import annotations
@@ -46,6 +46,9 @@ def _changes(inputs: Inputs, model: ir.Model) -> Iterator[tuple[str, Change]]:
     plain = {name: rows[plain] for name in names if (plain := _match(name, rows)) is not None}
     if plain:
         yield "whole vocabulary", lambda name, t: _drawn(t, plain[name]) if name in plain else t
+    numbers = {name for name, tensor in tensors_in(inputs) if tensor.is_floating_point()}
+    if numbers:
+        yield "other numbers", lambda name, t: _reversed(t) if name in numbers else t
     if any(nested_graphs(node) for node in model.graph):
         for factor in (-3, 3):  # one of them changes a sum's sign, whatever is added to it
             yield f"{factor} times the inputs", partial(_times, factor)
@@ -72,6 +75,12 @@ def _match(name: str, known: Mapping[str, Any]) -> str | None:
     """The name of an input in the file."""
     wanted = name.replace(".", "_")
     return next((k for k in known if k.removeprefix("input.").replace(".", "_") == wanted), None)
+
+
+def _reversed(tensor: torch.Tensor) -> torch.Tensor:
+    """The same numbers at other places, or half of them where all are equal: neither leaves the range of the inputs."""
+    other = tensor.flip(tuple(range(tensor.ndim)))
+    return other if not torch.equal(other, tensor) else tensor / 2
 
 
 def _times(factor: int, name: str, tensor: torch.Tensor) -> torch.Tensor:

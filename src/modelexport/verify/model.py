@@ -70,7 +70,7 @@ def verify(
         sidecar: ``NAME.hierarchy.json``; by default the document beside the file.
         weights: The places of the weights of a model that was built without them; each module gets its own as it runs.
         perturb: Change the weights in memory, on both sides, so that no two are equal; by default if some are.
-        others: Also compare outputs on padded masks, ids from the whole vocabulary, and other sizes of dynamic axes.
+        others: Also compare outputs on padded masks, other ids and numbers, and other sizes of dynamic axes.
         kept: Runs of the model on these inputs, reused and added to, if several files of it are verified.
         tell: Called with the name of each step.
 

@@ -208,7 +208,7 @@ def reachable(staging: Path, path: Path, summary: WeightsSummary) -> Iterator[No
                 added.append(target)
         yield
     except OSError as error:
-        raise OutputError(f"{path} cannot be run before it is in place ({error}): verify it afterwards") from error
+        raise OutputError(f"cannot run {path} before it is in place ({error}): verify it afterwards") from error
     finally:
         for target in added:
             target.unlink()
