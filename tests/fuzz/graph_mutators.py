@@ -25,7 +25,11 @@ OPERATORS = [
 def values(random: Random, model: onnx.ModelProto) -> None:
     tensor = choose(random, list(model.graph.initializer))
     array = numpy_helper.to_array(tensor).copy()
-    array.flat[int(random.integers(array.size))] = choose(random, [np.nan, np.inf, -np.inf, 3e38, 1e-45])
+    if array.dtype.kind == "f":
+        extremes = [np.nan, np.inf, -np.inf, 3e38, 1e-45]
+    else:
+        extremes = [0, 1] if array.dtype == bool else [np.iinfo(array.dtype).min, np.iinfo(array.dtype).max]
+    array.flat[int(random.integers(array.size))] = choose(random, extremes)
     tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
 
 
