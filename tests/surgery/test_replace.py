@@ -13,10 +13,11 @@ import onnx
 import onnx_ir as ir
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 from exports import ExportedCase, Exporter
-from modelexport import compare, export, load, retag, verify, verify_against
+from modelexport import compare, export, load, retag, update_weights, verify, verify_against
 from modelexport.core.calls import ModuleCall
 from modelexport.errors import OutputError, UsageError
 from modelexport.format import keys
@@ -392,3 +393,30 @@ def test_a_module_inside_a_branch_is_replaced_there(exported: Exporter, tmp_path
     held = [node for node in ir.load(tmp_path / "out.onnx").graph.all_nodes() if node.domain == "a"]
     assert len(held) == 1
     assert held[0] not in list(ir.load(tmp_path / "out.onnx").graph)
+
+
+class Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.a(self.b(self.a(x)))
+
+
+def test_weights_of_one_call_have_no_name_that_another_call_still_uses(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    whole, other = Twice().eval(), nn.Linear(4, 4).eval()
+    export(whole, (torch.randn(2, 4),), tmp_path / "whole.onnx")
+    export(other, {"input": torch.randn(2, 4)}, tmp_path / "sub.onnx")
+    replace(tmp_path / "whole.onnx", ["a@1"], FromModel(tmp_path / "sub.onnx"), tmp_path / "out.onnx", every_call=False)
+    named = [initializer.parameter for initializer in load(tmp_path / "out.onnx").hierarchy.initializers]
+    assert sorted(name for names in named for name in names or ()) == ["a.bias", "a.weight", "b.bias", "b.weight"]
+    save_file(dict(whole.state_dict()), tmp_path / "same.safetensors")
+    update_weights(tmp_path / "out.onnx", tmp_path / "same.safetensors", tmp_path / "updated.onnx")
+    x = torch.randn(2, 4)
+    with torch.no_grad():
+        expected = other(whole.b(whole.a(x))).numpy()
+    session = open_session(tmp_path / "updated.onnx")
+    (actual,) = run_session(session, {session.get_inputs()[0].name: x.numpy()}).values()
+    np.testing.assert_allclose(actual, expected, atol=1e-6)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
@@ -433,12 +434,26 @@ class _Replacer:
             if steps:
                 value.metadata_props[keys.TRANSFORM] = msgspec.json.encode(steps).decode()
 
+    def _drop_taken_keys(self) -> None:
+        """Take names from weights of one replaced call if other calls have other tensors of these names.
+
+        No ``state_dict`` holds both, and ``update-weights`` would make them equal.
+        """
+        plans = {value: plan for value in initializers(self._model) if (plan := parameter_plan(value)) is not None}
+        held = {key: value for value, plan in plans.items() if value not in self._keys for key in plan.keys}
+        for value in plans.keys() & self._keys.keys():
+            others = [held[key] for key in plans[value].keys if key in held]
+            if any(plans[other].steps == plans[value].steps and not _equal(value, other) for other in others):
+                value.metadata_props.pop(keys.PARAMETER, None)
+                value.metadata_props.pop(keys.TRANSFORM, None)
+
     def finish(self) -> None:
         """Update the metadata."""
         self._release_keys()
         for value, names in self._keys.items():
             if names:
                 value.metadata_props[keys.PARAMETER] = json.dumps(names)
+        self._drop_taken_keys()
         for node in self._nodes():
             owner = owner_of(node)
             if owner is not None and not self.tags.renamed.isdisjoint(owner.calls):
@@ -460,6 +475,11 @@ class _Replacer:
         properties[keys.STATE_DICT] = msgspec.json.encode(entries).decode()
         properties[keys.CALL_TREE] = self.tags.entries()
         properties[keys.REPLACED] = json.dumps(self._record)
+
+
+def _equal(one: ir.Value, other: ir.Value) -> bool:
+    first, second = one.const_value, other.const_value
+    return first is not None and second is not None and np.array_equal(first.numpy(), second.numpy())
 
 
 def _family(node: ir.Node) -> Iterator[ir.Node]:
