@@ -29,8 +29,9 @@ from modelexport.pytorch.diffusion.observing import observe_example
 from modelexport.pytorch.diffusion.parts import diffusion_parts, model_parts
 from modelexport.tagged.package import read_package
 
-diffusers = pytest.importorskip("diffusers")
-import transformers  # noqa: E402
+# isort: split
+import diffusers
+import transformers
 
 WEIGHTS = "diffusion_pytorch_model.safetensors"
 _RUN = "import models; from modelexport.cli.app import main; main()"
