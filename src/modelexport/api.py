@@ -219,7 +219,7 @@ def _figures(tagged: TaggedFile, by: str, sizes: Mapping[str, int]) -> dict[str,
 
 
 def _number(figure: Any) -> float:
-    """A figure where figures are only compared: zero for one that is no number for any size of its axes."""
+    """A figure as a number, for comparisons only; zero if it is not a number whatever sizes its axes have."""
     try:
         if hasattr(figure, "free_symbols"):  # of axes that only values inside of the file have
             figure = figure.subs(dict.fromkeys(figure.free_symbols, _SIZE))

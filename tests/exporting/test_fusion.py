@@ -15,6 +15,7 @@ import torch
 import transformers
 from filelock import FileLock
 
+import decoders
 import modelexport
 from modelexport.errors import UsageError
 from modelexport.exporting import fusion
@@ -22,18 +23,7 @@ from modelexport.pytorch.generating import example_prompts
 from modelexport.pytorch.loading import load_model
 from test_cli import run
 
-SMALL = {
-    "vocab_size": 128,
-    "hidden_size": 64,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "bos_token_id": 1,
-    "eos_token_id": None,
-    "pad_token_id": 0,
-}
+SMALL = {**decoders.SMALL, "hidden_size": 64}
 
 
 def small(config: Any) -> Any:

@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 
+import decoders
 import modelexport
 from modelexport.errors import CaptureError
 from modelexport.pytorch.generation import generation_parts
@@ -20,18 +21,7 @@ from modelexport.tagged.package import read_package
 from test_cli import run
 
 IMAGE = 60
-TEXT = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "bos_token_id": 1,
-    "eos_token_id": None,
-    "pad_token_id": 0,
-}
+TEXT = {**decoders.SMALL, "vocab_size": 64, "intermediate_size": 48}
 
 
 def llava() -> Any:

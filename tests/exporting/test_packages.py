@@ -18,6 +18,7 @@ import transformers
 from filelock import FileLock
 
 import modelexport
+from decoders import SMALL
 from modelexport.errors import FileFormatError, InputsError, OutputError, UsageError
 from modelexport.pytorch.generating import example_prompts
 from modelexport.pytorch.loading import load_model
@@ -25,18 +26,6 @@ from modelexport.runtime.generation import Generator
 from modelexport.tagged.package import read_package
 from test_cli import run
 
-SMALL = {
-    "vocab_size": 128,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "bos_token_id": 1,
-    "eos_token_id": None,
-    "pad_token_id": 0,
-}
 CONFIGS: dict[str, Callable[[], Any]] = {
     "llama": lambda: transformers.LlamaConfig(**SMALL),
     "sliding window": lambda: transformers.MistralConfig(**SMALL, sliding_window=8),

@@ -2,8 +2,8 @@
 
 ``torch.onnx`` looks up a Python function for each FX node and calls it; the function records ONNX nodes. What it
 records follows from its arguments: Python values, and ONNX values of which it reads type, shape and content. So for a
-node with equal arguments the recorded nodes are copied. Constants are no exception: ``torch.onnx`` keeps those that it
-made from Python numbers and uses them again, so the copies use the first node's. A function that reads more than its
+node with equal arguments the recorded nodes are copied. The copies use the constants of the first node, because
+``torch.onnx`` also makes a constant of a Python number once. A function that reads more than its
 arguments, such as what produced them, says so with :func:`reads_producers`.
 
 Private names of ``torch.onnx`` are in this file only: ``_dispatching.dispatch``, which looks up the function,
@@ -27,6 +27,7 @@ from torch.onnx._internal.exporter._tensors import SymbolicTensor
 
 from modelexport.capture.repeats import NotComparableError, comparable
 from modelexport.core.attributes import attribute_set
+from modelexport.graph.attribute_types import PLAIN_TYPES
 
 _READS_PRODUCERS = "modelexport_reads_producers"
 
@@ -248,21 +249,11 @@ def _output(value: ir.Value) -> _Output:
     return _Output(value.name, copy.copy(value.shape), copy.copy(value.type), isinstance(value, SymbolicTensor))
 
 
-_PLAIN = {
-    ir.AttributeType.INT,
-    ir.AttributeType.FLOAT,
-    ir.AttributeType.STRING,
-    ir.AttributeType.INTS,
-    ir.AttributeType.FLOATS,
-    ir.AttributeType.STRINGS,
-}
-
-
 def _fresh(attribute: ir.Attr) -> ir.Attr:
     """An attribute for another node. A tensor is copied without its content: passes give tensors names."""
     if attribute.is_ref() or attribute.doc_string:
         raise _NoTemplateError
-    if attribute.type in _PLAIN:
+    if attribute.type in PLAIN_TYPES:
         return attribute
     if attribute.type != ir.AttributeType.TENSOR:
         raise _NoTemplateError

@@ -68,8 +68,7 @@ def capture_by_tracing(
         dynamic: Make every axis of every input dynamic. A trace cannot tell which of them the model fixes.
         opset: The opset of the ONNX standard domain, from :data:`TRACED_OPSETS`; ``None`` for the exporter's default.
         constants: Arguments whose values the graph keeps, instead of taking them as inputs.
-        reuse: Changes nothing: a trace is not decomposed, and every call is traced.
-        stack_traces: Changes nothing: a trace has the lines of Python.
+        reuse, stack_traces: Change nothing: every call is traced, and a trace has the lines of Python.
 
     Raises:
         CaptureError: The exporter failed, or the model's Python code depends on tensor values. Names the call and line.

@@ -88,7 +88,7 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
         "follow_symlinks", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=FollowOption
     )
     parameters = [*signature.parameters.values(), following]
-    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    vars(run)["__signature__"] = signature.replace(parameters=parameters)
     run.__annotations__ = {**command.__annotations__, "follow_symlinks": FollowOption}
     return run
 

@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TextIO
 
 from modelexport.core.text import printable
@@ -66,7 +67,7 @@ def _signals() -> Iterator[None]:
 def _no_input() -> Iterator[None]:
     """Make standard input empty, so that questions of a library get no answer, not even from ``yes |``."""
     before = sys.stdin
-    with open(os.devnull, encoding="utf-8") as nothing:  # noqa: PTH123 - it is not a file
+    with Path(os.devnull).open(encoding="utf-8") as nothing:
         sys.stdin = nothing
         saved = None
         try:

@@ -19,17 +19,10 @@ import onnx_ir as ir
 from onnxscript.optimizer._constant_folding import FoldConstantsPass
 
 from modelexport.core.attributes import attribute_set
+from modelexport.graph.attribute_types import PLAIN_TYPES
 
 _READ = 20
 """The largest number of elements of an input whose content the inference reads."""
-_PLAIN = {
-    ir.AttributeType.INT,
-    ir.AttributeType.FLOAT,
-    ir.AttributeType.STRING,
-    ir.AttributeType.INTS,
-    ir.AttributeType.FLOATS,
-    ir.AttributeType.STRINGS,
-}
 
 Known = dict[Hashable, list[tuple[ir.Shape | None, ir.TypeProtocol | None]]]
 """All that is read of a node to the shapes and types of its outputs."""
@@ -96,6 +89,6 @@ class _UnknownError(Exception):
 
 
 def _attribute(attribute: ir.Attr) -> str:
-    if attribute.is_ref() or attribute.type not in _PLAIN:
+    if attribute.is_ref() or attribute.type not in PLAIN_TYPES:
         raise _UnknownError
     return f"{attribute.type} {attribute.value!r}"  # as text: 0.0 and -0.0 are equal numbers

@@ -13,7 +13,7 @@ from modelexport.core.limits import ABANDONED_SECONDS
 try:
     import fcntl
 except ImportError:  # not on Windows: what a killed run left stays there
-    fcntl = None  # type: ignore[assignment]
+    fcntl = None  # type: ignore[assignment]  # mypy knows the module of its own system only
 
 STAGING_PREFIX = ".modelexport-"
 _LOCK = ".lock"

@@ -162,13 +162,13 @@ class Replacement:
                     folder.mkdir()
                     made.append(folder)
                 undo.append(move)
-                os.replace(move.file, move.target)  # noqa: PTH105 - says what matters: it replaces
+                move.file.replace(move.target)
             for move in stale:
                 undo.append(move)
-                os.replace(move.file, move.before)  # noqa: PTH105
+                move.file.replace(move.before)
             for move in last:
                 undo.append(move)
-                os.replace(move.file, move.target)  # noqa: PTH105
+                move.file.replace(move.target)
         except BaseException:
             with undisturbed():
                 _take_back(undo)
@@ -237,7 +237,7 @@ def _take_back(undo: Iterable[_Move]) -> None:
     for move in reversed(list(undo)):
         with contextlib.suppress(OSError):
             if move.before.exists():
-                os.replace(move.before, move.target)  # noqa: PTH105
+                move.before.replace(move.target)
             elif not move.file.exists():
                 move.target.unlink()
 

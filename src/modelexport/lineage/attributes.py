@@ -6,15 +6,9 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
+from modelexport.graph.attribute_types import PLAIN_TYPES
+
 _BY_IDENTITY = (ir.AttributeType.TENSOR, ir.AttributeType.GRAPH, ir.AttributeType.TENSORS, ir.AttributeType.GRAPHS)
-_PLAIN = (
-    ir.AttributeType.INT,
-    ir.AttributeType.INTS,
-    ir.AttributeType.FLOAT,
-    ir.AttributeType.FLOATS,
-    ir.AttributeType.STRING,
-    ir.AttributeType.STRINGS,
-)
 
 
 def are_equal(one: Mapping[str, ir.Attr], other: Mapping[str, ir.Attr]) -> bool:
@@ -30,5 +24,5 @@ def may_be_equal(one: Mapping[str, ir.Attr], other: Mapping[str, ir.Attr]) -> bo
     return all(
         attribute.type != other[name].type or attribute.value == other[name].value
         for name, attribute in one.items()
-        if name in other and attribute.type in _PLAIN and not attribute.is_ref()
+        if name in other and attribute.type in PLAIN_TYPES and not attribute.is_ref()
     )

@@ -94,7 +94,7 @@ def match_names(
         by_position: The values that are used in their order, if as many of them are left as names.
 
     Raises:
-        UsageError: There is no such value.
+        UsageError: The value does not exist.
     """
     found: dict[str, ir.Value] = {}
     for each in wanted:

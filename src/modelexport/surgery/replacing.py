@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-import numpy as np
 import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
@@ -31,6 +30,7 @@ from modelexport.surgery.edits import Documents, encoded, replaced_before
 from modelexport.surgery.grafts import Graft, rule_of
 from modelexport.surgery.interfaces import Interface, interface_of
 from modelexport.surgery.repeating import values_taken
+from modelexport.surgery.replaced_keys import write_keys
 from modelexport.surgery.saving import SharedFiles
 from modelexport.surgery.substitutes import FromModel, Parts, Site, Substitute
 from modelexport.surgery.substitutes.from_model import check_opsets
@@ -410,50 +410,9 @@ class _Replacer:
                 if value not in outputs and value.name != "":
                     value.name = _unique(value.name or f"{node.name}_out", there, str(call))
 
-    def _release_keys(self) -> None:
-        """Take the names that belong to modules that are gone from tensors that other modules still use."""
-        new = {key for names in self._keys.values() for key in names}
-        paths = [f"{place.path}." for place in self.replaced if place.path]
-        for value in self._dirty - self._keys.keys():
-            plan = parameter_plan(value)
-            if plan is None or not any(key.startswith(tuple(paths)) for key in plan.keys):
-                continue
-            users = {call.path for node, _ in value.uses() if (owner := owner_of(node)) for call in owner.calls}
-            gone = [path for path in paths if not any(f"{user}.".startswith(path) for user in users)]
-            kept: list[str] = []
-            renamed: dict[str, str] = {}
-            for names in plan.groups():
-                left = [key for key in names if key not in new and not key.startswith(tuple(gone))] or list(names)
-                renamed[names[0]] = left[0]
-                kept += left
-            steps = [
-                msgspec.structs.replace(step, inputs=[renamed.get(each, each) for each in step.inputs])
-                for step in plan.steps
-            ]
-            value.metadata_props[keys.PARAMETER] = json.dumps(kept)
-            if steps:
-                value.metadata_props[keys.TRANSFORM] = msgspec.json.encode(steps).decode()
-
-    def _drop_taken_keys(self) -> None:
-        """Take names from weights of one replaced call if other calls have other tensors of these names.
-
-        No ``state_dict`` holds both, and ``update-weights`` would make them equal.
-        """
-        plans = {value: plan for value in initializers(self._model) if (plan := parameter_plan(value)) is not None}
-        held = {key: value for value, plan in plans.items() if value not in self._keys for key in plan.keys}
-        for value in plans.keys() & self._keys.keys():
-            others = [held[key] for key in plans[value].keys if key in held]
-            if any(plans[other].steps == plans[value].steps and not _equal(value, other) for other in others):
-                value.metadata_props.pop(keys.PARAMETER, None)
-                value.metadata_props.pop(keys.TRANSFORM, None)
-
     def finish(self) -> None:
         """Update the metadata."""
-        self._release_keys()
-        for value, names in self._keys.items():
-            if names:
-                value.metadata_props[keys.PARAMETER] = json.dumps(names)
-        self._drop_taken_keys()
+        write_keys(self._model, self._dirty, self._keys, [place.path for place in self.replaced if place.path])
         for node in self._nodes():
             owner = owner_of(node)
             if owner is not None and not self.tags.renamed.isdisjoint(owner.calls):
@@ -475,11 +434,6 @@ class _Replacer:
         properties[keys.STATE_DICT] = msgspec.json.encode(entries).decode()
         properties[keys.CALL_TREE] = self.tags.entries()
         properties[keys.REPLACED] = json.dumps(self._record)
-
-
-def _equal(one: ir.Value, other: ir.Value) -> bool:
-    first, second = one.const_value, other.const_value
-    return first is not None and second is not None and np.array_equal(first.numpy(), second.numpy())
 
 
 def _family(node: ir.Node) -> Iterator[ir.Node]:

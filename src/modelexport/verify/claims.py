@@ -276,7 +276,7 @@ class _ClaimedTags(FileTags):
 
 
 def _listed(text: str) -> list[str]:
-    """The tags in a property; one that is no list is none of them."""
+    """The tags in a property; if it is not a JSON list, its whole text, which is not a tag."""
     try:
         tags: list[str] = decode_json(text, kind=list[str])
     except ValueError:

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from modelexport.errors import OutputError
-from modelexport.exporting.packages.weights import tensor_at
+from modelexport.exporting.packages.weights import put_file, tensor_at
 from modelexport.files.links import clone_or_link
 from modelexport.files.safetensors_files import SINGLE, Place, SafetensorsFile, read_header
 from modelexport.pytorch.checkpoints import find_entries, save_entries
 from modelexport.pytorch.generation import ModelPart
 from modelexport.weights import WeightsMode
-from modelexport.weights.placement import link_file
 from modelexport.weights.sources import Weights
 
 if TYPE_CHECKING:
@@ -72,20 +71,9 @@ def _placed(
     used = {place.path for place in places.values()}
     for file in files:
         if Path(os.path.realpath(file.path)) in used:
-            _put(file, folder / file.path.name, mode)
+            put_file(file, folder / file.path.name, mode)
     by_path = {Path(os.path.realpath(file.path)): folder / file.path.name for file in files}
     return {key: _at(place, by_path[place.path]) for key, place in places.items()}
-
-
-def _put(file: SafetensorsFile, target: Path, mode: WeightsMode) -> None:
-    try:
-        if mode == "copy":
-            raise OutputError("copied")
-        link_file(file, target)
-    except OutputError:
-        if mode == "link":
-            raise
-        shutil.copyfile(file.path, target)
 
 
 def _link_again(there: Path, place: Path, places: Mapping[str, Place]) -> None:

@@ -48,20 +48,30 @@ def share_weights(
     return _written(model, source, folder / name)
 
 
+def put_file(file: SafetensorsFile, target: Path, mode: WeightsMode) -> None:
+    """Link a file of weights to another place; copy it if the mode says so, or if it cannot be linked and need not be.
+
+    Raises:
+        OutputError: It cannot be linked, and the mode is ``link``.
+    """
+    if mode == "copy":
+        shutil.copyfile(file.path, target)
+        return
+    try:
+        link_file(file, target)
+    except OutputError:
+        if mode == "link":
+            raise
+        shutil.copyfile(file.path, target)
+
+
 def _with_checkpoint(source: Weights, folder: Path, mode: WeightsMode) -> Weights:
     files: dict[str, Path] = {}
     for file in source.files:
         target = folder / file.path.name
         if target.exists():
             raise OutputError(f"two files of the checkpoint have the name {target.name}: rename one of them")
-        try:
-            if mode == "copy":
-                raise OutputError("copied")
-            link_file(file, target)
-        except OutputError:
-            if mode == "link":
-                raise
-            shutil.copyfile(file.path, target)
+        put_file(file, target, mode)
         files[str(file.path.resolve())] = target
     tensors = {
         key: ir.ExternalTensor(
