@@ -17,6 +17,7 @@ from modelexport.files.linked import check_files
 from modelexport.format import documents
 from modelexport.graph.nodes import required_inputs
 from modelexport.pytorch.model_run import as_array
+from modelexport.pytorch.other_sizes import other_sizes
 from modelexport.pytorch.perturbation import as_arrays, entries_of
 from modelexport.pytorch.prepared import prepare_inputs
 from modelexport.pytorch.values import as_stored
@@ -157,7 +158,8 @@ def _differing_inputs(
 ) -> Iterator[tuple[OtherInputs, Inputs]]:
     """The variations of the inputs on which the outputs differ, or the file does not run."""
     together = all_at_once(inputs, tagged.model)
-    ways = dict([*telling_inputs(inputs, tagged.model), *([together] if together is not None else [])])
+    ways = dict([*telling_inputs(inputs, tagged.model), *other_sizes(inputs, tagged.model)])
+    ways.update([together] if together is not None else [])
     return ((one, ways[one.what]) for one in others if one.status == "differ")
 
 
