@@ -1,4 +1,4 @@
-"""An axis that is dynamic in a file works with other sizes; one that the file fixes has its size, and the result says so."""
+"""An axis that is dynamic in a file works with other sizes; one that the file fixes has its size, and is listed."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import nn
 from modelexport import export, verify
 from modelexport.cli.interfaces import read_interface
 from modelexport.errors import CheckError
+from modelexport.exporting.interface import Interface
 from modelexport.graph.sizes import put_size
 from modelexport.pytorch.other_sizes import given_sizes, resized
 from modelexport.tagged.file import read_tagged
@@ -85,7 +86,7 @@ def test_sums_of_symbols_are_changed_together(tmp_path: Path) -> None:
             return torch.cat([past, new], 1) * mask
 
     inputs = {"new": torch.rand(2, 3), "past": torch.rand(2, 5), "mask": torch.ones(2, 8)}
-    named = read_interface(None, None, None, ["new:1=sequence", "past:1=past"])
+    named = Interface(axes={("new", 1): "sequence", ("past", 1): "past", ("mask", 1): "past + sequence"})
     export(Cached().eval(), inputs, tmp_path / "x.onnx", dynamic=True, interface=named, frontend="dynamo")
     file = read_tagged(tmp_path / "x.onnx").model
     assert {"sequence", "past"} <= given_sizes(inputs, file).keys()
