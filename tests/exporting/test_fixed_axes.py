@@ -92,7 +92,7 @@ def test_sums_of_symbols_are_changed_together(tmp_path: Path) -> None:
     assert {"sequence", "past"} <= given_sizes(inputs, file).keys()
     other = resized(inputs, file)
     assert isinstance(other, dict)
-    assert [tuple(tensor.shape) for tensor in other.values()] == [(3, 2), (3, 4), (3, 6)]
+    assert [tuple(tensor.shape) for tensor in other.values()] == [(3, 6), (3, 10), (3, 16)]
 
 
 @pytest.mark.parametrize(

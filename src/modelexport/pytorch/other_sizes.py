@@ -21,12 +21,13 @@ from modelexport.pytorch.values import tensors_in
 Inputs = Mapping[str, Any] | Sequence[Any]
 
 WAYS: Mapping[str, Callable[[int], int]] = {
-    "other sizes": lambda size: max(size - max(size // 5, 1), 1),
-    "half the sizes": lambda size: max(size // 2, 1),
+    "other sizes": lambda size: size + max(size // 8, min(size, 8)),
     "twice the sizes": lambda size: 2 * size,
+    "half the sizes": lambda size: max(size // 2, 1),
+    "smaller sizes": lambda size: max(size - max(size // 5, 1), 1),
 }
-"""The ways to change sizes to the size instead of a given one. The sizes of first axes grow by one: the rows of a batch
-are repeated."""
+"""The ways to change sizes, each to the size instead of a given one. Larger ones come first: a table that is as long as
+the example is right for everything shorter. The sizes of first axes grow by one: the rows of a batch are repeated."""
 
 
 def matching_name(name: str, known: Collection[str]) -> str | None:

@@ -1,9 +1,10 @@
 """Inputs that find more errors than the given ones: masks with padding, ids from the whole vocabulary, other numbers.
 
 With a mask of ones it does not show that a file ignores the mask, and ids that never reach most rows do not show a
-wrong row. An output that is a constant is right for the inputs that it was computed from. A branch that is not taken
-shows nothing; with larger numbers of the other sign it may be taken. Inputs to vary are chosen by values and by the
-graph, not by names. A model may refuse a variation; that is not a fault of the file.
+wrong row. An output that is a constant is right for the inputs that it was computed from, and so is one that does not
+depend on an input; so every input changes, whether the file uses it or not. A branch that is not taken shows nothing;
+with larger numbers of the other sign it may be taken. Inputs to vary are chosen by values and by the graph, not by
+names. A model may refuse a variation; that is not a fault of the file.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def _changes(inputs: Inputs, model: ir.Model) -> Iterator[tuple[str, Change]]:
     plain = {name: rows[plain] for name in names if (plain := matching_name(name, rows)) is not None}
     if plain:
         yield "whole vocabulary", lambda name, t: _drawn(t, plain[name]) if name in plain else t
-    numbers = {name for name, tensor in tensors_in(inputs) if tensor.is_floating_point()}
+    numbers = {name for name, tensor in tensors_in(inputs) if name not in masks and name not in plain}
     if numbers:
         yield "other numbers", lambda name, t: _reversed(t) if name in numbers else t
     if any(nested_graphs(node) for node in model.graph):
@@ -74,9 +75,15 @@ def _changed(inputs: Inputs, changes: Sequence[Change]) -> Inputs:
 
 
 def _reversed(tensor: torch.Tensor) -> torch.Tensor:
-    """The same numbers at other places, or half of them where all are equal: neither leaves the range of the inputs."""
+    """The same numbers at other places, which stays in the range of the inputs; others where that changes nothing."""
     other = tensor.flip(tuple(range(tensor.ndim)))
-    return other if not torch.equal(other, tensor) else tensor / 2
+    if not torch.equal(other, tensor):
+        return other
+    return ~tensor if tensor.dtype is torch.bool else tensor / 2 if _has_fractions(tensor) else tensor + 1
+
+
+def _has_fractions(tensor: torch.Tensor) -> bool:
+    return bool(tensor.is_floating_point() or tensor.is_complex())
 
 
 def _times(factor: int, name: str, tensor: torch.Tensor) -> torch.Tensor:

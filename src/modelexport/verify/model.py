@@ -20,6 +20,7 @@ from modelexport.pytorch.model_run import as_array
 from modelexport.pytorch.other_sizes import other_sizes
 from modelexport.pytorch.perturbation import as_arrays, entries_of
 from modelexport.pytorch.prepared import prepare_inputs
+from modelexport.pytorch.static import module_tree
 from modelexport.pytorch.values import as_stored
 from modelexport.pytorch.variations import all_at_once, telling_inputs
 from modelexport.runtime.sessions import CPU
@@ -117,7 +118,7 @@ def _verify(
         provider=provider,
         units=dict(UNITS),
         parameters=parameters,
-        claims=false_claims(tagged, sidecar, whole.run, proof.contents, model_classes(model)),
+        claims=false_claims(tagged, sidecar, whole.run, proof.contents, module_tree(model)),
         others=whole.others,
         perturbed=bool(whole.perturbed),
         optimizer=whole.optimizer,
@@ -186,11 +187,6 @@ def _open(model: nn.Module, path: str | Path) -> TaggedFile:
     check_same_entries(entries, tagged.model, tagged.path)
     check_files(tagged.path, tagged.model)
     return tagged
-
-
-def model_classes(model: nn.Module) -> dict[str, str]:
-    """Path of a module to the name of its class."""
-    return {path: type(module).__name__ for path, module in model.named_modules(remove_duplicate=False)}
 
 
 def _wrong_weights(tagged: TaggedFile, parameters: ParameterReport) -> dict[ModuleCall, str]:

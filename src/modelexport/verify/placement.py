@@ -68,14 +68,26 @@ def find_misplaced(model: ir.Model, calls: CallTree, run: FileRun, evidence: Evi
             continue
         right = known.get(node) or reached.get(node, frozenset())
         near = right
+        leading = {call for call in unseen if any(_may_lead_to(call, r, calls, order) for r in right)}
         if node in copies:
             near = near | copies[node] | reached.get(node, frozenset())
             near = near | _around(node, known) | _users(node, known)
         elif node not in known:
-            near = near | {call for call in unseen if any(_may_lead_to(call, r, calls, order) for r in right)}
-        if right and not near & set(owner.calls):
+            near = near | leading
+        if right and owner.call not in near:
             found.append(Misplaced(node.name or "", owner.calls, tuple(sorted(right))))
+        elif right and len(owner.calls) > 1:
+            # What is fused of several calls also takes what these compute, or passes what they get or return.
+            also = near | leading | _around(node, known) | _users(node, known)
+            also |= {call for name in _values_of(node) for call in travels.get(run.contents.get(name, ""), ())}
+            if wrong := [call for call in owner.calls if call not in also]:
+                found.append(Misplaced(node.name or "", tuple(wrong), tuple(sorted(right))))
     return found
+
+
+def _values_of(node: ir.Node) -> list[str]:
+    """The names of what a node takes and gives."""
+    return [value.name or "" for value in (*node.inputs, *node.outputs) if value is not None]
 
 
 def _may_lead_to(call: ModuleCall, other: ModuleCall, calls: CallTree, order: Mapping[ModuleCall, int]) -> bool:
