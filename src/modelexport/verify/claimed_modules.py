@@ -127,7 +127,7 @@ def _actual(module: Module) -> dict[str, object]:
 
 def _tags(tree: ModuleTree, tagged: TaggedFile, sidecar: documents.Hierarchy) -> Iterator[FalseClaim]:
     said = sidecar.settings
-    granularity = next((known for known in _GRANULARITIES if known == said.granularity), "auto")
+    granularity: Granularity = next((known for known in _GRANULARITIES if known == said.granularity), "auto")
     yield from false_claim("hierarchy", "settings", said.granularity, granularity)
     try:
         tags = Tags(tree, tagged.calls, granularity=granularity, include=said.include, exclude=said.exclude)
