@@ -1,4 +1,4 @@
-"""More faults to plant, as `plants.py`: those that a look at how `verify` works suggests to somebody who wants to fool it.
+"""More faults to plant, as `plants.py`: those that a look at how `verify` works suggests to one who wants to fool it.
 
 Of inputs that the given ones do not vary, sizes that they do not have, owners beside the right ones, names and types
 that nothing computes with, and single elements of large tensors.
@@ -7,6 +7,7 @@ that nothing computes with, and single elements of large tensors.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,8 +17,20 @@ import numpy as np
 import onnx_ir as ir
 
 from plants import (
-    CALL, CALLS, DIGESTS, PARAMETER, TAGS, TREE, Place, constant_of, give, insert_after, is_number, owners,
-    static_shape, weight_of,
+    CALL,
+    CALLS,
+    DIGESTS,
+    PARAMETER,
+    TAGS,
+    TREE,
+    Place,
+    constant_of,
+    give,
+    insert_after,
+    is_number,
+    owners,
+    static_shape,
+    weight_of,
 )  # fmt: skip
 
 ANYWHERE = frozenset(["*"])
@@ -92,8 +105,8 @@ def owner_faults(model: ir.Model) -> Iterator[Place]:
             return listed(node, [w, node.metadata_props[CALL]])
 
         where = frozenset([*right, wrong])
-        yield Place("an owner too many", f"{node.name} and {wrong}", where, one_more, node.name or "")
-        yield Place("owner behind another", f"{node.name} behind {wrong}", where, behind, node.name or "")
+        yield Place("an owner too many", f"{node.name} and {wrong}", where, one_more, node.name or "", tags=True)
+        yield Place("owner behind another", f"{node.name} behind {wrong}", where, behind, node.name or "", tags=True)
 
     def all_own(model: ir.Model, path: Path) -> bool:
         for node in model.graph:
@@ -101,13 +114,13 @@ def owner_faults(model: ir.Model) -> Iterator[Place]:
                 listed(node, [node.metadata_props[CALL], *(c for c in calls if c != node.metadata_props[CALL])])
         return len(calls) > 2
 
-    yield Place("every node owned by all", "", ANYWHERE, all_own)
+    yield Place("every node owned by all", "", ANYWHERE, all_own, tags=True)
 
 
 def interface_faults(model: ir.Model) -> Iterator[Place]:
     """Names, shapes and types of inputs and outputs, with which nothing is computed."""
     outputs = [value.name or "" for value in model.graph.outputs]
-    for k, (one, other) in enumerate(zip(outputs, outputs[1:], strict=False)):
+    for k, (one, other) in enumerate(itertools.pairwise(outputs)):
 
         def renamed(model: ir.Model, path: Path, k: int = k, one: str = one, other: str = other) -> bool:
             a, b = model.graph.outputs[k], model.graph.outputs[k + 1]
@@ -115,7 +128,13 @@ def interface_faults(model: ir.Model) -> Iterator[Place]:
             a.name = other
             return True
 
-        yield Place("names of outputs exchanged", f"{one} and {other}", frozenset([one, other, "outputs", "."]), renamed)
+        yield Place(
+            "names of outputs exchanged",
+            f"{one} and {other}",
+            frozenset([one, other, "outputs", "."]),
+            renamed,
+            tags=True,
+        )
     for k, name in enumerate(outputs):
         shape = model.graph.outputs[k].shape
         for axis, size in enumerate(shape or ()):
@@ -128,7 +147,7 @@ def interface_faults(model: ir.Model) -> Iterator[Place]:
                 return True
 
             if isinstance(size, int) or size.value is not None:
-                yield Place("declared size of an output", f"{name}, axis {axis}", frozenset([name]), sized)
+                yield Place("declared size of an output", f"{name}, axis {axis}", frozenset([name]), sized, tags=True)
 
 
 def single_elements(model: ir.Model) -> Iterator[Place]:
@@ -148,6 +167,15 @@ def single_elements(model: ir.Model) -> Iterator[Place]:
         yield Place("one element one percent off", node.name or "", owners(node), plant, node.outputs[0].name or "")
 
 
+def example_size(model: ir.Model, feeds: dict[str, Any], symbol: str | None) -> int | None:
+    """What a symbol is in the example."""
+    for value in model.graph.inputs:
+        for axis, size in enumerate(value.shape or () if value.name in feeds else ()):
+            if isinstance(size, ir.SymbolicDim) and size.value == symbol:
+                return int(feeds[value.name or ""].shape[axis])
+    return None
+
+
 def size_faults(model: ir.Model, feeds: dict[str, Any]) -> Iterator[Place]:
     """What holds up to the size of the example, or not for one row."""
     for position, node in enumerate(model.graph):
@@ -156,9 +184,7 @@ def size_faults(model: ir.Model, feeds: dict[str, Any]) -> Iterator[Place]:
         shape = node.outputs[0].shape
         if shape is None or not len(shape) or not isinstance(shape[0], ir.SymbolicDim):
             continue
-        rows = next((a.shape[0] for n, a in feeds.items() for v in model.graph.inputs if v.name == n and v.shape is not None
-                     and isinstance(v.shape[0], ir.SymbolicDim) and v.shape[0].value == shape[0].value), None)  # fmt: skip
-        if rows is None or len(shape) < 2:
+        if len(shape) < 2 or example_size(model, feeds, shape[0].value) is None:
             continue
 
         def squeezed(model: ir.Model, path: Path, p: int = position) -> bool:
@@ -170,9 +196,7 @@ def size_faults(model: ir.Model, feeds: dict[str, Any]) -> Iterator[Place]:
         for axis, size in enumerate(shape):
             if axis == 0 or not isinstance(size, ir.SymbolicDim) or size.value is None:
                 continue
-            now = next((a.shape[k] for n, a in feeds.items() for v in model.graph.inputs
-                        if v.name == n and v.shape is not None for k, s in enumerate(v.shape)
-                        if isinstance(s, ir.SymbolicDim) and s.value == size.value), None)  # fmt: skip
+            now = example_size(model, feeds, size.value)
             if now is None:
                 continue
 
@@ -202,10 +226,7 @@ def size_faults(model: ir.Model, feeds: dict[str, Any]) -> Iterator[Place]:
                 both.outputs[0].shape = value.shape
                 for user, index in users:
                     user.replace_input_with(index, both.outputs[0])
-                for index, output in enumerate(node.graph.outputs):
-                    if output is value:
-                        return False
-                return rank > 1
+                return rank > 1 and all(output is not value for output in node.graph.outputs)
 
             yield Place("zero beyond the example's size", node.name or "", owners(node), zeroed,
                         node.outputs[0].name or "")  # fmt: skip
@@ -229,7 +250,8 @@ def attribute_faults(model: ir.Model) -> Iterator[Place]:
 
     changes = {
         "TopK": flag("largest", 0, 1), "ArgMax": flag("axis", 0, 0), "CumSum": flag("exclusive", 1, 0),
-        "AveragePool": flag("count_include_pad", 1, 0), "Trilu": flag("upper", 0, 1), "Pad": flag("mode", "edge", "constant"),
+        "AveragePool": flag("count_include_pad", 1, 0), "Trilu": flag("upper", 0, 1),
+        "Pad": flag("mode", "edge", "constant"),
         "Resize": flag("coordinate_transformation_mode", "align_corners", "half_pixel"),
         "ReduceMax": flag("keepdims", 0, 1), "Gemm": flag("beta", 2.0, 1.0), "Softmax": flag("axis", 0, -1),
         "ScatterND": flag("reduction", "add", "none"), "LayerNormalization": flag("epsilon", 3e-5, 1e-5),
@@ -335,7 +357,7 @@ def metadata_faults(model: ir.Model) -> Iterator[Place]:
             model.metadata_props[TREE] = json.dumps(text)
             return True
 
-        yield Place("call left out of the tree", entry["call"], ANYWHERE, dropped)
+        yield Place("call left out of the tree", entry["call"], ANYWHERE, dropped, tags=True)
 
         def added(model: ir.Model, path: Path, index: int = index) -> bool:
             text = json.loads(model.metadata_props[TREE])
@@ -344,7 +366,7 @@ def metadata_faults(model: ir.Model) -> Iterator[Place]:
             model.metadata_props[TREE] = json.dumps(text)
             return True
 
-        yield Place("call too many in the tree", entry["call"], ANYWHERE, added)
+        yield Place("call too many in the tree", entry["call"], ANYWHERE, added, tags=True)
     for position, node in enumerate(model.graph):
         if "layer_ann" in node.metadata_props:
 
@@ -352,16 +374,22 @@ def metadata_faults(model: ir.Model) -> Iterator[Place]:
                 model.graph[p].metadata_props["layer_ann"] += ".other"
                 return True
 
-            yield Place("annotation for placing", node.name or "", frozenset([node.name or "", *owners(node)]), annotated)
+            yield Place(
+                "annotation for placing",
+                node.name or "",
+                frozenset([node.name or "", *owners(node)]),
+                annotated,
+                tags=True,
+            )
     for key in model.metadata_props:
-        if key.startswith("modelexport.") and key not in (TREE, DIGESTS):
+        if key.startswith("modelexport.") and key not in (TREE, DIGESTS, "modelexport.version"):
 
             def emptied(model: ir.Model, path: Path, key: str = key) -> bool:
                 old = model.metadata_props[key]
                 model.metadata_props[key] = "{}" if old.startswith("{") else "[]" if old.startswith("[") else "other"
                 return model.metadata_props[key] != old
 
-            yield Place(f"property {key}", key, ANYWHERE, emptied)
+            yield Place(f"property {key}", key, ANYWHERE, emptied, tags=True)
     for node in model.graph:
         found = weight_of(node)
         if found is not None and PARAMETER in found[1].metadata_props:
@@ -404,11 +432,11 @@ def more_documents(model: ir.Model, path: Path) -> Iterator[Place]:
         yield place("class of a module", module["path"], lambda d, i=index: d["modules"][i].update(class_name="Other"))
         if module.get("parameters"):
             yield place("parameters of a module", module["path"],
-                        lambda d, i=index: d["modules"][i].update(parameters=d["modules"][i]["parameters"] + 1))  # fmt: skip
+                        lambda d, i=index: d["modules"][i].update(parameters=-1))  # fmt: skip
         if "aliases" in module:
             yield place("aliases of a module", module["path"],
-                        lambda d, i=index: d["modules"][i].update(aliases=[*d["modules"][i]["aliases"], "other"]))  # fmt: skip
-        if "tag" in module and module["tag"]:
+                        lambda d, i=index: d["modules"][i]["aliases"].append("other"))  # fmt: skip
+        if module.get("tag"):
             yield place("tag of a module", module["path"],
                         lambda d, i=index: d["modules"][i].update(tag=d["modules"][i]["tag"] + "/Other"))  # fmt: skip
         if module.get("reason"):
@@ -424,7 +452,9 @@ def more_documents(model: ir.Model, path: Path) -> Iterator[Place]:
                         lambda d, s=side, i=index: d[s][i].update(dtype="float16"))  # fmt: skip
     for index, call in enumerate(sidecar["calls"]):
         where = call["address"] or "."
-        yield place("tag of a call", where, lambda d, i=index: d["calls"][i].update(tag=d["calls"][i]["tag"] + "/Other"))
+        yield place(
+            "tag of a call", where, lambda d, i=index: d["calls"][i].update(tag=d["calls"][i]["tag"] + "/Other")
+        )
         if index and call.get("parent") is not None:
             yield place("parent of a call in the sidecar", where,
                         lambda d, i=index: d["calls"][i].update(parent=d["calls"][-1]["address"]))  # fmt: skip
@@ -438,7 +468,11 @@ def more_documents(model: ir.Model, path: Path) -> Iterator[Place]:
     for key in ("state_dict", "entries"):
         if key in sidecar:
             for name in list(sidecar[key])[:5]:
-                yield place(f"entry of {key}", str(name), lambda d, k=key, n=name: d[k].pop(n) if isinstance(d[k], dict) else d[k].pop())
+                yield place(
+                    f"entry of {key}",
+                    str(name),
+                    lambda d, k=key, n=name: d[k].pop(n) if isinstance(d[k], dict) else d[k].pop(),
+                )
 
 
 def later(model: ir.Model, path: Path, feeds: dict[str, Any]) -> Iterator[Place]:

@@ -54,6 +54,10 @@ def resized(
     for symbol, (size, axis) in _symbols(inputs, model).items():
         chosen = size > 1 and (symbols is None or symbol in symbols)
         now[symbol] = size if not chosen else size + 1 if axis == 0 else WAYS[way](size)
+    return _with_sizes(inputs, model, now)
+
+
+def _with_sizes(inputs: Inputs, model: ir.Model, now: Mapping[str, int]) -> Inputs:
     axes = dynamic_axes(model)
     names = {id(tensor): matching_name(name, axes) for name, tensor in tensors_in(inputs)}
 
@@ -75,6 +79,18 @@ def other_sizes(inputs: Inputs, model: ir.Model) -> Iterator[tuple[str, Inputs]]
         yield way, resized(inputs, model, way)
     for symbol in sizes if len(sizes) > 1 else ():
         yield f"another size of {symbol}", resized(inputs, model, symbols=[symbol])
+
+
+def one_row(inputs: Inputs, model: ir.Model) -> tuple[str, Inputs] | None:
+    """Inputs with a single row where the first axes are dynamic, with a description.
+
+    Captures treat a size of one apart, and what removes axes of size one removes that axis as well.
+    """
+    sizes = {symbol: size for symbol, (size, axis) in _symbols(inputs, model).items() if axis == 0 and size > 1}
+    if not sizes:
+        return None
+    now = {**given_sizes(inputs, model), **dict.fromkeys(sizes, 1)}
+    return "one row", _with_sizes(inputs, model, now)
 
 
 def dynamic_axes(model: ir.Model) -> dict[str, list[str | None]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -25,6 +25,12 @@ from modelexport.tagged.documents.reading import load_dag, load_operations
 from modelexport.tagged.documents.sidecar import graph_value
 from modelexport.tagged.encodings.metadata import initializer_tags
 from modelexport.tagged.file import FileTags, TaggedFile
+from modelexport.verify.claimed_graph import (
+    Shapes,
+    false_claims_of_calls,
+    false_claims_of_entries,
+    false_claims_of_outputs,
+)
 from modelexport.verify.claimed_modules import false_claim, false_claims_of_modules
 from modelexport.verify.matching import distance
 from modelexport.verify.verdicts import FalseClaim
@@ -37,6 +43,9 @@ def false_claims(
     evidence: Evidence,
     contents: Mapping[str, str],
     tree: ModuleTree | None,
+    *,
+    shapes: Shapes,
+    entries: Collection[str] = (),
 ) -> list[FalseClaim]:
     """Everything that the tags or documents claim and that is not true.
 
@@ -44,10 +53,15 @@ def false_claims(
         sidecar: The sidecar, if it is not yet beside the file.
         contents: Values of the file to the contents of the run that they have.
         tree: The modules of the model, if it is available.
+        shapes: The shapes of the values of the file in the run, with those of its inputs.
+        entries: The keys of the model's entries, if it is available.
     """
     classes = {path: module.class_name for module in tree or () for path in (module.path, *module.aliases)}
     checks: list[Callable[[], Iterator[FalseClaim]]] = [
         lambda: _metadata(tagged, evidence, classes),
+        lambda: false_claims_of_outputs(tagged, evidence, shapes),
+        lambda: false_claims_of_calls(tagged, evidence),
+        lambda: false_claims_of_entries(tagged.model, entries),
         lambda: _documents(tagged),
     ]
     found: list[FalseClaim] = []
@@ -87,6 +101,8 @@ def _metadata(tagged: TaggedFile, evidence: Evidence, classes: Mapping[str, str]
         if len(owner.calls) > 1:
             listed = _listed(properties.get(keys.HIERARCHY_TAGS, "[]"))
             yield from false_claim("metadata", name, listed, [tags.source_tag(call) for call in owner.calls])
+        if keys.LAYER_ANNOTATION in properties:
+            yield from false_claim("metadata", name, properties[keys.LAYER_ANNOTATION], owner.call.annotation)
         if keys.NAMESPACE in properties:
             yield from false_claim("metadata", name, properties[keys.NAMESPACE], tags.namespace(owner.call))
     for value in initializers(tagged.model):

@@ -17,7 +17,7 @@ from modelexport.files.linked import check_files
 from modelexport.format import documents
 from modelexport.graph.nodes import required_inputs
 from modelexport.pytorch.model_run import as_array
-from modelexport.pytorch.other_sizes import other_sizes
+from modelexport.pytorch.other_sizes import one_row, other_sizes
 from modelexport.pytorch.perturbation import as_arrays, entries_of
 from modelexport.pytorch.prepared import prepare_inputs
 from modelexport.pytorch.static import module_tree
@@ -118,7 +118,15 @@ def _verify(
         provider=provider,
         units=dict(UNITS),
         parameters=parameters,
-        claims=false_claims(tagged, sidecar, whole.run, proof.contents, module_tree(model)),
+        claims=false_claims(
+            tagged,
+            sidecar,
+            whole.run,
+            proof.contents,
+            module_tree(model),
+            shapes=proof.shapes,
+            entries=entries_of(model),
+        ),
         others=whole.others,
         perturbed=bool(whole.perturbed),
         optimizer=whole.optimizer,
@@ -160,7 +168,7 @@ def _differing_inputs(
     """The variations of the inputs on which the outputs differ, or the file does not run."""
     together = all_at_once(inputs, tagged.model)
     ways = dict([*telling_inputs(inputs, tagged.model), *other_sizes(inputs, tagged.model)])
-    ways.update([together] if together is not None else [])
+    ways.update(one for one in (together, one_row(inputs, tagged.model)) if one is not None)
     return ((one, ways[one.what]) for one in others if one.status == "differ")
 
 

@@ -11,7 +11,7 @@ import onnx_ir as ir
 import onnxruntime
 
 from modelexport.errors import UsageError
-from modelexport.pytorch.other_sizes import WAYS, other_sizes
+from modelexport.pytorch.other_sizes import WAYS, one_row, other_sizes
 from modelexport.pytorch.variations import all_at_once, telling_inputs
 from modelexport.runtime.evidence import Evidence
 from modelexport.runtime.sessions import run_session
@@ -52,7 +52,8 @@ def run_others(
         # What differs only together is a difference, too; what the model refuses together it may take one by one.
         tells = any(one.status == "differ" for one in one_by_one) or any(one.status == "not compared" for one in found)
         found = one_by_one if tells else [*found, *one_by_one]
-    return found
+    single = one_row(inputs, tagged.model)
+    return found if single is None else [*found, compared(*single)]
 
 
 def with_other_sizes(

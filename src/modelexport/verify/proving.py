@@ -27,7 +27,7 @@ from modelexport.graph.owners import owner_of
 from modelexport.runtime import sessions
 from modelexport.runtime.evidence import Evidence, SeenTensor
 from modelexport.tagged.file import TaggedFile
-from modelexport.verify.differences import ALLOWED_UNITS, UNMEASURED_UNITS, Difference, compare_arrays
+from modelexport.verify.differences import ALLOWED_OF_ONE, ALLOWED_UNITS, UNMEASURED_UNITS, Difference, compare_arrays
 from modelexport.verify.layouts import LaidOut, find_layouts
 from modelexport.verify.localizing import Suspects, copied_values, find_suspects, nodes_between, taken_by
 from modelexport.verify.matching import FileRun, run_file, tensors_by_call
@@ -71,6 +71,11 @@ class Proof:
     def contents(self) -> dict[str, str]:
         """Values to the contents that they are, as PyTorch has them."""
         return {name: self.evidence.base(content) for name, content in self.hints.items()}
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of the values of the file in the run, those of its inputs included."""
+        return {**{name: tuple(array.shape) for name, array in self.feeds.items()}, **self.run.shapes}
 
     @property
     def differing(self) -> list[str]:
@@ -277,7 +282,10 @@ def _is_settled(proof: Proof, name: str) -> bool:
     difference = proof.run.differences.get(name)
     if difference is None or difference.status != "agree" or proof.run.contents.get(name) != proof.hints[name]:
         return False
-    return difference.relative is None or difference.relative <= ALLOWED_UNITS * (difference.noise or 0.0)
+    if difference.relative is None:
+        return True
+    allowed = ALLOWED_UNITS * (difference.noise or 0.0)
+    return difference.relative <= allowed and (difference.of_one or 0.0) <= ALLOWED_OF_ONE * allowed
 
 
 def _run_segments(proof: Proof, wanted: Sequence[str]) -> dict[str, Difference]:
