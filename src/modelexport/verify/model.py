@@ -40,7 +40,8 @@ from modelexport.verify.parameters import (
     put_in,
     users_of,
 )
-from modelexport.verify.proving import Proof, prove_calls
+from modelexport.verify.proof import Proof
+from modelexport.verify.proving import prove_calls
 from modelexport.verify.sampling import verify_alone
 from modelexport.verify.verdicts import CallVerdict, OtherInputs, ParameterReport, VerifyReport
 from modelexport.weights.sources import Weights
