@@ -17,6 +17,8 @@ class _Heap:
 
     counted = 0
     """How many there were after the first block, or after the last full collection at the start of one."""
+    frozen = False
+    """Whether a block is open: to ask Python, which counts all frozen objects, takes as long as a run of a model."""
 
 
 @contextmanager
@@ -27,10 +29,11 @@ def only_new_garbage() -> Iterator[None]:
     export of 24 layers. What became garbage since is collected at the start of a block, as soon as it may be much.
     Nothing is done in a program that froze objects itself, and inside another such block.
     """
-    if gc.get_freeze_count() or not gc.isenabled():
+    if _Heap.frozen or not gc.isenabled() or gc.get_freeze_count():
         yield
         return
     gc.freeze()
+    _Heap.frozen = True
     if _Heap.counted and gc.get_freeze_count() > _GROWTH * _Heap.counted:
         gc.unfreeze()
         gc.collect()
@@ -41,6 +44,7 @@ def only_new_garbage() -> Iterator[None]:
     try:
         yield
     finally:
+        _Heap.frozen = False
         gc.set_threshold(youngest, young, full)
         if not _Heap.counted:  # the first block has imported what it needs
             gc.freeze()

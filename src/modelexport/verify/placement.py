@@ -84,7 +84,8 @@ def find_misplaced(model: ir.Model, calls: CallTree, run: FileRun, evidence: Evi
             # What is fused of several calls also computes what the others did, which is no value of the file.
             beside = _around(node, known) | _users(node, known) | leading | _passed(node, run, travels)
             if owner.evidence is not OwnerEvidence.EXACT:
-                also, wrong = near | beside, wrong if not near & set(owner.calls) else []
+                before = {call for call in gone if any(_may_lead_to(call, r, calls, order) for r in right)}
+                also, wrong = near | beside | before, wrong if not near & set(owner.calls) else []
             elif node in copies:
                 also = near
             else:

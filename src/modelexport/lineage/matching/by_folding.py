@@ -37,7 +37,11 @@ def match_by_folding(state: Matching, node: ir.Node) -> None:
 
 def has_new_parameter(state: Matching, node: ir.Node) -> bool:
     """Whether a node uses a parameter that the source has not."""
-    return any(_is_parameter(value) and value not in state.names for value in node.inputs if value is not None)
+    return any(
+        value.is_initializer() and value not in state.names and is_parameter(value.const_value)
+        for value in node.inputs
+        if value is not None
+    )
 
 
 def _with_new_parameters(state: Matching, node: ir.Node) -> list[ir.Node]:
@@ -66,13 +70,10 @@ def _is_folded(state: Matching, index: int, name: str) -> bool:
         and not any(state.is_present(output) for output in before.outputs)
         and bool(constants)
         and all(one in state.source.constant and not state.is_present(one) for one in constants)
-        and any(
-            (tensor := state.source.initializers.get(one)) is not None and tensor.dtype in _FLOATS and tensor.size > 1
-            for one in constants
-        )
+        and any(is_parameter(state.source.initializers.get(one)) for one in constants)
     )
 
 
-def _is_parameter(value: ir.Value) -> bool:
-    tensor = value.const_value if value.is_initializer() else None
+def is_parameter(tensor: ir.TensorProtocol | None) -> bool:
+    """Whether a tensor may be a parameter: more than one floating-point number."""
     return tensor is not None and tensor.dtype in _FLOATS and tensor.size > 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from modelexport.lineage.matching.by_folding import has_new_parameter
+from modelexport.lineage.matching.by_folding import has_new_parameter, is_parameter
 from modelexport.lineage.matching.state import CHAIN, Matching, is_same_operation
 
 
@@ -18,9 +18,12 @@ def match_by_removal(state: Matching, node: ir.Node) -> None:
         return
     index, nodes = found[0], state.source.nodes
     for _ in range(CHAIN):
-        before = [name for name in nodes[index].inputs if name is not None and name not in state.source.constant]
+        given = [name for name in nodes[index].inputs if name is not None]
+        before = [name for name in given if name not in state.source.constant]
         if nodes[index].op == node.op_identifier() or len(before) != 1 or before[0] not in state.source.producer:
             return
+        if any(is_parameter(state.source.initializers.get(name)) for name in given):
+            return  # it did not return its input
         index = state.source.producer[before[0]]
         if is_same_operation(node, nodes[index]) and not state.is_present(before[0]):
             found.append(index)
