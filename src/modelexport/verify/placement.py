@@ -84,8 +84,7 @@ def find_misplaced(model: ir.Model, calls: CallTree, run: FileRun, evidence: Evi
             # What is fused of several calls also computes what the others did, which is no value of the file.
             beside = _around(node, known) | _users(node, known) | leading | _passed(node, run, travels)
             if owner.evidence is not OwnerEvidence.EXACT:
-                before = {call for call in gone if any(_may_lead_to(call, r, calls, order) for r in right)}
-                also, wrong = near | beside | before, wrong if not near & set(owner.calls) else []
+                also, wrong = near | beside | ends.before(right), wrong if not near & set(owner.calls) else []
             elif node in copies:
                 also = near
             else:
@@ -103,12 +102,18 @@ class _Ends:
         gets, returns = tensors_by_call(evidence, "inputs"), tensors_by_call(evidence, "outputs")
         self._get: dict[str, set[ModuleCall]] = defaultdict(set)
         self._return: dict[str, set[ModuleCall]] = defaultdict(set)
+        self._taken = {call: {tensor.content for tensor in tensors} for call, tensors in gets.items()}
         for call in gets.keys() | returns.keys():
             given, returned = ({t.content for t in side.get(call, [])} for side in (gets, returns))
             for content in given - returned:
                 self._get[content].add(call)
             for content in returned - given:
                 self._return[content].add(call)
+
+    def before(self, calls: Collection[ModuleCall]) -> set[ModuleCall]:
+        """The calls that return what others get."""
+        taken = {content for call in calls for content in self._taken.get(call, ())}
+        return {call for content in taken for call in self._return.get(content, ())}
 
     def apart_from(self, node: ir.Node, run: FileRun) -> set[ModuleCall]:
         """The calls that a node is not in: those that get what it gives, or return what it takes."""
