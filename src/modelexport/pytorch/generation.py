@@ -76,7 +76,7 @@ class DecoderForm:
             raise UsageError("one graph fills a static cache from prompts and tokens: leave out --separate-prefill")
 
 
-def generation_parts(model: nn.Module, form: DecoderForm = DecoderForm()) -> list[ModelPart]:  # noqa: B008  # frozen
+def generation_parts(model: nn.Module, form: DecoderForm = DecoderForm()) -> list[ModelPart]:
     """The parts that ``model.generate`` runs, in this order, with example inputs whose dynamic axes differ in size.
 
     Raises:
@@ -115,9 +115,7 @@ def _decoder_parts(
 
         fixed = fixed_cache_inputs(model, step, form.static_cache)
         return [
-            ModelPart(
-                "decode", with_fixed_cache(model, form.static_cache), fixed, notes=notes, row=_first_row(fixed)
-            )
+            ModelPart("decode", with_fixed_cache(model, form.static_cache), fixed, notes=notes, row=_first_row(fixed))
         ]
     decode = ModelPart("decode", copy.copy(model), step, notes=notes, row=_first_row(step))
     if not form.separate_prefill:
@@ -323,12 +321,14 @@ class _Prompt(_Forward):
 
 
 class _FirstStep(_Forward):
-    def __call__(self, *, encoder_hidden_states: torch.Tensor, **inputs: Any) -> dict[str, Any]:
-        return _results(self._whole(self._model, encoder_outputs=(encoder_hidden_states,), use_cache=True, **inputs))
+    def __call__(self, **inputs: Any) -> dict[str, Any]:
+        states = inputs.pop("encoder_hidden_states")
+        return _results(self._whole(self._model, encoder_outputs=(states,), use_cache=True, **inputs))
 
 
 class _FurtherStep(_Forward):
-    def __call__(self, *, past_key_values: Any, **inputs: Any) -> dict[str, Any]:
+    def __call__(self, **inputs: Any) -> dict[str, Any]:
+        past_key_values = inputs.pop("past_key_values")
         keys = past_key_values.cross_attention_cache.layers[0].keys
         # Only its sizes are read: the keys and values that the decoder attends to are in the cache.
         states = keys.new_zeros(keys.shape[0], keys.shape[2], self._model.config.hidden_size)
