@@ -7,7 +7,7 @@ concatenated by a node, which ONNX Runtime folds when it loads the graph.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -23,17 +23,23 @@ _STEPS = 8
 """The largest number of nodes between a projection and the attention that reads it."""
 
 
-def tidy_fused(model: ir.Model) -> None:
-    """Rewrite a graph after its nodes were fused, in place."""
+def tidy_fused(model: ir.Model) -> list[Sequence[ir.Node]]:
+    """Rewrite a graph after its nodes were fused, in place.
+
+    Returns:
+        Groups of nodes that compute the same modules; which these are, the last node of each shows.
+    """
     for rewrite in (_drop_round_trip, _give_shape_of_query, _select_merged):
         passes.RemoveUnusedNodesPass()(model)  # what is not used counts as a use of its inputs
         for node in list(all_nodes(model)):
             rewrite(node)
     passes.RemoveUnusedNodesPass()(model)
-    for attention in [node for node in all_nodes(model) if is_attention(node)]:
-        _pack_projections(attention)
+    attentions = [node for node in all_nodes(model) if is_attention(node)]
+    packed = [group for node in attentions for group in _pack_projections(node)]
+    _attend_to_written(attentions)
     _take_lengths_from_mask(model)
     passes.RemoveUnusedNodesPass()(model)
+    return packed
 
 
 def is_attention(node: ir.Node) -> bool:
@@ -100,7 +106,7 @@ def _rows(condition: ir.Value, before: ir.Node) -> ir.Value:
 _ROWS = "modelexport.rows"
 
 
-def _pack_projections(attention: ir.Node) -> None:
+def _pack_projections(attention: ir.Node) -> Iterator[Sequence[ir.Node]]:
     """Compute the projections of one value that an attention reads as one product, and split it."""
     graph = attention.graph
     assert graph is not None
@@ -136,6 +142,7 @@ def _pack_projections(attention: ir.Node) -> None:
             output.shape, output.type = node.outputs[0].shape, node.outputs[0].type
             _take_place(node.outputs[0], output)
             graph.remove(node)
+        yield joined, product, split
 
 
 def _projection(value: ir.Value | None) -> ir.Node | None:
@@ -174,6 +181,54 @@ def _weight_sizes(node: ir.Node) -> tuple[int, ...]:
     assert weight is not None
     assert weight.shape is not None
     return weight.shape.numpy()
+
+
+def _attend_to_written(attentions: Sequence[ir.Node]) -> None:
+    """Let attentions over a cache of a fixed size read only the positions that are written.
+
+    ONNX Runtime takes a prompt of several rows only if the prompt is as long as all that is attended to.
+    """
+    counts: dict[ir.Value, ir.Value] = {}
+    lengths: dict[ir.Value, ir.Value] = {}
+    masks: dict[tuple[ir.Value, ir.Value], ir.Value] = {}
+    for node in attentions:
+        last, total, bias = node.inputs[_LAST_KEYS], node.inputs[_TOTAL], (*node.inputs, *[None] * _BIAS)[_BIAS]
+        if last is None or total is None or total.const_value is None or bias is None or node.inputs[3] is None:
+            continue
+        if last not in lengths:
+            counts[last], lengths[last] = _written(last, node)
+        length = lengths[last]
+        if (bias, length) not in masks:
+            masks[bias, length] = _first_columns(bias, length, node)
+        node.replace_input_with(_TOTAL, counts[last])
+        node.replace_input_with(_BIAS, masks[bias, length])
+
+
+_LAST_KEYS, _TOTAL, _BIAS = 5, 6, 10
+
+
+def _written(last: ir.Value, before: ir.Node) -> tuple[ir.Value, ir.Value]:
+    """The number of positions up to the last one of any row: as a scalar of int32, and as ``[1]`` of int64."""
+    graph = before.graph
+    assert graph is not None
+    largest = ir.node("ReduceMax", [last], attributes={"keepdims": 0})
+    one = ir.Value(name=f"{last.name}_one", const_value=ir.tensor(np.array(1, dtype=np.int32), name=f"{last.name}_one"))
+    one.shape, one.type = ir.Shape([]), ir.TensorType(ir.DataType.INT32)
+    graph.register_initializer(one)
+    count = ir.node("Add", [largest.outputs[0], one])
+    wide = ir.node("Cast", [count.outputs[0]], attributes={"to": ir.DataType.INT64.value})
+    row = ir.node("Reshape", [wide.outputs[0], _constant(graph, f"{last.name}_row", [1])])
+    graph.insert_before(before, [largest, count, wide, row])
+    return count.outputs[0], row.outputs[0]
+
+
+def _first_columns(bias: ir.Value, count: ir.Value, before: ir.Node) -> ir.Value:
+    graph = before.graph
+    assert graph is not None
+    start, axis = _constant(graph, f"{bias.name}_start", [0]), _constant(graph, f"{bias.name}_axis", [3])
+    cut = ir.node("Slice", [bias, start, count, axis])
+    graph.insert_before(before, cut)
+    return cut.outputs[0]
 
 
 def _take_lengths_from_mask(model: ir.Model) -> None:

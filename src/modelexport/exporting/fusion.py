@@ -18,7 +18,7 @@ from modelexport.core.modules import ModuleTree
 from modelexport.exporting import FuseFor
 from modelexport.exporting.fused_forms import ATTENTION, CONTRIBUTED, is_attention, tidy_fused
 from modelexport.graph.nodes import all_nodes
-from modelexport.graph.owners import owner_of
+from modelexport.graph.owners import OWNER, owner_of
 from modelexport.graph.sizes import replace_symbol
 from modelexport.graph.snapshot import SourceGraph, take_snapshot
 from modelexport.graph.types import fill_types
@@ -81,11 +81,14 @@ def fuse_graph(model: ir.Model, target: FuseFor, *, row: str | None = None) -> M
     if row is not None:
         replace_symbol(model, "1", row)
     rotated = [found for node in list(all_nodes(model)) if (found := _rotate_before_attention(node, before))]
-    tidy_fused(model)
+    packed = tidy_fused(model)
     model.opset_imports.update({node.domain: 1 for node in all_nodes(model) if node.domain == CONTRIBUTED})
     fill_types(model)
     model.graph.sort()
     values = dict(derive_owners(before, model))
+    for group in packed:
+        for node in group[:-1]:
+            node.meta[OWNER] = group[-1].meta[OWNER]
     for value in rotated:
         values.pop(value.name or "", None)
         value.name = None
