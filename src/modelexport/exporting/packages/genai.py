@@ -9,6 +9,7 @@ from typing import Any
 
 import onnx_ir as ir
 
+from modelexport.exporting.fused_forms import reads_cache
 from modelexport.files.onnx_models import load_onnx
 from modelexport.format.packages import Manifest
 
@@ -35,6 +36,8 @@ class _Decoder:
     """Of keys and values."""
     width: int
     """Of a head."""
+    in_place: bool
+    """Whether the cache may be a longer buffer, into which each step writes."""
 
 
 def make_genai_config(config: Any, folder: Path, manifest: Manifest) -> dict[str, Any]:
@@ -61,8 +64,8 @@ def make_genai_config(config: Any, folder: Path, manifest: Manifest) -> dict[str
             "do_sample": False,
             "num_beams": 1,
             "max_length": length,
-            # The graph returns a longer cache in each step; it does not write into its input.
-            "past_present_share_buffer": False,
+            # Otherwise the graph returns a longer cache in each step.
+            "past_present_share_buffer": decoder.in_place,
         },
     }
 
@@ -87,7 +90,8 @@ def _read_decoder(folder: Path, manifest: Manifest) -> _Decoder:
     if len(shapes) != 1:
         raise GenaiError(f"its layers have caches of different sizes: {sorted(map(str, shapes))}")
     heads, width = shapes.pop()
-    return _Decoder(part.file, sorted(_PLAIN & inputs.keys()), len(layers), heads, width)
+    in_place = "attention_mask" in inputs and all(reads_cache(*use) for name in cache for use in inputs[name].uses())
+    return _Decoder(part.file, sorted(_PLAIN & inputs.keys()), len(layers), heads, width, in_place)
 
 
 def _special_tokens(text: Any) -> dict[str, Any]:
