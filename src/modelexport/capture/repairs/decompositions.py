@@ -14,6 +14,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
+from modelexport.capture.regions import regions_interpreted
 from modelexport.capture.repairs.complex_numbers import complex_decompositions
 from modelexport.core.attributes import attribute_set
 
@@ -271,7 +272,8 @@ def decompositions_added() -> Iterator[None]:
         _forget_who_made_constants(self)
         if _has_complex(self):
             table.update(complex_decompositions(table))
-        result = whole(self, table, **options)
+        with regions_interpreted():
+            result = whole(self, table, **options)
         _annotate_outputs(self, result)
         return result
 
