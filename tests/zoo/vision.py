@@ -86,7 +86,7 @@ TORCHVISION: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
     "inception_v3": ({"init_weights": True}, (2, 3, 96, 96)),
     "lraspp_mobilenet_v3_large": ({"weights_backbone": None}, (2, 3, 64, 64)),
     "maxvit_t": ({}, (1, 3, 224, 224)),
-    "mvit_v2_s": ({}, (1, 3, 16, 224, 224)),
+    "mvit_v2_s": ({"spatial_size": (64, 64), "temporal_size": 4}, (1, 3, 4, 64, 64)),
     "r2plus1d_18": ({}, (1, 3, 4, 32, 32)),
     "raft_small": ({}, (1, 3, 128, 128)),
     "s3d": ({}, (1, 3, 16, 224, 224)),

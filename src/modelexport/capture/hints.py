@@ -78,16 +78,6 @@ def graphs_not_printed() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def distributions_not_checked() -> Iterator[None]:
-    """Inside, the distributions of PyTorch do not read their arguments in order to refuse them.
-
-    They do by default, in Python, which neither front end can follow.
-    """
-    with attribute_set(torch.distributions.Distribution, "_validate_args", False):
-        yield
-
-
 OTHER_OPERATIONS = "; compute it with other operations in the model's code"
 """What to do about an operation that a front end has no translation for."""
 _LINE_CHARACTERS = 400
