@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from commands import run
 from exports import Exporter
 
 FACTORIES = """
@@ -40,7 +41,8 @@ def unsupported():
 """
 
 
-def run(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+def run_alone(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own, as people run it."""
     command = [sys.executable, "-m", "modelexport", *map(str, arguments)]
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
 
@@ -52,7 +54,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_export_prints_one_json_document_with_tree_coverage_and_difference(folder: Path) -> None:
-    done = run("export", "nets.py:good", "-o", "x.onnx", "--verify", "--json", cwd=folder)
+    done = run_alone("export", "nets.py:good", "-o", "x.onnx", "--verify", "--json", cwd=folder)
     document = json.loads(done.stdout)
     assert (done.returncode, done.stderr) == (0, "")
     assert document["coverage"] == {"exact": 2, "derived": 0, "inferred": 0, "untagged": 0}
@@ -77,7 +79,7 @@ def test_export_shows_tree_coverage_and_difference(folder: Path) -> None:
 def test_two_runs_write_the_same_bytes(folder: Path) -> None:
     for name in ("one", "two"):
         (folder / name).mkdir()
-        assert run("export", "-o", f"{name}/x.onnx", cwd=folder).returncode == 0
+        assert run_alone("export", "-o", f"{name}/x.onnx", cwd=folder).returncode == 0
     for file in ("x.onnx", "x.hierarchy.json"):
         assert (folder / "one" / file).read_bytes() == (folder / "two" / file).read_bytes()
 

@@ -132,7 +132,7 @@ def _agreeing(name: str, expected: Any, actual: Any, unit: float, units: float) 
     if error > units * unit * size:
         return None
     np.abs(apart, out=apart)
-    absolute, typical = float(apart.max(initial=0.0)), size / np.sqrt(max(expected.size, 1))
+    absolute, typical = float(apart.max(initial=0.0)), size / float(np.sqrt(max(expected.size, 1)))
     of_one = absolute / typical
     if of_one > ALLOWED_OF_ONE * ALLOWED_UNITS * unit:
         of_one = _of_one(apart, sizes, typical)
