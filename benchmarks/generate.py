@@ -4,7 +4,7 @@
 
 The default is SmolLM2-135M's shape with random weights, float32 on the CPU, greedy from one prompt of 8 tokens. Each
 line: the time of the whole export command, the bytes on disk (a linked file once), the time to the first token, tokens
-per second after it, memory, and whether the tokens are PyTorch's. Every candidate has a process of its own, and they run
+per second after it, memory, and whether the tokens are PyTorch's. Every candidate has a process of its own; they run
 in turn: figures are medians of the rounds, memory is the largest resident size without what the process had before it
 loaded the model. The last lines compare rates round by round.
 

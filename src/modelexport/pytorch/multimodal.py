@@ -7,6 +7,7 @@ place of the embeddings of its placeholder tokens, in order. Whether that is so 
 from __future__ import annotations
 
 import copy
+import dataclasses
 import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -39,6 +40,8 @@ class Modality:
     """The arguments of ``get_image_features`` in an example run, tensors and settings."""
     example: Mapping[str, Any]
     """The example inputs of the whole model, in a batch of two."""
+    compared: bool = False
+    """Whether the logits of the parts were compared with the model's: not without weights, when all are equal."""
 
     @property
     def part(self) -> str:
@@ -73,10 +76,11 @@ def find_modality(model: nn.Module) -> Modality | None:
     for kind in KINDS:
         owner = _owner(model, kind)
         token = _token(model.config, kind)
+        if token is not None and owner is None:
+            raise _refused(model, kind, f"it has no method get_{kind}_features")
         if owner is not None and token is not None:
             found = _observed(model, owner, kind, token)
-            _check_merge(model, found)
-            return found
+            return dataclasses.replace(found, compared=_check_merge(model, found))
     return None
 
 
@@ -178,13 +182,16 @@ class Merge:
         return {EMBEDS: torch.where(placeholder[..., None], rows[places], embeds)}
 
 
-def _check_merge(model: nn.Module, modality: Modality) -> None:
+def _check_merge(model: nn.Module, modality: Modality) -> bool:
     """Compare the logits of the three parts with the model's, on the example.
+
+    Returns:
+        Whether they show anything: without its weights, a model returns the same number everywhere.
 
     Raises:
         CaptureError: They differ: the model uses the places of images otherwise, too.
     """
-    reason = ""
+    reason, telling = "", False
     with untouched(model, runs=False), collected():
         try:
             features = Encode(model, modality)(**modality.tensors)
@@ -195,10 +202,12 @@ def _check_merge(model: nn.Module, modality: Modality) -> None:
         except Exception as error:
             reason = error_line(error)
         else:
+            telling = bool((right != right.flatten()[0]).any())
             if found.shape != right.shape or (found - right).norm() > _TOLERANCE * right.norm():
                 reason = f"its decoder depends on the places of the {modality.kind}s, not only on its embeddings"
     if reason:
         raise _refused(model, modality.kind, reason)
+    return telling
 
 
 _TOLERANCE = 1e-4
