@@ -25,6 +25,7 @@ from modelexport.pytorch.inputs import generate_inputs
 from modelexport.pytorch.traced import untouched
 
 KINDS = ("image", "audio")
+_PLURALS = {"image": "images", "audio": "sound"}
 EMBEDDING, EMBEDS = "embedding", "inputs_embeds"
 
 
@@ -121,13 +122,20 @@ def _observed(model: nn.Module, owner: nn.Module, kind: str, token: int) -> Moda
     if not any(isinstance(value, torch.Tensor) for value in (seen[-1] if seen else {}).values()):
         reason = f"no example {kind} can be made for it"
     if reason:
-        raise _refused(model, kind, reason)
+        given = seen[-1] if seen else {}
+        lacking = [name for name in _tensor_parameters(own) if given.get(name) is None]
+        raise _refused(model, kind, f"no example {' and '.join(lacking)} can be made for it" if lacking else reason)
     arguments = {name: value for name, value in seen[-1].items() if name != "kwargs"} | seen[-1].get("kwargs", {})
     return Modality(kind, token, arguments, example)
 
 
+def _tensor_parameters(function: Any) -> list[str]:
+    """The parameters of a function that are annotated as tensors."""
+    return [name for name, one in inspect.signature(function).parameters.items() if "Tensor" in str(one.annotation)]
+
+
 def _refused(model: nn.Module, kind: str, reason: str) -> CaptureError:
-    told = f"{type(model).__name__} takes {kind}s in a way that a package does not support: {reason}"
+    told = f"{type(model).__name__} takes {_PLURALS[kind]} in a way that a package does not support: {reason}"
     return CaptureError(told, reason=told)
 
 
