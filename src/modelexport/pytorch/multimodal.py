@@ -112,6 +112,7 @@ def _observed(model: nn.Module, owner: nn.Module, kind: str, token: int) -> Moda
         stack.enter_context(attribute_set(owner, f"get_{kind}_features", record))
         try:
             example = generate_inputs(model)
+            seen.clear()  # of runs that failed
             stack.enter_context(untouched(model))
             model(**copy.deepcopy(example))
             reason = ""

@@ -20,6 +20,9 @@ _PLAIN = {"input_ids", "attention_mask", "position_ids"}
 """The inputs that onnxruntime-genai passes to a decoder besides its cache."""
 
 
+_AXES_OF_TOKENS = 2
+
+
 class GenaiError(Exception):
     """Why onnxruntime-genai cannot run a package."""
 
@@ -86,6 +89,8 @@ def _read_decoder(folder: Path, manifest: Manifest) -> _Decoder:
         raise GenaiError("it does not take input_ids and return logits")
     if any(isinstance(size, int) for size in inputs["input_ids"].shape or ()):
         raise GenaiError("it takes a fixed batch or a fixed number of tokens")
+    if (positions := inputs.get("position_ids")) is not None and len(positions.shape or ()) != _AXES_OF_TOKENS:
+        raise GenaiError("it takes positions on several axes")
     shapes = {_heads_and_width(inputs[name]) for name in cache}
     if len(shapes) != 1:
         raise GenaiError(f"its layers have caches of different sizes: {sorted(map(str, shapes))}")
