@@ -139,6 +139,11 @@ def _multimodal_parts(
         embeds = merge.forward(input_ids=modality.example["input_ids"], **features)[EMBEDS]
     tokens = step["input_ids"].shape[1]
     further = {name: value for name, value in step.items() if name != "input_ids"} | {EMBEDS: embeds[:, :tokens]}
+    if not modality.compared:
+        notes += (
+            f"the merge of {modality.kind} features was not compared with the model's own, because the weights are "
+            f"not in memory: verify FOLDER/ --model compares it",
+        )
     return [
         ModelPart(modality.part, encode, modality.tensors),
         ModelPart(EMBEDDING, merge, {"input_ids": modality.example["input_ids"], **features}),

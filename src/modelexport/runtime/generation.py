@@ -91,6 +91,12 @@ class Generator:
                 grown = np.ones((len(tokens), 1), dtype=values["attention_mask"].dtype)
                 values["attention_mask"] = np.concatenate([values["attention_mask"], grown], axis=1)
 
+    def _on_axes(self, part: str, positions: Any) -> Any:
+        """Positions of text for a model with several axes of positions, on which text has the same."""
+        shapes = {value.name: value.shape for value in self.sessions[part].get_inputs()}
+        shape = shapes.get("position_ids", [])
+        return np.repeat(positions[None], shape[0], axis=0) if len(shape) > positions.ndim else positions
+
     def _check_length(self, prompt: int, new_tokens: int) -> None:
         size = self.static_cache
         if size is None or prompt + new_tokens - 1 <= size:
@@ -115,7 +121,7 @@ class Generator:
         given = {**values, self.token_input: tokens}
         if "attention_mask" in values and "position_ids" not in values and self.token_input == "input_ids":
             positions = np.maximum(np.cumsum(values["attention_mask"], axis=1) - 1, 0)
-            given["position_ids"] = positions[:, -tokens.shape[1] :].astype(np.int64)
+            given["position_ids"] = self._on_axes(part, positions[:, -tokens.shape[1] :].astype(np.int64))
         if self.static_cache is not None:
             mask = given["attention_mask"]
             filled = mask.shape[1]

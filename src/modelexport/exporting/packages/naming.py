@@ -107,6 +107,8 @@ def _axes(name: str, value: ir.Value, encodes: bool, total: str) -> Iterator[tup
     names: tuple[str, ...] = (BATCH, SEQUENCE)
     if found is not None:
         names = (BATCH, "heads", ENCODER if found[1] == "cross" else PAST, "width")
+    elif name == "position_ids" and len(value.shape) > len(names):
+        names = ("axes", BATCH, SEQUENCE)
     elif name == CACHE_POSITION:
         names = (SEQUENCE,)
     elif name.endswith("_features"):
