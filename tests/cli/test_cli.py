@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -113,6 +114,34 @@ def test_tree_and_nodes_read_the_file_back(folder: Path, exported: Exporter) -> 
     by_address = json.loads(run("nodes", path, rows[1]["address"], "--json", cwd=folder).stdout)
     assert by_tag == by_address
     assert len(by_tag) == rows[1]["nodes"]
+
+
+SETS = """
+from torch import nn
+
+class Letters(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.letters = nn.ModuleDict({letter: nn.Linear(2, 2) for letter in "abcdefgh"})
+
+    def forward(self, x):
+        for letter in set(self.letters.keys()):
+            x = self.letters[letter](x)
+        return x
+
+def letters():
+    import torch
+    return Letters(), (torch.ones(2, 2),)
+"""
+
+
+def test_calls_have_one_order_though_the_model_iterates_over_a_set(tmp_path: Path) -> None:
+    (tmp_path / "nets.py").write_text(SETS)
+    without = {key: text for key, text in os.environ.items() if key != "PYTHONHASHSEED"}
+    command = [sys.executable, "-m", "modelexport", "hierarchy", "nets.py:letters", "--trace", "--json"]
+    runs = [subprocess.run(command, cwd=tmp_path, capture_output=True, env=without, check=True) for _ in range(2)]
+    traces = [[step["address"] for step in json.loads(run.stdout)["trace"]] for run in runs]
+    assert traces[0] == traces[1]
 
 
 def test_tree_does_not_import_torch(exported: Exporter) -> None:
