@@ -45,7 +45,7 @@ def scatter_reduced(self: Any, dim: int, index: Any, src: Any, reduce: str, *, i
     if include_self:
         return NotImplemented
     if reduce in ("sum", "prod"):
-        neutral = 0 if reduce == "sum" else 1
+        neutral: float = 0 if reduce == "sum" else 1
     elif self.is_floating_point():
         neutral = float("-inf" if reduce == "amax" else "inf")
     else:
