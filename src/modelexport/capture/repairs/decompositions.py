@@ -104,6 +104,16 @@ def random_order(n: int, **options: Any) -> Any:
     return torch.rand(n).argsort().to(options.get("dtype") or torch.long)
 
 
+def batch_normalized(
+    input: Any, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, momentum: float, eps: float
+) -> Any:
+    """Batch normalization in training mode, for which torchlib takes the running statistics as well."""
+    if not training:
+        return NotImplemented
+    own = torch._decomp.decomposition_table[torch.ops.aten._native_batch_norm_legit_functional.default]
+    return own(input, weight, bias, mean, variance, training, momentum, eps)
+
+
 def search_for_number(sorted_sequence: Any, self: Any, **options: Any) -> Any:
     """``searchsorted`` of one number of Python."""
     return torch.searchsorted(sorted_sequence, torch.full((), self), **options)
@@ -235,6 +245,7 @@ def decompositions() -> Decompositions:
         aten.scatter_reduce.two: scatter_reduced,
         aten.copy.default: copied,
         aten.diagonal_scatter.default: diagonal_written,
+        aten._native_batch_norm_legit_functional.default: batch_normalized,
         aten.as_strided_scatter.default: strided_written,
         aten.put.default: put,
         aten.nanmedian.default: median_of_numbers,
