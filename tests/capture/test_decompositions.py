@@ -167,3 +167,24 @@ def test_random_orders_are_orders(tmp_path: Path) -> None:
     assert result.check.status == "skipped"
     session = onnxruntime.InferenceSession(tmp_path / "m.onnx")
     assert sorted(session.run(None, {"x": X.numpy()})[0].tolist()) == list(range(6))
+
+
+class InTraining(nn.Module):
+    """It normalizes by the statistics of its inputs, in evaluation mode as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.norm.train()
+        return self.norm(x * 3 + 1)
+
+
+def test_batch_normalization_in_training_mode_takes_the_statistics_of_its_inputs(tmp_path: Path) -> None:
+    model = InTraining().eval()
+    result = export(model, (X,), tmp_path / "m.onnx", frontend="dynamo")
+    assert result.check is not None and result.check.status == "passed"
+    assert not model.norm.training
+    assert model.norm.num_batches_tracked == 0
+    assert not wrong(tmp_path / "m.onnx", model, (X,))

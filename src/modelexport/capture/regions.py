@@ -12,7 +12,7 @@ from typing import Any
 
 import torch.fx
 
-# Not public; tests/capture/test_boundaries.py is the canary.
+# Not public; tests/capture/test_private_names.py is the canary.
 from torch._higher_order_ops.wrap import WrapWithAutocast, WrapWithSetGradEnabled
 
 from modelexport.core.attributes import attribute_set

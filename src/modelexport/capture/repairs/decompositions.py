@@ -45,7 +45,7 @@ def scatter_reduced(self: Any, dim: int, index: Any, src: Any, reduce: str, *, i
     if include_self:
         return NotImplemented
     if reduce in ("sum", "prod"):
-        neutral = 0 if reduce == "sum" else 1
+        neutral: float = 0 if reduce == "sum" else 1
     elif self.is_floating_point():
         neutral = float("-inf" if reduce == "amax" else "inf")
     else:
@@ -102,6 +102,16 @@ def median_of_numbers_along(self: Any, dim: int, keepdim: bool = False) -> Any:
 def random_order(n: int, **options: Any) -> Any:
     """``randperm``, which nothing translates: the order of random numbers."""
     return torch.rand(n).argsort().to(options.get("dtype") or torch.long)
+
+
+def batch_normalized(
+    input: Any, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, momentum: float, eps: float
+) -> Any:
+    """Batch normalization in training mode, for which torchlib takes the running statistics as well."""
+    if not training:
+        return NotImplemented
+    own = torch._decomp.decomposition_table[torch.ops.aten._native_batch_norm_legit_functional.default]
+    return own(input, weight, bias, mean, variance, training, momentum, eps)
 
 
 def search_for_number(sorted_sequence: Any, self: Any, **options: Any) -> Any:
@@ -235,6 +245,7 @@ def decompositions() -> Decompositions:
         aten.scatter_reduce.two: scatter_reduced,
         aten.copy.default: copied,
         aten.diagonal_scatter.default: diagonal_written,
+        aten._native_batch_norm_legit_functional.default: batch_normalized,
         aten.as_strided_scatter.default: strided_written,
         aten.put.default: put,
         aten.nanmedian.default: median_of_numbers,
