@@ -10,8 +10,8 @@ time, for a machine that has other work.
 
 Needs the project alone; about fifteen minutes for the first six models, five with `--runs 1`. The others, whose names
 have to be given, show how the cost grows with depth (`deep`), and where layers are not all equal (`kinds`): with
-`--runs 1 --sides bare dynamo -- deep kinds` seven minutes. `linked` is one export of a Llama of seven billion parameters
-(half a minute): the weights are files of zeros, which take no space and are not read.
+`--runs 1 --sides bare dynamo -- deep kinds` seven minutes. `linked` is one export of a Llama of seven billion
+parameters (half a minute): the weights are files of zeros, which take no space and are not read.
 
 `benchmarks/survival.py --cost` measures `retag`.
 """
@@ -252,7 +252,9 @@ def main() -> None:
         linked = in_process("--measure-linked", "7")
         print("| | processor s | peak MB |\n|---|---|---|")
         billions = linked["parameters"] / 1e9
-        print(f"| Llama, {billions:.1f} billion parameters, linked | {linked['cpu']:.1f} | {linked['megabytes']:,.0f} |")
+        print(
+            f"| Llama, {billions:.1f} billion parameters, linked | {linked['cpu']:.1f} | {linked['megabytes']:,.0f} |"
+        )
         return
     results: dict[str, dict[str, dict[str, float]]] = {}
     groups = {"deep": list(DEEP), "kinds": list(KINDS)}
