@@ -104,3 +104,70 @@ def test_an_output_is_not_taken_for_a_parameter(tmp_path: Path) -> None:
     save_file(dict(model.state_dict()), tmp_path / "same.safetensors")
     update_weights(tmp_path / "m.onnx", tmp_path / "same.safetensors", tmp_path / "same.onnx")
     assert wrong(tmp_path / "same.onnx", model, (torch.ones(3),)) == ""
+
+
+class Regions(nn.Module):
+    """Code under other settings of PyTorch, which torch.export captures in graphs of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", enabled=False):
+            x = self.linear(x).sin()
+        with torch.enable_grad():
+            x = torch.cos(x)
+        return x + 1
+
+
+def test_code_under_autocast_belongs_to_its_calls(tmp_path: Path) -> None:
+    model = nn.Sequential(Regions(), Regions()).eval()
+    result = export(model, (torch.linspace(-1, 1, 8).reshape(2, 4),), tmp_path / "m.onnx", verify=True)
+    found = [(node.call, node.op_type) for node in result.hierarchy.nodes]
+    once = [(".linear", "Gemm"), ("", "Sin"), ("", "Cos"), ("", "Add")]
+    assert found == [(f"{path}{name}", kind) for path in "01" for name, kind in once]
+    assert result.verified is not None and result.verified.agrees
+
+
+def _hooked() -> nn.Module:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    model.register_forward_pre_hook(lambda module, given: (given[0] * 3,))
+    model.register_forward_hook(lambda module, given, output: output * 2)
+    return model
+
+
+class WritesForOthers(nn.Module):
+    """Its parts write into a tensor that they are given, and return nothing."""
+
+    class Part(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, made: torch.Tensor, x: torch.Tensor, place: int) -> None:
+            made[:, place] = self.linear(x)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList([self.Part(), self.Part()])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made = torch.zeros(2, 2, 4)
+        for place, part in enumerate(self.parts):
+            part(made, x, place)
+        return made
+
+
+class TakesComplex(nn.Module):
+    def forward(self, z: torch.Tensor) -> torch.Tensor:
+        return z.abs() + z.real
+
+
+@pytest.mark.parametrize("name", ["hooks of the root", "writes into arguments", "complex inputs"])
+def test_boundaries_are_those_of_the_file(name: str, tmp_path: Path) -> None:
+    x = torch.linspace(-1, 1, 8).reshape(2, 4)
+    made = {"hooks of the root": _hooked, "writes into arguments": WritesForOthers, "complex inputs": TakesComplex}
+    given = torch.complex(x, x.flip(0)) if name == "complex inputs" else x
+    result = export(made[name]().eval(), (given,), tmp_path / "m.onnx", frontend="dynamo", verify=True)
+    assert result.verified is not None and result.verified.agrees

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx
+import onnxruntime
 import pytest
 import torch
 from torch import nn
@@ -48,6 +49,15 @@ def _round_trip(y: torch.Tensor) -> torch.Tensor:
     return torch.istft(made * (1 + 0.5j), 16, 4, window=window)
 
 
+def _written(y: torch.Tensor) -> torch.Tensor:
+    y.diagonal(dim1=1, dim2=2).add_(3)
+    y.diagonal(1, 1, 2)[:] = 7
+    y[:, 1:].copy_(y[:, 0][:, None])
+    y.as_strided((2, 3, 4), (48, 16, 2)).mul_(2)
+    y.put_(torch.tensor([0, -1]), torch.tensor([1.0, 2.0]))
+    return y
+
+
 CASES: dict[str, Callable[[torch.Tensor], Any]] = {
     "complex: products": lambda y: torch.view_as_real(torch.einsum("bli,io->blo", _complex(y)[:, :, :6], WEIGHT)),
     "complex: functions": lambda y: ((1j * y).exp().real, (_complex(y) + 3).sqrt().imag, torch.tanh(_complex(y)).abs()),
@@ -58,6 +68,34 @@ CASES: dict[str, Callable[[torch.Tensor], Any]] = {
     "reflections": lambda y: torch.linalg.qr(y.mT),
     "determinants": lambda y: torch.linalg.slogdet(y[:, :6, :6])[1],
     "numbers": lambda y: (torch.digamma(y), torch.hypot(y, y + 1), torch.hamming_window(12) * torch.arange(-2, 10.0)),
+    "written through views": lambda y: _written(y.clone()),
+    "scattered, reduced": lambda y: [
+        torch.ones(2, 6, 8).scatter_reduce(1, (y > 0).long() + (x > 1), y, kind, include_self=included)
+        for x in [y.flip(1)]
+        for kind in ("sum", "prod", "mean", "amax", "amin")
+        for included in (True, False)
+    ],
+    "searched": lambda y: (
+        torch.searchsorted(y[0, 0].sort()[0], 0.1),
+        torch.bucketize(0.1, y[0, 0].sort()[0], right=True),
+        torch.where(y > 0, 0, y.round()).unique_consecutive(return_inverse=True, return_counts=True),
+        (y > 0).unique_consecutive(),
+        y.masked_select(y[..., :1] > 0),
+        torch.aminmax(y),
+    ),
+    "observations": lambda y: (
+        *(torch.cov(y[0]), torch.corrcoef(y[0]), y[0].cov(correction=0), torch.cov(y[0, 0])),
+        torch.cov(y[0], fweights=torch.arange(1, 9), aweights=y[1, 0].abs()),
+        *(torch.combinations(y[0, 0]), torch.combinations(y[0, 0, :4], 3, True)),
+    ),
+    "numbers among others": lambda y: [
+        one
+        for z in [torch.where(y > 0.3, float("nan"), y)]
+        for one in (z.nanmedian(), z.nanmedian(1)[0], torch.full_like(z, float("nan")).nanmedian(0)[0])
+    ],
+    "signs": lambda y: (torch.copysign(y, y.flip(1)), torch.copysign(y, -y * 0)),
+    "householder": lambda y: torch.linalg.householder_product(y.mT[..., :4], y[:, 0, :4]),
+    "a loss that checks": lambda y: nn.functional.gaussian_nll_loss(y, y.flip(1), y.abs() + 1, full=True),
     "scattered": lambda y: y.scatter(1, torch.tensor([[[0], [0]]] * 2).expand(2, 2, 8), y[:, :2], reduce="add"),
     "distributions": lambda y: torch.distributions.Normal(y, y.abs() + 1).log_prob(y * 2),
 }
@@ -120,3 +158,33 @@ class ClampsItsWeights(nn.Linear):
 def test_writes_into_the_data_of_a_parameter_are_refused_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(CaptureError, match=r"clamp_.* writes into the data of a parameter"):
         export(ClampsItsWeights(8, 8).eval(), (X,), tmp_path / "m.onnx", frontend="dynamo")
+
+
+def test_random_orders_are_orders(tmp_path: Path) -> None:
+    model = Computes(lambda y: torch.randperm(6) + 0 * y[0, :, 0].long()).eval()
+    result = export(model, (X,), tmp_path / "m.onnx", frontend="dynamo")
+    assert result.check is not None
+    assert result.check.status == "skipped"
+    session = onnxruntime.InferenceSession(tmp_path / "m.onnx")
+    assert sorted(session.run(None, {"x": X.numpy()})[0].tolist()) == list(range(6))
+
+
+class InTraining(nn.Module):
+    """It normalizes by the statistics of its inputs, in evaluation mode as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.norm.train()
+        return self.norm(x * 3 + 1)
+
+
+def test_batch_normalization_in_training_mode_takes_the_statistics_of_its_inputs(tmp_path: Path) -> None:
+    model = InTraining().eval()
+    result = export(model, (X,), tmp_path / "m.onnx", frontend="dynamo")
+    assert result.check is not None and result.check.status == "passed"
+    assert not model.norm.training
+    assert model.norm.num_batches_tracked == 0
+    assert not wrong(tmp_path / "m.onnx", model, (X,))

@@ -103,6 +103,10 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
         (A,),
     ),
     "the largest of what is padded": (lambda t, x: F.max_pool2d(F.pad(x - 9, (1, 1, 1, 1)), 3, 2), (A,)),
+    "the largest of what is padded with a number": (
+        lambda t, x: F.max_pool2d(F.pad(x - 9, (1, 1, 1, 1), value=0.0), 3, 2),
+        (A,),
+    ),
 }
 
 
@@ -139,6 +143,13 @@ def test_a_recurrent_layer_with_projection(layer: nn.LSTM, tmp_path: Path) -> No
         result = export(layer.eval(), given, tmp_path / "m.onnx", frontend="dynamo", check=False)
         assert wrong(tmp_path / "m.onnx", layer, given) == ""
         assert (result.coverage.inferred, result.coverage.untagged) == (0, 0)
+
+
+def test_padding_belongs_to_the_module_that_pads(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Tanh(), nn.ConstantPad2d(1, 0.0), nn.MaxPool2d(3, 2)).eval()
+    result = export(model, (A[None] - 9,), tmp_path / "m.onnx", frontend="dynamo", verify=True)
+    assert {node.op_type: node.call for node in result.hierarchy.nodes} == {"Tanh": "0", "Pad": "1", "MaxPool": "2"}
+    assert result.verified is not None and result.verified.agrees
 
 
 def test_every_operator_of_the_table_is_there() -> None:

@@ -17,11 +17,11 @@ from filelock import FileLock
 
 import decoders
 import modelexport
+from commands import run
 from modelexport.errors import UsageError
 from modelexport.exporting import fusion
 from modelexport.pytorch.generating import example_prompts
 from modelexport.pytorch.loading import load_model
-from test_cli import run
 
 SMALL = {**decoders.SMALL, "hidden_size": 64}
 

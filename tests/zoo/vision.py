@@ -86,7 +86,6 @@ TORCHVISION: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
     "inception_v3": ({"init_weights": True}, (2, 3, 96, 96)),
     "lraspp_mobilenet_v3_large": ({"weights_backbone": None}, (2, 3, 64, 64)),
     "maxvit_t": ({}, (1, 3, 224, 224)),
-    "mvit_v2_s": ({}, (1, 3, 16, 224, 224)),
     "r2plus1d_18": ({}, (1, 3, 4, 32, 32)),
     "raft_small": ({}, (1, 3, 128, 128)),
     "s3d": ({}, (1, 3, 16, 224, 224)),
@@ -111,6 +110,18 @@ def _torchvision(name: str, options: dict[str, Any], shape: tuple[int, ...]) -> 
     return build
 
 
+def _mvit() -> Built:
+    from torchvision.models.video.mvit import MSBlockConfig, MViT
+
+    kernel = [3, 3, 3]
+    blocks = [
+        MSBlockConfig(1, 16, 32, kernel, kernel, [1, 1, 1], [1, 4, 4]),
+        MSBlockConfig(2, 32, 32, kernel, kernel, [1, 2, 2], [1, 2, 2]),
+    ]
+    options = {"residual_pool": True, "residual_with_cls_embed": False, "rel_pos_embed": True, "proj_after_attn": True}
+    return MViT((64, 64), 4, blocks, **options), (floats(1, 3, 4, 64, 64),)
+
+
 CASES = [
     *(
         Case("timm", name, _timm(name, options))
@@ -122,4 +133,5 @@ CASES = [
         for name, made in TORCHVISION.items()
         if importlib.util.find_spec("torchvision") is not None
     ),
+    *([Case("torchvision", "mvit", _mvit)] if importlib.util.find_spec("torchvision") is not None else []),
 ]

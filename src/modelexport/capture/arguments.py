@@ -11,7 +11,12 @@ from torch import nn
 
 
 def by_name(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments by name, so that the graph's inputs get those names; unchanged if they cannot be named."""
+    """The arguments by name, so that the graph's inputs get those names; unchanged if they cannot be named.
+
+    Unchanged as well if a hook of the model takes positional arguments: PyTorch gives it no others.
+    """
+    if args and _hooks_take_positions(model):
+        return args, kwargs
     try:
         bound = inspect.signature(model.forward).bind(*args, **kwargs)
     except (TypeError, ValueError):  # the model itself will raise a clearer error
@@ -26,6 +31,11 @@ def by_name(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
             case _:
                 named[name] = value
     return (), named
+
+
+def _hooks_take_positions(model: nn.Module) -> bool:
+    hooks = {*model._forward_pre_hooks, *model._forward_hooks}
+    return bool(hooks - {*model._forward_pre_hooks_with_kwargs, *model._forward_hooks_with_kwargs})
 
 
 def with_parameters(function: Callable[..., Any], names: Iterable[str]) -> Callable[..., Any]:

@@ -11,6 +11,7 @@ import onnx_ir as ir
 import torch
 import torch.export._trace
 from torch import nn
+from torch.ao.quantization import FakeQuantizeBase
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.nn.utils.rnn import PackedSequence
 
@@ -22,6 +23,11 @@ def way_out(model: nn.Module, error: BaseException) -> str:
     """What the user can do about a failed capture, as the end of a sentence; empty if that is not known."""
     if any(_is_packed(module) for module in model.modules()):
         return "; weights are quantized and packed: export the model before quantizing it, and quantize the file"
+    if any(isinstance(module, FakeQuantizeBase) for module in model.modules()):
+        return (
+            "; a module is prepared for quantization-aware training: export the model as it was before prepare_qat, "
+            "with the trained weights, and quantize the file"
+        )
     if _has_local(error, PackedSequence):
         return "; packed sequences cannot be exported: give the model padded sequences with a mask"
     if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
@@ -75,16 +81,6 @@ def translated_node(error: BaseException) -> torch.fx.Node | None:
 def graphs_not_printed() -> Iterator[None]:
     """Inside, ``torch.export`` does not print what it captured before it failed."""
     with attribute_set(torch.export._trace, "print", lambda *text, **options: None):
-        yield
-
-
-@contextmanager
-def distributions_not_checked() -> Iterator[None]:
-    """Inside, the distributions of PyTorch do not read their arguments in order to refuse them.
-
-    They do by default, in Python, which neither front end can follow.
-    """
-    with attribute_set(torch.distributions.Distribution, "_validate_args", False):
         yield
 
 

@@ -33,7 +33,8 @@ from modelexport.capture.arguments import by_name, state_dict_names
 from modelexport.capture.binding import variable_inputs
 from modelexport.capture.decisions import NoDecisions
 from modelexport.capture.exported import Exported
-from modelexport.capture.hints import OTHER_OPERATIONS, check_returned, distributions_not_checked, line_of, way_out
+from modelexport.capture.hints import OTHER_OPERATIONS, check_returned, line_of, way_out
+from modelexport.capture.repairs.functions import values_not_read
 from modelexport.core.calls import ROOT, CallTree, ModuleCall, Port, Side, TensorSpec, TracedCall
 from modelexport.core.messages import collected
 from modelexport.core.owners import Evidence, Owner
@@ -87,7 +88,7 @@ def capture_by_tracing(
     }
     file = io.BytesIO()
     failure: CaptureError | None = None
-    with untouched(model), traced.recorder.attached(), collected(), _nothing_merged(), distributions_not_checked():
+    with untouched(model), traced.recorder.attached(), collected(), _nothing_merged(), values_not_read():
         try:
             torch.onnx.export(
                 traced,

@@ -271,7 +271,16 @@ class _Operations(TorchDispatchMode):
                         Computed(call, fingerprint, not any(one is not None and fingerprint.same(one) for one in taken))
                     )
                 setattr(tensor, _SEEN, (fingerprint, version_of(tensor)))
+            if tensor._base is not None and any(tensor is value for value in given):
+                self._record_written_through(call, tensor._base)
         return output
+
+    def _record_written_through(self, call: ModuleCall, base: torch.Tensor) -> None:
+        """Record a whole tensor after a write through a view of it: a graph, which has no views, makes it anew."""
+        if base.is_floating_point() and base.numel() > 3 and has_elements(base):
+            fingerprint = fingerprint_of(as_array(base))
+            if fingerprint.telling:
+                self._computed.append(Computed(call, fingerprint, new=True))
 
 
 def _memory(tensor: torch.Tensor) -> int | None:

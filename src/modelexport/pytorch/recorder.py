@@ -52,9 +52,10 @@ class CallRecorder:
                 if isinstance(module, torch.jit.ScriptModule):  # does not accept hooks of its own
                     scripted[module] = enter, leave
                     continue
-                # The last to see the inputs and the first to see the outputs: those of forward itself.
-                before = module.register_forward_pre_hook(enter, with_kwargs=True)
-                after = module.register_forward_hook(leave, prepend=True, always_call=True)
+                # The last to see the inputs and the first to see the outputs: those of forward itself. The root's are
+                # what a file takes and returns, with what hooks of the model do to them.
+                before = module.register_forward_pre_hook(enter, with_kwargs=True, prepend=not path)
+                after = module.register_forward_hook(leave, prepend=bool(path), always_call=True)
                 handles.callback(before.remove)
                 handles.callback(after.remove)
             if scripted:

@@ -83,12 +83,15 @@ def as_stored(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def tensor_specs(tensors: NamedTensors) -> tuple[TensorSpec, ...]:
-    """Names, element types and shapes of tensors; a dynamic size is the name of its symbol."""
+    """Names, element types and shapes of tensors as a file has them; a dynamic size is the name of its symbol."""
     return tuple(
         TensorSpec(
             name,
-            str(tensor.dtype).removeprefix("torch."),
-            tuple(size if isinstance(size, int) else str(size) for size in tensor.shape),
+            str(tensor.dtype.to_real()).removeprefix("torch."),
+            (
+                *(size if isinstance(size, int) else str(size) for size in tensor.shape),
+                *((2,) if tensor.is_complex() else ()),
+            ),
         )
         for name, tensor in tensors
     )

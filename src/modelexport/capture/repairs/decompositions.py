@@ -14,6 +14,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
+from modelexport.capture.regions import regions_interpreted
 from modelexport.capture.repairs.complex_numbers import complex_decompositions
 from modelexport.core.attributes import attribute_set
 
@@ -29,6 +30,110 @@ def scatter_with(self: Any, dim: int, index: Any, src: Any, reduce: str) -> Any:
 def scatter_number_with(self: Any, dim: int, index: Any, value: float, reduce: str) -> Any:
     """The same of one number."""
     return scatter_with(self, dim, index, torch.full_like(index, value, dtype=self.dtype), reduce)
+
+
+def scatter_reduced(self: Any, dim: int, index: Any, src: Any, reduce: str, *, include_self: bool = True) -> Any:
+    """Torchlib writes the last element for ``mean``, and takes the lowest finite number for the lowest one."""
+    if reduce == "mean":
+        ones, old = torch.ones_like(self), self
+        if not include_self:
+            ones, old = ones.scatter(dim, index, 0), old.scatter(dim, index, 0)
+        count = ones.scatter_add(dim, index, torch.ones_like(index, dtype=self.dtype)).clamp(min=1)
+        total = old.scatter_add(dim, index, src)
+        rounded = None if self.is_floating_point() or self.is_complex() else "floor"
+        return torch.div(total, count, rounding_mode=rounded)
+    if include_self:
+        return NotImplemented
+    if reduce in ("sum", "prod"):
+        neutral: float = 0 if reduce == "sum" else 1
+    elif self.is_floating_point():
+        neutral = float("-inf" if reduce == "amax" else "inf")
+    else:
+        neutral = torch.iinfo(self.dtype).min if reduce == "amax" else torch.iinfo(self.dtype).max
+    return torch.scatter_reduce(self.scatter(dim, index, neutral), dim, index, src, reduce, include_self=True)
+
+
+def copied(self: Any, src: Any, non_blocking: bool = False) -> Any:
+    """``copy_`` of a tensor that is broadcast: torchlib copies it as it is."""
+    return NotImplemented if self.shape == src.shape else src.to(self.dtype).expand(self.shape)
+
+
+def diagonal_written(self: Any, src: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
+    """``diagonal_scatter``, as what writes into a diagonal becomes. PyTorch's own decomposition writes in place."""
+    places = torch.arange(src.shape[-1])
+    rows, columns = places + max(-offset, 0), places + max(offset, 0)
+    moved = self.movedim((dim1, dim2), (0, 1))
+    return torch.index_put(moved, (rows, columns), src.movedim(-1, 0)).movedim((0, 1), (dim1, dim2))
+
+
+def strided_written(self: Any, src: Any, size: Any, stride: Any, storage_offset: int | None = None) -> Any:
+    """``as_strided_scatter``, as what writes into strides becomes; of a tensor whose elements lie in their order."""
+    places = torch.full((), storage_offset or 0, dtype=torch.long)
+    for axis, (count, step) in enumerate(zip(size, stride, strict=True)):
+        along = torch.arange(count) * step
+        places = places + along.reshape(-1, *[1] * (len(size) - axis - 1))
+    return put(self, places, src)
+
+
+def put(self: Any, index: Any, source: Any, accumulate: bool = False) -> Any:
+    """Nothing translates it."""
+    flat = self.reshape(-1)
+    index = index.reshape(-1)
+    index = torch.where(index < 0, index + flat.shape[0], index)
+    return torch.index_put(flat, (index,), source.reshape(-1), accumulate).reshape(self.shape)
+
+
+def median_of_numbers(self: Any) -> Any:
+    """``nanmedian`` of all elements."""
+    return median_of_numbers_along(self.reshape(-1), 0)[0]
+
+
+def median_of_numbers_along(self: Any, dim: int, keepdim: bool = False) -> Any:
+    """``nanmedian``: the lower of the middle two of those elements that are numbers."""
+    missing = torch.isnan(self)
+    ordered, order = torch.where(missing, float("inf"), self).sort(dim)
+    count = (~missing).sum(dim, keepdim=True)
+    middle = ((count - 1) // 2).clamp(min=0)
+    values = torch.where(count == 0, float("nan"), ordered.gather(dim, middle))
+    found = values, order.gather(dim, middle)
+    return found if keepdim else tuple(one.squeeze(dim) for one in found)
+
+
+def random_order(n: int, **options: Any) -> Any:
+    """``randperm``, which nothing translates: the order of random numbers."""
+    return torch.rand(n).argsort().to(options.get("dtype") or torch.long)
+
+
+def batch_normalized(
+    input: Any, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, momentum: float, eps: float
+) -> Any:
+    """Batch normalization in training mode, for which torchlib takes the running statistics as well."""
+    if not training:
+        return NotImplemented
+    own = torch._decomp.decomposition_table[torch.ops.aten._native_batch_norm_legit_functional.default]
+    return own(input, weight, bias, mean, variance, training, momentum, eps)
+
+
+def search_for_number(sorted_sequence: Any, self: Any, **options: Any) -> Any:
+    """``searchsorted`` of one number of Python."""
+    return torch.searchsorted(sorted_sequence, torch.full((), self), **options)
+
+
+def bucket_of_number(self: Any, boundaries: Any, **options: Any) -> Any:
+    """``bucketize`` of one number of Python."""
+    return torch.bucketize(torch.full((), self), boundaries, **options)
+
+
+def product_of_reflections(input: Any, tau: Any) -> Any:
+    """``householder_product``: the reflections of the columns one after another, from the last to the first."""
+    rows, columns = input.shape[-2:]
+    unit = torch.eye(rows, columns, dtype=input.dtype)
+    vectors = input.tril(-1) + unit
+    product = unit.expand(input.shape)
+    for k in reversed(range(tau.shape[-1])):
+        v = vectors[..., k : k + 1]
+        product = product - tau[..., k, None, None] * v @ (v.mH @ product)
+    return product
 
 
 def hypotenuse(self: Any, other: Any) -> Any:
@@ -137,6 +242,18 @@ def decompositions() -> Decompositions:
     return {
         aten.scatter.reduce: scatter_with,
         aten.scatter.value_reduce: scatter_number_with,
+        aten.scatter_reduce.two: scatter_reduced,
+        aten.copy.default: copied,
+        aten.diagonal_scatter.default: diagonal_written,
+        aten._native_batch_norm_legit_functional.default: batch_normalized,
+        aten.as_strided_scatter.default: strided_written,
+        aten.put.default: put,
+        aten.nanmedian.default: median_of_numbers,
+        aten.nanmedian.dim: median_of_numbers_along,
+        aten.randperm.default: random_order,
+        aten.searchsorted.Scalar: search_for_number,
+        aten.bucketize.Scalar: bucket_of_number,
+        aten.linalg_householder_product.default: product_of_reflections,
         aten.hypot.default: hypotenuse,
         aten.randn.generator: randn,
         aten.rand.generator: rand,
@@ -166,7 +283,8 @@ def decompositions_added() -> Iterator[None]:
         _forget_who_made_constants(self)
         if _has_complex(self):
             table.update(complex_decompositions(table))
-        result = whole(self, table, **options)
+        with regions_interpreted():
+            result = whole(self, table, **options)
         _annotate_outputs(self, result)
         return result
 

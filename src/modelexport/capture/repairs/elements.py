@@ -161,6 +161,28 @@ def unique(self: Any, sorted: bool = True, return_inverse: bool = False, return_
     return values, op.Reshape(inverse, op.Shape(self)), counts
 
 
+def unique_in_turn(self: Any, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None) -> Any:
+    """``unique_consecutive``; torchlib's is for integers, and takes the largest of them for one that does not occur."""
+    if dim is not None and len(self.shape) != 1:
+        raise ValueError("unique_consecutive of whole rows is not translated: compare the rows, or leave out dim")
+    flat = op.Reshape(self, ints(-1))
+    count = op.Shape(flat)
+    later, earlier = op.Slice(flat, ints(1), count, ints(0)), op.Slice(flat, ints(0), ints(-1), ints(0))
+    new = op.Concat(table(np.array([True])), op.Not(op.Equal(later, earlier)), axis=0)
+    new = op.Slice(new, ints(0), count, ints(0))  # of no elements none is the first
+    inverse = op.Sub(op.CumSum(op.Cast(new, to=INT64), op.Constant(value_int=0)), ints(1))
+    places = op.Range(op.Constant(value_int=0), op.Squeeze(count, ints(0)), op.Constant(value_int=1))
+    starts = op.Compress(places, new, axis=0)
+    ends = op.Slice(op.Concat(starts, count, axis=0), ints(1), ints(np.iinfo(np.int64).max), ints(0))
+    return op.Compress(flat, new, axis=0), op.Reshape(inverse, op.Shape(self)), op.Sub(ends, starts)
+
+
+def masked_select(self: Any, mask: Any) -> Any:
+    """Nothing translates it."""
+    wide = op.Expand(self, op.Shape(mask))
+    return op.Compress(op.Reshape(wide, ints(-1)), op.Reshape(op.Expand(mask, op.Shape(wide)), ints(-1)), axis=0)
+
+
 def numbers_from(start: Any, end: Any, dtype: int = -1, **options: Any) -> Any:
     """``arange`` of a whole and a fractional bound has the default type; torchlib mixes the types of both."""
     return aten_arange_start(start, end, dtype=_of_numbers(dtype, start, end))

@@ -24,6 +24,14 @@ def product(inp: Any, dims: Sequence[int], *, output_dtype: Any = None) -> Any:
     return made if output_dtype is None or output_dtype < 0 else op.Cast(made, to=output_dtype)
 
 
+def is_negative(x: Any) -> Any:
+    """``signbit``, into which ``copysign`` is decomposed; nothing translates it. Zero has a sign as well."""
+    if not x.dtype.is_floating_point():
+        return op.Less(x, op.CastLike(op.Constant(value_int=0), x))
+    zero = op.CastLike(op.Constant(value_float=0.0), x)
+    return op.Or(op.Less(x, zero), op.And(op.Equal(x, zero), op.Less(op.Reciprocal(x), zero)))
+
+
 def log_gamma(self: Any) -> Any:
     """Nothing translates it. In double precision, since the sum alternates; reflected below a half."""
     x = op.Cast(self, to=DOUBLE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from onnxscript import opset18 as op
@@ -32,6 +33,16 @@ def _kth(self: Any, k: Any, dim: int, keepdim: bool) -> Any:
     last = op.Sub(k, ints(1))
     found = op.Gather(values, last, axis=dim), op.Gather(indices, last, axis=dim)
     return found if keepdim else tuple(op.Squeeze(one, ints(dim)) for one in found)
+
+
+def largest(self: Any, dim: Sequence[int] = (), keepdim: bool = False) -> Any:
+    """``amax``, also of all elements, for which torchlib lacks an axis."""
+    return op.ReduceMax(self, *([ints(*dim)] if dim else []), keepdims=int(keepdim))
+
+
+def smallest(self: Any, dim: Sequence[int] = (), keepdim: bool = False) -> Any:
+    """``amin``, likewise."""
+    return op.ReduceMin(self, *([ints(*dim)] if dim else []), keepdims=int(keepdim))
 
 
 def running_maximum(self: Any, dim: int) -> Any:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import torch
 from onnxscript import opset18 as op
 from onnxscript.function_libs.torch_lib.ops import nn as torchlib
@@ -152,14 +153,33 @@ def _after_pads(pool: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(pool)
     def pooled(self: Any, *args: Any, **kwargs: Any) -> Any:
         pad = self.producer()
-        if pad is not None and pad.op_type == "Pad":
-            constant = pad.inputs[2] if len(pad.inputs) > 2 else None
-            value = None if constant is None else constant.const_value
+        if pad is not None and pad.op_type == "Pad" and pad.graph is not None:
+            constant = _before_casts(pad.inputs[2] if len(pad.inputs) > 2 else None)
+            value = None if constant is None else ir.convenience.get_const_tensor(constant)
             if constant is None or (value is not None and not value.numpy().any()):
-                zero = op.CastLike(op.Constant(value_float=-0.0), self)
-                padded = op.Pad(pad.inputs[0], pad.inputs[1], zero, *pad.inputs[3:])
-                padded.shape, padded.type = self.shape, self.type
-                self = padded
+                _pad_with_negative_zero(pad, self.dtype)
         return pool(self, *args, **kwargs)
 
     return pooled
+
+
+def _pad_with_negative_zero(pad: ir.Node, dtype: ir.DataType) -> None:
+    """Change the constant of a ``Pad`` in place, so that it still belongs to the call that pads."""
+    zero = ir.tensor(np.array(-0.0, dtype=dtype.numpy()))
+    node = ir.Node("", "Constant", [], [ir.AttrTensor("value", zero)], metadata_props=dict(pad.metadata_props))
+    node.meta.update(pad.meta)
+    value = node.outputs[0]
+    value.name, value.const_value = f"{pad.outputs[0].name}_zero", zero
+    value.shape, value.type = ir.Shape([]), ir.TensorType(dtype)
+    assert pad.graph is not None
+    pad.graph.insert_before(pad, node)
+    if len(pad.inputs) < 3:
+        pad.resize_inputs(3)
+    pad.replace_input_with(2, value)
+
+
+def _before_casts(value: ir.Value | None) -> ir.Value | None:
+    """The value that another type of number was made of."""
+    while value is not None and (maker := value.producer()) is not None and maker.op_type in ("Cast", "CastLike"):
+        value = maker.inputs[0]
+    return value

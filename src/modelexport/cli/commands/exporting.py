@@ -169,9 +169,7 @@ def export(
             node_names=node_names,
         ),
         weights=WeightOptions(weights=weights),
-        checks=CheckOptions(
-            check=not no_check, keep_anyway=keep_anyway, verify=verify, reference=reference, sizes=bool(axes)
-        ),
+        checks=CheckOptions(check=not no_check, keep_anyway=keep_anyway, verify=verify, reference=reference),
         fusing=FuseOptions(fuse=fuse),
     )
     if parts is not None or output.endswith("/") or Path(output).is_dir():
@@ -231,6 +229,12 @@ def export(
         from modelexport.exporting.report import told_of
 
         print(f"modelexport: warning: {one.kind}: {one.where}; {told_of(one.kind)}", file=sys.stderr)
+    for axis in result.fixed:
+        print(
+            f"modelexport: warning: axis {axis.axis} of {axis.input} is not dynamic, it is {axis.size}: "
+            f"{axis.call or 'the model itself'} fixes it ({axis.reason})",
+            file=sys.stderr,
+        )
     if result.attempts:
         taken = result.hierarchy.settings.frontend
         reasons = "; ".join(f"{one.frontend} failed: {one.reason.splitlines()[0]}" for one in result.attempts)
