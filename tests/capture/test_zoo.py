@@ -24,7 +24,6 @@ REFUSED = {
     "svd": "_linalg_svd",
     "hdemucs": "aten.pad",
     "tacotron2": "packed sequences",
-    "univnet": "randn",
     "mimi": "data-dependent",
     "fastspeech2": "data-dependent",
 }
