@@ -1,44 +1,47 @@
-"""Tokens per second of one decoder: PyTorch, transformers' own fused export, and packages of ours, plain and fused.
+"""Tokens per second of a decoder: PyTorch, transformers' own fused export, onnxruntime-genai's model builder, ours.
 
-    OMP_NUM_THREADS=1 python benchmarks/generate.py [--layers 30] [--vocabulary 49152] [--tokens 64]
+    OMP_NUM_THREADS=1 python benchmarks/generate.py [--model DIR] [--layers 30] [--vocabulary 49152] [--tokens 64]
 
-The default is SmolLM2-135M's shape with random weights, float32 on the CPU, greedy from one prompt. Each line: the time
-to export, the bytes on disk (a linked file once), the time to the first token, tokens per second after it (median of
-three rounds in which every candidate runs in turn), and whether the tokens are PyTorch's.
+The default is SmolLM2-135M's shape with random weights, float32 on the CPU, greedy from one prompt of 8 tokens. Each
+line: the time of the whole export command, the bytes on disk (a linked file once), the time to the first token, tokens
+per second after it, memory, and whether the tokens are PyTorch's. Every candidate has a process of its own; they run
+in turn: figures are medians of the rounds, memory is the largest resident size without what the process had before it
+loaded the model. The last lines compare rates round by round.
 
-Needs what `make test` installs; ten minutes with the default shape.
+Needs what `make test` installs; about six minutes with the default shape on two idle cores.
 """
 
 from __future__ import annotations
 
 import argparse
+import multiprocessing
+import os
 import re
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
-import onnxruntime_genai as genai
-import torch
-import transformers
-from transformers.exporters.exporter_onnx import OnnxConfig, OnnxExporter
-
-import modelexport
-from modelexport.runtime.generation import Generator
-from modelexport.tagged.package import read_package
 
 PROMPT = [[5, 77, 23, 9, 101, 44, 8, 63]]
-ROUNDS = 3
 
 Run = Callable[[int], Iterator[int]]
 """Yields that many tokens that follow the prompt."""
 
 
-def smollm2(layers: int, vocabulary: int) -> Any:
+def save_smollm2(folder: Path, layers: int, vocabulary: int) -> None:
+    """A model of SmolLM2's shape with random weights, and a tokenizer, without which the model builder does not run."""
+    import tokenizers
+    import torch
+    import transformers
+
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
         vocab_size=vocabulary,
@@ -49,13 +52,22 @@ def smollm2(layers: int, vocabulary: int) -> Any:
         num_key_value_heads=3,
         max_position_embeddings=2048,
         tie_word_embeddings=True,
-        eos_token_id=None,
+        bos_token_id=1,
+        eos_token_id=2,
         pad_token_id=0,
     )
-    return transformers.LlamaForCausalLM(config).eval()
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    words = tokenizers.models.WordLevel({f"w{index}": index for index in range(vocabulary)}, unk_token="w0")
+    tokenizer = tokenizers.Tokenizer(words)
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="w0").save_pretrained(folder)
 
 
-def in_pytorch(model: Any) -> Run:
+def in_pytorch(folder: Path) -> Run:
+    import torch
+    import transformers
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
     @torch.no_grad()
     def run(count: int) -> Iterator[int]:
         ids, past = torch.tensor(PROMPT), None
@@ -68,17 +80,23 @@ def in_pytorch(model: Any) -> Run:
 
 
 def in_a_loop(folder: Path) -> Run:
+    from modelexport.runtime.generation import Generator
+    from modelexport.tagged.package import read_package
+
     generator = Generator(read_package(folder).files)
     inputs = {"input_ids": np.array(PROMPT), "attention_mask": np.ones_like(PROMPT)}
     return lambda count: (int(step.tokens[0]) for step in generator.steps(inputs, count))
 
 
 def in_genai(folder: Path) -> Run:
+    import onnxruntime_genai as genai
+
     loaded = genai.Model(str(folder))
 
     def run(count: int) -> Iterator[int]:
         parameters = genai.GeneratorParams(loaded)
-        parameters.set_search_options(max_length=len(PROMPT[0]) + count, do_sample=False)
+        length = len(PROMPT[0]) + count
+        parameters.set_search_options(min_length=length, max_length=length, do_sample=False)
         generator = genai.Generator(loaded, parameters)
         generator.append_tokens(PROMPT[0])
         for _ in range(count):
@@ -89,6 +107,8 @@ def in_genai(folder: Path) -> Run:
 
 
 def of_transformers(folder: Path) -> Run:
+    import onnxruntime
+
     sessions = {name: onnxruntime.InferenceSession(folder / f"{name}.onnx") for name in ("prefill", "decode")}
 
     def run(count: int) -> Iterator[int]:
@@ -113,10 +133,91 @@ def plain_name(name: str) -> str:
     return re.sub(r"^(input|output)\.", "", name)
 
 
-def export_with_transformers(model: Any, folder: Path) -> None:
+def export_with_transformers(model: Path, folder: Path) -> None:
+    import torch
+    import transformers
+    from transformers.exporters.exporter_onnx import OnnxConfig, OnnxExporter
+
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
     inputs = {"input_ids": torch.tensor(PROMPT * 2), "attention_mask": torch.ones(2, len(PROMPT[0]), dtype=torch.long)}
     config = OnnxConfig(dynamic=True, ort_fusions="cpu")
-    OnnxExporter().export_for_generation(model, inputs, config).save_pretrained(folder)
+    OnnxExporter().export_for_generation(loaded, inputs, config).save_pretrained(folder)
+
+
+def command_of(export: str, model: Path, folder: Path) -> tuple[list[str], dict[str, str]]:
+    """The command that writes a folder, and what it needs in its environment."""
+    if export == "builder":
+        import importlib.util
+
+        found = importlib.util.find_spec("onnxruntime_genai")
+        assert found is not None
+        assert found.origin is not None
+        models = Path(found.origin).parent / "models"
+        command = [str(models / "builder.py"), "-m", str(model), "-o", str(folder), "-p", "fp32", "-e", "cpu"]
+        return [*command, "-c", str(folder.parent / "cache")], {"PYTHONPATH": str(models)}
+    if export == "transformers":
+        return [__file__, "--model", str(model), "--only-export", str(folder)], {}
+    fuse = ["--fuse", "ort-cpu"] if export == "fused" else []
+    return ["-m", "modelexport", "export", str(model), "-o", f"{folder}/", *fuse], {}
+
+
+def exported(export: str, model: Path, folder: Path) -> tuple[float, float]:
+    """Seconds that the command took, and the megabytes that it wrote or linked."""
+    command, environment = command_of(export, model, folder)
+    start = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, *command], env={**os.environ, **environment}, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        sys.exit(f"{export}: {done.stderr[-2000:]}")
+    took = time.perf_counter() - start
+    return took, sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) / 1e6
+
+
+@dataclass(frozen=True)
+class Candidate:
+    name: str
+    export: str
+    """The export that it runs; empty for the model itself."""
+    load: Callable[[Path], Run]
+
+
+CANDIDATES = (
+    Candidate("PyTorch", "", in_pytorch),
+    Candidate("transformers, fused", "transformers", of_transformers),
+    Candidate("builder, genai", "builder", in_genai),
+    Candidate("plain, loop", "plain", in_a_loop),
+    Candidate("plain, genai", "plain", in_genai),
+    Candidate("fused, loop", "fused", in_a_loop),
+    Candidate("fused, genai", "fused", in_genai),
+)
+COMPARED = (("fused, genai", "builder, genai"), ("fused, loop", "transformers, fused"))
+
+
+def serve(connection: Connection, index: int, folder: Path) -> None:
+    """Load a candidate in this process; then run it whenever a number of tokens comes, until 0 comes."""
+    load = CANDIDATES[index].load
+    if load is in_pytorch:
+        import torch
+        import transformers  # noqa: F401  # before the memory is read
+
+        torch.set_num_threads(os.cpu_count() or 1)
+    import onnxruntime  # noqa: F401
+    import onnxruntime_genai  # noqa: F401
+
+    before = memory("VmRSS")
+    run = load(folder)
+    list(run(2))
+    connection.send("loaded")
+    while count := connection.recv():
+        first, rate, tokens = timed(run, count)
+        connection.send((first, rate, tokens, memory("VmHWM") - before))
+
+
+def memory(kind: str) -> float:
+    """The resident size of this process in megabytes: ``VmRSS`` now, ``VmHWM`` at most."""
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    return int(re.search(rf"{kind}:\s+(\d+)", status)[1]) / 1e3  # type: ignore[index]
 
 
 def timed(run: Run, count: int) -> tuple[float, float, list[int]]:
@@ -128,42 +229,62 @@ def timed(run: Run, count: int) -> tuple[float, float, list[int]]:
     return first, (count - 1) / (time.perf_counter() - start - first), tokens
 
 
+def measure(
+    folders: dict[str, Path], tokens: int, rounds: int
+) -> dict[str, list[tuple[float, float, list[int], float]]]:
+    """Name of a candidate to what it measured in each round."""
+    context = multiprocessing.get_context("spawn")
+    ends: dict[str, Connection] = {}
+    for index, candidate in enumerate(CANDIDATES):
+        here, there = context.Pipe()
+        context.Process(target=serve, args=(there, index, folders[candidate.export]), daemon=True).start()
+        ends[candidate.name] = here
+        here.recv()
+    found: dict[str, list[tuple[float, float, list[int], float]]] = {name: [] for name in ends}
+    for _ in range(rounds):
+        for name, end in ends.items():
+            end.send(tokens)
+            found[name].append(end.recv())
+    for end in ends.values():
+        end.send(0)
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
+    parser.add_argument("--model", type=Path, help="a folder with a decoder, instead of random weights")
     parser.add_argument("--layers", type=int, default=30)
     parser.add_argument("--vocabulary", type=int, default=49152)
     parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument(
+        "--only-export", type=Path, help="export --model with transformers to this folder, nothing else"
+    )
     asked = parser.parse_args()
-    model = smollm2(asked.layers, asked.vocabulary)
+    if asked.only_export:
+        export_with_transformers(asked.model, asked.only_export)
+        return
     with tempfile.TemporaryDirectory() as scratch:
-        folders = {name: Path(scratch) / name for name in ("plain", "fused", "transformers")}
-        exports: Mapping[str, Callable[[], object]] = {
-            "plain": lambda: modelexport.export_package(model, folders["plain"]),
-            "fused": lambda: modelexport.export_package(model, folders["fused"], fuse="ort-cpu"),
-            "transformers": lambda: export_with_transformers(model, folders["transformers"]),
+        folders = {
+            name: Path(scratch) / (name or "model") for name in ("", "builder", "plain", "fused", "transformers")
         }
-        took, stored = {}, {}
-        for name, export in exports.items():
-            start = time.perf_counter()
-            export()
-            took[name] = time.perf_counter() - start
-            stored[name] = sum(file.stat().st_size for file in folders[name].rglob("*") if file.is_file()) / 1e6
-        runs: dict[str, tuple[str, Run]] = {
-            "PyTorch": ("", in_pytorch(model)),
-            "transformers, fused": ("transformers", of_transformers(folders["transformers"])),
-            "plain, loop": ("plain", in_a_loop(folders["plain"])),
-            "fused, loop": ("fused", in_a_loop(folders["fused"])),
-            "fused, genai": ("fused", in_genai(folders["fused"])),
-        }
-        rounds = [{name: timed(run, asked.tokens) for name, (_, run) in runs.items()} for _ in range(ROUNDS)]
-        expected = rounds[0]["PyTorch"][2]
-        print("what                  export s      MB  first ms  tokens/s  tokens")
-        for name, (export, _) in runs.items():
-            first = statistics.median(one[name][0] for one in rounds) * 1e3
-            speed = statistics.median(one[name][1] for one in rounds)
-            made = f"{took[export]:8.1f}  {stored[export]:6.1f}" if export else f"{'':8}  {'':6}"
-            equal = "equal" if all(one[name][2] == expected for one in rounds) else "differ"
-            print(f"{name:20}  {made}  {first:8.1f}  {speed:8.1f}  {equal}")
+        if asked.model:
+            folders[""] = asked.model.resolve()
+        else:
+            save_smollm2(folders[""], asked.layers, asked.vocabulary)
+        made = {name: exported(name, folders[""], folder) for name, folder in folders.items() if name}
+        found = measure(folders, asked.tokens, asked.rounds)
+    expected = found["PyTorch"][0][2]
+    print("what                  export s      MB  first ms  tokens/s  memory MB  tokens")
+    for candidate in CANDIDATES:
+        rounds = found[candidate.name]
+        first, rate, most = (statistics.median(one[index] for one in rounds) for index in (0, 1, 3))  # type: ignore[type-var]
+        export = "{:8.1f}  {:6.1f}".format(*made[candidate.export]) if candidate.export else " " * 16
+        equal = "equal" if all(one[2] == expected for one in rounds) else "differ"
+        print(f"{candidate.name:20}  {export}  {first * 1e3:8.1f}  {rate:8.1f}  {most:9.0f}  {equal}")
+    for ours, theirs in COMPARED:
+        shares = [one[1] / other[1] for one, other in zip(found[ours], found[theirs], strict=True)]
+        print(f"{ours} / {theirs}: {statistics.median(shares):.3f} ({min(shares):.3f} to {max(shares):.3f})")
 
 
 if __name__ == "__main__":

@@ -36,6 +36,8 @@ class Place:
     """Change the model, or the documents beside the path; says whether it could."""
     node: str = ""
     """The node whose value is changed, for the proof that it is not."""
+    tags: bool = False
+    """Whether nothing that is computed changes, so that equal outputs prove nothing."""
     documents: bool = False
     """Whether the documents stay: those of a file whose tags are changed would give it away."""
 

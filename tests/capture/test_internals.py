@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import msgspec
 import pytest
 import torch
 
+import commands
 import models
 from modelexport.capture.internals.exporters import study
 from modelexport.capture.internals.facts import FrontEnd, Internals, Quality, Stage, quality
@@ -185,8 +185,7 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         "def bilinear(): return torch.nn.Bilinear(3, 3, 2), {'input1': torch.ones(2, 3), 'input2': torch.ones(2, 3)}\n"
         "def misfit(): return torch.nn.Linear(3, 2), {'input': torch.ones(2, 5)}\n"
     )
-    command = [sys.executable, "-m", "modelexport", "internals", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    return commands.run("internals", *arguments, cwd=folder)
 
 
 def test_the_command_prints_one_json_document_and_nothing_of_what_the_exporter_says(tmp_path: Path) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from commands import run
 from exports import Exporter
 
 FACTORIES = """
@@ -40,7 +42,8 @@ def unsupported():
 """
 
 
-def run(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+def run_alone(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own, as people run it."""
     command = [sys.executable, "-m", "modelexport", *map(str, arguments)]
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
 
@@ -52,7 +55,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_export_prints_one_json_document_with_tree_coverage_and_difference(folder: Path) -> None:
-    done = run("export", "nets.py:good", "-o", "x.onnx", "--verify", "--json", cwd=folder)
+    done = run_alone("export", "nets.py:good", "-o", "x.onnx", "--verify", "--json", cwd=folder)
     document = json.loads(done.stdout)
     assert (done.returncode, done.stderr) == (0, "")
     assert document["coverage"] == {"exact": 2, "derived": 0, "inferred": 0, "untagged": 0}
@@ -77,7 +80,7 @@ def test_export_shows_tree_coverage_and_difference(folder: Path) -> None:
 def test_two_runs_write_the_same_bytes(folder: Path) -> None:
     for name in ("one", "two"):
         (folder / name).mkdir()
-        assert run("export", "-o", f"{name}/x.onnx", cwd=folder).returncode == 0
+        assert run_alone("export", "-o", f"{name}/x.onnx", cwd=folder).returncode == 0
     for file in ("x.onnx", "x.hierarchy.json"):
         assert (folder / "one" / file).read_bytes() == (folder / "two" / file).read_bytes()
 
@@ -111,6 +114,34 @@ def test_tree_and_nodes_read_the_file_back(folder: Path, exported: Exporter) -> 
     by_address = json.loads(run("nodes", path, rows[1]["address"], "--json", cwd=folder).stdout)
     assert by_tag == by_address
     assert len(by_tag) == rows[1]["nodes"]
+
+
+SETS = """
+from torch import nn
+
+class Letters(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.letters = nn.ModuleDict({letter: nn.Linear(2, 2) for letter in "abcdefgh"})
+
+    def forward(self, x):
+        for letter in set(self.letters.keys()):
+            x = self.letters[letter](x)
+        return x
+
+def letters():
+    import torch
+    return Letters(), (torch.ones(2, 2),)
+"""
+
+
+def test_calls_have_one_order_though_the_model_iterates_over_a_set(tmp_path: Path) -> None:
+    (tmp_path / "nets.py").write_text(SETS)
+    without = {key: text for key, text in os.environ.items() if key != "PYTHONHASHSEED"}
+    command = [sys.executable, "-m", "modelexport", "hierarchy", "nets.py:letters", "--trace", "--json"]
+    runs = [subprocess.run(command, cwd=tmp_path, capture_output=True, env=without, check=True) for _ in range(2)]
+    traces = [[step["address"] for step in json.loads(run.stdout)["trace"]] for run in runs]
+    assert traces[0] == traces[1]
 
 
 def test_tree_does_not_import_torch(exported: Exporter) -> None:

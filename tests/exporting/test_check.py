@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+from commands import run
 from modelexport import export
 from modelexport.errors import CheckError
 
@@ -89,13 +88,12 @@ def test_the_command_ends_with_1_and_one_line(tmp_path: Path) -> None:
         "    return Wrong(), {'x': torch.ones(2)}\n"
     )
     output = tmp_path / "m.onnx"
-    command = [sys.executable, "-m", "modelexport", "export", f"{factory}:make", "-o", str(output)]
-    command += ["--frontend", "dynamo"]
-    refused = subprocess.run(command, capture_output=True, text=True, check=False)
+    command = ["export", f"{factory}:make", "-o", output, "--frontend", "dynamo"]
+    refused = run(*command)
     assert refused.returncode == 1
     assert len(refused.stderr.strip().splitlines()) == 1
     assert "differs from PyTorch's output" in refused.stderr
     assert not output.exists()
-    kept = subprocess.run([*command, "--keep-anyway"], capture_output=True, text=True, check=False)
+    kept = run(*command, "--keep-anyway")
     assert kept.returncode == 1
     assert output.exists()

@@ -17,11 +17,11 @@ from filelock import FileLock
 
 import decoders
 import modelexport
+from commands import run
 from modelexport.errors import UsageError
 from modelexport.exporting import fusion
 from modelexport.pytorch.generating import example_prompts
 from modelexport.pytorch.loading import load_model
-from test_cli import run
 
 SMALL = {**decoders.SMALL, "hidden_size": 64}
 
@@ -109,6 +109,29 @@ def test_onnxruntime_genai_generates_from_a_fused_package_in_a_batch(fused: Path
     for row, prompt in enumerate(prompts):
         expected = model.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False)[0].tolist()
         assert list(generator.get_sequence(row)) == expected
+
+
+def test_projections_of_an_attention_are_one_product_that_belongs_to_all_of_them(fused: Path) -> None:
+    nodes = json.loads((fused / "out" / "decode.hierarchy.json").read_text())["nodes"]
+    projections = [f"model.layers.0.self_attn.{name}_proj" for name in "qkv"]
+    packed = [node for node in nodes if node.get("calls") == projections]
+    assert [node["op_type"] for node in packed] == ["Concat", "FusedMatMul", "Split"]
+    inside = [node["op_type"] for node in nodes if node["call"] == "model.layers.1.self_attn"]
+    assert sorted(inside) == ["GroupQueryAttention", "RotaryEmbedding", "RotaryEmbedding", "Where"]
+
+
+def test_the_cache_may_be_a_longer_buffer_that_a_step_writes_into(fused: Path) -> None:
+    session = onnxruntime.InferenceSession(fused / "out" / "decode.onnx")
+    names = [value.name for value in session.get_inputs() if value.name.startswith("past")]
+    ids, draw = np.array([[7], [9]]), np.random.default_rng(0)
+    caches = {name: draw.standard_normal((2, 2, 3, 16)).astype(np.float32) for name in names}
+    buffers = {name: np.pad(cache, ((0, 0), (0, 0), (0, 5), (0, 0))) for name, cache in caches.items()}
+    plain = {"input_ids": ids, "attention_mask": np.ones((2, 4), np.int64), "position_ids": np.full((2, 1), 3)}
+    grown, written = (session.run(["logits", "present.0.key"], plain | given) for given in (caches, buffers))
+    np.testing.assert_array_equal(grown[0], written[0])
+    np.testing.assert_array_equal(grown[1], written[1][:, :, :4])
+    assert written[1].shape[2] == 8
+    assert json.loads((fused / "out" / "genai_config.json").read_text())["search"]["past_present_share_buffer"]
 
 
 def prefill(path: Path) -> tuple[list[Any], list[Any]]:

@@ -13,12 +13,12 @@ import transformers
 
 import decoders
 import modelexport
+from commands import run
 from modelexport.errors import CaptureError
 from modelexport.pytorch.generation import generation_parts
 from modelexport.pytorch.multimodal import Encode, Merge, find_modality
 from modelexport.runtime.generation import Generator
 from modelexport.tagged.package import read_package
-from test_cli import run
 
 IMAGE = 60
 TEXT = {**decoders.SMALL, "vocab_size": 64, "intermediate_size": 48}

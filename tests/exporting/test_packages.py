@@ -18,13 +18,13 @@ import transformers
 from filelock import FileLock
 
 import modelexport
+from commands import run
 from decoders import SMALL
 from modelexport.errors import FileFormatError, InputsError, OutputError, UsageError
 from modelexport.pytorch.generating import example_prompts
 from modelexport.pytorch.loading import load_model
 from modelexport.runtime.generation import Generator
 from modelexport.tagged.package import read_package
-from test_cli import run
 
 CONFIGS: dict[str, Callable[[], Any]] = {
     "llama": lambda: transformers.LlamaConfig(**SMALL),

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import string
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +19,7 @@ from safetensors.torch import load_file, save_file
 
 import modelexport
 import models  # noqa: F401 - makes pillow and torchvision importable, without which diffusers is not
+from commands import run
 from modelexport.errors import FileFormatError, InputsError, ModelLoadError, OutputError, UsageError
 from modelexport.exporting.packages.components import share_components
 from modelexport.pytorch.diffusion.modules import load_diffusion
@@ -34,17 +32,6 @@ import diffusers
 import transformers
 
 WEIGHTS = "diffusion_pytorch_model.safetensors"
-_RUN = "import models; from modelexport.cli.app import main; main()"
-
-
-def run(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """The real command, where diffusers can be imported."""
-    tests = str(Path(__file__).parents[1])
-    path = os.pathsep.join(filter(None, (tests, os.environ.get("PYTHONPATH", ""))))
-    command = [sys.executable, "-c", _RUN, *map(str, arguments)]
-    environment = {**os.environ, "PYTHONPATH": path}
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, env=environment)
-
 
 LETTERS = [*string.ascii_lowercase, *(f"{letter}</w>" for letter in string.ascii_lowercase)]
 VOCABULARY = {token: index for index, token in enumerate([*LETTERS, "<|startoftext|>", "<|endoftext|>"])}

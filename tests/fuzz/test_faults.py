@@ -21,8 +21,8 @@ from unittest import mock
 
 import pytest
 
-from commands import run
 from corpus import copied, seeded
+from limited import run
 from modelexport.errors import ModelExportError
 from modelexport.format import keys
 from modelexport.tagged.file import read_tagged

@@ -11,9 +11,9 @@ import onnx
 import pytest
 from safetensors.numpy import save_file
 
-from commands import fault, run
 from corpus import copied, seeded
 from graph_mutators import mutate_graph
+from limited import fault, run
 from mutators import (
     JUNK,
     Random,

@@ -16,8 +16,8 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from commands import run
 from corpus import copied
+from limited import run
 from modelexport.files import wire
 from test_faults import TORCHSCRIPT
 

@@ -14,8 +14,8 @@ from typing import Any, get_args
 
 import pytest
 
-from commands import run
 from corpus import copied
+from limited import run
 from modelexport.cli.app import COMMANDS
 from modelexport.cli.guards import Read, Written
 from modelexport.format.packages import MANIFEST

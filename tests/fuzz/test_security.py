@@ -20,8 +20,8 @@ import torch
 import transformers.dynamic_module_utils
 from safetensors.numpy import load_file, save_file
 
-from commands import run
 from corpus import Tiny, copied, tiny
+from limited import run
 from modelexport import export, load
 from modelexport.core.calls import CallTree, ModuleCall, TracedCall
 from modelexport.core.selectors import select_calls

@@ -21,6 +21,7 @@ from torch import nn
 
 import modelexport
 import models
+from commands import run
 from exports import Exporter
 from modelexport.core.calls import ModuleCall
 from modelexport.core.messages import collected
@@ -29,7 +30,6 @@ from modelexport.errors import FileFormatError, UsageError
 from modelexport.format import documents, keys
 from modelexport.graph.owners import owner_of
 from modelexport.lineage.exporters.torchscript_names import read_scoped_names
-from test_cli import run
 
 
 @contextlib.contextmanager

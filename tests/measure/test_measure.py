@@ -18,6 +18,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import models
+from commands import run
 from exports import Exporter
 from modelexport.cli.show_table import format_csv, format_table
 from modelexport.core.calls import CallTree, ModuleCall, TracedCall
@@ -250,11 +251,6 @@ def test_node_data_has_no_key_that_the_file_does_not_have(exported: Exporter) ->
     assert set(results) <= {node.name for node in graph}
     assert sum(one["value"] for one in results.values()) == cost(path).whole["flops"]
     assert [stop["stop"] for stop in data[graph.name]["gradient"]] == [0, 0.5, 1]
-
-
-def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "modelexport", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def test_the_command_prints_a_tree_json_or_csv(exported: Exporter) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from browser import MISSING, browser
+from commands import run
 from exports import Exporter
 from modelexport.errors import UsageError
 from modelexport.measure.parts import cost_parts, profile_parts, profile_same
@@ -16,7 +17,6 @@ from modelexport.runtime.sessions import open_session, run_session
 from modelexport.surgery.splitting import split
 from modelexport.tagged.file import read_tagged
 from modelexport.tagged.package import read_package
-from test_cli import run
 from test_packages import ENCODER_DECODERS, llama  # noqa: F401
 
 BATCH, PROMPT = 2, 16

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ import pytest
 import torch
 from torch import nn
 
+from commands import run
 from exports import Exporter
 from modelexport import export
 from modelexport.errors import FileFormatError, InputsError, UsageError
@@ -213,11 +212,11 @@ def test_what_is_wrong_is_said(slow: Path, options: dict[str, Any], error: type[
 
 
 def test_the_command_prints_the_run_beside_the_table(slow: Path) -> None:
-    command = [sys.executable, "-m", "modelexport", "profile", str(slow), "--runs", "2"]
-    done = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True)
+    command = ["profile", slow, "--runs", "2"]
+    done = run(*command, "--json")
     document = json.loads(done.stdout)
     assert set(document) == {"columns", "rows", "outside", "run"}
     assert list(document["columns"]) == ["seconds", "share", "spread", "peak_bytes"]
     assert document["run"]["attributed"] >= 0.99
-    listed = subprocess.run([*command, "--csv", "--by", "module"], capture_output=True, text=True, check=True).stdout
+    listed = run(*command, "--csv", "--by", "module").stdout
     assert next(csv.DictReader(listed.splitlines()))["address"] == "."

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+import commands
 import modelexport
 import models
 from exports import Exporter
@@ -48,8 +48,9 @@ LENDER = "pytorch/test_overview.py:make_lender"
 
 
 def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "modelexport", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parent.parent)
+    done = commands.run(*arguments, cwd=Path(__file__).parent.parent)
+    assert done.returncode == 0, done.stderr
+    return done
 
 
 def test_static_and_traced_tags_are_both_given_where_they_differ() -> None:

@@ -16,6 +16,7 @@ import onnxruntime
 import pytest
 from filelock import FileLock
 
+import commands
 import modelexport
 import models
 import peft_adapters
@@ -258,8 +259,7 @@ def test_an_adapter_of_another_model_and_missing_files_are_named(
 
 def test_the_command_says_what_it_wrote(peft: Path, exported: Exporter, tmp_path: Path) -> None:
     def command(*arguments: object) -> subprocess.CompletedProcess[str]:
-        line = [sys.executable, "-m", "modelexport", "update-weights", *map(str, arguments)]
-        return subprocess.run(line, capture_output=True, text=True, check=False, cwd=tmp_path)
+        return commands.run("update-weights", *arguments, cwd=tmp_path)
 
     path, adapter = exported("llama").path, peft / "attention"
     done = command(path, "--adapter", adapter, "--as-inputs", "-o", "open.onnx")

@@ -7,7 +7,6 @@ import inspect
 import json
 import shutil
 import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+import commands
 import modelexport
 import models
 from exports import ExportedCase, Exporter
@@ -495,8 +495,7 @@ def test_the_command_writes_files_and_prints_one_document(exported: Exporter, tm
         shutil.copy(exported("bert").path.with_suffix(suffix), path.with_suffix(suffix))
 
     def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-        whole = [sys.executable, "-m", "modelexport", "extract", "bert.onnx", *arguments]
-        return subprocess.run(whole, cwd=tmp_path, capture_output=True, text=True, check=False)
+        return commands.run("extract", "bert.onnx", *arguments, cwd=tmp_path)
 
     one = command("encoder.layer.0", "-o", "layer.onnx", "--json")
     (document,) = json.loads(one.stdout)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +14,7 @@ import torch
 import transformers
 
 import modelexport
+from commands import run
 from exports import ExportedCase, Exporter
 from modelexport import compare, load, rename, retag, verify, verify_against
 from modelexport.core.calls import ModuleCall
@@ -135,7 +134,6 @@ def test_without_values_a_file_made_of_the_renamed_one_descends_from_the_old_one
 
 
 def test_the_command_renames(exported: Exporter, tmp_path: Path) -> None:
-    line = [sys.executable, "-m", "modelexport", "rename", str(exported("blocks").path), "-o", "named.onnx", "--values"]
-    done = subprocess.run(line, capture_output=True, text=True, check=True, cwd=tmp_path)
+    done = run("rename", exported("blocks").path, "-o", "named.onnx", "--values", cwd=tmp_path)
     assert re.fullmatch(r"named\.onnx: \d+ nodes and \d+ values renamed\n", done.stdout)
     assert (tmp_path / "named.hierarchy.json").exists()

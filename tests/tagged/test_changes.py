@@ -13,6 +13,7 @@ import pytest
 import torch
 from onnx import numpy_helper
 
+import commands
 import models
 from exports import Exporter
 from modelexport import export
@@ -28,8 +29,7 @@ def changed_weight(source: Path, target: Path) -> None:
 
 
 def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "modelexport", "compare", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return commands.run("compare", *arguments)
 
 
 EVERYTHING = ["--fail-on", "structure,weights,outputs,cost"]

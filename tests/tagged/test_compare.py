@@ -17,6 +17,7 @@ import pytest
 import torch
 from torch import nn
 
+import commands
 import models
 from exports import Exporter
 from modelexport import compare, export
@@ -248,8 +249,7 @@ def test_a_sidecar_of_another_file_is_refused(exported: Exporter, tmp_path: Path
 
 
 def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "modelexport", "compare", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return commands.run("compare", *arguments)
 
 
 def test_the_command_reports_and_ends_with_status_0(exported: Exporter, unoptimised: Path) -> None:

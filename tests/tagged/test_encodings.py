@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import cProfile
 import json
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import models
+from commands import run
 from exports import ExportedCase, Exporter
 from modelexport import errors, export, inline, load, strip
 from modelexport.core.calls import CallTree, ModuleCall, TracedCall
@@ -393,11 +392,6 @@ def test_grouping_takes_work_in_proportion_to_the_nodes(owners: tuple[str, ...])
 
 
 # --- what a person meets
-
-
-def run(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "modelexport", *map(str, arguments)]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
 
 
 def test_the_command_says_that_the_runtime_refuses_attributes_and_strip_is_the_way_out(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
+import commands
 import models
 from modelexport import export, load, update_weights, verify, verify_against, verify_reference
 from modelexport.api import TaggedModel
@@ -373,8 +374,7 @@ def test_half_precision_is_compared_in_its_own_tolerance(proven: Proven, tmp_pat
 
 
 def command(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    run_it = [sys.executable, "-m", "modelexport", "verify", *arguments]
-    return subprocess.run(run_it, cwd=cwd, capture_output=True, text=True, check=False)
+    return commands.run("verify", *arguments, cwd=cwd)
 
 
 def test_a_mismatch_ends_with_status_1_and_names_the_module_first(proven: Proven, tmp_path: Path) -> None:

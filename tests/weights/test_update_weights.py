@@ -20,6 +20,7 @@ from torch import nn
 
 import modelexport
 import models
+from commands import run
 from exports import Exporter
 from modelexport import load
 from modelexport.errors import FileFormatError, OutputError, WeightsError
@@ -257,13 +258,13 @@ def test_damaged_metadata_is_named(blocks: Path, weights: dict[str, torch.Tensor
 
 def test_the_command_prints_what_it_did(blocks: Path, weights: dict[str, torch.Tensor], tmp_path: Path) -> None:
     save_file({key: tensor.clone() for key, tensor in weights.items()}, tmp_path / "new.safetensors")
-    command = [sys.executable, "-m", "modelexport", "update-weights", str(blocks), "new.safetensors", "-o", "new.onnx"]
-    done = subprocess.run([*command, "--json"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    command = ["update-weights", blocks, "new.safetensors", "-o", "new.onnx"]
+    done = run(*command, "--json", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     document = json.loads(done.stdout)
     assert (document["path"], document["used"], document["unused"]) == ("new.onnx", 30, 0)
     (tmp_path / "new.safetensors").write_text("no")
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = run(*command, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.count("\n") == 1
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import sys
 import traceback
 from typing import Annotated
@@ -13,6 +14,7 @@ from typer.exceptions import Abort, TyperException
 from modelexport.cli.arguments import spelled_out
 from modelexport.cli.commands import changing, exporting, measuring, operating, proving, reading
 from modelexport.cli.guards import guarded
+from modelexport.cli.hash_seed import fix_hash_seed
 from modelexport.cli.shield import Interrupted, raw, shielded
 from modelexport.core.version import __version__
 from modelexport.errors import ModelExportError, UntaggedNodeError, UsageError
@@ -49,6 +51,8 @@ COMMANDS = (
     exporting.internals,
 )
 """The commands, in the order in which ``--help`` lists them."""
+RUN_MODELS = [one.__name__ for one in COMMANDS if "model" in inspect.signature(one).parameters]
+"""The names of the commands that may run a model."""
 for command in COMMANDS:
     app.command()(guarded(command))
 
@@ -65,6 +69,7 @@ def options(
 
 def main() -> None:
     """The ``modelexport`` command. Exit status: 0 done, 1 a check failed, 2 wrong or missing input, 130 Ctrl-C."""
+    fix_hash_seed(RUN_MODELS)
     # A short command spends most of its time on imports, whose objects stay: garbage collection took a seventh of it.
     gc.set_threshold(50_000, 20, 100)
     before = _written()

@@ -6,8 +6,10 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_FULL = 50
-"""The least number of smaller collections between two full ones inside the block."""
+FULL = 50
+"""The least number of smaller collections between two full ones inside a block."""
+NEVER = 1000
+"""The same for a block that keeps nearly all that it makes: seven million objects."""
 _GROWTH = 1.25
 """How many times the objects of the last full collection there may be at the start of a block: Python's own rule."""
 
@@ -20,12 +22,15 @@ class _Heap:
 
 
 @contextmanager
-def only_new_garbage() -> Iterator[None]:
+def only_new_garbage(full: int = FULL) -> Iterator[None]:
     """Exclude the existing objects from garbage collection inside the block, and collect rarely.
 
     Torch and its libraries keep a million objects alive, and each full collection looks at all of them: a fifth of an
     export of 24 layers. What became garbage since is collected at the start of a block, as soon as it may be much.
     Nothing is done in a program that froze objects itself, and inside another such block.
+
+    Args:
+        full: The least number of smaller collections between two full ones inside the block.
     """
     if gc.get_freeze_count() or not gc.isenabled():
         yield
@@ -36,12 +41,12 @@ def only_new_garbage() -> Iterator[None]:
         gc.collect()
         gc.freeze()
         _Heap.counted = gc.get_freeze_count()
-    youngest, young, full = gc.get_threshold()
-    gc.set_threshold(youngest, young, max(full, _FULL))
+    youngest, young, before = gc.get_threshold()
+    gc.set_threshold(youngest, young, max(before, full))
     try:
         yield
     finally:
-        gc.set_threshold(youngest, young, full)
+        gc.set_threshold(youngest, young, before)
         if not _Heap.counted:  # the first block has imported what it needs
             gc.freeze()
             _Heap.counted = gc.get_freeze_count()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,8 +12,8 @@ import onnx
 
 from modelexport.core.stages import Stages
 from modelexport.errors import CheckError, UsageError
+from modelexport.exporting.fixed_axes import FixedAxesError, find_fixed_axes, told_of_fixed
 from modelexport.exporting.options import Options
-from modelexport.files.onnx_models import load_onnx
 from modelexport.format import documents
 from modelexport.tagged.flattening import runnable
 from modelexport.verify.differences import UNITS, Difference, compare_arrays
@@ -60,10 +59,35 @@ def _check_written(
         # onnx.checker does not know ONNX Runtime's operators in the standard domain.
         if not weights.linked and not options.fusing.fuse and (fault := _invalid(file)):
             return FileCheck(status="failed", step="onnx.checker", reason=fault)
-        found = _check_outputs(model, inputs, file, [tensor.value for tensor in hierarchy.calls[0].outputs])
-        if found.status == "passed" and options.checks.sizes:
-            return _check_sizes(model, inputs, file, hierarchy) or found
-        return found
+        return _check_outputs(model, inputs, file, [tensor.value for tensor in hierarchy.calls[0].outputs])
+
+
+def _check_sizes(
+    model: nn.Module,
+    inputs: Mapping[str, Any] | Sequence[Any],
+    path: Path,
+    hierarchy: documents.Hierarchy,
+    options: Options,
+    asked: Collection[str],
+    passed: FileCheck,
+) -> FileCheck:
+    """Check whether a file accepts other sizes of its dynamic axes.
+
+    Raises:
+        FixedAxesError: It fixes sizes of axes that need not be dynamic.
+    """
+    from modelexport.verify.model import verify
+
+    with runnable(path, options.tags.tags_as) as file:
+        fixed = find_fixed_axes(
+            model, inputs, file, hierarchy, lambda: verify(model, inputs, file, sidecar=hierarchy, perturb=False)
+        )
+    wrong = [axis for axis in fixed if options.checks.sizes or axis.symbol in asked]
+    if wrong:
+        return FileCheck(status="failed", step="other sizes", reason=told_of_fixed(wrong[0]))
+    if fixed:
+        raise FixedAxesError(fixed)
+    return passed
 
 
 def _invalid(path: Path) -> str:
@@ -125,39 +149,6 @@ def _check_outputs(
     return FileCheck(status="failed", step="outputs", reason=reason, largest=largest)
 
 
-def _check_sizes(
-    model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any], path: Path, hierarchy: documents.Hierarchy
-) -> FileCheck | None:
-    """Check the file with other sizes of its dynamic axes, if the model accepts them; ``None`` if nothing is wrong.
-
-    An axis can be dynamic although a constant in the graph fixes its size.
-    """
-    from modelexport.pytorch.variations import telling_inputs
-    from modelexport.runtime.sessions import open_session
-    from modelexport.verify.others import run_one
-    from modelexport.verify.outputs import run_module
-
-    session = open_session(path, optimized=False)
-    for what, other in telling_inputs(inputs, load_onnx(path)):
-        if what == "other sizes":
-            found = run_one(what, other, session, lambda other: run_module(model, other))
-            if found.status == "differ":
-                return FileCheck(status="failed", step="other sizes", reason=_fixed_by(found.reason, hierarchy))
-    return None
-
-
-def _fixed_by(reason: str, hierarchy: documents.Hierarchy) -> str:
-    """The module whose node failed with other sizes, if ONNX Runtime names the node."""
-    found = re.search(r"Name:'([^']*)'", reason)
-    node = next((node for node in hierarchy.nodes if found is not None and node.name == found[1]), None)
-    if node is None:
-        return reason[:_REASON]
-    return (
-        f"{node.call or 'the model itself'} fixes a size that was to be dynamic, in its {node.op_type} {node.name}; "
-        f"leave the axis out, or make the module compute the size"
-    )
-
-
 def _compare(name: str, expected: Any, actual: Any) -> Difference:
     """Compare an output with the expected one, coarsely: `verify` measures rounding errors."""
     dtype = str(expected.dtype)
@@ -190,30 +181,36 @@ def run_checks(
     options: Options,
     stages: Stages,
     *,
+    asked: Collection[str] | None,
     must_pass: bool,
 ) -> tuple[FileCheck | None, VerifyReport | None]:
     """Check a file that was just written, verify it and store its reference values, as the options request.
 
     Args:
         staged: The file, which will be moved to ``path``.
+        asked: The symbols of the axes that have to be dynamic; ``None`` if other sizes are not checked.
 
     Returns:
         The check and the verification; ``None`` for those that were not requested.
 
     Raises:
         CheckError: The file fails the check, and ``must_pass`` is set.
+        FixedAxesError: The file fixes sizes of axes that need not be dynamic.
     """
+    from modelexport.pytorch.prepared import prepare_inputs
     from modelexport.verify.model import record_reference, verify  # nothing else in an export needs ONNX Runtime
 
     check = verified = None
     if not options.checks.any:
         return check, verified
     if options.checks.checked is not None:
-        inputs = options.checks.checked
+        inputs = prepare_inputs(model, options.checks.checked).inputs
     with reachable(staged.parent, path, weights):
         if options.checks.check:
             with stages("check"):
                 check = _check_written(model, inputs, staged, hierarchy, weights, options)
+                if asked is not None and check.status == "passed":
+                    check = _check_sizes(model, inputs, staged, hierarchy, options, asked, check)
             if check.status == "failed" and must_pass:
                 raise CheckError(
                     f"the file is wrong and was not written ({check.step}): {check.reason}; "

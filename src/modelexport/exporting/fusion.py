@@ -16,15 +16,14 @@ from modelexport.capture.fusions import apply_fusions
 from modelexport.core.calls import CallTree, ModuleCall, Port
 from modelexport.core.modules import ModuleTree
 from modelexport.exporting import FuseFor
+from modelexport.exporting.fused_forms import ATTENTION, CONTRIBUTED, is_attention, tidy_fused
 from modelexport.graph.nodes import all_nodes
-from modelexport.graph.owners import owner_of
+from modelexport.graph.owners import OWNER, owner_of
 from modelexport.graph.sizes import replace_symbol
 from modelexport.graph.snapshot import SourceGraph, take_snapshot
 from modelexport.graph.types import fill_types
 from modelexport.lineage.derivation import derive_owners
 
-CONTRIBUTED = "com.microsoft"
-ATTENTION = "GroupQueryAttention"
 _COS, _POSITIONS = 7, 9
 """Inputs of GroupQueryAttention: the tables of its rotation (the second is behind the first), and positions in them."""
 _HEAD = 8
@@ -82,10 +81,14 @@ def fuse_graph(model: ir.Model, target: FuseFor, *, row: str | None = None) -> M
     if row is not None:
         replace_symbol(model, "1", row)
     rotated = [found for node in list(all_nodes(model)) if (found := _rotate_before_attention(node, before))]
+    packed = tidy_fused(model)
     model.opset_imports.update({node.domain: 1 for node in all_nodes(model) if node.domain == CONTRIBUTED})
     fill_types(model)
     model.graph.sort()
     values = dict(derive_owners(before, model))
+    for group in packed:
+        for node in group[:-1]:
+            node.meta[OWNER] = group[-1].meta[OWNER]
     for value in rotated:
         values.pop(value.name or "", None)
         value.name = None
@@ -101,7 +104,7 @@ def _rotate_before_attention(node: ir.Node, before: SourceGraph) -> ir.Value | N
     Returns:
         The rotated keys if the graph had them in another layout: under that value's name, until owners are known.
     """
-    if node.op_identifier()[:2] != (CONTRIBUTED, ATTENTION) or not node.attributes.get_int("do_rotary", 0):
+    if not is_attention(node) or not node.attributes.get_int("do_rotary", 0):
         return None
     query, key = node.inputs[:2]
     positions = node.inputs[_POSITIONS] if len(node.inputs) > _POSITIONS else None
@@ -155,21 +158,24 @@ def describe_fusion(
         present: Those names that the graph had before, and has now.
     """
     classes = {traced.call: tree[traced.call.path].class_name for traced in calls}
-    fused: dict[tuple[str, str], list[ModuleCall]] = defaultdict(list)
+    fused: dict[tuple[str, str], list[set[ModuleCall]]] = defaultdict(list)
     for node in all_nodes(model):
         owner = owner_of(node)
         if owner is not None and _is_fused(node):
-            fused[node.op_type, classes[owner.call]].append(owner.call)
+            name = classes[owner.call]
+            # One node may compute several modules of a class: the projections of an attention.
+            fused[node.op_type, name].append({call for call in owner.calls if classes[call] == name})
     operators = []
     for (op_type, name), owners in sorted(fused.items()):
         all_calls = [call for call, class_name in classes.items() if class_name == name]
-        without = [call.address for call in all_calls if call not in set(owners)]
+        owning = set().union(*owners)
+        without = [call.address for call in all_calls if call not in owning]
         operators.append(
             FusedOperator(
                 op_type=op_type,
                 module_class=name,
                 nodes=len(owners),
-                calls=len(set(owners)),
+                calls=len(owning),
                 of=len(all_calls),
                 without=without,
             )

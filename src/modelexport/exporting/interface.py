@@ -56,6 +56,12 @@ class Interface:
             output_names=tuple(names[index] for index in kept),
         )
 
+    @property
+    def asked(self) -> frozenset[str]:
+        """The symbols of the axes that have to be dynamic."""
+        named = [symbol for size in self.axes.values() for symbol in SYMBOL.findall(size)]
+        return frozenset([*named, *self.leading[:1]])
+
     def _leading(self, exported: Exported) -> dict[tuple[str, int], str]:
         return {
             (value.name or "", axis): symbol
@@ -83,6 +89,18 @@ def widened(inputs: Mapping[str, Any], interface: Interface) -> dict[str, Any]:
 
 AS_CAPTURED = Interface()
 """The interface that keeps the names of the capture."""
+
+
+def with_fixed_axes(exported: Exported, axes: Mapping[tuple[str, int], int]) -> Exported:
+    """A capture in which some dynamic axes of the inputs have a size; its graph is changed in place."""
+    inputs = {value.name or "": value for value in exported.model.graph.inputs}
+    symbols = {}
+    for (name, axis), number in axes.items():
+        size = shape[axis] if name in inputs and (shape := inputs[name].shape) is not None else None
+        if isinstance(size, ir.SymbolicDim) and size.value is not None and SYMBOL.fullmatch(size.value):
+            symbols[size.value] = str(number)
+    rename_sizes(exported.model, symbols)
+    return dataclasses.replace(exported, calls=_with_sizes(exported.calls, symbols))
 
 
 def _renamed(names: Sequence[str], given: Mapping[str, str] | Sequence[str], what: str) -> dict[str, str]:

@@ -96,7 +96,8 @@ class CheckOptions:
     them, in ``NAME.reference.safetensors``: with them the file can be verified without PyTorch."""
 
     sizes: bool = False
-    """Also check the file with other sizes of its dynamic axes."""
+    """Fail if the file fixes the size of any dynamic axis. Otherwise only a named axis has to be dynamic, and others
+    become fixed."""
     checked: Mapping[str, Any] | Sequence[Any] | None = None
     """Inputs to check and verify with, if the file does not accept the example inputs."""
 

@@ -15,7 +15,8 @@ from modelexport.core.locking import exclusive
 from modelexport.core.stages import Stages
 from modelexport.exporting import steps
 from modelexport.exporting.checks import run_checks
-from modelexport.exporting.interface import AS_CAPTURED
+from modelexport.exporting.fixed_axes import FixedAxesError, FixedAxis
+from modelexport.exporting.interface import AS_CAPTURED, Interface, with_fixed_axes
 from modelexport.exporting.options import Keywords, Options
 from modelexport.exporting.report import report_path, write_report
 from modelexport.exporting.result import ExportResult
@@ -58,7 +59,8 @@ def export(
         path: ``DIR/NAME.onnx``; the documents are written beside it.
         name: The model's name in the documents; by default its class.
         frontend: ``dynamo``, ``torchscript``, or ``auto``: the first whose file passes its check.
-        dynamic: Make every axis of every input dynamic, except those that the model fixes.
+        dynamic: Make every axis of every input dynamic, except those that the model fixes, in whatever way; the result
+            lists those that the capture left dynamic, and the file turned out to fix.
         opset: The opset of the standard domain; by default the exporter's.
         optimized: Fold constants, rewrite and merge equal nodes.
         interface: Names the inputs, outputs and dynamic axes of the captured graph.
@@ -102,12 +104,24 @@ class _Job:
     stages: Stages
     unrepeatable: Sequence[Unrepeatable]
 
-    def export_by(self, frontend: FrontEnd, attempts: Sequence[Attempt], keep_anyway: bool) -> ExportResult:
+    def export_by(
+        self, frontend: FrontEnd, attempts: Sequence[Attempt], keep_anyway: bool, fixed: Sequence[FixedAxis] = ()
+    ) -> ExportResult:
         """Export with a front end. The files are moved into place if everything succeeds."""
+        try:
+            return self._export_by(frontend, attempts, keep_anyway, fixed)
+        except FixedAxesError as error:
+            more = error.axes
+        return self.export_by(frontend, attempts, keep_anyway, [*fixed, *more])
+
+    def _export_by(
+        self, frontend: FrontEnd, attempts: Sequence[Attempt], keep_anyway: bool, fixed: Sequence[FixedAxis]
+    ) -> ExportResult:
         model, inputs, options, stages = self.model, self.prepared.inputs, self.options, self.stages
         with stages("capture"):
             tree = module_tree(model)
             exported = self.interface(capture(model, inputs, frontend, **options.for_capture(self.dynamic, self.opset)))
+            exported = with_fixed_axes(exported, {(one.input, one.axis): one.size for one in fixed})
         with stages("optimize"):
             before = steps.remember(model, exported, options.weights.source)
             messages = [*exported.messages, *(steps.optimize_exported(exported, before) if self.optimized else ())]
@@ -126,7 +140,16 @@ class _Job:
             with stages("write"):
                 weights = steps.write_files(graph, tagged, described.files, self.path, staged, options.weights)
             check, verified = run_checks(
-                model, inputs, staged, self.path, hierarchy, weights, options, stages, must_pass=not keep_anyway
+                model,
+                inputs,
+                staged,
+                self.path,
+                hierarchy,
+                weights,
+                options,
+                stages,
+                asked=self._asked,
+                must_pass=not keep_anyway,
             )
             result = ExportResult(
                 path=self.path,
@@ -143,8 +166,14 @@ class _Job:
                 messages=messages,
                 fusion=fused.found if fused is not None else None,
                 unrepeatable=self.unrepeatable,
+                fixed=fixed,
             )
             write_report(report_path(staged), result)
             if self.dag_dir is not None:
                 write_dag_files(replacement, self.dag_dir, described.dags)
         return result
+
+    @property
+    def _asked(self) -> frozenset[str] | None:
+        """The axes that have to be dynamic; ``None`` if the axes are those of a part of a package, which knows them."""
+        return self.interface.asked if self.dynamic and isinstance(self.interface, Interface) else None

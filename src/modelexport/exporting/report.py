@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from modelexport.capture.choice import Attempt
 from modelexport.core.text import printable, without_paths
 from modelexport.exporting.checks import FileCheck
+from modelexport.exporting.fixed_axes import FixedAxis
 from modelexport.exporting.fusion import Fusion
 from modelexport.format import keys
 from modelexport.graph.nodes import all_nodes
@@ -54,6 +55,7 @@ def format_report(result: ExportResult) -> str:
         ),
         *_fusion(result.fusion),
         *_check(result.check),
+        *_fixed(result.fixed),
         *_arguments(hierarchy.settings.constants, result.notes),
         *_unrepeatable(result.unrepeatable),
         *_verification(result.verified),
@@ -142,6 +144,17 @@ def _fusion(fusion: Fusion | None) -> list[str]:
         _table(("call", "why"), [(f"`{address or '.'}`", reason) for address, reason in fusion.unfused.items()]),
         "### Calls whose results are not in the graph any more",
         _values([address or "." for address in fusion.lost]) or "None.",
+    ]
+
+
+def _fixed(axes: Sequence[FixedAxis]) -> list[str]:
+    if not axes:
+        return []
+    rows = [(f"`{a.input}`", a.axis, a.size, f"`{a.call or '.'}`", without_paths(a.reason)) for a in axes]
+    return [
+        "## Axes that are not dynamic",
+        "The capture left them dynamic, but with another size the file fails or differs from PyTorch.",
+        _table(("input", "axis", "size", "fixed by", "with another size"), rows),
     ]
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from modelexport.capture.choice import Attempt
 from modelexport.exporting.checks import FileCheck
+from modelexport.exporting.fixed_axes import FixedAxis
 from modelexport.exporting.fusion import Fusion
 from modelexport.format import documents
 from modelexport.tagged.encodings.functions import FunctionsModel
@@ -59,6 +60,9 @@ class ExportResult:
 
     unrepeatable: Sequence[Unrepeatable] = ()
     """Behavior of the model that changes from run to run, which a file cannot reproduce."""
+
+    fixed: Sequence[FixedAxis] = ()
+    """Axes that were to be dynamic and have the size of the example inputs, since the file is wrong with any other."""
 
     @property
     def coverage(self) -> documents.Coverage:

@@ -317,6 +317,8 @@ def _without_data(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
 def _is_large(tensor: ir.TensorProtocol) -> bool:
     if tensor.dtype == ir.DataType.STRING:
         return False
+    if isinstance(tensor, ir.TensorProtoTensor) and tensor.raw.HasField("raw_data") and tensor.raw.ByteSize() < SMALL:
+        return False  # its size would be computed from its shape, which onnx_ir reads anew each time
     # onnx_ir wraps exceptions raised while a lazy tensor is computed in its own exceptions.
     return tensor.nbytes >= SMALL or isinstance(tensor, ir.LazyTensor)
 

@@ -38,10 +38,10 @@ def check_acyclic(model: onnx.ModelProto) -> None:
 
 def _on_cycle(nodes: Sequence[onnx.NodeProto]) -> onnx.NodeProto | None:
     """A node of a graph that depends on itself, if there is one."""
+    if _are_sorted(nodes):
+        return None  # as nearly always
     maker = {name: number for number, node in enumerate(nodes) for name in node.output if name}
     needs = [sorted({maker[name] for name in _taken(node) if name in maker}) for node in nodes]
-    if all(not before or before[-1] < number for number, before in enumerate(needs)):
-        return None  # in the order in which they run, as nearly always
     done, running = set[int](), set[int]()
     for start in range(len(nodes)):
         stack = [start]
@@ -58,6 +58,17 @@ def _on_cycle(nodes: Sequence[onnx.NodeProto]) -> onnx.NodeProto | None:
                     return nodes[number]
                 stack.extend(before for before in needs[number] if before not in done)
     return None
+
+
+def _are_sorted(nodes: Sequence[onnx.NodeProto]) -> bool:
+    """Whether no node makes a value that the node itself or an earlier one takes."""
+    taken: set[str] = set()
+    for node in nodes:
+        taken.update(_taken(node) if node.attribute else node.input)
+        taken.discard("")
+        if not taken.isdisjoint(node.output):
+            return False
+    return True
 
 
 def _taken(node: onnx.NodeProto) -> Iterator[str]:

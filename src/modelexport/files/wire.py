@@ -77,19 +77,21 @@ def read_properties(path: Path) -> dict[str, str]:
 
 def with_weights(rest: bytes, tensors: Mapping[str, Data]) -> list[bytes | Data]:
     """The parts of a file, in order: ``rest``, which lacks the data of these initializers, with the data inserted."""
-    return _filled(rest, range(len(rest)), _INITIALIZERS, tensors)
+    return _filled(rest, range(len(rest)), _INITIALIZERS, tensors) if tensors else [rest]
 
 
 def _copied(data: mmap.mmap, message: range, below: tuple[int, ...], found: dict[str, range]) -> list[bytes]:
     """The parts of a message, with the weights removed from the fields ``below``."""
     parts: list[bytes] = []
+    copied = message.start
     for number, start, value in _fields(data, message):
         if number == below[0] and len(value) >= SMALL:
+            parts.append(data[copied:start])
+            copied = value.stop
             inner = _copied(data, value, below[1:], found) if len(below) > 1 else _without_data(data, value, found)
             length = sum(map(len, inner))
             parts += [_varint(number << 3 | _LENGTH), _varint(length), *inner]
-        else:
-            parts.append(data[start : value.stop])
+    parts.append(data[copied : message.stop])
     return parts
 
 
@@ -115,7 +117,9 @@ def _fields(data: mmap.mmap | bytes, message: range) -> Iterator[tuple[int, int,
         start, count = position, count + 1
         if count > FIELDS:
             raise ValueError(f"more than {FIELDS:,} fields")
-        key, position = _read_varint(data, position)
+        key, position = data[position], position + 1
+        if key >= 0x80:
+            key, position = _read_varint(data, start)
         if key < 8:
             raise ValueError(f"the field at byte {start} has no number")
         match key & 7:
@@ -124,7 +128,9 @@ def _fields(data: mmap.mmap | bytes, message: range) -> Iterator[tuple[int, int,
             case 1:
                 end = position + 8
             case 2:
-                length, position = _read_varint(data, position)
+                length, position = data[position], position + 1
+                if length >= 0x80:
+                    length, position = _read_varint(data, position - 1)
                 end = position + length
             case 5:
                 end = position + 4

@@ -20,23 +20,48 @@ def nodes_of(graph: ir.Graph | ir.Function) -> Iterator[ir.Node]:
     # onnx_ir has such an iterator, for any order and depth of graphs, but it is five times slower.
     for node in graph:
         yield node
-        for nested in nested_graphs(node):
-            yield from nodes_of(nested)
+        if node.attributes.data:
+            for nested in nested_graphs(node):
+                yield from nodes_of(nested)
 
 
 def all_graphs(model: ir.Model) -> Iterator[ir.Graph]:
     """The graph of a model and all graphs nested in it, outer before inner; not the graphs in functions."""
     yield model.graph
-    for node in nodes_of(model.graph):
-        yield from nested_graphs(node)
+    yield from _graphs_in(model.graph)
+
+
+def _graphs_in(graph: ir.Graph) -> Iterator[ir.Graph]:
+    for node in graph:
+        if node.attributes.data:
+            nested = nested_graphs(node)
+            yield from nested
+            for inner in nested:
+                yield from _graphs_in(inner)
+
+
+def is_sorted(graph: ir.Graph) -> bool:
+    """Whether each node comes after the nodes that it depends on, in nested graphs, too."""
+    return _is_sorted(graph, set())
+
+
+def _is_sorted(graph: ir.Graph, before: set[ir.Node]) -> bool:
+    for node in graph:
+        if any(producer not in before for producer in producers(node)):
+            return False
+        if not all(_is_sorted(nested, before) for nested in nested_graphs(node)):
+            return False
+        before.add(node)
+    return True
 
 
 def nested_graphs(node: ir.Node) -> Sequence[ir.Graph]:
     """The nested graphs of a node: branches and loop bodies."""
-    if not node.attributes.data:
+    attributes = node.attributes.data
+    if not attributes:
         return ()
     graphs: list[ir.Graph] = []
-    for attribute in node.attributes.data.values():
+    for attribute in attributes.values():
         if attribute.type is ir.AttributeType.GRAPH and not attribute.is_ref():
             graphs.append(attribute.as_graph())
         elif attribute.type is ir.AttributeType.GRAPHS and not attribute.is_ref():

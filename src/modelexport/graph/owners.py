@@ -16,7 +16,7 @@ OWNER = "modelexport.owner"
 
 def owner_of(node: ir.Node) -> Owner | None:
     """The owner that travels with a node, if it has one."""
-    owner = node.meta.get(OWNER)
+    owner = node.meta.data.get(OWNER)
     assert owner is None or isinstance(owner, Owner)
     return owner
 

@@ -11,7 +11,7 @@ import onnx_ir as ir
 import onnx_ir.passes.common as passes
 
 from modelexport.core.calls import ModuleCall
-from modelexport.core.garbage import only_new_garbage
+from modelexport.core.garbage import NEVER, only_new_garbage
 from modelexport.errors import FileFormatError, UntaggedNodeError, UsageError
 from modelexport.files.atomic import check_writable, written_together
 from modelexport.files.linked import check_files
@@ -19,7 +19,7 @@ from modelexport.files.onnx_models import load_onnx, save_model
 from modelexport.format import documents, keys
 from modelexport.graph.coverage import count_coverage
 from modelexport.graph.names import name_nodes_apart
-from modelexport.graph.nodes import all_nodes, initializers
+from modelexport.graph.nodes import all_nodes, initializers, is_sorted
 from modelexport.graph.owners import owner_of
 from modelexport.graph.snapshot import take_snapshot
 from modelexport.lineage.descent import Descent, Reason, trace_owners
@@ -85,7 +85,7 @@ class RetagReport(msgspec.Struct, frozen=True, kw_only=True):
     """Whether local functions of the changed file were replaced by their bodies."""
 
 
-@only_new_garbage()
+@only_new_garbage(NEVER)
 def retag(changed: str | Path, *, source: str | Path, output: str | Path) -> RetagReport:
     """Restore the tags of a model that another tool changed.
 
@@ -188,12 +188,13 @@ def _flat(path: Path, tagged: TaggedFile) -> tuple[ir.Model, bool]:
         passes.RemoveUnusedFunctionsPass()(model)  # type: ignore[no-untyped-call]  # onnx_ir has no annotation here
         passes.RemoveUnusedOpsetsPass()(model)
     try:
-        model.graph.sort()  # some tools append new nodes at the end
+        if not is_sorted(model.graph):  # some tools append new nodes at the end
+            model.graph.sort()
     except ValueError as error:
         raise FileFormatError(f"{path} is damaged: its nodes form a cycle") from error
     stores = [node.metadata_props for node in all_nodes(model)]
     stores += [value.metadata_props for value in initializers(model)]
-    for store in (model.metadata_props, *stores):
+    for store in (model.metadata_props, *(store for store in stores if store)):
         for key in [key for key in store if key.startswith("modelexport.")]:
             del store[key]
     if tagged.encoding == "attributes":

@@ -18,6 +18,7 @@ from modelexport.pytorch.generation import encoder_inputs
 from modelexport.pytorch.model_run import as_array
 from modelexport.pytorch.multimodal import Modality, modality_of
 from modelexport.pytorch.traced import untouched
+from modelexport.runtime.generation import CACHE_POSITION
 
 _TEXTS = (
     "The capital of France is",
@@ -165,8 +166,8 @@ def _batch(prompts: Sequence[Mapping[str, Any]], pad: int, *, left: bool) -> dic
 _LAYER = re.compile(r"past_key_values\.(\d+)\.(key|value)")
 
 
-def step_inputs(model: nn.Module, feeds: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The arguments of ``forward`` for a graph's inputs; ``None`` if the cache holds more than keys and values."""
+def step_of(model: nn.Module, feeds: Mapping[str, Any]) -> tuple[nn.Module, dict[str, Any]] | None:
+    """The module and the arguments that a graph's step runs; ``None`` if the cache holds more than keys and values."""
     from transformers import DynamicCache
 
     layers: dict[int, dict[str, torch.Tensor]] = {}
@@ -181,4 +182,9 @@ def step_inputs(model: nn.Module, feeds: Mapping[str, Any]) -> dict[str, Any] | 
     cache = DynamicCache()
     for index in sorted(layers):
         cache.update(layers[index]["key"], layers[index]["value"], index)
-    return inputs | {"past_key_values": cache, "use_cache": True}
+    inputs["past_key_values"] = cache
+    if CACHE_POSITION in inputs:
+        from modelexport.pytorch.fixed_caches import with_fixed_cache
+
+        return with_fixed_cache(model, cache.layers[0].keys.shape[2]), inputs
+    return model, inputs | {"use_cache": True}

@@ -15,10 +15,11 @@ import torch
 from torch import nn
 
 from modelexport.core.messages import collected
-from modelexport.errors import CaptureError, InputsError
+from modelexport.errors import CaptureError, InputsError, UsageError
 from modelexport.pytorch.inputs import generate_inputs
 from modelexport.pytorch.multimodal import EMBEDDING, EMBEDS, Encode, Merge, Modality, modality_of
 from modelexport.pytorch.traced import untouched
+from modelexport.runtime.generation import CACHE_POSITION
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,28 @@ def can_generate(model: nn.Module) -> bool:
     return isinstance(model, PreTrainedModel) and bool(model.can_generate())
 
 
-def generation_parts(model: nn.Module) -> list[ModelPart]:
+@dataclass(frozen=True, kw_only=True)
+class DecoderForm:
+    """The form of the graphs of a decoder."""
+
+    static_cache: int | None = None
+    """The number of positions of the cache; ``None``: it grows."""
+    separate_prefill: bool = False
+    """A graph for the prompt, without a cache as its input, besides the one for further tokens."""
+
+    def check(self) -> None:
+        """Refuse forms that do not go together.
+
+        Raises:
+            UsageError: They do not.
+        """
+        if self.static_cache is not None and self.static_cache < 1:
+            raise UsageError(f"a static cache has at least one position, not {self.static_cache}")
+        if self.static_cache is not None and self.separate_prefill:
+            raise UsageError("one graph fills a static cache from prompts and tokens: leave out --separate-prefill")
+
+
+def generation_parts(model: nn.Module, form: DecoderForm = DecoderForm()) -> list[ModelPart]:
     """The parts that ``model.generate`` runs, in this order, with example inputs whose dynamic axes differ in size.
 
     Raises:
@@ -64,6 +86,8 @@ def generation_parts(model: nn.Module) -> list[ModelPart]:
     if not can_generate(model):
         raise InputsError(f"{type(model).__name__} cannot generate: use --parts whole, or name a class that can")
     if getattr(model.config, "is_encoder_decoder", False):
+        if form.static_cache is not None:
+            raise InputsError(f"{type(model).__name__} has an encoder: leave out --static-cache, which decoders have")
         return _encoder_decoder_parts(model)
     modality, reason = modality_of(model)
     steps = _captured(model, _token_inputs(model))
@@ -78,12 +102,35 @@ def generation_parts(model: nn.Module) -> list[ModelPart]:
     notes += (f"takes text only: {reason}",) if reason else ()
     grown = _with_growing_cache(inputs)
     if modality is not None:
-        return _multimodal_parts(model, modality, grown, notes)
-    return [ModelPart("decode", copy.copy(model), grown, notes=notes, row=_first_row(grown))]
+        return _multimodal_parts(model, modality, grown, notes, form)
+    return _decoder_parts(model, grown, notes, form)
+
+
+def _decoder_parts(
+    model: nn.Module, step: Mapping[str, Any], notes: tuple[str, ...], form: DecoderForm
+) -> list[ModelPart]:
+    """The decoder as one graph or as two, from the arguments of a step with a growing cache."""
+    if form.static_cache is not None:
+        from modelexport.pytorch.fixed_caches import fixed_cache_inputs, with_fixed_cache
+
+        fixed = fixed_cache_inputs(model, step, form.static_cache)
+        return [
+            ModelPart("decode", with_fixed_cache(model, form.static_cache), fixed, notes=notes, row=_first_row(fixed))
+        ]
+    decode = ModelPart("decode", copy.copy(model), step, notes=notes, row=_first_row(step))
+    if not form.separate_prefill:
+        return [decode]
+    query = next(step[name].shape[1] for name in ("input_ids", "inputs_embeds") if step.get(name) is not None)
+    prompt = {name: value for name, value in step.items() if name != "past_key_values"}
+    if prompt.get("attention_mask") is not None:
+        prompt["attention_mask"] = prompt["attention_mask"][:, :query]
+    if prompt.get("position_ids") is not None:
+        prompt["position_ids"] = torch.arange(query).expand_as(prompt["position_ids"]).clone()
+    return [ModelPart("prefill", _with_forward(model, _Prompt), prompt), decode]
 
 
 def _multimodal_parts(
-    model: nn.Module, modality: Modality, step: Mapping[str, Any], notes: tuple[str, ...]
+    model: nn.Module, modality: Modality, step: Mapping[str, Any], notes: tuple[str, ...], form: DecoderForm
 ) -> list[ModelPart]:
     """The encoder of images or sound, the embedding of tokens and features, and the decoder of embeddings."""
     encode, merge = (_with_forward(model, partial(kind, modality=modality)) for kind in (Encode, Merge))
@@ -92,10 +139,15 @@ def _multimodal_parts(
         embeds = merge.forward(input_ids=modality.example["input_ids"], **features)[EMBEDS]
     tokens = step["input_ids"].shape[1]
     further = {name: value for name, value in step.items() if name != "input_ids"} | {EMBEDS: embeds[:, :tokens]}
+    if not modality.compared:
+        notes += (
+            f"the merge of {modality.kind} features was not compared with the model's own, because the weights are "
+            f"not in memory: verify FOLDER/ --model compares it",
+        )
     return [
         ModelPart(modality.part, encode, modality.tensors),
         ModelPart(EMBEDDING, merge, {"input_ids": modality.example["input_ids"], **features}),
-        ModelPart("decode", copy.copy(model), further, notes=notes, row=_first_row(further)),
+        *_decoder_parts(model, further, notes, form),
     ]
 
 
@@ -103,7 +155,10 @@ def _first_row(inputs: Mapping[str, Any]) -> dict[str, Any] | None:
     """The inputs of the last row, which is not padded, alone; ``None`` if a cache is not keys and values alone."""
     from transformers import DynamicCache
 
-    row = {name: value[-1:] if isinstance(value, torch.Tensor) else value for name, value in inputs.items()}
+    row = {
+        name: value[-1:] if isinstance(value, torch.Tensor) and name != CACHE_POSITION else value
+        for name, value in inputs.items()
+    }
     past = inputs.get("past_key_values")
     if past is None:
         return row
@@ -261,13 +316,24 @@ class _Encoder(_Forward):
         return {"encoder_hidden_states": self._model.get_encoder()(**inputs).last_hidden_state}
 
 
+class _Prompt(_Forward):
+    def __call__(self, **inputs: Any) -> dict[str, Any]:
+        from transformers import DynamicCache
+
+        # A cache that the model makes itself may cut its keys to a window.
+        inputs |= {"past_key_values": DynamicCache(), "use_cache": True}
+        return _results(self._whole(self._model, **inputs))
+
+
 class _FirstStep(_Forward):
-    def __call__(self, *, encoder_hidden_states: torch.Tensor, **inputs: Any) -> dict[str, Any]:
-        return _results(self._whole(self._model, encoder_outputs=(encoder_hidden_states,), use_cache=True, **inputs))
+    def __call__(self, **inputs: Any) -> dict[str, Any]:
+        states = inputs.pop("encoder_hidden_states")
+        return _results(self._whole(self._model, encoder_outputs=(states,), use_cache=True, **inputs))
 
 
 class _FurtherStep(_Forward):
-    def __call__(self, *, past_key_values: Any, **inputs: Any) -> dict[str, Any]:
+    def __call__(self, **inputs: Any) -> dict[str, Any]:
+        past_key_values = inputs.pop("past_key_values")
         keys = past_key_values.cross_attention_cache.layers[0].keys
         # Only its sizes are read: the keys and values that the decoder attends to are in the cache.
         states = keys.new_zeros(keys.shape[0], keys.shape[2], self._model.config.hidden_size)

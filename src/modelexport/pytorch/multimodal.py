@@ -7,6 +7,7 @@ place of the embeddings of its placeholder tokens, in order. Whether that is so 
 from __future__ import annotations
 
 import copy
+import dataclasses
 import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -24,6 +25,7 @@ from modelexport.pytorch.inputs import generate_inputs
 from modelexport.pytorch.traced import untouched
 
 KINDS = ("image", "audio")
+_PLURALS = {"image": "images", "audio": "sound"}
 EMBEDDING, EMBEDS = "embedding", "inputs_embeds"
 
 
@@ -39,6 +41,8 @@ class Modality:
     """The arguments of ``get_image_features`` in an example run, tensors and settings."""
     example: Mapping[str, Any]
     """The example inputs of the whole model, in a batch of two."""
+    compared: bool = False
+    """Whether the logits of the parts were compared with the model's: not without weights, when all are equal."""
 
     @property
     def part(self) -> str:
@@ -73,10 +77,11 @@ def find_modality(model: nn.Module) -> Modality | None:
     for kind in KINDS:
         owner = _owner(model, kind)
         token = _token(model.config, kind)
+        if token is not None and owner is None:
+            raise _refused(model, kind, f"it has no method get_{kind}_features")
         if owner is not None and token is not None:
             found = _observed(model, owner, kind, token)
-            _check_merge(model, found)
-            return found
+            return dataclasses.replace(found, compared=_check_merge(model, found))
     return None
 
 
@@ -107,6 +112,7 @@ def _observed(model: nn.Module, owner: nn.Module, kind: str, token: int) -> Moda
         stack.enter_context(attribute_set(owner, f"get_{kind}_features", record))
         try:
             example = generate_inputs(model)
+            seen.clear()  # of runs that failed
             stack.enter_context(untouched(model))
             model(**copy.deepcopy(example))
             reason = ""
@@ -117,13 +123,20 @@ def _observed(model: nn.Module, owner: nn.Module, kind: str, token: int) -> Moda
     if not any(isinstance(value, torch.Tensor) for value in (seen[-1] if seen else {}).values()):
         reason = f"no example {kind} can be made for it"
     if reason:
-        raise _refused(model, kind, reason)
+        given = seen[-1] if seen else {}
+        lacking = [name for name in _tensor_parameters(own) if given.get(name) is None]
+        raise _refused(model, kind, f"no example {' and '.join(lacking)} can be made for it" if lacking else reason)
     arguments = {name: value for name, value in seen[-1].items() if name != "kwargs"} | seen[-1].get("kwargs", {})
     return Modality(kind, token, arguments, example)
 
 
+def _tensor_parameters(function: Any) -> list[str]:
+    """The parameters of a function that are annotated as tensors."""
+    return [name for name, one in inspect.signature(function).parameters.items() if "Tensor" in str(one.annotation)]
+
+
 def _refused(model: nn.Module, kind: str, reason: str) -> CaptureError:
-    told = f"{type(model).__name__} takes {kind}s in a way that a package does not support: {reason}"
+    told = f"{type(model).__name__} takes {_PLURALS[kind]} in a way that a package does not support: {reason}"
     return CaptureError(told, reason=told)
 
 
@@ -178,13 +191,16 @@ class Merge:
         return {EMBEDS: torch.where(placeholder[..., None], rows[places], embeds)}
 
 
-def _check_merge(model: nn.Module, modality: Modality) -> None:
+def _check_merge(model: nn.Module, modality: Modality) -> bool:
     """Compare the logits of the three parts with the model's, on the example.
+
+    Returns:
+        Whether they show anything: without its weights, a model returns the same number everywhere.
 
     Raises:
         CaptureError: They differ: the model uses the places of images otherwise, too.
     """
-    reason = ""
+    reason, telling = "", False
     with untouched(model, runs=False), collected():
         try:
             features = Encode(model, modality)(**modality.tensors)
@@ -195,10 +211,12 @@ def _check_merge(model: nn.Module, modality: Modality) -> None:
         except Exception as error:
             reason = error_line(error)
         else:
+            telling = bool((right != right.flatten()[0]).any())
             if found.shape != right.shape or (found - right).norm() > _TOLERANCE * right.norm():
                 reason = f"its decoder depends on the places of the {modality.kind}s, not only on its embeddings"
     if reason:
         raise _refused(model, modality.kind, reason)
+    return telling
 
 
 _TOLERANCE = 1e-4

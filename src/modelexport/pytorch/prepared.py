@@ -48,6 +48,8 @@ def prepare_inputs(model: nn.Module, inputs: Inputs, constants: Collection[str] 
     """
     used, notes = _as_transformers_has_them(model, inputs)
     bound = arguments_by_name(model, used)
+    if isinstance(used, Mapping) and bound.keys() == used.keys():
+        used = bound  # in the order of the parameters, which is that of a graph's inputs
     known = dict.fromkeys([*bound, *(name for name, _ in input_tensors(model, *run_arguments(used)))])
     for name in constants:
         if name != AUTO and name not in known:

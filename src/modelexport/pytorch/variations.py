@@ -1,9 +1,10 @@
-"""Inputs that find more errors than the given ones: masks with padding, ids from the whole vocabulary, other sizes.
+"""Inputs that find more errors than the given ones: masks with padding, ids from the whole vocabulary, other numbers.
 
 With a mask of ones it does not show that a file ignores the mask, and ids that never reach most rows do not show a
-wrong row. An output that is a constant is right for the inputs that it was computed from. A branch that is not taken
-shows nothing; with larger numbers of the other sign it may be taken. Inputs to vary are chosen by values and by the
-graph, not by names. A model may refuse a variation; that is not a fault of the file.
+wrong row. An output that is a constant is right for the inputs that it was computed from, and so is one that does not
+depend on an input; so every input changes, whether the file uses it or not. A branch that is not taken shows nothing;
+with larger numbers of the other sign it may be taken. Inputs to vary are chosen by values and by the graph, not by
+names. A model may refuse a variation; that is not a fault of the file.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from modelexport.graph.nodes import nested_graphs, required_inputs
+from modelexport.graph.nodes import nested_graphs
+from modelexport.pytorch.other_sizes import matching_name, other_sizes
 from modelexport.pytorch.private_torch import tree_map
 from modelexport.pytorch.values import tensors_in
 
@@ -24,7 +26,7 @@ Change = Callable[[str, torch.Tensor], torch.Tensor]
 
 
 def telling_inputs(inputs: Inputs, model: ir.Model) -> Iterator[tuple[str, Inputs]]:
-    """Each variation of the inputs that a file with this graph can run, with its description."""
+    """Each variation of the inputs that a file with this graph can run, with its description; other sizes apart."""
     for what, change in _changes(inputs, model):
         yield what, _changed(inputs, [change])
 
@@ -34,7 +36,11 @@ def all_at_once(inputs: Inputs, model: ir.Model) -> tuple[str, Inputs] | None:
     if any(nested_graphs(node) for node in model.graph):
         return None
     changes = dict(_changes(inputs, model))
-    return (", ".join(changes), _changed(inputs, list(changes.values()))) if len(changes) > 1 else None
+    names, changed = list(changes), _changed(inputs, list(changes.values()))
+    for way, other in other_sizes(changed, model):
+        names, changed = [*names, way], other
+        break
+    return (", ".join(names), changed) if len(names) > 1 else None
 
 
 def _changes(inputs: Inputs, model: ir.Model) -> Iterator[tuple[str, Change]]:
@@ -43,18 +49,15 @@ def _changes(inputs: Inputs, model: ir.Model) -> Iterator[tuple[str, Change]]:
     if masks:
         yield "padded masks", lambda name, t: _padded(t) if name in masks else t
     rows = _rows_of_ids(model)
-    plain = {name: rows[plain] for name in names if (plain := _match(name, rows)) is not None}
+    plain = {name: rows[plain] for name in names if (plain := matching_name(name, rows)) is not None}
     if plain:
         yield "whole vocabulary", lambda name, t: _drawn(t, plain[name]) if name in plain else t
-    numbers = {name for name, tensor in tensors_in(inputs) if tensor.is_floating_point()}
+    numbers = {name for name, tensor in tensors_in(inputs) if name not in masks and name not in plain}
     if numbers:
         yield "other numbers", lambda name, t: _reversed(t) if name in numbers else t
     if any(nested_graphs(node) for node in model.graph):
         for factor in (-3, 3):  # one of them changes a sum's sign, whatever is added to it
             yield f"{factor} times the inputs", partial(_times, factor)
-    sizes = _open_sizes(model)
-    if sizes:
-        yield "other sizes", lambda name, t: _resized(t, sizes, _match(name, sizes))
 
 
 def _changed(inputs: Inputs, changes: Sequence[Change]) -> Inputs:
@@ -71,16 +74,16 @@ def _changed(inputs: Inputs, changes: Sequence[Change]) -> Inputs:
     return changed
 
 
-def _match(name: str, known: Mapping[str, Any]) -> str | None:
-    """The name of an input in the file."""
-    wanted = name.replace(".", "_")
-    return next((k for k in known if k.removeprefix("input.").replace(".", "_") == wanted), None)
-
-
 def _reversed(tensor: torch.Tensor) -> torch.Tensor:
-    """The same numbers at other places, or half of them where all are equal: neither leaves the range of the inputs."""
+    """The same numbers at other places, which stays in the range of the inputs; others where that changes nothing."""
     other = tensor.flip(tuple(range(tensor.ndim)))
-    return other if not torch.equal(other, tensor) else tensor / 2
+    if not torch.equal(other, tensor):
+        return other
+    return ~tensor if tensor.dtype is torch.bool else tensor / 2 if _has_fractions(tensor) else tensor + 1
+
+
+def _has_fractions(tensor: torch.Tensor) -> bool:
+    return bool(tensor.is_floating_point() or tensor.is_complex())
 
 
 def _times(factor: int, name: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -120,24 +123,3 @@ def _rows_of_ids(model: ir.Model) -> dict[str, int]:
 def _drawn(ids: torch.Tensor, rows: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(12)
     return torch.randint(0, rows, ids.shape, generator=generator).to(ids.device, ids.dtype)
-
-
-def _open_sizes(model: ir.Model) -> dict[str, list[str | None]]:
-    """The inputs with dynamic axes, each to the symbol of each axis."""
-    found = {}
-    for value in required_inputs(model):
-        symbols = [s.value if isinstance(s, ir.SymbolicDim) else None for s in value.shape or ()]
-        if any(symbols):
-            found[value.name or ""] = symbols
-    return found
-
-
-def _resized(tensor: torch.Tensor, sizes: Mapping[str, list[str | None]], name: str | None) -> torch.Tensor:
-    """A tensor with the first dynamic axis longer by one and the others shorter by a fifth: repeated, or cut."""
-    if name is None:
-        return tensor
-    for axis, symbol in enumerate(sizes[name]):
-        if symbol is not None and tensor.shape[axis] > 1:
-            size = tensor.shape[axis] + 1 if axis == 0 else max(tensor.shape[axis] - max(tensor.shape[axis] // 5, 1), 1)
-            tensor = tensor.index_select(axis, torch.arange(size, device=tensor.device) % tensor.shape[axis])
-    return tensor

@@ -111,8 +111,8 @@ class Index(Generic[T]):
         self._rows[place].append((fingerprint, thing))
         self._arrays.pop(place, None)
 
-    def near(self, fingerprint: Fingerprint) -> Iterator[T]:
-        """The items whose content may have this fingerprint."""
+    def near(self, fingerprint: Fingerprint, apart: float = NEAR) -> Iterator[T]:
+        """The items whose content may have this fingerprint: up to a distance, in norms."""
         place = (fingerprint.kind, fingerprint.size)
         rows = self._rows.get(place)
         if not rows:
@@ -120,7 +120,7 @@ class Index(Generic[T]):
         if place not in self._arrays:
             self._arrays[place] = np.array([row[0][2:5] for row in rows])
         numbers = self._arrays[place]
-        room = NEAR * np.maximum(numbers[:, 0], fingerprint.norm)
-        apart = np.abs(numbers - np.array(fingerprint[2:5])) / np.array([1.0, 4.0, 4.0])
-        for index in np.flatnonzero((apart <= room[:, None]).all(axis=1)):
+        room = apart * np.maximum(numbers[:, 0], fingerprint.norm)
+        found = np.abs(numbers - np.array(fingerprint[2:5])) / np.array([1.0, 4.0, 4.0])
+        for index in np.flatnonzero((found <= room[:, None]).all(axis=1)):
             yield rows[int(index)][1]

@@ -14,6 +14,9 @@ from modelexport.errors import UsageError
 from modelexport.runtime.sessions import CPU, input_names, open_session, run_session
 
 PAST, PRESENT = "past_key_values", "present"
+CACHE_POSITION = "cache_position"
+"""The input of a graph with a static cache: the positions in it that the new tokens take, ``[sequence]``."""
+_PAST_AXIS = 2
 _BATCH = "batch"
 _DTYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(double)": np.float64}
 
@@ -45,6 +48,8 @@ class Generator:
             raise UsageError(f"the package has no part decode, so it cannot generate; it has {', '.join(files)}")
         inputs = input_names(self.sessions["decode"])
         self.token_input = "decoder_input_ids" if "decoder_input_ids" in inputs else "input_ids"
+        self.static_cache = _static_cache(self.sessions["decode"])
+        """The number of positions of the cache; ``None`` if it grows."""
 
     def steps(
         self, inputs: Mapping[str, Any], new_tokens: int, *, eos: Collection[int] = (), pad: int = 0
@@ -55,12 +60,16 @@ class Generator:
             inputs: ``input_ids`` and ``attention_mask``, ``[batch, sequence]``, with rows padded on the left; for a
                 model with an encoder also the encoder's inputs and ``decoder_input_ids``.
             eos: Tokens that end a row; it is continued with ``pad``.
+
+        Raises:
+            UsageError: The prompt and the new tokens are too many for a static cache, or an input is missing.
         """
         values = dict(inputs)
         for encoder in ("encoder", "vision", "speech"):
             if encoder in self.sessions:
                 values |= run_session(self.sessions[encoder], self._chosen(encoder, values))
         tokens = np.asarray(values.pop(self.token_input), dtype=np.int64)
+        self._check_length(tokens.shape[1], new_tokens)
         own_mask = self.token_input == "input_ids"
         ended = np.zeros(len(tokens), dtype=bool)
         cache: dict[str, Any] = {}
@@ -82,6 +91,26 @@ class Generator:
                 grown = np.ones((len(tokens), 1), dtype=values["attention_mask"].dtype)
                 values["attention_mask"] = np.concatenate([values["attention_mask"], grown], axis=1)
 
+    def _on_axes(self, part: str, positions: Any) -> Any:
+        """Positions of text for a model with several axes of positions, on which text has the same."""
+        shapes = {value.name: value.shape for value in self.sessions[part].get_inputs()}
+        shape = shapes.get("position_ids", [])
+        return np.repeat(positions[None], shape[0], axis=0) if len(shape) > positions.ndim else positions
+
+    def _check_length(self, prompt: int, new_tokens: int) -> None:
+        size = self.static_cache
+        if size is None or prompt + new_tokens - 1 <= size:
+            return
+        if prompt > size:
+            raise UsageError(
+                f"the prompt has {prompt} tokens, and the static cache {size} positions: give a shorter prompt, or "
+                f"export with --static-cache {prompt} or more"
+            )
+        raise UsageError(
+            f"the static cache has {size} positions, and {new_tokens} new tokens after a prompt of {prompt} need "
+            f"{prompt + new_tokens - 1}: generate {size - prompt + 1} at most (--new-tokens)"
+        )
+
     def _chosen(self, part: str, values: Mapping[str, Any]) -> dict[str, Any]:
         wanted = input_names(self.sessions[part])
         if missing := [name for name in wanted if name not in values]:
@@ -92,13 +121,25 @@ class Generator:
         given = {**values, self.token_input: tokens}
         if "attention_mask" in values and "position_ids" not in values and self.token_input == "input_ids":
             positions = np.maximum(np.cumsum(values["attention_mask"], axis=1) - 1, 0)
-            given["position_ids"] = positions[:, -tokens.shape[1] :].astype(np.int64)
+            given["position_ids"] = self._on_axes(part, positions[:, -tokens.shape[1] :].astype(np.int64))
+        if self.static_cache is not None:
+            mask = given["attention_mask"]
+            filled = mask.shape[1]
+            given["attention_mask"] = np.pad(mask, ((0, 0), (0, self.static_cache - filled)))
+            given[CACHE_POSITION] = np.arange(filled - tokens.shape[1], filled)
         if "embedding" in self.sessions:
             given |= run_session(self.sessions["embedding"], self._chosen("embedding", given))
         for value in self.sessions[part].get_inputs():
             if value.name.startswith(PAST):
                 given[value.name] = cache[value.name] if cache else _empty(value, len(tokens))
         return self._chosen(part, given)
+
+
+def _static_cache(session: onnxruntime.InferenceSession) -> int | None:
+    if CACHE_POSITION not in input_names(session):
+        return None
+    past = next(value for value in session.get_inputs() if value.name.startswith(PAST))
+    return int(past.shape[_PAST_AXIS])
 
 
 def _empty(value: onnxruntime.NodeArg, batch: int) -> Any:

@@ -6,8 +6,10 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 import onnxruntime
 
@@ -16,6 +18,7 @@ from modelexport.files.linked import check_tensors
 from modelexport.files.onnx_models import check_weight_files, to_proto
 from modelexport.graph.copies import copy_of
 from modelexport.graph.nodes import initializers
+from modelexport.graph.widening import narrow_values, widened
 
 CPU = "CPUExecutionProvider"
 _LARGE = 1024
@@ -26,8 +29,11 @@ _EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 
 def open_session(
     model: Path | ir.Model, *, folder: Path | None = None, provider: str = CPU, optimized: bool = False
-) -> onnxruntime.InferenceSession:
+) -> Session:
     """A session for a model.
+
+    Where the runtime has no kernels for the narrow floating-point types of a model in memory, the session computes in
+    float32 and rounds every value to its type.
 
     Args:
         model: A file, or a model in memory.
@@ -61,17 +67,32 @@ def open_session(
     values = [onnxruntime.OrtValue.ortvalue_from_numpy(array) for array in arrays.values()]
     options.add_external_initializers(list(arrays), values)
     try:
-        runs = _Session(source, options, providers=[provider])
+        runs = Session(source, options, providers=[provider])
     except Exception as error:  # its exception types are not public
+        if isinstance(model, ir.Model) and not model.functions and (narrow := narrow_values(model)):
+            runs = open_session(widened(model), folder=folder, provider=provider, optimized=optimized)
+            runs.narrow = {name: dtype.numpy() for name, dtype in narrow.items()}
+            return runs
         raise UsageError(f"ONNX Runtime cannot load the model: {' '.join(str(error).split())[:600]}") from error
     runs.weights = [*arrays.values(), *values]
     return runs
 
 
-class _Session(onnxruntime.InferenceSession):
-    """Keeps references to the weights that it was given: the runtime reads them without a copy."""
+class Session(onnxruntime.InferenceSession):
+    """A session that keeps references to the weights that it was given: the runtime reads them without a copy."""
 
     weights: Sequence[object] = ()
+    narrow: Mapping[str, Any] = MappingProxyType({})
+    """The values that it computes in float32 to NumPy's types for them."""
+
+    def run(self, names: Any, feeds: Mapping[str, Any], options: Any = None) -> Any:
+        """Run it; what goes in and comes out has the types of the model."""
+        if not self.narrow:
+            return super().run(names, feeds, options)
+        given = {name: array.astype(np.float32) if name in self.narrow else array for name, array in feeds.items()}
+        found = super().run(names, given, options)
+        types = (self.narrow.get(name) for name in names)
+        return [array if dtype is None else array.astype(dtype) for array, dtype in zip(found, types, strict=True)]
 
 
 def _without_weights(model: ir.Model, weights: dict[str, ir.TensorProtocol]) -> bytes:

@@ -12,7 +12,8 @@ from modelexport.tagged.file import TaggedFile
 from modelexport.verify.differences import Difference, worst
 from modelexport.verify.matching import tensors_by_call
 from modelexport.verify.placement import Misplaced
-from modelexport.verify.proving import Proof, same_calls
+from modelexport.verify.proof import Proof
+from modelexport.verify.proving import same_calls
 from modelexport.verify.verdicts import CallStatus, CallVerdict
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from modelexport.core.calls import ModuleCall
 from modelexport.core.decoding import decode_json
+from modelexport.core.modules import ModuleTree
 from modelexport.core.tags import class_in_tag
 from modelexport.errors import FileFormatError
 from modelexport.format import documents, keys
@@ -21,8 +22,16 @@ from modelexport.runtime.evidence import Evidence, SeenTensor
 from modelexport.tagged.documents.dag import dag_document
 from modelexport.tagged.documents.operations import operations_document
 from modelexport.tagged.documents.reading import load_dag, load_operations
+from modelexport.tagged.documents.sidecar import graph_value
 from modelexport.tagged.encodings.metadata import initializer_tags
 from modelexport.tagged.file import FileTags, TaggedFile
+from modelexport.verify.claimed_graph import (
+    Shapes,
+    false_claims_of_calls,
+    false_claims_of_entries,
+    false_claims_of_outputs,
+)
+from modelexport.verify.claimed_modules import false_claim, false_claims_of_modules
 from modelexport.verify.matching import distance
 from modelexport.verify.verdicts import FalseClaim
 from modelexport.weights.transforms import parameter_plan
@@ -33,17 +42,26 @@ def false_claims(
     sidecar: documents.Hierarchy | None,
     evidence: Evidence,
     contents: Mapping[str, str],
-    classes: Mapping[str, str],
+    tree: ModuleTree | None,
+    *,
+    shapes: Shapes,
+    entries: Collection[str] = (),
 ) -> list[FalseClaim]:
     """Everything that the tags or documents claim and that is not true.
 
     Args:
         sidecar: The sidecar, if it is not yet beside the file.
         contents: Values of the file to the contents of the run that they have.
-        classes: Path of a module to the name of its class; empty if the model is not available.
+        tree: The modules of the model, if it is available.
+        shapes: The shapes of the values of the file in the run, with those of its inputs.
+        entries: The keys of the model's entries, if it is available.
     """
+    classes = {path: module.class_name for module in tree or () for path in (module.path, *module.aliases)}
     checks: list[Callable[[], Iterator[FalseClaim]]] = [
         lambda: _metadata(tagged, evidence, classes),
+        lambda: false_claims_of_outputs(tagged, evidence, shapes),
+        lambda: false_claims_of_calls(tagged, evidence),
+        lambda: false_claims_of_entries(tagged.model, entries),
         lambda: _documents(tagged),
     ]
     found: list[FalseClaim] = []
@@ -54,7 +72,8 @@ def false_claims(
         sidecar = None
     if sidecar is not None:
         said = sidecar
-        checks.append(lambda: _sidecar(tagged, said, evidence, contents, classes))
+        checks.append(lambda: _sidecar(tagged, said, evidence, contents))
+        checks.append(lambda: false_claims_of_modules(tagged, said, tree))
     for check in checks:
         try:
             found.extend(check())
@@ -63,41 +82,33 @@ def false_claims(
     return found
 
 
-def _false(document: str, where: str, claimed: object, found: object) -> Iterator[FalseClaim]:
-    if claimed != found:
-        yield FalseClaim(document=document, where=where or ".", claimed=_text(claimed), found=_text(found))
-
-
-def _text(value: object) -> str:
-    text = " ".join(str(value).split())
-    return text if len(text) <= 200 else f"{text[:200]}..."
-
-
 def _metadata(tagged: TaggedFile, evidence: Evidence, classes: Mapping[str, str]) -> Iterator[FalseClaim]:
     tags = _ClaimedTags(tagged)
     for traced in tagged.calls:
         call, tag = traced.call, tagged.tags[traced.call]
         if call in evidence.parents:
-            yield from _false("metadata", call.address, traced.parent, evidence.parents[call])
+            yield from false_claim("metadata", call.address, traced.parent, evidence.parents[call])
         if call.path in classes:
-            yield from _false("metadata", call.address, class_in_tag(tag), classes[call.path])
+            yield from false_claim("metadata", call.address, class_in_tag(tag), classes[call.path])
         if traced.parent is not None and not tag.startswith(tags.level_above(traced.parent)):
-            yield from _false("metadata", call.address, tag, f"inside {tags.level_above(traced.parent)}")
+            yield from false_claim("metadata", call.address, tag, f"inside {tags.level_above(traced.parent)}")
     for node in tagged.nodes:
         owner = owner_of(node)
         if owner is None:
             continue
         name, properties = node.name or "", node.metadata_props
-        yield from _false("metadata", name, properties.get(keys.SOURCE_MODULE), tags.source_tag(owner.call))
+        yield from false_claim("metadata", name, properties.get(keys.SOURCE_MODULE), tags.source_tag(owner.call))
         if len(owner.calls) > 1:
             listed = _listed(properties.get(keys.HIERARCHY_TAGS, "[]"))
-            yield from _false("metadata", name, listed, [tags.source_tag(call) for call in owner.calls])
+            yield from false_claim("metadata", name, listed, [tags.source_tag(call) for call in owner.calls])
+        if keys.LAYER_ANNOTATION in properties:
+            yield from false_claim("metadata", name, properties[keys.LAYER_ANNOTATION], owner.call.annotation)
         if keys.NAMESPACE in properties:
-            yield from _false("metadata", name, properties[keys.NAMESPACE], tags.namespace(owner.call))
+            yield from false_claim("metadata", name, properties[keys.NAMESPACE], tags.namespace(owner.call))
     for value in initializers(tagged.model):
         if keys.HIERARCHY_TAGS in value.metadata_props:
             listed = _listed(value.metadata_props[keys.HIERARCHY_TAGS])
-            yield from _false("metadata", value.name or "", sorted(listed), sorted(initializer_tags(value, tags)))
+            yield from false_claim("metadata", value.name or "", sorted(listed), sorted(initializer_tags(value, tags)))
 
 
 def _documents(tagged: TaggedFile) -> Iterator[FalseClaim]:
@@ -106,10 +117,10 @@ def _documents(tagged: TaggedFile) -> Iterator[FalseClaim]:
     if dag.is_file():
         here = dag_document(tagged.model, tags)
         for tag, said in _pairs(load_dag(dag), here):
-            yield from _false("dag", tag, *said)
+            yield from false_claim("dag", tag, *said)
     if operations.is_file():
         for name, said in _pairs(load_operations(operations), operations_document(tagged.model, tags)):
-            yield from _false("operations", name, *said)
+            yield from false_claim("operations", name, *said)
 
 
 def _pairs(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[tuple[str, tuple[Any, Any]]]:
@@ -122,13 +133,15 @@ def _sidecar(
     sidecar: documents.Hierarchy,
     evidence: Evidence,
     contents: Mapping[str, str],
-    classes: Mapping[str, str],
 ) -> Iterator[FalseClaim]:
     tags = _ClaimedTags(tagged)
-    yield from _false("hierarchy", "coverage", sidecar.coverage, tagged.coverage)
+    yield from false_claim("hierarchy", "coverage", sidecar.coverage, tagged.coverage)
+    yield from false_claim("hierarchy", "opset", sidecar.model.opset, tagged.model.opset_imports.get("", 0))
     for side, values in (("inputs", tagged.model.graph.inputs), ("outputs", tagged.model.graph.outputs)):
-        listed = [value.name for value in getattr(sidecar, side)]
-        yield from _false("hierarchy", side, listed, [value.name for value in values])
+        listed = getattr(sidecar, side)
+        yield from false_claim("hierarchy", side, [value.name for value in listed], [value.name for value in values])
+        for said, value in zip(listed, values, strict=False):
+            yield from false_claim("hierarchy", said.name, said, graph_value(value))
     own = dict.fromkeys((traced.call.address for traced in tagged.calls), 0)
     nodes = {node.name or "": node for node in tagged.nodes}
     for node in tagged.nodes:
@@ -148,20 +161,15 @@ def _sidecar(
                 [call.address for call in several],
                 [tags.source_tag(call) for call in several],
             )
-            yield from _false("hierarchy", entry.name, said, so)
+            yield from false_claim("hierarchy", entry.name, said, so)
     yield from _initializers(tagged, sidecar, tags)
     yield from _calls(tagged, sidecar, evidence, contents, own)
-    counts = Counter(traced.call.path for traced in tagged.calls)
-    for module in sidecar.modules:
-        if module.path in classes:
-            yield from _false("hierarchy", module.path, module.class_name, classes[module.path])
-        yield from _false("hierarchy", module.path, module.calls, counts[module.path])
 
 
 def _initializers(tagged: TaggedFile, sidecar: documents.Hierarchy, tags: _ClaimedTags) -> Iterator[FalseClaim]:
     values = {value.name or "": value for value in initializers(tagged.model)}
     listed = {entry.name: entry for entry in sidecar.initializers}
-    yield from _false("hierarchy", "initializers", sorted(listed), sorted(values))
+    yield from false_claim("hierarchy", "initializers", sorted(listed), sorted(values))
     for name in listed.keys() & values.keys():
         entry, value = listed[name], values[name]
         plan = parameter_plan(value)
@@ -173,7 +181,7 @@ def _initializers(tagged: TaggedFile, sidecar: documents.Hierarchy, tags: _Claim
             plan.steps if plan else [],
             sorted(initializer_tags(value, tags)),
         )
-        yield from _false("hierarchy", name, said, so)
+        yield from false_claim("hierarchy", name, said, so)
 
 
 def _calls(
@@ -194,20 +202,20 @@ def _calls(
         boundary = tagged.boundaries[call]
         for side in ("inputs", "outputs"):
             listed = sorted(getattr(entry.boundary, side))
-            yield from _false(
+            yield from false_claim(
                 "hierarchy", entry.address, listed, sorted(value.name or "" for value in getattr(boundary, side))
             )
-        yield from _false("hierarchy", entry.address, entry.nodes, own[entry.address])
+        yield from false_claim("hierarchy", entry.address, entry.nodes, own[entry.address])
         same = there[call.path] == here[call.path]
         for side, tensors in (("inputs", entry.inputs), ("outputs", entry.outputs)):
             for tensor in tensors:
                 where = f"{entry.address or '.'}, {tensor.name}"
                 if tensor.value is not None and tensor.value not in made:
-                    yield from _false("hierarchy", where, tensor.value, "not a value of the file")
+                    yield from false_claim("hierarchy", where, tensor.value, "not a value of the file")
                 its = seen.get((entry.address, side, tensor.name))
                 if its is None or not same:
                     continue
-                yield from _false("hierarchy", where, *_type(tensor, its.dtype, its.shape))
+                yield from false_claim("hierarchy", where, *_type(tensor, its.dtype, its.shape))
                 content = contents.get(tensor.value or "")
                 if (
                     content is not None
@@ -234,7 +242,7 @@ _ROUNDING = 1e-5
 def _value(where: str, tensor: documents.CallTensor, content: str, contents: Mapping[str, str]) -> Iterator[FalseClaim]:
     """A false claim if the tensor is another value of the file than the claimed one."""
     names = [name for name, its in contents.items() if its == content]
-    yield from _false("hierarchy", where, tensor.value, names[0] if names else "another tensor")
+    yield from false_claim("hierarchy", where, tensor.value, names[0] if names else "another tensor")
 
 
 @dataclass(frozen=True)

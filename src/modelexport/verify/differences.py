@@ -8,6 +8,8 @@ scaled. The tolerance is a multiple of rounding noise:
 - *measured*: the difference between PyTorch's run and the same run in float64, which is the effect of rounding.
 
 Elements ten thousand times larger than the others (added by a mask) are a separate group: they would hide the rest.
+A norm hides a wrong element among a million, so that no element may be off by many times the tolerance of the norm,
+relative to itself or to the typical element: rounding errors are spread over all elements.
 """
 
 from __future__ import annotations
@@ -29,6 +31,8 @@ ALLOWED_NOISE = 8.0
 """The error in multiples of the measured noise up to which it agrees: the runtime sums in another order."""
 UNMEASURED_UNITS = 64.0
 """The error in units up to which it agrees if the noise exceeds a few units and cannot be measured."""
+ALLOWED_OF_ONE = 32.0
+"""How many times the tolerance of the norm a single element may be off by."""
 _APART = 1e4
 _INFINITE = 1e30
 
@@ -45,6 +49,8 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     """The largest absolute difference of an element."""
     relative: float | None = None
     """The norm of the difference divided by the norm of the right value, for the worse group of elements."""
+    of_one: float | None = None
+    """The largest error of an element, relative to itself or to the root mean square of all, whichever is larger."""
     noise: float | None = None
     """The rounding noise in the same measure: measured, or the unit of the type."""
     measured: bool = False
@@ -125,15 +131,28 @@ def _agreeing(name: str, expected: Any, actual: Any, unit: float, units: float) 
     size, error = _norm(expected), _norm(apart)
     if error > units * unit * size:
         return None
+    np.abs(apart, out=apart)
+    absolute, typical = float(apart.max(initial=0.0)), size / float(np.sqrt(max(expected.size, 1)))
+    of_one = absolute / typical
+    if of_one > ALLOWED_OF_ONE * ALLOWED_UNITS * unit:
+        of_one = _of_one(apart, sizes, typical)
+    if of_one > ALLOWED_OF_ONE * units * unit:
+        return None
     return Difference(
         name=name,
         status="agree",
         dtype=str(actual.dtype),
         shape=list(actual.shape),
-        absolute=float(np.abs(apart).max(initial=0.0)),
+        absolute=absolute,
         relative=error / size,
+        of_one=of_one,
         noise=unit,
     )
+
+
+def _of_one(apart: Any, sizes: Any, typical: float) -> float:
+    """The largest of some errors, relative to their elements or to the typical one."""
+    return float((apart / np.maximum(sizes, typical or 1.0)).max(initial=0.0))
 
 
 _PLAIN = (1e-12, 1e12)
@@ -155,12 +174,15 @@ def _compare_numbers(name: str, expected: Any, actual: Any, exact: Any | None, u
     finite = ~unbounded & ~other
     one, two = one[finite], two[finite]
     right = exact.astype(np.float64).reshape(-1)[finite] if exact is not None and exact.size == expected.size else None
-    relative, noise, wrong = 0.0, unit, infinite > 0
+    relative, noise, of_one, wrong = 0.0, unit, 0.0, infinite > 0
     for group in _groups(one):
         error, size = _norm(two[group] - one[group]), _norm(one[group])
         own = _norm(one[group] - right[group]) if right is not None else 0.0
         allowed = max(units * unit * size, ALLOWED_NOISE * own)
+        single, its = _errors_of_one(one[group], two[group], right[group] if right is not None else None)
         wrong = wrong or error > allowed
+        if single > max(ALLOWED_OF_ONE * units * unit, ALLOWED_OF_ONE * ALLOWED_NOISE * its):
+            wrong, of_one = True, max(of_one, single)
         share = error / size if size else np.inf if error else 0.0
         if share >= relative:
             relative, noise = share, max(own / size if size else 0.0, unit)
@@ -169,6 +191,7 @@ def _compare_numbers(name: str, expected: Any, actual: Any, exact: Any | None, u
     if wrong:
         reason = f"{differing + infinite:,} of {expected.size:,} elements differ, by {relative:.1e} of its size"
         reason += f", {relative / noise:,.0f} times the rounding noise" if np.isfinite(relative) else ""
+        reason += f"; a single one by {of_one:.1e}" if of_one else ""
     return Difference(
         name=name,
         status="differ" if wrong else "agree",
@@ -177,10 +200,19 @@ def _compare_numbers(name: str, expected: Any, actual: Any, exact: Any | None, u
         shape=list(actual.shape),
         absolute=float(np.max(np.abs(one - two), initial=0.0)),
         relative=float(relative),
+        of_one=of_one or None,
         noise=float(noise),
         measured=right is not None,
         nans=nans,
     )
+
+
+def _errors_of_one(one: Any, two: Any, right: Any | None) -> tuple[float, float]:
+    """The largest error of an element, and of its rounding, if that was measured."""
+    sizes = np.abs(one)
+    typical = _norm(one) / np.sqrt(max(one.size, 1))
+    its = _of_one(np.abs(one - right), sizes, typical) if right is not None else 0.0
+    return _of_one(np.abs(two - one), sizes, typical), its
 
 
 def _groups(values: Any) -> list[Any]:

@@ -21,7 +21,7 @@ from modelexport.runtime.evidence import Evidence, SeenTensor
 from modelexport.verify.differences import compare_arrays
 from modelexport.verify.localizing import nodes_between
 from modelexport.verify.matching import WHOLE_UNITS
-from modelexport.verify.proving import Proof
+from modelexport.verify.proof import Proof
 from modelexport.verify.segments import GIVEN, segmented
 
 

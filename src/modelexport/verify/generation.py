@@ -11,7 +11,7 @@ import numpy as np
 from torch import nn
 
 from modelexport.errors import UsageError
-from modelexport.pytorch.generating import generate_greedily, step_inputs
+from modelexport.pytorch.generating import generate_greedily, step_of
 from modelexport.runtime.generation import Generator, Step
 from modelexport.runtime.sessions import CPU
 from modelexport.tagged.package import Package, read_package
@@ -149,10 +149,10 @@ def _compare(
 
 def _module_at(model: nn.Module, package: Package, step: Step, provider: str) -> str | None:
     """The first module that differs when both run one step from the package's state before it."""
-    inputs = step_inputs(model, step.feeds)
-    if inputs is None:
+    ran = step_of(model, step.feeds)
+    if ran is None:
         return None
-    report = verify(model, inputs, package.files[step.part], provider=provider)
+    report = verify(*ran, package.files[step.part], provider=provider)
     return None if report.diverging is None else report.diverging.address or "."
 
 

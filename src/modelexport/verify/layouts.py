@@ -74,6 +74,22 @@ class LaidOut:
         return laid
 
 
+def other_layouts(evidence: LaidOut, laid: str, name: str, shape: tuple[int, ...]) -> Iterator[str]:
+    """The contents that a value may be instead of one in another order of its axes: that of PyTorch, and other orders.
+
+    Nothing for a content with its rows in another order, of which there are too many.
+    """
+    content, now = evidence.base(laid), evidence.array(laid)
+    shapes = {tensor.shape for tensor in evidence.tensors if tensor.content == content}
+    for whole in shapes:
+        right = evidence.array(content).reshape(whole)
+        orders = [one.reshape(-1) for one in _permutations(right, shape)]
+        if any(np.array_equal(now, one) for one in orders):
+            for index, one in enumerate([right.reshape(-1), *orders]):
+                if not np.array_equal(now, one):
+                    yield evidence.add(content, f"{name} in order {index}", one)
+
+
 def find_layouts(
     model: ir.Model,
     folder: Path,

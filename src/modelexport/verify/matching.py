@@ -16,8 +16,8 @@ from modelexport.core.calls import ModuleCall, Side
 from modelexport.core.limits import BATCH_BYTES
 from modelexport.runtime import sessions
 from modelexport.runtime.evidence import Evidence, SeenTensor
-from modelexport.runtime.fingerprints import Fingerprint, Index, fingerprint_of
-from modelexport.verify.differences import Difference, compare_arrays
+from modelexport.runtime.fingerprints import NEAR, Fingerprint, Index, fingerprint_of
+from modelexport.verify.differences import UNITS, Difference, compare_arrays
 from modelexport.verify.segments import given_name, segmented
 
 _HINT = 1e-3
@@ -88,9 +88,11 @@ def run_file(
             own = found.prints[name] = fingerprint_of(array)
             if name in keep:
                 found.arrays[name] = array
-            errors = {content: distance(evidence.array(content), array) for content in index.near(own)}
+            unit = UNITS.get(str(array.dtype), 0.0)
+            near = index.near(own, max(NEAR, 2 * unit))
+            errors = {content: distance(evidence.array(content), array) for content in near}
             best = min(errors, key=lambda content: errors[content], default=None)
-            if best is not None and errors[best] <= _HINT:
+            if best is not None and errors[best] <= max(_HINT, 4 * unit):
                 found.contents[name], found.errors[name] = best, errors[best]
                 right = evidence.array(best).reshape(array.shape)
                 found.differences[name] = compare_arrays(name, right, array, units=WHOLE_UNITS)

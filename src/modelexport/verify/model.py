@@ -17,8 +17,10 @@ from modelexport.files.linked import check_files
 from modelexport.format import documents
 from modelexport.graph.nodes import required_inputs
 from modelexport.pytorch.model_run import as_array
+from modelexport.pytorch.other_sizes import one_row, other_sizes
 from modelexport.pytorch.perturbation import as_arrays, entries_of
 from modelexport.pytorch.prepared import prepare_inputs
+from modelexport.pytorch.static import module_tree
 from modelexport.pytorch.values import as_stored
 from modelexport.pytorch.variations import all_at_once, telling_inputs
 from modelexport.runtime.sessions import CPU
@@ -38,7 +40,8 @@ from modelexport.verify.parameters import (
     put_in,
     users_of,
 )
-from modelexport.verify.proving import Proof, prove_calls
+from modelexport.verify.proof import Proof
+from modelexport.verify.proving import prove_calls
 from modelexport.verify.sampling import verify_alone
 from modelexport.verify.verdicts import CallVerdict, OtherInputs, ParameterReport, VerifyReport
 from modelexport.weights.sources import Weights
@@ -116,7 +119,15 @@ def _verify(
         provider=provider,
         units=dict(UNITS),
         parameters=parameters,
-        claims=false_claims(tagged, sidecar, whole.run, proof.contents, model_classes(model)),
+        claims=false_claims(
+            tagged,
+            sidecar,
+            whole.run,
+            proof.contents,
+            module_tree(model),
+            shapes=proof.shapes,
+            entries=entries_of(model),
+        ),
         others=whole.others,
         perturbed=bool(whole.perturbed),
         optimizer=whole.optimizer,
@@ -157,7 +168,8 @@ def _differing_inputs(
 ) -> Iterator[tuple[OtherInputs, Inputs]]:
     """The variations of the inputs on which the outputs differ, or the file does not run."""
     together = all_at_once(inputs, tagged.model)
-    ways = dict([*telling_inputs(inputs, tagged.model), *([together] if together is not None else [])])
+    ways = dict([*telling_inputs(inputs, tagged.model), *other_sizes(inputs, tagged.model)])
+    ways.update(one for one in (together, one_row(inputs, tagged.model)) if one is not None)
     return ((one, ways[one.what]) for one in others if one.status == "differ")
 
 
@@ -184,11 +196,6 @@ def _open(model: nn.Module, path: str | Path) -> TaggedFile:
     check_same_entries(entries, tagged.model, tagged.path)
     check_files(tagged.path, tagged.model)
     return tagged
-
-
-def model_classes(model: nn.Module) -> dict[str, str]:
-    """Path of a module to the name of its class."""
-    return {path: type(module).__name__ for path, module in model.named_modules(remove_duplicate=False)}
 
 
 def _wrong_weights(tagged: TaggedFile, parameters: ParameterReport) -> dict[ModuleCall, str]:

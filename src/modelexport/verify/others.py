@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import onnx_ir as ir
 import onnxruntime
 
 from modelexport.errors import UsageError
+from modelexport.pytorch.other_sizes import WAYS, one_row, other_sizes
 from modelexport.pytorch.variations import all_at_once, telling_inputs
 from modelexport.runtime.evidence import Evidence
 from modelexport.runtime.sessions import run_session
@@ -46,10 +48,30 @@ def run_others(
     found = [compared(*together)] if together is not None else []
     if not found or found[0].status not in ("agree", "tie"):
         one_by_one = [compared(what, other) for what, other in telling_inputs(inputs, tagged.model)]
+        one_by_one += with_other_sizes(inputs, tagged.model, compared)
         # What differs only together is a difference, too; what the model refuses together it may take one by one.
         tells = any(one.status == "differ" for one in one_by_one) or any(one.status == "not compared" for one in found)
         found = one_by_one if tells else [*found, *one_by_one]
-    return found
+    single = one_row(inputs, tagged.model)
+    return found if single is None else [*found, compared(*single)]
+
+
+def with_other_sizes(
+    inputs: Inputs, model: ir.Model, compared: Callable[[str, Inputs], OtherInputs]
+) -> list[OtherInputs]:
+    """Compare the outputs with other sizes of all dynamic axes, in the first way that the model accepts.
+
+    If it accepts none, the sizes are changed one by one: some of them may be fixed by the model itself.
+    """
+    found: list[OtherInputs] = []
+    for what, other in other_sizes(inputs, model):
+        if what not in WAYS and found and found[-1].what in WAYS:
+            found = found[:1]
+        one = compared(what, other)
+        if one.status != "not compared" and what in WAYS:
+            return [one]
+        found.append(one)
+    return [one for one in found if one.status != "not compared"] or found[:1]
 
 
 @dataclass(frozen=True)

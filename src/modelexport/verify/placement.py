@@ -7,6 +7,7 @@ other steps) has to lead to values of its call.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
@@ -59,6 +60,9 @@ def find_misplaced(model: ir.Model, calls: CallTree, run: FileRun, evidence: Evi
         if allowed:
             known[node] = frozenset(allowed)
     unseen = _calls_with_unseen_outputs(calls, run, evidence)
+    several = any((owner := owner_of(node)) is not None and len(owner.calls) > 1 for node in model.graph)
+    gone = _calls_with_lost_values(run, evidence, calls) if several else frozenset()
+    ends = _Ends(evidence)
     order = {call: index for index, call in enumerate(evidence.parents)}
     reached = _reached(model, known)
     found = []
@@ -68,14 +72,63 @@ def find_misplaced(model: ir.Model, calls: CallTree, run: FileRun, evidence: Evi
             continue
         right = known.get(node) or reached.get(node, frozenset())
         near = right
+        leading = {call for call in unseen if any(_may_lead_to(call, r, calls, order) for r in right)}
         if node in copies:
             near = near | copies[node] | reached.get(node, frozenset())
             near = near | _around(node, known) | _users(node, known)
         elif node not in known:
-            near = near | {call for call in unseen if any(_may_lead_to(call, r, calls, order) for r in right)}
-        if right and not near & set(owner.calls):
+            near = near | leading
+        if right and owner.call not in near:
             found.append(Misplaced(node.name or "", owner.calls, tuple(sorted(right))))
+        elif right and len(owner.calls) > 1:
+            # What is fused of several calls also computes what the others did, which is no value of the file.
+            also = right | (_around(node, known) | _users(node, known) | leading | _passed(node, run, travels)) & gone
+            also -= ends.apart_from(node, run) - right
+            if wrong := [call for call in owner.calls if call not in (near if node in copies else also)]:
+                found.append(Misplaced(node.name or "", tuple(wrong), tuple(sorted(right))))
     return found
+
+
+class _Ends:
+    """Where calls begin and end: the contents that they get, and that they return."""
+
+    def __init__(self, evidence: Evidence) -> None:
+        gets, returns = tensors_by_call(evidence, "inputs"), tensors_by_call(evidence, "outputs")
+        self._get: dict[str, set[ModuleCall]] = defaultdict(set)
+        self._return: dict[str, set[ModuleCall]] = defaultdict(set)
+        for call in gets.keys() | returns.keys():
+            given, returned = ({t.content for t in side.get(call, [])} for side in (gets, returns))
+            for content in given - returned:
+                self._get[content].add(call)
+            for content in returned - given:
+                self._return[content].add(call)
+
+    def apart_from(self, node: ir.Node, run: FileRun) -> set[ModuleCall]:
+        """The calls that a node is not in: those that get what it gives, or return what it takes."""
+        taken = (run.contents.get(value.name or "", "") for value in node.inputs if value is not None)
+        given = (run.contents.get(value.name or "", "") for value in node.outputs)
+        before = {call for content in given for call in self._get.get(content, ())}
+        return before | {call for content in taken for call in self._return.get(content, ())}
+
+
+def _passed(node: ir.Node, run: FileRun, travels: Mapping[str, frozenset[ModuleCall]]) -> frozenset[ModuleCall]:
+    """The calls that get, pass or return what a node takes or gives."""
+    names = [value.name or "" for value in (*node.inputs, *node.outputs) if value is not None]
+    return frozenset(call for name in names for call in travels.get(run.contents.get(name, ""), ()))
+
+
+def _calls_with_lost_values(run: FileRun, evidence: Evidence, calls: CallTree) -> frozenset[ModuleCall]:
+    """The calls that computed something that is no value of the file, and those around them."""
+    index: Index[Fingerprint] = Index()
+    for own in run.prints.values():
+        index.add(own, own)
+    lost = {
+        operation.call
+        for operation in evidence.computed
+        if operation.new and not any(operation.fingerprint.near(own) for own in index.near(operation.fingerprint))
+    }
+    unknown = {traced.call for traced in calls if traced.call not in evidence.parents}
+    return frozenset(unknown | {around for call in lost if call in calls for around in calls.stack(call)})
 
 
 def _may_lead_to(call: ModuleCall, other: ModuleCall, calls: CallTree, order: Mapping[ModuleCall, int]) -> bool:

@@ -12,6 +12,8 @@ import msgspec
 import onnxruntime
 
 from modelexport.errors import UsageError
+from modelexport.files.onnx_models import load_onnx
+from modelexport.graph.widening import narrow_values
 from modelexport.runtime.evidence import Evidence
 from modelexport.runtime.sessions import open_session
 from modelexport.tagged.file import TaggedFile
@@ -29,8 +31,20 @@ def open_as_run(file: Path, provider: str) -> tuple[onnxruntime.InferenceSession
     try:
         return open_session(file, provider=provider, optimized=True), ""
     except UsageError as error:
+        told = str(error)
+    try:
         session = open_session(file, provider=provider)
-        return session, f"ONNX Runtime loads the file only with its optimiser off, and runs it so here: {error}"
+        return session, f"ONNX Runtime loads the file only with its optimiser off, and runs it so here: {told}"
+    except UsageError:
+        model = load_onnx(file)
+        if not narrow_values(model):
+            raise
+    session = open_session(model, folder=file.parent, provider=provider)
+    types = ", ".join(sorted({dtype.name.lower() for dtype in narrow_values(model).values()}))
+    return (
+        session,
+        f"this ONNX Runtime does not run the file; computed in float32, each value rounded to {types}: {told}",
+    )
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ from modelexport.weights import WeightsMode
 
 if TYPE_CHECKING:
     from modelexport.exporting.options import Options
+    from modelexport.pytorch.generation import DecoderForm
 
 NodeNames = Literal["exporter", "path"]
 HierarchyView = Literal["static", "traced", "compare"]
@@ -51,6 +52,13 @@ def export(
             help="The parts of FOLDER/: one graph, those of generation, or those of a pipeline; auto: as fits MODEL."
         ),
     ] = None,
+    static_cache: Annotated[
+        int | None,
+        typer.Option("--static-cache", metavar="N", min=1, help="A FOLDER/ whose decoder has a cache of N positions."),
+    ] = None,
+    separate_prefill: Annotated[
+        bool, typer.Option("--separate-prefill", help="A FOLDER/ with another graph for prompts, without a cache.")
+    ] = False,
     frontend: Annotated[
         FrontEnd, typer.Option(help="The front end that captures MODEL; auto: torchscript if dynamo fails.")
     ] = "auto",
@@ -147,6 +155,7 @@ def export(
         WeightOptions,
     )
     from modelexport.exporting.pipeline import export as run
+    from modelexport.pytorch.generation import DecoderForm
 
     check_opset(opset)
     options = Options(
@@ -160,9 +169,7 @@ def export(
             node_names=node_names,
         ),
         weights=WeightOptions(weights=weights),
-        checks=CheckOptions(
-            check=not no_check, keep_anyway=keep_anyway, verify=verify, reference=reference, sizes=bool(axes)
-        ),
+        checks=CheckOptions(check=not no_check, keep_anyway=keep_anyway, verify=verify, reference=reference),
         fusing=FuseOptions(fuse=fuse),
     )
     if parts is not None or output.endswith("/") or Path(output).is_dir():
@@ -172,10 +179,22 @@ def export(
                 "the names in a package are fixed by its runtimes"
             )
         choice = ModelChoice(model, inputs, model_class, trust_remote_code, seed, dtype)
+        form = DecoderForm(static_cache=static_cache, separate_prefill=separate_prefill)
+        form.check()
         _export_folder(
-            choice, Path(output), parts or "auto", frontend, opset, options, optimized=not no_optimize, as_json=as_json
+            choice,
+            Path(output),
+            parts or "auto",
+            form,
+            frontend,
+            opset,
+            options,
+            optimized=not no_optimize,
+            as_json=as_json,
         )
         return
+    if static_cache is not None or separate_prefill:
+        raise UsageError(f"--static-cache and --separate-prefill go with a FOLDER/: -o {Path(output).stem}/")
     interface = read_interface(input_names, output_names, outputs, axes or ())
     with progress_shown() as progress:
         stages = Stages(progress)
@@ -210,6 +229,12 @@ def export(
         from modelexport.exporting.report import told_of
 
         print(f"modelexport: warning: {one.kind}: {one.where}; {told_of(one.kind)}", file=sys.stderr)
+    for axis in result.fixed:
+        print(
+            f"modelexport: warning: axis {axis.axis} of {axis.input} is not dynamic, it is {axis.size}: "
+            f"{axis.call or 'the model itself'} fixes it ({axis.reason})",
+            file=sys.stderr,
+        )
     if result.attempts:
         taken = result.hierarchy.settings.frontend
         reasons = "; ".join(f"{one.frontend} failed: {one.reason.splitlines()[0]}" for one in result.attempts)
@@ -233,6 +258,7 @@ def _export_folder(
     choice: ModelChoice,
     folder: Path,
     parts: PartsMode,
+    form: DecoderForm,
     frontend: FrontEnd,
     opset: int | None,
     options: Options,
@@ -261,6 +287,8 @@ def _export_folder(
                 folder,
                 inputs=example,
                 parts=parts,
+                static_cache=form.static_cache,
+                separate_prefill=form.separate_prefill,
                 name=loaded.name,
                 directory=loaded.directory,
                 frontend=frontend,

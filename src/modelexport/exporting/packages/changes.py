@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import onnx_ir as ir
 
@@ -143,6 +144,8 @@ def retag_package(changed: Path, *, source: Path, output: Path) -> dict[str, Ret
     with written_together(output, [source, changed], make=True, package=True) as staging:
         copy_folder(source, staging)
         for part in package.manifest.parts:
-            reports[part.name] = retag(changed / part.file, source=source / part.file, output=staging / part.file)
+            report = retag(changed / part.file, source=source / part.file, output=staging / part.file)
+            files = [str(output / Path(file).relative_to(staging)) for file in report.files]
+            reports[part.name] = msgspec.structs.replace(report, path=str(output / part.file), files=files)
         write_manifest(package.manifest, staging)
     return reports

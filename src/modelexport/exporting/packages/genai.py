@@ -9,6 +9,7 @@ from typing import Any
 
 import onnx_ir as ir
 
+from modelexport.exporting.fused_forms import reads_cache
 from modelexport.files.onnx_models import load_onnx
 from modelexport.format.packages import Manifest
 
@@ -17,6 +18,9 @@ GENAI_CONFIG = "genai_config.json"
 _KEY = re.compile(r"past_key_values\.(\d+)\.key")
 _PLAIN = {"input_ids", "attention_mask", "position_ids"}
 """The inputs that onnxruntime-genai passes to a decoder besides its cache."""
+
+
+_AXES_OF_TOKENS = 2
 
 
 class GenaiError(Exception):
@@ -35,6 +39,8 @@ class _Decoder:
     """Of keys and values."""
     width: int
     """Of a head."""
+    in_place: bool
+    """Whether the cache may be a longer buffer, into which each step writes."""
 
 
 def make_genai_config(config: Any, folder: Path, manifest: Manifest) -> dict[str, Any]:
@@ -61,8 +67,8 @@ def make_genai_config(config: Any, folder: Path, manifest: Manifest) -> dict[str
             "do_sample": False,
             "num_beams": 1,
             "max_length": length,
-            # The graph returns a longer cache in each step; it does not write into its input.
-            "past_present_share_buffer": False,
+            # Otherwise the graph returns a longer cache in each step.
+            "past_present_share_buffer": decoder.in_place,
         },
     }
 
@@ -70,7 +76,7 @@ def make_genai_config(config: Any, folder: Path, manifest: Manifest) -> dict[str
 def _read_decoder(folder: Path, manifest: Manifest) -> _Decoder:
     """The one graph of a package; fails if onnxruntime-genai cannot run it."""
     if len(manifest.parts) != 1:
-        raise GenaiError("onnxruntime-genai only runs decoders that are one graph, and a few families of several")
+        raise GenaiError(_why_not({part.name for part in manifest.parts}))
     part = manifest.parts[0]
     inputs = {value.name or "": value for value in load_onnx(folder / part.file).graph.inputs}
     layers = sorted(int(found[1]) for name in inputs if (found := _KEY.fullmatch(name)))
@@ -83,11 +89,26 @@ def _read_decoder(folder: Path, manifest: Manifest) -> _Decoder:
         raise GenaiError("it does not take input_ids and return logits")
     if any(isinstance(size, int) for size in inputs["input_ids"].shape or ()):
         raise GenaiError("it takes a fixed batch or a fixed number of tokens")
+    if (positions := inputs.get("position_ids")) is not None and len(positions.shape or ()) != _AXES_OF_TOKENS:
+        raise GenaiError("it takes positions on several axes")
     shapes = {_heads_and_width(inputs[name]) for name in cache}
     if len(shapes) != 1:
         raise GenaiError(f"its layers have caches of different sizes: {sorted(map(str, shapes))}")
     heads, width = shapes.pop()
-    return _Decoder(part.file, sorted(_PLAIN & inputs.keys()), len(layers), heads, width)
+    in_place = "attention_mask" in inputs and all(reads_cache(*use) for name in cache for use in inputs[name].uses())
+    return _Decoder(part.file, sorted(_PLAIN & inputs.keys()), len(layers), heads, width, in_place)
+
+
+def _why_not(parts: set[str]) -> str:
+    """Why onnxruntime-genai cannot run the graphs with these names together."""
+    if "encoder" in parts:
+        return (
+            "its encoder-decoders take the keys and values of the encoder's output from the encoder's graph; here the "
+            "first step computes them"
+        )
+    if "embedding" in parts:
+        return "onnxruntime-genai prepares images and sound only for the families that it knows"
+    return "onnxruntime-genai runs prompts and tokens with one graph: leave out --separate-prefill"
 
 
 def _special_tokens(text: Any) -> dict[str, Any]:

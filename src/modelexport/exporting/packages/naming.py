@@ -10,6 +10,7 @@ import onnx_ir as ir
 from modelexport.capture.exported import Exported
 from modelexport.exporting.interface import Interface
 from modelexport.graph.sizes import SYMBOL
+from modelexport.runtime.generation import CACHE_POSITION
 
 BATCH, SEQUENCE, PAST = "batch", "sequence", "past_sequence"
 TOTAL = f"{PAST} + {SEQUENCE}"
@@ -40,12 +41,13 @@ def name_generation(exported: Exported) -> Exported:
     graph = exported.model.graph
     encodes = any(name.startswith(("encoder_", "decoder_")) for name in (*_names(graph.inputs), *exported.output_names))
     inputs = {value.name or "": value for value in graph.inputs}
+    total = TOTAL if any(_CACHE.fullmatch(name) for name in inputs) else SEQUENCE
     new_inputs = {name: cache_name(name, "past_key_values") or name.removeprefix("input.") for name in inputs}
     new_outputs = {name: cache_name(name, "present") or name.removeprefix("output.") for name in exported.output_names}
     sizes = [
         (new_inputs[name], axis, symbol)
         for name, value in inputs.items()
-        for axis, symbol in _axes(name, value, encodes)
+        for axis, symbol in _axes(name, value, encodes, total)
     ]
     given = set(new_inputs.values())
     # The encoder's cache, which a step reads but does not change, is not an output.
@@ -97,7 +99,7 @@ def _names(values: Iterable[ir.Value]) -> list[str]:
     return [value.name or "" for value in values]
 
 
-def _axes(name: str, value: ir.Value, encodes: bool) -> Iterator[tuple[int, str]]:
+def _axes(name: str, value: ir.Value, encodes: bool, total: str) -> Iterator[tuple[int, str]]:
     """The dynamic axes of an input with their names; with ``encodes``, inputs not of the decoder are the encoder's."""
     if value.shape is None:
         return
@@ -105,6 +107,10 @@ def _axes(name: str, value: ir.Value, encodes: bool) -> Iterator[tuple[int, str]
     names: tuple[str, ...] = (BATCH, SEQUENCE)
     if found is not None:
         names = (BATCH, "heads", ENCODER if found[1] == "cross" else PAST, "width")
+    elif name == "position_ids" and len(value.shape) > len(names):
+        names = ("axes", BATCH, SEQUENCE)
+    elif name == CACHE_POSITION:
+        names = (SEQUENCE,)
     elif name.endswith("_features"):
         names = (f"{name.removesuffix('_features')}_tokens",)
     elif len(value.shape) > 3:
@@ -112,7 +118,7 @@ def _axes(name: str, value: ir.Value, encodes: bool) -> Iterator[tuple[int, str]
     elif encodes and not name.startswith("decoder_"):
         names = (BATCH, ENCODER)
     elif name == "attention_mask":
-        names = (BATCH, TOTAL)
+        names = (BATCH, total)
     for axis, (size, symbol) in enumerate(zip(value.shape, names, strict=False)):
         if not isinstance(size, int) and size.value and not size.value.isdigit():
             yield axis, symbol

@@ -30,7 +30,7 @@ from modelexport.format.packages import PACKAGE_VERSION, Kind, Manifest, PartEnt
 from modelexport.pytorch.diffusion.modules import MODEL_INDEX, PipelineModules, as_module, is_diffusion_pipeline
 from modelexport.pytorch.diffusion.observing import observe_example
 from modelexport.pytorch.diffusion.parts import diffusion_parts, model_parts
-from modelexport.pytorch.generation import ModelPart, can_generate, generation_parts
+from modelexport.pytorch.generation import DecoderForm, ModelPart, can_generate, generation_parts
 from modelexport.pytorch.pipelines import SENTENCE_TRANSFORMER, SentencePipeline, pipeline_parts
 from modelexport.weights.sources import Weights
 
@@ -72,6 +72,8 @@ def export_package(
     *,
     inputs: Mapping[str, Any] | Sequence[Any] | None = None,
     parts: PartsMode = "auto",
+    static_cache: int | None = None,
+    separate_prefill: bool = False,
     name: str | None = None,
     directory: str | Path | None = None,
     frontend: FrontEnd = "auto",
@@ -90,6 +92,9 @@ def export_package(
         inputs: Example inputs for a model that is exported whole, or arguments for the example run of a pipeline of
             diffusers. Other parts make their own.
         parts: What the package consists of.
+        static_cache: The number of positions of a decoder's cache; by default it grows. The graph writes at the
+            positions that its input ``cache_position`` names, and the cache that it returns has the same size.
+        separate_prefill: Also write a graph for the prompt of a decoder, which takes no cache.
         name: The model's name in the documents; by default its class.
         directory: The model's folder with its configuration and tokenizer, which are copied into the package.
         frontend, opset, optimized, options: As in :func:`modelexport.export`, for every part.
@@ -108,7 +113,9 @@ def export_package(
         model = as_module(model)
     check_package_folder(folder, [] if lies_in is None else [lies_in])
     with stages("parts"):
-        kind, found = _parts_of(model, parts, inputs)
+        form = DecoderForm(static_cache=static_cache, separate_prefill=separate_prefill)
+        form.check()
+        kind, found = _parts_of(model, parts, inputs, form)
     with written_together(folder, [] if lies_in is None else [lies_in], make=True, package=True) as staging:
         with stages("weights"):
             shared = _share(model, found, lies_in, staging, options.weights)
@@ -132,10 +139,12 @@ def export_package(
 
 
 def _parts_of(
-    model: nn.Module, parts: PartsMode, inputs: Mapping[str, Any] | Sequence[Any] | None
+    model: nn.Module, parts: PartsMode, inputs: Mapping[str, Any] | Sequence[Any] | None, form: DecoderForm
 ) -> tuple[Kind, list[ModelPart]]:
     if parts == "generate" or (parts == "auto" and can_generate(model)):
-        return "generate", generation_parts(model)
+        return "generate", generation_parts(model, form)
+    if form != DecoderForm():
+        raise InputsError("--static-cache and --separate-prefill are for a model that generates: leave them out")
     if isinstance(model, PipelineModules):
         if parts == "whole":
             raise InputsError(f"{type(model).__name__} is not one model: leave out --parts whole")

@@ -55,8 +55,8 @@ def hierarchy_document(
         model=documents.ModelEntry(name, tree.root.qualified_class, tree.root.parameters, model.opset_imports[""]),
         settings=settings,
         environment={package: importlib.metadata.version(package) for package in _PACKAGES},
-        inputs=[_graph_value(value) for value in model.graph.inputs],
-        outputs=[_graph_value(value) for value in model.graph.outputs],
+        inputs=[graph_value(value) for value in model.graph.inputs],
+        outputs=[graph_value(value) for value in model.graph.outputs],
         coverage=coverage,
         modules=_modules(model, source, tree, calls, tags, comparison),
         calls=_calls(model, calls, tags, values),
@@ -93,8 +93,8 @@ def descended_document(
         before,
         modelexport_version=__version__,
         model=msgspec.structs.replace(before.model, opset=model.opset_imports[""]),
-        inputs=[_graph_value(value) for value in model.graph.inputs],
-        outputs=[_graph_value(value) for value in model.graph.outputs],
+        inputs=[graph_value(value) for value in model.graph.inputs],
+        outputs=[graph_value(value) for value in model.graph.outputs],
         coverage=coverage,
         modules=_descended_modules(before, model, tags),
         calls=[
@@ -261,7 +261,8 @@ def _initializer(value: ir.Value, tags: CallTags, origin: Origin | None) -> docu
     )
 
 
-def _graph_value(value: ir.Value) -> documents.Value:
+def graph_value(value: ir.Value) -> documents.Value:
+    """An input or output of the graph, as documents describe it."""
     shape = [size if isinstance(size, int) else size.value for size in value.shape] if value.shape is not None else []
     return documents.Value(value.name or "", dtype_name(value.dtype) if value.dtype else "", shape)
 

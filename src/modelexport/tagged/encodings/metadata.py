@@ -32,17 +32,21 @@ def write_metadata(
     """Write every node's owner and every initializer's origin and users into the model, in place."""
     if not keep_torch_metadata:
         drop_torch_metadata(model)
+    written: dict[Owner, dict[str, str]] = {}
     for node in all_nodes(model):
         owner = owner_of(node)
         if owner is not None:  # nodes of adopted files may have none; export checks for them
-            write_owner(node, owner, tags)
+            if owner not in written:
+                written[owner] = owner_properties(owner, tags)
+            _replace_tags(node, written[owner])
     for value in initializers(model):
-        value.metadata_props[keys.HIERARCHY_TAGS] = json.dumps(initializer_tags(value, tags))
+        properties = value.metadata_props
+        properties[keys.HIERARCHY_TAGS] = json.dumps(initializer_tags(value, tags))
         origin = origins.get(value.name or "")
         if origin is not None:
-            value.metadata_props[keys.PARAMETER] = json.dumps(origin.keys)
+            properties[keys.PARAMETER] = json.dumps(origin.keys)
             if origin.transform:
-                value.metadata_props[keys.TRANSFORM] = msgspec.json.encode(origin.transform).decode()
+                properties[keys.TRANSFORM] = msgspec.json.encode(origin.transform).decode()
     model.metadata_props[keys.FORMAT_VERSION_KEY] = keys.FORMAT_VERSION
     model.metadata_props[keys.STATE_DICT] = msgspec.json.encode(entries).decode()
     model.metadata_props[keys.CALL_TREE] = encode_call_tree(call_tree_entries(tags.calls, tags.tag))
@@ -51,10 +55,24 @@ def write_metadata(
 
 def write_owner(node: ir.Node, owner: Owner, tags: CallTags) -> None:
     """Write a node's owner into its metadata."""
+    _replace_tags(node, owner_properties(owner, tags))
+
+
+def owner_properties(owner: Owner, tags: CallTags) -> dict[str, str]:
+    """The metadata of a node that an owner has."""
+    properties: dict[str, str] = {}
     addresses = [call.address for call in owner.calls]
-    write_tags(node.metadata_props, addresses, [tags.source_tag(call) for call in owner.calls], owner.evidence)
-    node.metadata_props[keys.NAMESPACE] = tags.namespace(owner.call)
-    node.metadata_props[keys.LAYER_ANNOTATION] = owner.call.annotation
+    write_tags(properties, addresses, [tags.source_tag(call) for call in owner.calls], owner.evidence)
+    properties[keys.NAMESPACE] = tags.namespace(owner.call)
+    properties[keys.LAYER_ANNOTATION] = owner.call.annotation
+    return properties
+
+
+def _replace_tags(node: ir.Node, written: Mapping[str, str]) -> None:
+    properties = node.metadata_props
+    for key in (keys.HIERARCHY_TAGS, keys.CALLS):  # of several owners
+        properties.pop(key, None)
+    properties.update(written)
 
 
 def initializer_tags(value: ir.Value, tags: CallTags) -> list[str]:
@@ -78,5 +96,6 @@ def drop_torch_metadata(model: ir.Model) -> None:
         stores.append(node.metadata_props)
         stores.extend(value.metadata_props for value in node.outputs)
     for store in stores:
-        for key in [key for key in store if key == keys.NAMESPACE or key.startswith(_TORCH_KEYS)]:
-            del store[key]
+        if store:
+            for key in [key for key in store if key == keys.NAMESPACE or key.startswith(_TORCH_KEYS)]:
+                del store[key]

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import resource
 import signal
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from unittest import mock
 
-from modelexport.cli.app import main
+import commands
 
 SECONDS = 20
 """Seconds of processor time; the limit of wall time is ten times higher."""
@@ -36,22 +33,12 @@ def run(*arguments: str | Path) -> Ended:
     Raises:
         TooLongError: It hangs.
     """
-    out, err = io.StringIO(), io.StringIO()
     _reset_peak()
     before = _peak()
-    with (
-        mock.patch.object(sys, "argv", ["modelexport", *map(str, arguments)]),
-        mock.patch.object(sys, "stdout", out),
-        mock.patch.object(sys, "stderr", err),
-        _in_time(),
-    ):
-        try:
-            main()
-            status = 0
-        except SystemExit as ended:
-            status = int(ended.code or 0)
+    with _in_time():
+        done = commands.run(*arguments)
     assert _peak() - before < BYTES, f"{arguments} needed {_peak() - before:,} bytes"
-    return Ended(status, out.getvalue(), err.getvalue())
+    return Ended(done.returncode, done.stdout, done.stderr)
 
 
 def fault(ended: Ended) -> str:

@@ -1,0 +1,126 @@
+"""Inputs with other sizes of the dynamic axes of a file.
+
+A symbol has one size wherever it occurs, also in sums (``past + sequence``). Models accept different sizes: multiples
+of a patch or a window, or other sizes of some axes only. So there are several ways to change them, of which a model has
+to accept one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+from modelexport.graph.nodes import required_inputs
+from modelexport.graph.sizes import SYMBOL, put_size
+from modelexport.pytorch.private_torch import tree_map
+from modelexport.pytorch.values import tensors_in
+
+Inputs = Mapping[str, Any] | Sequence[Any]
+
+WAYS: Mapping[str, Callable[[int], int]] = {
+    "other sizes": lambda size: size + max(size // 8, min(size, 8)),
+    "twice the sizes": lambda size: 2 * size,
+    "half the sizes": lambda size: max(size // 2, 1),
+    "smaller sizes": lambda size: max(size - max(size // 5, 1), 1),
+}
+"""The ways to change sizes, each to the size instead of a given one. Larger ones come first: a table that is as long as
+the example is right for everything shorter. The sizes of first axes grow by one: the rows of a batch are repeated."""
+
+
+def matching_name(name: str, known: Collection[str]) -> str | None:
+    """The name of an input in a file."""
+    wanted = name.replace(".", "_")
+    return next((k for k in known if k.removeprefix("input.").replace(".", "_") == wanted), None)
+
+
+def given_sizes(inputs: Inputs, model: ir.Model) -> dict[str, int]:
+    """The symbols of the dynamic axes of a file to their sizes in some inputs, without those of size one or none."""
+    return {symbol: sizes[0] for symbol, sizes in _symbols(inputs, model).items() if sizes[0] > 1}
+
+
+def resized(
+    inputs: Inputs, model: ir.Model, way: str = "other sizes", symbols: Collection[str] | None = None
+) -> Inputs:
+    """Inputs with other sizes: repeated or cut.
+
+    Args:
+        way: One of :data:`WAYS`.
+        symbols: The symbols to change; by default all.
+    """
+    now = {}
+    for symbol, (size, axis) in _symbols(inputs, model).items():
+        chosen = size > 1 and (symbols is None or symbol in symbols)
+        now[symbol] = size if not chosen else size + 1 if axis == 0 else WAYS[way](size)
+    return _with_sizes(inputs, model, now)
+
+
+def _with_sizes(inputs: Inputs, model: ir.Model, now: Mapping[str, int]) -> Inputs:
+    axes = dynamic_axes(model)
+    names = {id(tensor): matching_name(name, axes) for name, tensor in tensors_in(inputs)}
+
+    def one(value: Any) -> Any:
+        name = names.get(id(value))
+        return value if name is None else _resized(value, axes[name], now)
+
+    changed: Inputs = tree_map(one, inputs)
+    return changed
+
+
+def other_sizes(inputs: Inputs, model: ir.Model) -> Iterator[tuple[str, Inputs]]:
+    """Inputs with other sizes, with a description. A model need not accept more than one of them.
+
+    All symbols change at once, in each of the ways, and then one symbol at a time.
+    """
+    sizes = given_sizes(inputs, model)
+    for way in WAYS if sizes else ():
+        yield way, resized(inputs, model, way)
+    for symbol in sizes if len(sizes) > 1 else ():
+        yield f"another size of {symbol}", resized(inputs, model, symbols=[symbol])
+
+
+def one_row(inputs: Inputs, model: ir.Model) -> tuple[str, Inputs] | None:
+    """Inputs with a single row where the first axes are dynamic, with a description.
+
+    Captures treat a size of one apart, and what removes axes of size one removes that axis as well.
+    """
+    sizes = {symbol: size for symbol, (size, axis) in _symbols(inputs, model).items() if axis == 0 and size > 1}
+    if not sizes:
+        return None
+    now = {**given_sizes(inputs, model), **dict.fromkeys(sizes, 1)}
+    return "one row", _with_sizes(inputs, model, now)
+
+
+def dynamic_axes(model: ir.Model) -> dict[str, list[str | None]]:
+    """The inputs with dynamic axes, each to the size of each axis, ``None`` for a number."""
+    found = {}
+    for value in required_inputs(model):
+        sizes = [s.value if isinstance(s, ir.SymbolicDim) else None for s in value.shape or ()]
+        if any(sizes):
+            found[value.name or ""] = sizes
+    return found
+
+
+def _symbols(inputs: Inputs, model: ir.Model) -> dict[str, tuple[int, int]]:
+    """Each symbol that is the size of an axis to its size in some inputs, and the first axis that has it."""
+    axes = dynamic_axes(model)
+    found: dict[str, tuple[int, int]] = {}
+    for given, tensor in tensors_in(inputs):
+        name = matching_name(given, axes)
+        for axis, symbol in enumerate(axes[name] if name is not None else ()):
+            if symbol is not None and SYMBOL.fullmatch(symbol) and axis < tensor.ndim:
+                size, first = found.get(symbol, (tensor.shape[axis], axis))
+                found[symbol] = size, min(axis, first)
+    return found
+
+
+def _resized(tensor: torch.Tensor, axes: Sequence[str | None], sizes: Mapping[str, int]) -> torch.Tensor:
+    numbers = {symbol: str(size) for symbol, size in sizes.items()}
+    for axis, size in enumerate(axes[: tensor.ndim]):
+        now = put_size(size, numbers) if size is not None else None
+        if isinstance(now, int) and now != tensor.shape[axis] and tensor.shape[axis] and now >= 0:
+            index = torch.arange(now, device=tensor.device) % tensor.shape[axis]
+            tensor = tensor.index_select(axis, index)
+    return tensor

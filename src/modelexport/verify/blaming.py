@@ -1,0 +1,100 @@
+"""What rounding does to PyTorch itself, and between which calls an error is made."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import onnx_ir as ir
+
+from modelexport.core.calls import Side
+from modelexport.graph.owners import owner_of
+from modelexport.runtime.evidence import SeenTensor
+from modelexport.tagged.file import TaggedFile
+from modelexport.verify.comparing import run_segments
+from modelexport.verify.differences import UNMEASURED_UNITS, compare_arrays
+from modelexport.verify.localizing import copied_values, nodes_between
+from modelexport.verify.matching import FileRun
+from modelexport.verify.proof import Proof
+
+
+def measure_noise(proof: Proof) -> None:
+    """Where more differs than a few units, see what rounding does to PyTorch itself before anything is accused."""
+    suspects = [name for name in proof.differing if proof.per_module[name].relative is not None]
+    if not suspects:
+        return
+    exact = proof.evidence.in_float64(from_right_values=True)
+    pairs = zip(proof.evidence.tensors, exact.tensors if exact else [], strict=False)
+    known: dict[str, Any] = {}
+    for tensor, its in pairs:
+        if its.dtype == "float64" and its.shape == tensor.shape and tensor.side == "outputs":
+            known.setdefault(tensor.content, exact.array(its.content) if exact else None)
+    for name in suspects:
+        right, array = proof.right(name), proof.run.arrays[name]
+        precise = known.get(proof.hints[name])
+        proof.per_module[name] = compare_arrays(
+            name,
+            right,
+            array,
+            exact=precise.reshape(array.shape) if precise is not None else None,
+            **({} if precise is not None else {"units": UNMEASURED_UNITS}),
+        )
+
+
+def move_blame(proof: Proof) -> None:
+    """Where a stretch that is wrong has nodes of several calls, try what they get and return as values between them.
+
+    A value has to be a tensor of PyTorch's if what follows it becomes right once it is.
+    """
+    copies = copied_values(proof.tagged.model, proof.run) if proof.differing else set()
+    for name in proof.differing:
+        sure = proof.hints.keys() - copies
+        nodes = nodes_between(proof.nodes[name], sure)
+        calls = {call for node in nodes if (owner := owner_of(node)) is not None for call in owner.calls}
+        made = {value.name or "" for node in nodes for value in node.outputs} - sure
+        tried: set[tuple[str, str]] = set()
+        for tensor in proof.evidence.tensors:
+            fitting = fitting_values(proof.tagged, proof.run, tensor) if tensor.call in calls else []
+            fitting = [value for value in fitting if value in made and proof.hints.get(value) != tensor.content]
+            if len(fitting) != 1 or (fitting[0], tensor.content) in tried or len(tried) == _TRIALS:
+                continue
+            tried.add((fitting[0], tensor.content))
+            if _is_cause(proof, fitting[0], tensor.content, name, (made & proof.hints.keys()) - {name}):
+                break
+
+
+_TRIALS = 12
+"""How many values are tried for one that differs: each is a session."""
+
+
+def _is_cause(proof: Proof, value: str, content: str, name: str, unsure: set[str]) -> bool:
+    """Whether a value that differs is right once another one is. If so, that one is compared from now on.
+
+    Args:
+        unsure: Boundaries between them that may not be any: their numbers are those of an earlier value.
+    """
+    before = dict(proof.hints)
+    for other in unsure:
+        del proof.hints[other]
+    proof.hints[value] = content
+    compared = run_segments(proof, [value, name])
+    if compared[value].status == "differ" and compared[name].status != "differ":
+        for other in unsure:
+            proof.per_module.pop(other, None)
+        proof.per_module.update(compared)
+        return True
+    proof.hints.clear()
+    proof.hints.update(before)
+    return False
+
+
+def fitting_values(tagged: TaggedFile, run: FileRun, tensor: SeenTensor) -> list[str]:
+    """The values of a tensor's type and shape that cross the boundary of its call on its side, by the tags."""
+    boundary = tagged.boundaries[tensor.call]
+    sides: Mapping[Side, Collection[ir.Value]] = {"inputs": boundary.inputs, "outputs": boundary.outputs}
+    return [
+        name
+        for value in sides[tensor.side]
+        if (name := value.name or "") in run.shapes
+        and (run.shapes[name], run.dtypes[name]) == (tensor.shape, tensor.dtype)
+    ]

@@ -1,0 +1,164 @@
+"""Compares the values of a file with PyTorch's tensors, each computed from the right ones before it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from modelexport.core.calls import ModuleCall
+from modelexport.graph.owners import owner_of
+from modelexport.runtime import sessions
+from modelexport.tagged.file import TaggedFile
+from modelexport.verify.differences import ALLOWED_OF_ONE, ALLOWED_UNITS, Difference, compare_arrays
+from modelexport.verify.layouts import other_layouts
+from modelexport.verify.localizing import nodes_between, taken_by
+from modelexport.verify.proof import Proof
+from modelexport.verify.segments import segmented
+from modelexport.verify.ties import as_tie
+
+
+def compare_hints(proof: Proof, unsure: set[str], laid: set[str], chosen: set[ModuleCall]) -> None:
+    """Compare every hint, and give up those that turn out to be none."""
+    settled: set[str] = set()
+    while True:
+        wanted = [name for name in proof.nodes if name in proof.hints]
+        if chosen:
+            wanted = [name for name in wanted if _concerns(proof.tagged, proof.nodes[name], chosen)]
+        proof.per_module = run_segments(proof, wanted)
+        # Experts may compute their tokens in another order, and a value may only be near: what was fed on was wrong.
+        mistaken = {name for name in unsure if name in proof.hints and _is_permuted(proof, name)}
+        mistaken |= {name for name in _second_best(proof) if proof.per_module[name].status == "differ"}
+        # Rows in a wrong order look like another layout, until something follows that is not.
+        if laid and proof.differing and _is_laid_out_wrongly(proof, laid, settled):
+            mistaken |= (laid - settled) & proof.hints.keys()
+        mistaken = mistaken or _without_effect(proof, wanted, unsure)
+        if not mistaken:
+            return
+        laid -= mistaken
+        for name in mistaken:
+            del proof.hints[name]
+
+
+def _is_laid_out_wrongly(proof: Proof, laid: set[str], settled: set[str]) -> bool:
+    """Whether the other layout of a value may be a fault, since what follows from it is wrong.
+
+    It is not if the value itself is wrong and all that follows from it is right once it is given, or if what follows is
+    wrong in every order of the axes. In the order in which it becomes right, it is compared from now on.
+
+    Args:
+        settled: Values whose layout is known; more are added.
+    """
+    found = False
+    for name in sorted((laid - settled) & proof.hints.keys()):
+        after = [
+            n for n in proof.per_module if name in taken_by(nodes_between(proof.nodes[n], proof.hints), proof.hints)
+        ]
+        wrong = [n for n in after if proof.per_module[n].status == "differ"]
+        if not wrong:
+            settled.update([name] if proof.per_module[name].status == "differ" else [])
+            continue
+        now = proof.hints[name]
+        others = list(other_layouts(proof.evidence, now, name, proof.run.shapes[name]))
+        for other in others:
+            proof.hints[name] = other
+            compared = _tried(proof, [name, *after])
+            if all(compared[n].status != "differ" for n in after):
+                proof.per_module.update(run_segments(proof, [name, *after]))
+                break
+        else:
+            proof.hints[name] = now
+        if others:
+            settled.add(name)
+        found = found or not others
+    return found
+
+
+def _without_effect(proof: Proof, wanted: Sequence[str], unsure: Collection[str]) -> set[str]:
+    """Values that were taken for tensors by their tags alone, and differ, though what follows from them is right."""
+    wrong = [name for name in proof.differing if name in unsure]
+    if not wrong:
+        return set()
+    contents = {name: proof.hints.pop(name) for name in wrong}
+    compared = _tried(proof, [name for name in wanted if name not in contents])
+    found = set()
+    for name in wrong:
+        after = [n for n in compared if proof.nodes[name] in nodes_between(proof.nodes[n], proof.hints)]
+        # The same integers can come from other numbers.
+        tells = any(compared[n].relative is not None for n in after)
+        if tells and all(compared[n].status != "differ" for n in after):
+            found.add(name)
+    proof.hints.update(contents)
+    return found
+
+
+def _concerns(tagged: TaggedFile, node: ir.Node, chosen: set[ModuleCall]) -> bool:
+    owner = owner_of(node)
+    return owner is not None and any(not chosen.isdisjoint(tagged.calls.stack(call)) for call in owner.calls)
+
+
+def _is_settled(proof: Proof, name: str) -> bool:
+    """Whether a value agrees end to end as closely as it has to from the right inputs: what is before it is right.
+
+    An error in between would have to be undone by the rounding of what comes before it.
+    """
+    difference = proof.run.differences.get(name)
+    if difference is None or difference.status != "agree" or proof.run.contents.get(name) != proof.hints[name]:
+        return False
+    if difference.relative is None:
+        return True
+    allowed = ALLOWED_UNITS * (difference.noise or 0.0)
+    return difference.relative <= allowed and (difference.of_one or 0.0) <= ALLOWED_OF_ONE * allowed
+
+
+def run_segments(proof: Proof, wanted: Sequence[str]) -> dict[str, Difference]:
+    """Compare values computed from the right ones before them, in as few runs as memory allows."""
+    run, folder = proof.run, proof.tagged.path.parent
+    found = {name: run.differences[name] for name in wanted if _is_settled(proof, name)}
+    wanted = [name for name in wanted if name not in found]
+    sizes = {name: proof.evidence.array(proof.hints[name]).nbytes for name in wanted}
+    choices = {pair.indices: pair for pair in proof.choices}
+    for batch in sessions.split_batches(sizes, proof.batch_bytes):
+        scores = [choices[name].scores for name in batch if name in choices and choices[name].scores in proof.nodes]
+        cut = segmented(proof.tagged.model, proof.hints, list(dict.fromkeys([*batch, *scores])), run.dtypes)
+        session = sessions.open_session(cut, folder=folder, provider=proof.provider)
+        arrays = sessions.run_session(session, proof.inputs_of(sessions.input_names(session)))
+        for name in batch:
+            found[name] = compare_arrays(name, proof.right(name), arrays[name])
+            if found[name].status == "differ":
+                run.arrays[name] = arrays[name]
+                pair = choices.get(name)
+                if pair and pair.is_tie(proof.evidence, {**proof.feeds, **arrays}[pair.scores], arrays[name]):
+                    found[name] = as_tie(found[name])
+    return found
+
+
+def _tried(proof: Proof, wanted: Sequence[str]) -> dict[str, Difference]:
+    """Compare values with other boundaries for a moment; what was computed with the present ones stays known."""
+    before = dict(proof.run.arrays)
+    found = run_segments(proof, wanted)
+    proof.run.arrays.clear()
+    proof.run.arrays.update(before)
+    return found
+
+
+def _second_best(proof: Proof) -> list[str]:
+    """Recognised values that are not the nearest of their content."""
+    nearest: dict[str, str] = {}
+    errors = proof.run.errors
+    for name, content in proof.hints.items():
+        if name in errors and (content not in nearest or errors[name] < errors[nearest[content]]):
+            nearest[content] = name
+    ends = {value.name for value in proof.tagged.model.graph.outputs}
+    others = [n for n, c in proof.hints.items() if n in proof.per_module and n in errors and nearest[c] != n]
+    return [name for name in others if name not in ends]
+
+
+def _is_permuted(proof: Proof, name: str) -> bool:
+    """Whether a value that differs has the right numbers in another order."""
+    if name not in proof.per_module or proof.per_module[name].status != "differ" or name not in proof.run.arrays:
+        return False
+    right = np.sort(proof.evidence.array(proof.hints[name]), axis=None)
+    found = np.sort(proof.run.arrays[name], axis=None)
+    return right.dtype == found.dtype and compare_arrays(name, right, found).status == "agree"

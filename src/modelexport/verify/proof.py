@@ -1,0 +1,75 @@
+"""What the two runs of a file show: the values that are tensors of PyTorch, and how they compare."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import onnx_ir as ir
+
+from modelexport.core.calls import ModuleCall
+from modelexport.tagged.file import TaggedFile
+from modelexport.verify.differences import Difference
+from modelexport.verify.layouts import LaidOut
+from modelexport.verify.localizing import Suspects
+from modelexport.verify.matching import FileRun
+from modelexport.verify.placement import Misplaced
+from modelexport.verify.segments import GIVEN
+from modelexport.verify.ties import FileChoice
+
+
+@dataclass
+class Proof:
+    """What the two runs of a file showed."""
+
+    tagged: TaggedFile
+    evidence: LaidOut
+    run: FileRun
+    feeds: Mapping[str, Any]
+    provider: str
+    batch_bytes: int
+    hints: dict[str, str]
+    """Name of a value of the main graph to the content that it is, or should be."""
+    choices: Sequence[FileChoice] = ()
+    """Where the file takes the largest or the smallest of some scores, as PyTorch does."""
+    per_module: dict[str, Difference] = field(default_factory=dict)
+    suspects: Mapping[str, Suspects] = field(default_factory=dict)
+    """Values that differ to the nodes that may have made them so."""
+    misplaced: list[Misplaced] = field(default_factory=list)
+    wrong_weights: Mapping[ModuleCall, str] = field(default_factory=dict)
+    """Calls whose nodes use initializers that are not the model's, to what is wrong."""
+
+    @cached_property
+    def nodes(self) -> Mapping[str, ir.Node]:
+        """Name of a value of the main graph to the node that makes it."""
+        return {value.name or "": node for node in self.tagged.model.graph for value in node.outputs}
+
+    @cached_property
+    def positions(self) -> Mapping[str, int]:
+        """Name of a node of the main graph to where in it it is."""
+        return {node.name or "": index for index, node in enumerate(self.tagged.model.graph)}
+
+    @property
+    def contents(self) -> dict[str, str]:
+        """Values to the contents that they are, as PyTorch has them."""
+        return {name: self.evidence.base(content) for name, content in self.hints.items()}
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of the values of the file in the run, those of its inputs included."""
+        return {**{name: tuple(array.shape) for name, array in self.feeds.items()}, **self.run.shapes}
+
+    @property
+    def differing(self) -> list[str]:
+        """The values that are not what they should be."""
+        return [name for name, one in self.per_module.items() if one.status == "differ"]
+
+    def right(self, name: str) -> Any:
+        """What a value of the file should be."""
+        return self.evidence.array(self.hints[name]).reshape(self.run.shapes[name])
+
+    def inputs_of(self, names: Iterable[str]) -> dict[str, Any]:
+        """What the inputs of a cut file get."""
+        return {n: self.right(n.removesuffix(GIVEN)) if n.endswith(GIVEN) else self.feeds[n] for n in names}

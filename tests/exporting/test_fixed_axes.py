@@ -1,0 +1,102 @@
+"""An axis that is dynamic in a file works with other sizes; one that the file fixes has its size, and is listed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import pytest
+import torch
+from torch import nn
+
+from modelexport import export, verify
+from modelexport.cli.interfaces import read_interface
+from modelexport.errors import CheckError
+from modelexport.exporting.interface import Interface
+from modelexport.graph.sizes import put_size
+from modelexport.pytorch.other_sizes import given_sizes, resized
+from modelexport.tagged.file import read_tagged
+
+
+class Padded(nn.Module):
+    """Its rows are as many as the table has, with the size of the example; a capture follows that branch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.rand(4, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        count = (x.shape[1] + 3) // 2
+        if count * count == 16:  # holds for sizes 5 and 6 only
+            return x[:, :4] + self.table
+        return x[:, :1] * 2
+
+
+class Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Padded()
+        self.linear = nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return self.inner(x).sum(1) @ self.linear.weight.T + self.linear(y).sum(1)
+
+
+INPUTS = {"x": torch.rand(2, 5, 3), "y": torch.rand(2, 7, 3)}
+
+
+def sizes(path: Path) -> dict[str, list[int | str]]:
+    return {
+        value.name: [size.dim_param or size.dim_value for size in value.type.tensor_type.shape.dim]
+        for value in onnx.load(path).graph.input
+    }
+
+
+@pytest.mark.parametrize("frontend", ["dynamo", "torchscript"])
+def test_an_axis_that_the_file_fixes_gets_its_size(frontend: str, tmp_path: Path) -> None:
+    result = export(Two().eval(), INPUTS, tmp_path / "x.onnx", frontend=frontend, dynamic=True)  # type: ignore[arg-type]
+    found = sizes(tmp_path / "x.onnx")
+    assert found["x"][1] == 5
+    assert isinstance(found["x"][0], str)
+    assert isinstance(found["y"][1], str)
+    assert [(one.input, one.axis, one.size, one.call) for one in result.fixed] == [("x", 1, 5, "inner")]
+    assert "| `x` | 1 | 5 | `inner` |" in (tmp_path / "x.report.md").read_text()
+    assert result.check is not None
+    assert result.check.status == "passed"
+    assert verify(Two().eval(), INPUTS, tmp_path / "x.onnx").outputs
+
+
+def test_an_axis_that_was_named_has_to_be_dynamic(tmp_path: Path) -> None:
+    named = read_interface(None, None, None, ["x:1=rows"])
+    with pytest.raises(CheckError, match=r"inner fixes a size that was to be dynamic, rows \(axis 1 of x\)"):
+        export(Two().eval(), INPUTS, tmp_path / "x.onnx", dynamic=True, interface=named)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_model_without_fixed_axes_keeps_all_dynamic(tmp_path: Path) -> None:
+    model = nn.Linear(3, 2).eval()
+    result = export(model, {"input": torch.rand(2, 5, 3)}, tmp_path / "x.onnx", dynamic=True)
+    assert not result.fixed
+    assert [isinstance(size, str) for size in sizes(tmp_path / "x.onnx")["input"]] == [True, True, False]
+
+
+def test_sums_of_symbols_are_changed_together(tmp_path: Path) -> None:
+    class Cached(nn.Module):
+        def forward(self, new: torch.Tensor, past: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            return torch.cat([past, new], 1) * mask
+
+    inputs = {"new": torch.rand(2, 3), "past": torch.rand(2, 5), "mask": torch.ones(2, 8)}
+    named = Interface(axes={("new", 1): "sequence", ("past", 1): "past", ("mask", 1): "past + sequence"})
+    export(Cached().eval(), inputs, tmp_path / "x.onnx", dynamic=True, interface=named, frontend="dynamo")
+    file = read_tagged(tmp_path / "x.onnx").model
+    assert {"sequence", "past"} <= given_sizes(inputs, file).keys()
+    other = resized(inputs, file)
+    assert isinstance(other, dict)
+    assert [tuple(tensor.shape) for tensor in other.values()] == [(3, 6), (3, 10), (3, 16)]
+
+
+@pytest.mark.parametrize(
+    ("size", "found"), [("a", 4), ("a + b", 7), ("2*a - 1", 7), ("(a - 1)//2", 1), ("Max(a, b)", "Max(4, 3)")]
+)
+def test_sizes_are_computed_once_their_symbols_are_known(size: str, found: int | str) -> None:
+    assert put_size(size, {"a": "4", "b": "3"}) == found
