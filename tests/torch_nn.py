@@ -132,7 +132,6 @@ PAIRS: dict[str, Callable[[], Sequence[Any]]] = {
 
 REFUSED: dict[str, dict[str, str]] = {
     "CTCLoss": {"failure": "aten._ctc_loss"},
-    "GaussianNLLLoss": {"frontend": "torchscript"},
 }
 """Facts about single classes: the reason why one cannot be exported, or that the second front end exports it."""
 

@@ -171,3 +171,28 @@ def test_boundaries_are_those_of_the_file(name: str, tmp_path: Path) -> None:
     given = torch.complex(x, x.flip(0)) if name == "complex inputs" else x
     result = export(made[name]().eval(), (given,), tmp_path / "m.onnx", frontend="dynamo", verify=True)
     assert result.verified is not None and result.verified.agrees
+
+
+class WritesThenViews(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x.sin()
+        y += x
+        return y.flatten(1).unflatten(1, (2, 3)).transpose(1, 2)
+
+
+class UsesViews(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = WritesThenViews()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.part(x).unsqueeze(0).permute(0, 2, 1, 3).contiguous().cos()
+
+
+def test_views_of_a_written_tensor_belong_to_the_call_that_makes_them(tmp_path: Path) -> None:
+    x = torch.linspace(-1, 1, 24).reshape(4, 6)
+    result = export(UsesViews().eval(), (x,), tmp_path / "m.onnx", frontend="dynamo", optimized=False, verify=True)
+    found = {node.name: node.call for node in result.hierarchy.nodes}
+    assert found["node_transpose"] == "part"
+    assert found["node_permute"] == ""
+    assert result.verified is not None and result.verified.agrees

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.fx
@@ -57,3 +59,60 @@ def passed_on(node: torch.fx.Node) -> torch.fx.Node | None:
     # As text: comparing dynamic sizes would make torch.export assume that they are equal.
     facts = [str((t.dtype, t.shape, t.stride(), t.storage_offset())) for t in (one, other)]
     return source if facts[0] == facts[1] else None
+
+
+def views_made_again(before: torch.fx.Graph, after: torch.fx.Graph) -> Iterator[tuple[torch.fx.Node, torch.fx.Node]]:
+    """The nodes of a decomposed graph that make a view of a written tensor anew, with the captured nodes of that view.
+
+    Torch does so where the view is used next, in another call perhaps, and gives the nodes the annotations of the user.
+    """
+    captured = {node.name: node for node in before.nodes}
+    made: dict[str, list[torch.fx.Node]] = {}
+    for node in after.nodes:
+        if (origin := _origin(node)) in captured:
+            made.setdefault(origin, []).append(node)
+    for name, nodes in made.items():
+        for argument in captured[name].all_input_nodes:
+            yield from _made_for(_views(argument), nodes)
+
+
+def _made_for(
+    views: Sequence[torch.fx.Node], nodes: Sequence[torch.fx.Node]
+) -> Iterator[tuple[torch.fx.Node, torch.fx.Node]]:
+    """The nodes of one user that make the last of some views, from as far back as possible."""
+    for first in range(len(views)):
+        wanted = views[first:]
+        for start in range(len(nodes) - len(wanted) + 1):
+            found = nodes[start : start + len(wanted)]
+            source = found[0].args[0] if found[0].args else None
+            anew = isinstance(source, torch.fx.Node) and _origin(source) not in {view.name for view in wanted}
+            linked = all(other.args[:1] == (one,) for one, other in itertools.pairwise(found))
+            if anew and linked and all(map(_alike, found, wanted)):
+                yield from zip(found, wanted, strict=True)
+                return
+
+
+def _views(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """The nodes that make a view, the first one first, without those that change nothing."""
+    found: list[torch.fx.Node] = []
+    while _is_view(node):
+        if passed_on(node) is None:
+            found.append(node)
+        node = node.all_input_nodes[0]
+    return found[::-1]
+
+
+def _is_view(node: torch.fx.Node) -> bool:
+    return list(_shared_arguments(node).values()) == [False] and node.target is not operator.getitem
+
+
+def _alike(one: torch.fx.Node, other: torch.fx.Node) -> bool:
+    values = one.meta.get("val"), other.meta.get("val")
+    shapes = [str(value.shape) for value in values if isinstance(value, torch.Tensor)]
+    return _is_view(one) and len(shapes) == 2 and shapes[0] == shapes[1]
+
+
+def _origin(node: torch.fx.Node) -> str:
+    """The name of the node that a node was decomposed from."""
+    sources = node.meta.get("from_node")
+    return str(sources[-1].name) if sources else ""

@@ -14,6 +14,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
+from modelexport.capture.aliases import views_made_again
 from modelexport.capture.regions import regions_interpreted
 from modelexport.capture.repairs.complex_numbers import complex_decompositions
 from modelexport.core.attributes import attribute_set
@@ -285,6 +286,8 @@ def decompositions_added() -> Iterator[None]:
             table.update(complex_decompositions(table))
         with regions_interpreted():
             result = whole(self, table, **options)
+        for made, captured in list(views_made_again(self.graph, result.graph)):
+            _annotate_as(made, captured)
         _annotate_outputs(self, result)
         return result
 
@@ -320,10 +323,14 @@ def _annotate_outputs(before: ExportedProgram, after: ExportedProgram) -> None:
     for old_name, new_name in ended:
         old, new = old_nodes.get(str(old_name)), new_nodes.get(str(new_name))
         while old is not None and new is not None and new.op == "call_function" and not new.meta.get("custom"):
-            for key in ("custom", "nn_module_stack", "stack_trace"):
-                if key in old.meta:
-                    new.meta[key] = old.meta[key]
+            _annotate_as(new, old)
             old, new = (next(iter(node.all_input_nodes), None) for node in (old, new))
+
+
+def _annotate_as(node: torch.fx.Node, other: torch.fx.Node) -> None:
+    for key in ("custom", "nn_module_stack", "stack_trace"):
+        if key in other.meta:
+            node.meta[key] = other.meta[key]
 
 
 def _forget_who_made_constants(program: ExportedProgram) -> None:
