@@ -80,12 +80,29 @@ def in_pytorch(folder: Path) -> Run:
 
 
 def in_a_loop(folder: Path) -> Run:
-    from modelexport.runtime.generation import Generator
-    from modelexport.tagged.package import read_package
+    import onnxruntime
 
-    generator = Generator(read_package(folder).files)
-    inputs = {"input_ids": np.array(PROMPT), "attention_mask": np.ones_like(PROMPT)}
-    return lambda count: (int(step.tokens[0]) for step in generator.steps(inputs, count))
+    session = onnxruntime.InferenceSession(folder / "decode.onnx")
+    given = [value.name for value in session.get_inputs()]
+    returned = [value.name for value in session.get_outputs()]
+    empty = {
+        value.name: np.zeros([1, value.shape[1], 0, value.shape[3]], np.float32)
+        for value in session.get_inputs()
+        if value.name.startswith("past")
+    }
+
+    def run(count: int) -> Iterator[int]:
+        ids, mask, cache = np.array(PROMPT), np.ones_like(PROMPT), empty
+        for _ in range(count):
+            positions = np.maximum(np.cumsum(mask, 1) - 1, 0)[:, -ids.shape[1] :]
+            values = {"input_ids": ids, "attention_mask": mask, "position_ids": positions, **cache}
+            made = dict(zip(returned, session.run(None, {name: values[name] for name in given}), strict=True))
+            cache = {name: made[name.replace("past_key_values", "present", 1)] for name in empty}
+            ids = made["logits"][:, -1:].argmax(-1)
+            mask = np.concatenate([mask, np.ones_like(ids)], 1)
+            yield int(ids[0, 0])
+
+    return run
 
 
 def in_genai(folder: Path) -> Run:

@@ -9,8 +9,11 @@ alternate, and the ratios are those of the medians in the same table. Seconds ar
 time, for a machine that has other work.
 
 Needs the project alone; about fifteen minutes for the first six models, five with `--runs 1`. The others, whose names
-have to be given (`deep` and `kinds` for all of them), show how the cost grows with depth, and where layers are not all
-equal.
+have to be given, show how the cost grows with depth (`deep`), and where layers are not all equal (`kinds`): with
+`--runs 1 --sides bare dynamo -- deep kinds` seven minutes. `linked` is one export of a Llama of seven billion
+parameters (half a minute): the weights are files of zeros, which take no space and are not read.
+
+`benchmarks/survival.py --cost` measures `retag`.
 """
 
 from __future__ import annotations
@@ -136,6 +139,8 @@ MODELS: dict[str, Callable[[], Built]] = {
     "decoder, 24 layers": lambda: decoder(24),
 }
 DEEP: dict[str, Callable[[], Built]] = {
+    "decoder, 2 layers": lambda: decoder(2),
+    "decoder, 24 layers": lambda: decoder(24),
     "decoder, 48 layers": lambda: decoder(48),
     "decoder, 80 layers": lambda: decoder(80),
 }
@@ -199,10 +204,29 @@ def measure(side: str, name: str) -> None:
     print("\n" + json.dumps({"seconds": seconds, "cpu": cpu, "megabytes": peak, "graph": size}))
 
 
-def in_process(side: str, name: str) -> dict[str, float]:
-    done = subprocess.run(
-        [sys.executable, __file__, "--measure", side, name], capture_output=True, text=True, check=False
-    )
+def measure_linked(size: str) -> None:
+    """In a separate process: load and export a checkpoint of zeros with linked weights."""
+    import modelexport
+    from modelexport.pytorch.inputs import generate_inputs
+    from modelexport.pytorch.loading import load_model
+    from scale import write_checkpoint
+
+    warnings.simplefilter("ignore")
+    with tempfile.TemporaryDirectory() as folder:
+        modelexport.export(*decoder(1), Path(folder) / "warm.onnx")
+        parameters, _ = write_checkpoint(Path(folder, "checkpoint"), size, sparse=True)
+        began = time.process_time()
+        loaded = load_model(str(Path(folder, "checkpoint")), weights="files")
+        inputs = generate_inputs(loaded.model, directory=loaded.directory, has_weights=False)
+        path = Path(folder, "checkpoint", "model.onnx")
+        modelexport.export(loaded.model, inputs, path, weights="link", source=loaded.weights)
+        spent = time.process_time() - began
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print("\n" + json.dumps({"cpu": spent, "megabytes": peak, "parameters": parameters}))
+
+
+def in_process(*arguments: str) -> dict[str, float]:
+    done = subprocess.run([sys.executable, __file__, *arguments], capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(done.stderr)
     result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
@@ -215,10 +239,22 @@ def main() -> None:
     parser.add_argument("--cpu", action="store_true", help="measure processor time, not wall time")
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
     parser.add_argument("--measure", nargs=2, help=argparse.SUPPRESS)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(["deep", "kinds", *ALL]))
+    parser.add_argument("--measure-linked", metavar="SIZE", help=argparse.SUPPRESS)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(["deep", "kinds", "linked", *ALL]))
     arguments = parser.parse_args()
     if arguments.measure:
         measure(*arguments.measure)
+        return
+    if arguments.measure_linked:
+        measure_linked(arguments.measure_linked)
+        return
+    if arguments.names == ["linked"]:
+        linked = in_process("--measure-linked", "7")
+        print("| | processor s | peak MB |\n|---|---|---|")
+        billions = linked["parameters"] / 1e9
+        print(
+            f"| Llama, {billions:.1f} billion parameters, linked | {linked['cpu']:.1f} | {linked['megabytes']:,.0f} |"
+        )
         return
     results: dict[str, dict[str, dict[str, float]]] = {}
     groups = {"deep": list(DEEP), "kinds": list(KINDS)}
@@ -226,7 +262,7 @@ def main() -> None:
         runs: dict[str, list[dict[str, float]]] = {side: [] for side in SIDES if side in arguments.sides}
         for _ in range(arguments.runs):
             for side, done in runs.items():
-                done.append(in_process(side, name))
+                done.append(in_process("--measure", side, name))
         results[name] = {
             side: {key: statistics.median(one[key] for one in done) for key in done[0]} for side, done in runs.items()
         }

@@ -71,8 +71,12 @@ def shapes_of(config: dict[str, object]) -> Iterator[tuple[str, tuple[int, ...]]
     yield "lm_head.weight", (vocabulary, hidden)
 
 
-def write_checkpoint(folder: Path, size: str) -> tuple[int, int]:
-    """Write a checkpoint; returns its parameters and its bytes."""
+def write_checkpoint(folder: Path, size: str, *, sparse: bool = False) -> tuple[int, int]:
+    """Write a checkpoint; returns its parameters and its bytes.
+
+    Args:
+        sparse: Write files of zeros that take no space on the disk.
+    """
     folder.mkdir()
     config = config_of(size)
     (folder / "config.json").write_text(json.dumps(config))
@@ -85,7 +89,7 @@ def write_checkpoint(folder: Path, size: str) -> tuple[int, int]:
             held = 0
         shards[-1].append((name, shape))
         held += nbytes
-    random = np.random.default_rng(0)
+    random = None if sparse else np.random.default_rng(0)
     index: dict[str, str] = {}
     for number, tensors in enumerate(shards, 1):
         file = f"model-{number:05}-of-{len(shards):05}.safetensors"
@@ -98,7 +102,7 @@ def write_checkpoint(folder: Path, size: str) -> tuple[int, int]:
     return total // 4, total
 
 
-def write_shard(path: Path, tensors: Sequence[tuple[str, tuple[int, ...]]], random: np.random.Generator) -> None:
+def write_shard(path: Path, tensors: Sequence[tuple[str, tuple[int, ...]]], random: np.random.Generator | None) -> None:
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for name, shape in tensors:
@@ -109,6 +113,9 @@ def write_shard(path: Path, tensors: Sequence[tuple[str, tuple[int, ...]]], rand
     text += b" " * (-len(text) % 8)
     with path.open("wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
+        if random is None:
+            file.truncate(8 + len(text) + offset)
+            return
         for _, shape in tensors:
             left = int(np.prod(shape))
             while left:

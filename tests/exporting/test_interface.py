@@ -53,6 +53,14 @@ def test_inputs_outputs_and_axes_have_the_names_that_were_asked_for(tmp_path: Pa
     assert {call.address for call in result.hierarchy.calls if call.nodes} == {"", "linear"}
 
 
+def test_inputs_given_in_another_order_than_that_of_forward_are_matched(tmp_path: Path) -> None:
+    model = Net().eval()
+    given = {"bias": torch.full((2, 3, 4), 5.0), "x": torch.ones(2, 3, 4)}
+    export(model, given, tmp_path / "x.onnx", interface=read_interface("tokens,offset", None, None, []))
+    assert list(shapes(tmp_path / "x.onnx"))[:2] == ["tokens", "offset"]
+    assert verify(model, given, tmp_path / "x.onnx").agrees
+
+
 def test_a_file_with_other_names_is_verified(tmp_path: Path) -> None:
     model, interface = Net().eval(), read_interface("tokens,offset", "a,b,c", None, ["batch,sequence"])
     inputs = widened(INPUTS, interface)

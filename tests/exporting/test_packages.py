@@ -192,6 +192,27 @@ def test_encoder_decoders_give_pytorchs_tokens(name: str, tmp_path: Path) -> Non
     assert report.agrees, report
     weights = (tmp_path / "out" / "model.safetensors").stat().st_size
     assert weights < sum(p.numel() * 4 for p in model.parameters()) + 100_000
+    assert_transformers_runs_each_part(model, tmp_path / "out")
+
+
+def assert_transformers_runs_each_part(model: Any, folder: Path) -> None:
+    """What one part of a model with an encoder returns, transformers' loader passes to the next."""
+    from transformers.exporters import ExportedModel
+
+    runners = ExportedModel.from_pretrained(folder).runners
+    wanted = {part.name: part.inputs for part in read_package(folder).manifest.parts}
+    given = {name: torch.from_numpy(value) for name, value in example_prompts(model, None)[0].items()}
+    if "input_ids" in given:
+        given["attention_mask"] = torch.ones_like(given["input_ids"])
+    start = torch.tensor([[model.config.decoder_start_token_id]])
+    values = {**given, "decoder_input_ids": start}
+    values |= runners["encoder"](**{name: values[name] for name in wanted["encoder"]})
+    first = runners["prefill"](**{name: values[name] for name in wanted["prefill"]})
+    mask = {name: values[name] for name in wanted["decode"] if name == "attention_mask"}
+    further = runners["decode"](decoder_input_ids=start, past_key_values=first["present"], **mask)
+    with torch.no_grad():
+        whole = model(**given, decoder_input_ids=start.repeat(1, 2)).logits
+    torch.testing.assert_close(torch.cat([first["logits"], further["logits"]], 1), whole, atol=1e-4, rtol=1e-3)
 
 
 @pytest.mark.slow

@@ -15,10 +15,12 @@ from modelexport.graph.owners import OWNER, owner_of
 from modelexport.graph.snapshot import take_snapshot
 from modelexport.lineage.descent import WALKS, Matcher, Walk, trace_owners
 from modelexport.lineage.matching.by_activation import match_by_activation
+from modelexport.lineage.matching.by_folding import match_by_folding
 from modelexport.lineage.matching.by_fusion import match_by_fusion
 from modelexport.lineage.matching.by_name import match_by_derived_name, match_by_name
 from modelexport.lineage.matching.by_parameter import match_by_parameter
 from modelexport.lineage.matching.by_position import match_by_position
+from modelexport.lineage.matching.by_removal import match_by_removal
 from modelexport.lineage.matching.original_names import OriginalNames
 from modelexport.lineage.matching.through_moves import match_through_moves
 
@@ -98,12 +100,19 @@ CASES = {
         {"t": ("exact", ["a"]), "y": ("exact", ["c"])},
     ),
     "a name that stayed while a parameter of the next node was folded in": Case(
-        match_by_position,
+        match_by_folding,
         """(float[2] x) => (float[2] y) <float[2] w = {1.0, 2.0}, float[2] v = {3.0, 4.0}>
             { t = Mul(x, w)  u = Mul(t, v)  y = Abs(u) }""",
-        "(float[2] x) => (float[2] y) <float[2] n = {3.0, 8.0}> { t = Mul(x, n)  y = Abs(t) }",
+        "(float[2] x) => (float[2] y) <float[2] n = {3.0, 8.0}> { t = Mul(x, n)  y = other.Abs(t) }",
         {"t": "a", "u": "b", "y": "c"},
-        {"t": ("derived", ["b", "a"]), "y": ("exact", ["c"])},
+        {"t": ("derived", ["b", "a"]), "y": ("derived", ["c"])},
+    ),
+    "a node that returned its input is gone, and the value before it has its name": Case(
+        match_by_removal,
+        """(float[2] x) => (float[2] y) { a = Abs(x)  b = Sin(a)  c = Neg(b)  d = Add(b, c)  y = Exp(d) }""",
+        """(float[2] x) => (float[2] y) { a = Abs(x)  c = Sin(a)  d = Add(c, c)  y = Exp(d) }""",
+        {"a": "a", "b": "b", "c": "c", "d": "d", "y": "e"},
+        {"a": ("exact", ["a"]), "c": ("derived", ["c", "b"]), "d": ("exact", ["d"]), "y": ("exact", ["e"])},
     ),
     "a fused node takes what the operator in its name took": Case(
         match_by_fusion,

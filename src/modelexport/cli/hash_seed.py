@@ -1,8 +1,8 @@
 """A fixed seed for Python's hashes in the commands that run a model.
 
-A model whose code iterates over a set of texts (``set(config.layer_types)`` in Gemma 3 and ModernBERT) calls its modules
-in an order that depends on this seed, which Python draws for each process. The number of a call has to be the same when
-a model is exported and when the file is verified.
+A model whose code iterates over a set of texts (``set(config.layer_types)`` in several models of transformers) calls
+its modules in an order that depends on this seed, which Python draws for each process. A call has to have the same
+number when the model is exported and when the file is verified.
 """
 
 from __future__ import annotations

@@ -19,6 +19,8 @@ class _Heap:
 
     counted = 0
     """How many there were after the first block, or after the last full collection at the start of one."""
+    frozen = False
+    """Whether a block is open: to ask Python, which counts all frozen objects, takes as long as a run of a model."""
 
 
 @contextmanager
@@ -32,10 +34,11 @@ def only_new_garbage(full: int = FULL) -> Iterator[None]:
     Args:
         full: The least number of smaller collections between two full ones inside the block.
     """
-    if gc.get_freeze_count() or not gc.isenabled():
+    if _Heap.frozen or not gc.isenabled() or gc.get_freeze_count():
         yield
         return
     gc.freeze()
+    _Heap.frozen = True
     if _Heap.counted and gc.get_freeze_count() > _GROWTH * _Heap.counted:
         gc.unfreeze()
         gc.collect()
@@ -46,6 +49,7 @@ def only_new_garbage(full: int = FULL) -> Iterator[None]:
     try:
         yield
     finally:
+        _Heap.frozen = False
         gc.set_threshold(youngest, young, before)
         if not _Heap.counted:  # the first block has imported what it needs
             gc.freeze()

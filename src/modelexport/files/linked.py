@@ -256,9 +256,11 @@ def weights_beside(model: ir.Model) -> list[WeightsBeside]:
     """The files that hold weights of a model that was read from a file."""
     tensors: list[ir.TensorProtocol | None] = [value.const_value for value in initializers(model)]
     for node in all_nodes(model):
-        for attribute in node.attributes.data.values():
-            if attribute.type is ir.AttributeType.TENSOR and not attribute.is_ref():
-                tensors.append(attribute.as_tensor())
+        tensors += [
+            attribute.as_tensor()
+            for attribute in node.attributes.data.values()
+            if attribute.type is ir.AttributeType.TENSOR and not attribute.is_ref()
+        ]
     return list(dict.fromkeys(tensor.beside for tensor in tensors if isinstance(tensor, LinkedTensor)))
 
 

@@ -26,10 +26,12 @@ from modelexport.graph.nodes import may_be
 from modelexport.graph.owners import OWNER, owner_of
 from modelexport.graph.snapshot import SourceGraph, SourceNode
 from modelexport.lineage.matching.by_activation import match_by_activation
+from modelexport.lineage.matching.by_folding import match_by_folding
 from modelexport.lineage.matching.by_fusion import match_by_fusion
 from modelexport.lineage.matching.by_name import match_by_derived_name, match_by_name, name_given_values
 from modelexport.lineage.matching.by_parameter import match_by_parameter
 from modelexport.lineage.matching.by_position import match_by_position
+from modelexport.lineage.matching.by_removal import match_by_removal
 from modelexport.lineage.matching.state import REGION, Matching, computed_inputs
 from modelexport.lineage.matching.through_moves import match_through_moves
 from modelexport.lineage.ownership import LostCalls, infer_from_neighbours, place_new_nodes
@@ -51,6 +53,7 @@ WALKS = (
     Walk((match_by_name,)),
     Walk((match_by_derived_name,)),
     Walk((match_by_parameter,), backwards=True),
+    Walk((match_by_folding, match_by_removal)),
     Walk((match_by_activation,)),
     Walk((match_by_position, match_by_fusion, match_through_moves), backwards=True),
 )

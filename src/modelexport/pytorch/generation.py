@@ -328,7 +328,8 @@ class _Prompt(_Forward):
 class _FirstStep(_Forward):
     def __call__(self, **inputs: Any) -> dict[str, Any]:
         states = inputs.pop("encoder_hidden_states")
-        return _results(self._whole(self._model, encoder_outputs=(states,), use_cache=True, **inputs))
+        made = self._whole(self._model, encoder_outputs=(states,), use_cache=True, **inputs)
+        return _layer_by_layer(made, {"decoder": "self_attention_cache", "encoder": "cross_attention_cache"})
 
 
 class _FurtherStep(_Forward):
@@ -340,7 +341,21 @@ class _FurtherStep(_Forward):
         made = self._whole(
             self._model, encoder_outputs=(states,), past_key_values=past_key_values, use_cache=True, **inputs
         )
-        return _results(made)
+        # The encoder's keys and values are the ones that were given.
+        return _layer_by_layer(made, {"decoder": "self_attention_cache"})
+
+
+def _layer_by_layer(made: Any, caches: Mapping[str, str]) -> dict[str, Any]:
+    """Logits and caches, all of a layer together, so that the outputs of a graph are in the order of their names."""
+    cached = {name: getattr(made.past_key_values, attribute).layers for name, attribute in caches.items()}
+    count = len(next(iter(cached.values())))
+    present = {
+        str(index): {
+            name: {"key": layers[index].keys, "value": layers[index].values} for name, layers in cached.items()
+        }
+        for index in range(count)
+    }
+    return {"logits": made.logits, "present": present}
 
 
 def _results(made: Any) -> dict[str, Any]:

@@ -46,7 +46,11 @@ class Generator:
         self.sessions = {name: open_session(file, provider=provider, optimized=True) for name, file in files.items()}
         if "decode" not in self.sessions:
             raise UsageError(f"the package has no part decode, so it cannot generate; it has {', '.join(files)}")
-        inputs = input_names(self.sessions["decode"])
+        # Asking a session for its inputs takes as long as a small graph.
+        self._inputs = {
+            name: {one.name: one for one in session.get_inputs()} for name, session in self.sessions.items()
+        }
+        inputs = self._inputs["decode"]
         self.token_input = "decoder_input_ids" if "decoder_input_ids" in inputs else "input_ids"
         self.static_cache = _static_cache(self.sessions["decode"])
         """The number of positions of the cache; ``None`` if it grows."""
@@ -93,8 +97,8 @@ class Generator:
 
     def _on_axes(self, part: str, positions: Any) -> Any:
         """Positions of text for a model with several axes of positions, on which text has the same."""
-        shapes = {value.name: value.shape for value in self.sessions[part].get_inputs()}
-        shape = shapes.get("position_ids", [])
+        value = self._inputs[part].get("position_ids")
+        shape = [] if value is None else value.shape
         return np.repeat(positions[None], shape[0], axis=0) if len(shape) > positions.ndim else positions
 
     def _check_length(self, prompt: int, new_tokens: int) -> None:
@@ -112,7 +116,7 @@ class Generator:
         )
 
     def _chosen(self, part: str, values: Mapping[str, Any]) -> dict[str, Any]:
-        wanted = input_names(self.sessions[part])
+        wanted = self._inputs[part]
         if missing := [name for name in wanted if name not in values]:
             raise UsageError(f"the part {part} needs the input {missing[0]}, which was not given")
         return {name: values[name] for name in wanted}
@@ -129,7 +133,7 @@ class Generator:
             given[CACHE_POSITION] = np.arange(filled - tokens.shape[1], filled)
         if "embedding" in self.sessions:
             given |= run_session(self.sessions["embedding"], self._chosen("embedding", given))
-        for value in self.sessions[part].get_inputs():
+        for value in self._inputs[part].values():
             if value.name.startswith(PAST):
                 given[value.name] = cache[value.name] if cache else _empty(value, len(tokens))
         return self._chosen(part, given)

@@ -15,6 +15,7 @@ relative to itself or to the typical element: rounding errors are spread over al
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import sqrt
 from typing import Any, Literal
 
 import msgspec
@@ -132,7 +133,7 @@ def _agreeing(name: str, expected: Any, actual: Any, unit: float, units: float) 
     if error > units * unit * size:
         return None
     np.abs(apart, out=apart)
-    absolute, typical = float(apart.max(initial=0.0)), size / float(np.sqrt(max(expected.size, 1)))
+    absolute, typical = float(apart.max(initial=0.0)), size / sqrt(max(expected.size, 1))
     of_one = absolute / typical
     if of_one > ALLOWED_OF_ONE * ALLOWED_UNITS * unit:
         of_one = _of_one(apart, sizes, typical)
@@ -210,7 +211,7 @@ def _compare_numbers(name: str, expected: Any, actual: Any, exact: Any | None, u
 def _errors_of_one(one: Any, two: Any, right: Any | None) -> tuple[float, float]:
     """The largest error of an element, and of its rounding, if that was measured."""
     sizes = np.abs(one)
-    typical = _norm(one) / np.sqrt(max(one.size, 1))
+    typical = _norm(one) / sqrt(max(one.size, 1))
     its = _of_one(np.abs(one - right), sizes, typical) if right is not None else 0.0
     return _of_one(np.abs(two - one), sizes, typical), its
 

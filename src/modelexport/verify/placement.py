@@ -8,12 +8,13 @@ other steps) has to lead to values of its call.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
 from modelexport.core.calls import CallTree, ModuleCall
+from modelexport.core.owners import Evidence as OwnerEvidence
 from modelexport.graph.owners import owner_of
 from modelexport.runtime.evidence import Evidence
 from modelexport.runtime.fingerprints import NEAR, Fingerprint, Index, fingerprint_of
@@ -78,14 +79,19 @@ def find_misplaced(model: ir.Model, calls: CallTree, run: FileRun, evidence: Evi
             near = near | _around(node, known) | _users(node, known)
         elif node not in known:
             near = near | leading
-        if right and owner.call not in near:
-            found.append(Misplaced(node.name or "", owner.calls, tuple(sorted(right))))
-        elif right and len(owner.calls) > 1:
+        wrong: Sequence[ModuleCall] = [] if owner.call in near else owner.calls
+        if len(owner.calls) > 1:
             # What is fused of several calls also computes what the others did, which is no value of the file.
-            also = right | (_around(node, known) | _users(node, known) | leading | _passed(node, run, travels)) & gone
-            also -= ends.apart_from(node, run) - right
-            if wrong := [call for call in owner.calls if call not in (near if node in copies else also)]:
-                found.append(Misplaced(node.name or "", tuple(wrong), tuple(sorted(right))))
+            beside = _around(node, known) | _users(node, known) | leading | _passed(node, run, travels)
+            if owner.evidence is not OwnerEvidence.EXACT:
+                also, wrong = near | beside | ends.before(right), wrong if not near & set(owner.calls) else []
+            elif node in copies:
+                also = near
+            else:
+                also = right | (beside & gone) - ends.apart_from(node, run)
+            wrong = wrong or [call for call in owner.calls if call not in also]
+        if right and wrong:
+            found.append(Misplaced(node.name or "", tuple(wrong), tuple(sorted(right))))
     return found
 
 
@@ -96,12 +102,18 @@ class _Ends:
         gets, returns = tensors_by_call(evidence, "inputs"), tensors_by_call(evidence, "outputs")
         self._get: dict[str, set[ModuleCall]] = defaultdict(set)
         self._return: dict[str, set[ModuleCall]] = defaultdict(set)
+        self._taken = {call: {tensor.content for tensor in tensors} for call, tensors in gets.items()}
         for call in gets.keys() | returns.keys():
             given, returned = ({t.content for t in side.get(call, [])} for side in (gets, returns))
             for content in given - returned:
                 self._get[content].add(call)
             for content in returned - given:
                 self._return[content].add(call)
+
+    def before(self, calls: Collection[ModuleCall]) -> set[ModuleCall]:
+        """The calls that return what others get."""
+        taken = {content for call in calls for content in self._taken.get(call, ())}
+        return {call for content in taken for call in self._return.get(content, ())}
 
     def apart_from(self, node: ir.Node, run: FileRun) -> set[ModuleCall]:
         """The calls that a node is not in: those that get what it gives, or return what it takes."""

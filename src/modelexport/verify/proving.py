@@ -48,7 +48,7 @@ def prove_calls(
     Args:
         feeds: The inputs of the file.
         modules: The calls to look at, with those inside them; all if there are none.
-        batch_bytes: Bytes of values that are computed in one run; if 0, as many as the weights take, or more.
+        batch_bytes: Bytes of values that are computed in one run; if 0, twice as many as the weights take, or more.
 
     Raises:
         UsageError: ONNX Runtime does not load the file, or does not have the provider.
@@ -56,7 +56,7 @@ def prove_calls(
     model, folder = tagged.model, tagged.path.parent
     _read_weights(model)
     batch_bytes = batch_bytes or max(
-        BATCH_BYTES, sum(v.const_value.nbytes for v in initializers(model) if v.const_value)
+        BATCH_BYTES, 2 * sum(v.const_value.nbytes for v in initializers(model) if v.const_value)
     )
     run = run_file(model, folder, feeds, evidence, provider=provider, batch_bytes=batch_bytes)
     choices, arrays = find_choices(model, folder, feeds, evidence, run.shapes, provider=provider)

@@ -11,7 +11,7 @@ import typer
 
 from modelexport.capture import FrontEnd, check_opset
 from modelexport.cli.guards import WRITTEN, WRITTEN_FOLDER
-from modelexport.cli.json_documents import export_document, package_document
+from modelexport.cli.json_documents import export_document
 from modelexport.cli.options import (
     DtypeOption,
     ExcludeOption,
@@ -32,8 +32,7 @@ from modelexport.tagged.encodings import Encoding
 from modelexport.weights import WeightsMode
 
 if TYPE_CHECKING:
-    from modelexport.exporting.options import Options
-    from modelexport.pytorch.generation import DecoderForm
+    pass
 
 NodeNames = Literal["exporter", "path"]
 HierarchyView = Literal["static", "traced", "compare"]
@@ -155,7 +154,6 @@ def export(
         WeightOptions,
     )
     from modelexport.exporting.pipeline import export as run
-    from modelexport.pytorch.generation import DecoderForm
 
     check_opset(opset)
     options = Options(
@@ -178,20 +176,12 @@ def export(
                 "--dag-dir, --axes, --input-names, --output-names and --outputs go with a FILE.onnx: "
                 "the names in a package are fixed by its runtimes"
             )
+        from modelexport.cli.packages import export_folder
+
         choice = ModelChoice(model, inputs, model_class, trust_remote_code, seed, dtype)
-        form = DecoderForm(static_cache=static_cache, separate_prefill=separate_prefill)
-        form.check()
-        _export_folder(
-            choice,
-            Path(output),
-            parts or "auto",
-            form,
-            frontend,
-            opset,
-            options,
-            optimized=not no_optimize,
-            as_json=as_json,
-        )
+        forms = {"static_cache": static_cache, "separate_prefill": separate_prefill}
+        settings = {"frontend": frontend, "opset": opset, "optimized": not no_optimize}
+        export_folder(choice, Path(output), parts or "auto", options, forms | settings, as_json=as_json)
         return
     if static_cache is not None or separate_prefill:
         raise UsageError(f"--static-cache and --separate-prefill go with a FOLDER/: -o {Path(output).stem}/")
@@ -251,58 +241,6 @@ def export(
         show_export.print_export(result)
     failed = result.check is not None and result.check.status == "failed"
     if failed or (result.verified is not None and not result.verified.agrees):
-        raise typer.Exit(1)
-
-
-def _export_folder(
-    choice: ModelChoice,
-    folder: Path,
-    parts: PartsMode,
-    form: DecoderForm,
-    frontend: FrontEnd,
-    opset: int | None,
-    options: Options,
-    *,
-    optimized: bool,
-    as_json: bool,
-) -> None:
-    from modelexport.cli import show_package
-    from modelexport.cli.running import load_for_package
-    from modelexport.core.garbage import only_new_garbage
-    from modelexport.core.stages import Stages
-    from modelexport.exporting.packages.package import export_package
-    from modelexport.files.package_folders import check_package_folder
-
-    if options.tags.tags_as != "metadata":
-        raise UsageError("the parts of a package carry their tags as metadata: leave out --tags-as")
-    if options.weights.weights == "none":
-        raise UsageError("a package always has its weights: give --weights link or copy")
-    check_package_folder(folder, [Path(choice.model)])
-    with progress_shown() as progress:
-        stages = Stages(progress)
-        loaded, example = load_for_package(choice, parts, stages)
-        with only_new_garbage():
-            result = export_package(
-                loaded.model,
-                folder,
-                inputs=example,
-                parts=parts,
-                static_cache=form.static_cache,
-                separate_prefill=form.separate_prefill,
-                name=loaded.name,
-                directory=loaded.directory,
-                frontend=frontend,
-                opset=opset,
-                optimized=optimized,
-                options=options,
-                source=loaded.weights,
-                stages=stages,
-            )
-    if as_json:
-        print_json(package_document(result))
-    else:
-        print(show_package.format_package(result))
-    if not result.agrees:
         raise typer.Exit(1)
 
 

@@ -20,8 +20,16 @@ def name_given_values(state: Matching) -> None:
         name = value.name or ""
         if name in state.source.names:
             state.record_value(name, value)
-        elif (original := state.originals.find(name)) is not None:
+        elif (original := state.originals.find(name)) is not None and _may_be_named_after(state, original):
             state.record_variant(original, value)
+
+
+def _may_be_named_after(state: Matching, original: str) -> bool:
+    """Whether an initializer may be a variant of a value: not of one that is computed from the inputs.
+
+    Case: OnnxSlim names the parameters of a folded ``Conv`` ``getitem_2_weight``, after the value that it gives.
+    """
+    return original not in state.source.producer or original in state.source.constant
 
 
 def match_by_name(state: Matching, node: ir.Node) -> None:

@@ -1,0 +1,31 @@
+"""Match nodes that got the name of a node after them which returned its input and was removed."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from modelexport.lineage.matching.by_folding import has_new_parameter, is_parameter
+from modelexport.lineage.matching.state import CHAIN, Matching, is_same_operation
+
+
+def match_by_removal(state: Matching, node: ir.Node) -> None:
+    """Match a node that gives the value of another operator with the node before that one which has its operator.
+
+    Case: OnnxSlim removes a ``Pad`` of nothing, and the value before it gets the name of its result.
+    """
+    found = state.matches.get(node, [])
+    if len(found) != 1 or len(node.outputs) != 1 or node in state.approximate or has_new_parameter(state, node):
+        return
+    index, nodes = found[0], state.source.nodes
+    for _ in range(CHAIN):
+        given = [name for name in nodes[index].inputs if name is not None]
+        before = [name for name in given if name not in state.source.constant]
+        if nodes[index].op == node.op_identifier() or len(before) != 1 or before[0] not in state.source.producer:
+            return
+        if any(is_parameter(state.source.initializers.get(name)) for name in given):
+            return  # it did not return its input
+        index = state.source.producer[before[0]]
+        if is_same_operation(node, nodes[index]) and not state.is_present(before[0]):
+            found.append(index)
+            state.values[before[0]] = node.outputs[0]
+            return
