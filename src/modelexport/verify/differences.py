@@ -128,7 +128,7 @@ def _agreeing(name: str, expected: Any, actual: Any, unit: float, units: float) 
     sample = sizes.reshape(-1)[:: max(sizes.size // 4096, 1)]
     if largest > _APART / 10 * float(np.median(sample)):
         return None
-    apart = actual - expected
+    apart = np.asarray(actual - expected)  # of arrays without axes it is a number
     size, error = _norm(expected), _norm(apart)
     if error > units * unit * size:
         return None
