@@ -6,9 +6,9 @@
 For each model of the table the kinds of `plants.py` and `later_plants.py` are planted where they can be, at N places
 each (1 if left out), drawn by a seed. A fault is *found* if the verdict is `differ`, and *located* if what the report
 puts on top is the call that owns the changed node, or a call inside it; faults of documents, of tags' text and of names
-are located if the report names what was changed. A file that ONNX Runtime or the reader refuses fools nobody and is not counted, but for a
-document that is refused by name. With `--results` what became of them is kept in FOLDER, a file a model: models that
-have one are not run again, so that the whole can be run in pieces, and ends as one table.
+are located if the report names what was changed. A file that ONNX Runtime or the reader refuses fools nobody and is not
+counted, but for a document that is refused by name. With `--results` what became of them is kept in FOLDER, a file a
+model: models that have one are not run again, so that the whole can be run in pieces, and ends as one table.
 
 What is not found is run again, both files in ONNX Runtime: where the outputs are the same within rounding, for the
 example inputs and for three others, the fault computes the same by its nature and is listed apart, with the largest
