@@ -111,3 +111,35 @@ def test_three_graphs_generate_pytorchs_tokens_from_images(tmp_path: Path) -> No
     ]
     assert np.abs(logits[0] - logits[1]).max() > 1e-2
     assert "model.vision_tower.encoder.layers.1" in modelexport.load(tmp_path / "out" / "vision.onnx")
+
+
+def voxtral() -> Any:
+    torch.manual_seed(0)
+    audio = {"hidden_size": 32, "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 4}
+    config = transformers.VoxtralConfig(
+        audio_config={**audio, "num_mel_bins": 8, "max_source_positions": 16},
+        text_config={**TEXT, "model_type": "llama"},
+        audio_token_id=IMAGE,
+    )
+    model = transformers.VoxtralForConditionalGeneration(config).eval()
+    for parameter in model.parameters():
+        parameter.data.mul_(4 if parameter.dim() > 1 else 1)
+    return model
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("build", "parts"), [(voxtral, ["speech", "embedding", "decode"]), (qwen, ["decode"])], ids=["sound", "text"]
+)
+def test_models_of_sound_and_of_positions_on_several_axes_give_pytorchs_tokens(
+    build: Any, parts: list[str], tmp_path: Path
+) -> None:
+    build().save_pretrained(tmp_path / "model")
+    done = run("export", "model", "-o", "out/", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert [part["name"] for part in document["manifest"]["parts"]] == parts
+    assert {part["coverage"]["inferred"] + part["coverage"]["untagged"] for part in document["parts"].values()} == {0}
+    done = run("verify", "out", "--model", "model", "--new-tokens", "8", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr or done.stdout
+    assert json.loads(done.stdout)["runs"]
