@@ -81,16 +81,26 @@ def other_sizes(inputs: Inputs, model: ir.Model) -> Iterator[tuple[str, Inputs]]
         yield f"another size of {symbol}", resized(inputs, model, symbols=[symbol])
 
 
-def one_row(inputs: Inputs, model: ir.Model) -> tuple[str, Inputs] | None:
-    """Inputs with a single row where the first axes are dynamic, with a description.
+def one_row(inputs: Inputs, model: ir.Model) -> Iterator[tuple[str, Inputs]]:
+    """Inputs with a single row where the first axes are dynamic, with a description: with small other sizes first.
 
-    Captures treat a size of one apart, and what removes axes of size one removes that axis as well.
+    Captures treat a size of one apart, and what removes axes of size one removes that axis as well. That shows with
+    small sizes, too, which take less time; but a model may refuse these, or compute something else than the file for
+    them: then the sizes of the example count.
     """
-    sizes = {symbol: size for symbol, (size, axis) in _symbols(inputs, model).items() if axis == 0 and size > 1}
-    if not sizes:
-        return None
-    now = {**given_sizes(inputs, model), **dict.fromkeys(sizes, 1)}
-    return "one row", _with_sizes(inputs, model, now)
+    symbols = _symbols(inputs, model)
+    rows = {symbol for symbol, (size, axis) in symbols.items() if axis == 0 and size > 1}
+    if not rows:
+        return
+    given = {symbol: 1 if symbol in rows else size for symbol, (size, _) in symbols.items()}
+    small = {symbol: max(size // 8, min(size, _SMALL)) for symbol, size in given.items()}
+    if small != given:
+        yield "one row of small sizes", _with_sizes(inputs, model, small)
+    yield "one row", _with_sizes(inputs, model, given)
+
+
+_SMALL = 8
+"""Sizes up to this one are small."""
 
 
 def dynamic_axes(model: ir.Model) -> dict[str, list[str | None]]:

@@ -18,6 +18,7 @@ from modelexport.core.limits import BATCH_BYTES
 from modelexport.runtime import sessions
 from modelexport.runtime.evidence import Evidence, SeenTensor
 from modelexport.runtime.fingerprints import NEAR, Fingerprint, Index, fingerprint_of
+from modelexport.runtime.shapes import shapes_in_run
 from modelexport.verify.differences import UNITS, Difference, compare_arrays
 from modelexport.verify.segments import given_name, segmented
 
@@ -75,8 +76,8 @@ def run_file(
     values = [v for node in model.graph for v in node.outputs if v.name and not _is_sequence(v)]
     found = FileRun()
     largest = max((prod(t.shape) for t in evidence.tensors), default=1)
-    bound = _bound_sizes(model, feeds)
-    sizes = {v.name or "": _width(v) * _size(v, bound, largest) for v in values}
+    shapes = shapes_in_run(model, {name: array.shape for name, array in feeds.items()})
+    sizes = {v.name or "": _width(v) * _size(shapes.get(v.name or ""), largest) for v in values}
     by_name = {v.name or "": v for v in values}
     for batch in sessions.split_batches(sizes, batch_bytes):
         with _outputs(model, [by_name[name] for name in batch]):
@@ -142,29 +143,17 @@ def _is_sequence(value: ir.Value) -> bool:
     return isinstance(value.type, ir.SequenceType | ir.OptionalType)
 
 
-def _bound_sizes(model: ir.Model, feeds: Mapping[str, Any]) -> dict[str, int]:
-    """The dynamic sizes of the inputs in a run."""
-    return {
-        size.value: int(feeds[name].shape[axis])
-        for value in model.graph.inputs
-        if (name := value.name or "") in feeds and value.shape is not None
-        for axis, size in enumerate(value.shape)
-        if isinstance(size, ir.SymbolicDim) and size.value is not None
-    }
-
-
 def _width(value: ir.Value) -> int:
     """Bytes of an element."""
     return max(int(value.dtype.itemsize), 1) if value.dtype is not None else 8
 
 
-def _size(value: ir.Value, bound: Mapping[str, int], largest: int) -> int:
+def _size(shape: Sequence[int | None] | None, largest: int) -> int:
     """Elements of a value in a run; an unknown size is taken to be that of the largest recorded tensor."""
-    if value.shape is None:
+    if shape is None:
         return largest
-    sizes = [size if isinstance(size, int) else bound.get(str(size.value)) for size in value.shape]
-    known = prod(size for size in sizes if size is not None)
-    return known if None not in sizes else max(known, largest)
+    known = prod(size for size in shape if size is not None)
+    return known if None not in shape else max(known, largest)
 
 
 def first_makers(evidence: Evidence) -> dict[str, ModuleCall]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -168,8 +169,8 @@ def _differing_inputs(
 ) -> Iterator[tuple[OtherInputs, Inputs]]:
     """The variations of the inputs on which the outputs differ, or the file does not run."""
     together = all_at_once(inputs, tagged.model)
-    ways = dict([*telling_inputs(inputs, tagged.model), *other_sizes(inputs, tagged.model)])
-    ways.update(one for one in (together, one_row(inputs, tagged.model)) if one is not None)
+    changed = telling_inputs(inputs, tagged.model), other_sizes(inputs, tagged.model), one_row(inputs, tagged.model)
+    ways = {**dict(chain(*changed)), **dict([together] if together is not None else [])}
     return ((one, ways[one.what]) for one in others if one.status == "differ")
 
 

@@ -52,8 +52,12 @@ def run_others(
         # What differs only together is a difference, too; what the model refuses together it may take one by one.
         tells = any(one.status == "differ" for one in one_by_one) or any(one.status == "not compared" for one in found)
         found = one_by_one if tells else [*found, *one_by_one]
-    single = one_row(inputs, tagged.model)
-    return found if single is None else [*found, compared(*single)]
+    single: list[OtherInputs] = []
+    for what, other in one_row(inputs, tagged.model):
+        single = [compared(what, other)]
+        if single[0].status in ("agree", "tie"):
+            break
+    return [*found, *single]
 
 
 def with_other_sizes(
