@@ -217,12 +217,13 @@ def test_inputs_are_named_as_the_arguments_of_forward(args: Any, kwargs: Any, na
     assert [spec.name for spec in trace_calls(Signature(), args, kwargs).calls[0].inputs] == names
 
 
-def test_inputs_are_those_that_forward_sees_behind_the_hooks_of_others() -> None:
-    model = nn.Linear(4, 4)
-    model.register_forward_pre_hook(lambda module, args: (args[0][:1],))
-    model.register_forward_hook(lambda module, args, output: output[0])
-    traced = trace_calls(model, (X,)).calls[0]
-    assert [spec.shape for spec in (*traced.inputs, *traced.outputs)] == [(1, 4), (1, 4)]
+def test_hooks_of_others_are_inside_the_model_and_around_each_module_in_it() -> None:
+    model = nn.Sequential(nn.Linear(4, 4))
+    for module in model.modules():
+        module.register_forward_pre_hook(lambda module, args: (args[0][:1],))
+        module.register_forward_hook(lambda module, args, output: output[0])
+    shapes = [[spec.shape for spec in (*each.inputs, *each.outputs)] for each in trace_calls(model, (X,)).calls]
+    assert shapes == [[(2, 4), ()], [(1, 4), (1, 4)]]
 
 
 def branch(self: nn.Module, x: torch.Tensor) -> torch.Tensor:

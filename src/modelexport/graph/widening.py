@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import onnx_ir as ir
 
 from modelexport.graph.copies import copy_of
+from modelexport.graph.initializers import bind_tensors
 from modelexport.graph.nodes import all_nodes
 
 NARROW = (ir.DataType.BFLOAT16, ir.DataType.FLOAT16)
@@ -30,8 +31,7 @@ def widened(model: ir.Model) -> ir.Model:
     narrow = {value: dtype for value in _values(copy) if (dtype := value.dtype) in NARROW and dtype is not None}
     for value in narrow:
         value.type = ir.TensorType(ir.DataType.FLOAT)  # the type itself is shared with the original
-        if value.const_value is not None:
-            value.const_value = _wide(value.const_value, value.name)
+    bind_tensors({value: _wide(value.const_value, value.name) for value in narrow if value.const_value is not None})
     for node in list(all_nodes(copy)):
         for name, attribute in list(node.attributes.items()):
             if attribute.type is ir.AttributeType.TENSOR and attribute.value.dtype in NARROW:

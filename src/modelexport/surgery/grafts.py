@@ -92,6 +92,7 @@ def grafted_sidecar(
     calls = {entry.address: entry for entry in before.calls}
     modules = {entry.path: entry for entry in before.modules}
     values: dict[str, ir.Value] = {}
+    entered: dict[str, documents.ModuleEntry] = {}
     for number, graft in enumerate(grafts):
         if graft.absolute:
             values.update(graft.values)
@@ -106,7 +107,8 @@ def grafted_sidecar(
                 if inner.address in theirs:
                     calls[call.address] = _call_entry(theirs[inner.address], call, marked)
         _count(modules, graft)
-        modules.update(_module_entries(modules, graft, tags))
+        entered = _module_entries(modules, graft, tags) | entered  # a module's entry is that of its first call
+        modules.update(entered)
     for call in tags.renamed:
         if not call.index and call.path in modules:
             modules[call.path] = msgspec.structs.replace(modules[call.path], tag=tags.tag(call))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import get_args
 
 from modelexport.core.calls import ModuleCall
 from modelexport.core.modules import Module, ModuleTree
 from modelexport.core.tags import Granularity, Tags
 from modelexport.errors import UsageError
-from modelexport.format import documents
+from modelexport.format import documents, keys
 from modelexport.graph.owners import owner_of
 from modelexport.tagged.file import TaggedFile
 from modelexport.verify.verdicts import FalseClaim
@@ -85,11 +85,17 @@ def _against(tree: ModuleTree, tagged: TaggedFile, sidecar: documents.Hierarchy)
     extra = [path for path in listed if path not in tree and path in others]
     yield from false_claim("hierarchy", "modules", extra, [])
     yield from false_claim("hierarchy", "model", _last(sidecar.model.class_name), tree.root.class_name)
-    yield from false_claim("hierarchy", "model", sidecar.model.parameters, tree.root.parameters)
+    # `replace` keeps the tags of all other modules, though a class may be there once now that was there twice; and it
+    # does not know whether what it puts in still shares a parameter with a module outside, which is counted once.
+    replaced = keys.REPLACED in tagged.model.metadata_props
+    if not replaced:
+        yield from false_claim("hierarchy", "model", sidecar.model.parameters, tree.root.parameters)
     for module in tree:
         if (entry := listed.get(module.path)) is not None:
-            yield from false_claim("hierarchy", module.path, _claimed(entry), _actual(module))
-    if listed.keys() == set(tree.modules):
+            claimed, actual = _claimed(entry), _actual(module)
+            left_out = {"parameters"} if replaced and not module.is_leaf else set()
+            yield from false_claim("hierarchy", module.path, _without(claimed, left_out), _without(actual, left_out))
+    if listed.keys() == set(tree.modules) and not replaced:
         yield from _tags(tree, tagged, sidecar)
 
 
@@ -99,6 +105,10 @@ _GRANULARITIES: Sequence[Granularity] = get_args(Granularity)
 def _last(qualified: str) -> str:
     """The name of a class without the place of its definition, which depends on how it was imported."""
     return qualified.rpartition(".")[2]
+
+
+def _without(facts: Mapping[str, object], names: Collection[str]) -> dict[str, object]:
+    return {name: fact for name, fact in facts.items() if name not in names}
 
 
 def _claimed(entry: documents.ModuleEntry) -> dict[str, object]:

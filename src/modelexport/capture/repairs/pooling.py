@@ -15,6 +15,7 @@ from onnxscript.function_libs.torch_lib.ops import nn as torchlib
 
 from modelexport.capture.repairs.parts import INT64, ints, table
 from modelexport.capture.templates import reads_producers
+from modelexport.graph.initializers import bind_tensors
 
 
 def _windows(sizes: Sequence[int], outputs: Sequence[int]) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -169,7 +170,8 @@ def _pad_with_negative_zero(pad: ir.Node, dtype: ir.DataType) -> None:
     node = ir.Node("", "Constant", [], [ir.AttrTensor("value", zero)], metadata_props=dict(pad.metadata_props))
     node.meta.update(pad.meta)
     value = node.outputs[0]
-    value.name, value.const_value = f"{pad.outputs[0].name}_zero", zero
+    value.name = f"{pad.outputs[0].name}_zero"
+    bind_tensors({value: zero})
     value.shape, value.type = ir.Shape([]), ir.TensorType(dtype)
     assert pad.graph is not None
     pad.graph.insert_before(pad, node)
