@@ -171,7 +171,7 @@ class ModelRun:
             for key, tensor in self._parameters.items():
                 entries[key].data = tensor
             model = model.double()
-            with _reset(model, self) if from_right_values else contextlib.nullcontext():
+            with _reset(model, self) if from_right_values else contextlib.nullcontext(), _AlwaysInFloat64():
                 run = ModelRun(model, inputs, operations=False)
         except Exception:  # some code requires float32; the caller then goes without this run
             return None
@@ -231,6 +231,20 @@ def _reset(model: nn.Module, right: ModelRun) -> Iterator[None]:
             handle.remove()
 
 
+class _AlwaysInFloat64(TorchDispatchMode):
+    """Makes operations that ask for float32 give float64: code that computes angles in float32 rounds them too."""
+
+    supports_higher_order_operators = True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = tree_map(_wide_type, (args, kwargs or {}))
+        return func(*given[0], **given[1])
+
+
+def _wide_type(value: Any) -> Any:
+    return torch.float64 if value is torch.float32 else value
+
+
 class _Operations(TorchDispatchMode):
     """Records the fingerprint of each operation's result, and reports those that may choose among scores."""
 
@@ -262,7 +276,7 @@ class _Operations(TorchDispatchMode):
                 continue
             if scores is not None and tensor.dtype is torch.long:
                 self._choose(call, scores, tensor)
-            if tensor.is_floating_point() and tensor.numel() > 3:
+            if (tensor.is_floating_point() or tensor.is_complex()) and tensor.numel() > 3:
                 if (memory := _memory(tensor)) is not None and memory in self._parameters:
                     continue  # transposed for the product: as much to read as the whole model
                 fingerprint = _shared(tensor, tensors) or fingerprint_of(as_array(tensor))
