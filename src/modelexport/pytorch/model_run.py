@@ -61,6 +61,7 @@ class ModelRun:
         parameters: Mapping[str, Any] | None = None,
         never_called: Collection[str] = (),
         operations: bool = True,
+        right: ModelRun | None = None,
     ) -> None:
         """Run a model; its state is restored afterwards.
 
@@ -69,9 +70,10 @@ class ModelRun:
             parameters: Other values for some ``state_dict`` entries, for this run.
             never_called: Paths of modules that are never called, with ``weights``.
             operations: Whether to record single operations.
+            right: Another run, whose tensors each call gets, and gives to others; what it got and gave is recorded.
         """
         self._model, self._inputs, self._weights, self._parameters = model, inputs, weights, parameters or {}
-        self._never_called = never_called
+        self._never_called, self._right = never_called, right
         self._in_float64: dict[bool, ModelRun | None] = {}
         self.tensors: list[SeenTensor] = []
         self.computed: list[Computed] = []
@@ -109,6 +111,8 @@ class ModelRun:
                 entries[key].data = tensor
             stack.enter_context(collected())
             stack.enter_context(self._recorder.attached())
+            if self._right is not None:
+                stack.enter_context(_reset(self._model, self._right))
             if operations:
                 own = [] if self._weights is not None else list(self._model.parameters())
                 stack.enter_context(_Operations(self._recorder, self.computed, self._choose, own))
@@ -171,8 +175,8 @@ class ModelRun:
             for key, tensor in self._parameters.items():
                 entries[key].data = tensor
             model = model.double()
-            with _reset(model, self) if from_right_values else contextlib.nullcontext(), _AlwaysInFloat64():
-                run = ModelRun(model, inputs, operations=False)
+            with _AlwaysInFloat64():
+                run = ModelRun(model, inputs, operations=False, right=self if from_right_values else None)
         except Exception:  # some code requires float32; the caller then goes without this run
             return None
         return run if len(run.tensors) == len(self.tensors) else None
@@ -188,7 +192,10 @@ def _widened(value: Any) -> Any:
 
 @contextlib.contextmanager
 def _reset(model: nn.Module, right: ModelRun) -> Iterator[None]:
-    """Make each call of a copy of a model get and return the tensors of another run, inside the block."""
+    """Make each call of a copy of a model get and return the tensors of another run, inside the block.
+
+    Hooks that were there before see what there is without it.
+    """
     known = {(t.call, t.side, t.name): t for t in right.tensors}
     counts: Counter[str] = Counter()
     running: list[ModuleCall] = []
@@ -222,7 +229,7 @@ def _reset(model: nn.Module, right: ModelRun) -> Iterator[None]:
     handles = []
     for path, module in model.named_modules():
         enter, leave = hooks(path)
-        handles.append(module.register_forward_pre_hook(enter, with_kwargs=True, prepend=True))
+        handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
         handles.append(module.register_forward_hook(leave))
     try:
         yield
