@@ -6,11 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from modelexport import export
+from modelexport.verify.differences import compare_arrays
 from modelexport.verify.verdicts import VerifyReport
 
 
@@ -68,9 +70,52 @@ class LargeAngles(nn.Module):
         return self.project(self.angles(time).to(time.dtype))
 
 
+class Resized(nn.Module):
+    """A long computation of the root itself, whose result no call returns: a call gets it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Conv2d(3, 4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.project(nn.functional.interpolate(x, size=(224, 224), mode="bicubic"))
+
+
+class WideOutput(nn.Module):
+    """A float64 result of float32 numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(6, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.float_power(torch.tanh(self.project(x)), 2.0)
+
+
+class CallsMore(nn.Module):
+    """Computes something around ``forward``, which hooks do not see."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(6, 6)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return super().__call__(x) * 2
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.project(x) + 1
+
+
+def numbers(*shape: int) -> tuple[torch.Tensor, ...]:
+    return (torch.randn(*shape, generator=torch.Generator().manual_seed(1)),)
+
+
 SOUND: dict[str, tuple[Callable[[], nn.Module], tuple[Any, ...]]] = {
-    "complex positions": (ComplexPositions, (torch.randn(2, 6, 16, generator=torch.Generator().manual_seed(1)),)),
+    "complex positions": (ComplexPositions, numbers(2, 6, 16)),
     "large angles": (LargeAngles, (torch.tensor([0.3, 0.777, 0.91]),)),
+    "resized": (Resized, numbers(1, 3, 240, 240)),
+    "wide output": (WideOutput, numbers(3, 6)),
+    "more around forward": (CallsMore, numbers(3, 6)),
 }
 
 
@@ -82,6 +127,14 @@ def test_a_sound_file_is_not_accused(name: str, tmp_path: Path) -> None:
     assert verified is not None
     assert accused(verified) == []
     assert verified.agrees
+
+
+def test_a_gate_that_is_mostly_closed_is_rounded_as_a_number_near_one() -> None:
+    x = np.linspace(-60, 30, 64)
+    open_by = 1 / (1 + np.exp(-x))
+    right = (x * open_by).astype(np.float32)
+    assert compare_arrays("gate", right, (x * (open_by + 2.0**-26)).astype(np.float32)).status == "agree"
+    assert compare_arrays("gate", right, (x * (open_by + 2.0**-16)).astype(np.float32)).status == "differ"
 
 
 def accused(report: VerifyReport) -> list[str]:

@@ -116,7 +116,17 @@ class ModelRun:
             if operations:
                 own = [] if self._weights is not None else list(self._model.parameters())
                 stack.enter_context(_Operations(self._recorder, self.computed, self._choose, own))
-            return [as_array(tensor) for _, tensor in tensors_in(self._model(*args, **kwargs))]
+            result = self._model(*args, **kwargs)
+            self._see_returned(output_tensors(result))
+            return [as_array(tensor) for _, tensor in tensors_in(result)]
+
+    def _see_returned(self, tensors: NamedTensors) -> None:
+        """The outputs of the root are what the model returns: its class may do more around ``forward``."""
+        seen = [tensor for tensor in self.tensors if tensor.call == ROOT and tensor.side == "outputs"]
+        dense = [(name, tensor) for name, tensor in tensors if has_elements(tensor)]
+        if [tensor.content for tensor in seen] != [self._content(as_stored(tensor)) for _, tensor in dense]:
+            self.tensors = [tensor for tensor in self.tensors if tensor not in seen]
+            self._watch(ROOT, "outputs", dense)
 
     def _watch(self, call: ModuleCall, side: Side, tensors: NamedTensors) -> None:
         for name, complex_or_real in tensors:

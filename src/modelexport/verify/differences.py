@@ -72,13 +72,14 @@ def compare_outputs(
     expected: Sequence[Any],
     actual: Sequence[Any],
     exact: Sequence[Any | None] = (),
-    units: float = ALLOWED_UNITS,
+    units: float | Mapping[str, float] = ALLOWED_UNITS,
 ) -> list[Difference]:
     """Compare arrays by position; an array that only one side has is reported, unless it has no elements.
 
     Args:
         names: The names of ``actual``.
         exact: The values of ``expected`` without rounding, where known.
+        units: Units of roundoff that are always allowed; by element type if they differ.
     """
     found = []
     for i in range(max(len(expected), len(actual))):
@@ -90,7 +91,8 @@ def compare_outputs(
             found.append(Difference(name=name, status="differ", reason=f"{side} has no such output"))
         else:
             known = exact[i] if i < len(exact) else None
-            found.append(compare_arrays(name, expected[i], actual[i], exact=known, units=units))
+            its = units if isinstance(units, (int, float)) else units.get(str(actual[i].dtype), ALLOWED_UNITS)
+            found.append(compare_arrays(name, expected[i], actual[i], exact=known, units=its))
     return found
 
 
