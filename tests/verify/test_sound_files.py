@@ -106,6 +106,17 @@ class CallsMore(nn.Module):
         return self.project(x) + 1
 
 
+class TwiceAlike(nn.Module):
+    """A layer called on the same numbers twice, once taken apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.vmap(torch.vmap(self.layer))(x), self.layer(x)
+
+
 def numbers(*shape: int) -> tuple[torch.Tensor, ...]:
     return (torch.randn(*shape, generator=torch.Generator().manual_seed(1)),)
 
@@ -115,6 +126,7 @@ SOUND: dict[str, tuple[Callable[[], nn.Module], tuple[Any, ...]]] = {
     "large angles": (LargeAngles, (torch.tensor([0.3, 0.777, 0.91]),)),
     "resized": (Resized, numbers(1, 3, 240, 240)),
     "wide output": (WideOutput, numbers(3, 6)),
+    "twice alike": (TwiceAlike, numbers(2, 3, 6)),
     "more around forward": (CallsMore, numbers(3, 6)),
 }
 
