@@ -61,6 +61,7 @@ class ModelRun:
         parameters: Mapping[str, Any] | None = None,
         never_called: Collection[str] = (),
         operations: bool = True,
+        right: ModelRun | None = None,
     ) -> None:
         """Run a model; its state is restored afterwards.
 
@@ -69,9 +70,10 @@ class ModelRun:
             parameters: Other values for some ``state_dict`` entries, for this run.
             never_called: Paths of modules that are never called, with ``weights``.
             operations: Whether to record single operations.
+            right: Another run, whose tensors each call gets, and gives to others; what it got and gave is recorded.
         """
         self._model, self._inputs, self._weights, self._parameters = model, inputs, weights, parameters or {}
-        self._never_called = never_called
+        self._never_called, self._right = never_called, right
         self._in_float64: dict[bool, ModelRun | None] = {}
         self.tensors: list[SeenTensor] = []
         self.computed: list[Computed] = []
@@ -109,10 +111,22 @@ class ModelRun:
                 entries[key].data = tensor
             stack.enter_context(collected())
             stack.enter_context(self._recorder.attached())
+            if self._right is not None:
+                stack.enter_context(_reset(self._model, self._right))
             if operations:
                 own = [] if self._weights is not None else list(self._model.parameters())
                 stack.enter_context(_Operations(self._recorder, self.computed, self._choose, own))
-            return [as_array(tensor) for _, tensor in tensors_in(self._model(*args, **kwargs))]
+            result = self._model(*args, **kwargs)
+            self._see_returned(output_tensors(result))
+            return [as_array(tensor) for _, tensor in tensors_in(result)]
+
+    def _see_returned(self, tensors: NamedTensors) -> None:
+        """The outputs of the root are what the model returns: its class may do more around ``forward``."""
+        seen = [tensor for tensor in self.tensors if tensor.call == ROOT and tensor.side == "outputs"]
+        dense = [(name, tensor) for name, tensor in tensors if has_elements(tensor)]
+        if [tensor.content for tensor in seen] != [self._content(as_stored(tensor)) for _, tensor in dense]:
+            self.tensors = [tensor for tensor in self.tensors if tensor not in seen]
+            self._watch(ROOT, "outputs", dense)
 
     def _watch(self, call: ModuleCall, side: Side, tensors: NamedTensors) -> None:
         for name, complex_or_real in tensors:
@@ -171,8 +185,8 @@ class ModelRun:
             for key, tensor in self._parameters.items():
                 entries[key].data = tensor
             model = model.double()
-            with _reset(model, self) if from_right_values else contextlib.nullcontext():
-                run = ModelRun(model, inputs, operations=False)
+            with _AlwaysInFloat64():
+                run = ModelRun(model, inputs, operations=False, right=self if from_right_values else None)
         except Exception:  # some code requires float32; the caller then goes without this run
             return None
         return run if len(run.tensors) == len(self.tensors) else None
@@ -188,7 +202,10 @@ def _widened(value: Any) -> Any:
 
 @contextlib.contextmanager
 def _reset(model: nn.Module, right: ModelRun) -> Iterator[None]:
-    """Make each call of a copy of a model get and return the tensors of another run, inside the block."""
+    """Make each call of a copy of a model get and return the tensors of another run, inside the block.
+
+    Hooks that were there before see what there is without it.
+    """
     known = {(t.call, t.side, t.name): t for t in right.tensors}
     counts: Counter[str] = Counter()
     running: list[ModuleCall] = []
@@ -222,13 +239,27 @@ def _reset(model: nn.Module, right: ModelRun) -> Iterator[None]:
     handles = []
     for path, module in model.named_modules():
         enter, leave = hooks(path)
-        handles.append(module.register_forward_pre_hook(enter, with_kwargs=True, prepend=True))
+        handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
         handles.append(module.register_forward_hook(leave))
     try:
         yield
     finally:
         for handle in handles:
             handle.remove()
+
+
+class _AlwaysInFloat64(TorchDispatchMode):
+    """Makes operations that ask for float32 give float64: code that computes angles in float32 rounds them too."""
+
+    supports_higher_order_operators = True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = tree_map(_wide_type, (args, kwargs or {}))
+        return func(*given[0], **given[1])
+
+
+def _wide_type(value: Any) -> Any:
+    return torch.float64 if value is torch.float32 else value
 
 
 class _Operations(TorchDispatchMode):
@@ -262,7 +293,7 @@ class _Operations(TorchDispatchMode):
                 continue
             if scores is not None and tensor.dtype is torch.long:
                 self._choose(call, scores, tensor)
-            if tensor.is_floating_point() and tensor.numel() > 3:
+            if (tensor.is_floating_point() or tensor.is_complex()) and tensor.numel() > 3:
                 if (memory := _memory(tensor)) is not None and memory in self._parameters:
                     continue  # transposed for the product: as much to read as the whole model
                 fingerprint = _shared(tensor, tensors) or fingerprint_of(as_array(tensor))

@@ -7,7 +7,8 @@ scaled. The tolerance is a multiple of rounding noise:
   "Accuracy and Stability of Numerical Algorithms", 2.1). Two ways to compute one thing differ by a few of them.
 - *measured*: the difference between PyTorch's run and the same run in float64, which is the effect of rounding.
 
-Elements ten thousand times larger than the others (added by a mask) are a separate group: they would hide the rest.
+Elements ten thousand times larger than the others and above a thousand (added by a mask) are a separate group: they
+would hide the rest. Where most elements nearly vanish instead (a gate that is closed), they are rounded as the others.
 A norm hides a wrong element among a million, so that no element may be off by many times the tolerance of the norm,
 relative to itself or to the typical element: rounding errors are spread over all elements.
 """
@@ -35,6 +36,7 @@ UNMEASURED_UNITS = 64.0
 ALLOWED_OF_ONE = 32.0
 """How many times the tolerance of the norm a single element may be off by."""
 _APART = 1e4
+_MASK = 1e3
 _INFINITE = 1e30
 
 
@@ -70,13 +72,14 @@ def compare_outputs(
     expected: Sequence[Any],
     actual: Sequence[Any],
     exact: Sequence[Any | None] = (),
-    units: float = ALLOWED_UNITS,
+    units: float | Mapping[str, float] = ALLOWED_UNITS,
 ) -> list[Difference]:
     """Compare arrays by position; an array that only one side has is reported, unless it has no elements.
 
     Args:
         names: The names of ``actual``.
         exact: The values of ``expected`` without rounding, where known.
+        units: Units of roundoff that are always allowed; by element type if they differ.
     """
     found = []
     for i in range(max(len(expected), len(actual))):
@@ -88,7 +91,8 @@ def compare_outputs(
             found.append(Difference(name=name, status="differ", reason=f"{side} has no such output"))
         else:
             known = exact[i] if i < len(exact) else None
-            found.append(compare_arrays(name, expected[i], actual[i], exact=known, units=units))
+            its = units if isinstance(units, (int, float)) else units.get(str(actual[i].dtype), ALLOWED_UNITS)
+            found.append(compare_arrays(name, expected[i], actual[i], exact=known, units=its))
     return found
 
 
@@ -217,10 +221,10 @@ def _errors_of_one(one: Any, two: Any, right: Any | None) -> tuple[float, float]
 
 
 def _groups(values: Any) -> list[Any]:
-    """The elements of ordinary size, and those far above, if there are both."""
+    """The elements of ordinary size, and those far above, as a mask makes them, if there are both."""
     sizes = np.abs(values)
     typical = float(np.median(sizes[sizes > 0])) if np.any(sizes > 0) else 0.0
-    large = sizes > _APART * typical
+    large = sizes > max(_APART * typical, _MASK)
     return [~large, large] if np.any(large) and typical else [np.ones(values.shape, dtype=bool)]
 
 

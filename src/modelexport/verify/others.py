@@ -87,7 +87,7 @@ class _Compare:
     provider: str
 
     def __call__(self, right: list[Any], given: Mapping[str, Any], outputs: Mapping[str, Any]) -> list[Difference]:
-        whole = WholeOutputs(right, self.run, measured=False)
+        whole = WholeOutputs(right, self.run, measured=False, file=self.tagged.model)
         return whole.compare_with_ties(outputs, self.tagged, given, self.provider)
 
 

@@ -104,7 +104,7 @@ def compare_whole(
         tell("verify: PyTorch")
         run, other_weights = _run_with_others(runs, inputs, perturb, notes)
         right = runs.outputs(inputs) if other_weights else run.outputs
-        whole = WholeOutputs(right, lambda: runs.observed(inputs, {}))
+        whole = WholeOutputs(right, lambda: runs.observed(inputs, {}), file=tagged.model)
         compared = whole.compare_with_ties(outputs, tagged, given, provider)
         optimizer = ""
         if any(one.status == "differ" for one in compared) and not session.narrow:

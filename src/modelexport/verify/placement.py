@@ -79,6 +79,7 @@ def find_misplaced(model: ir.Model, calls: CallTree, run: FileRun, evidence: Evi
             near = near | _around(node, known) | _users(node, known)
         elif node not in known:
             near = near | leading
+        near = near | _alike(node, right, known)
         wrong: Sequence[ModuleCall] = [] if owner.call in near else owner.calls
         if len(owner.calls) > 1:
             # What is fused of several calls also computes what the others did, which is no value of the file.
@@ -161,6 +162,18 @@ def _taken(value: ir.Value, own: Fingerprint | None, run: FileRun) -> Fingerprin
     if tensor is None or own is None or tensor.size != own.size or not tensor.dtype.is_floating_point():
         return run.prints.get(value.name or "")
     return fingerprint_of(tensor.numpy())
+
+
+def _alike(
+    node: ir.Node, right: frozenset[ModuleCall], known: Mapping[ir.Node, frozenset[ModuleCall]]
+) -> frozenset[ModuleCall]:
+    """The calls that computed what follows from a node, as those did that computed the node's value.
+
+    Of two calls that compute the same, PyTorch may show the value in one only: ``torch.vmap`` takes a layer apart.
+    """
+    users = [known.get(user, frozenset()) for value in node.outputs for user, _ in value.uses()]
+    alike = users[0].intersection(*users) if users else frozenset()
+    return alike if alike & right else frozenset()
 
 
 def _users(node: ir.Node, known: Mapping[ir.Node, frozenset[ModuleCall]]) -> frozenset[ModuleCall]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,15 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import onnx_ir as ir
 import onnxruntime
 
 from modelexport.errors import UsageError
 from modelexport.files.onnx_models import load_onnx
+from modelexport.graph.nodes import initializers
 from modelexport.graph.widening import narrow_values
 from modelexport.runtime.evidence import Evidence
 from modelexport.runtime.sessions import open_session
 from modelexport.tagged.file import TaggedFile
-from modelexport.verify.differences import ALLOWED_UNITS, Difference, compare_outputs
+from modelexport.verify.differences import ALLOWED_UNITS, UNITS, Difference, compare_outputs
 from modelexport.verify.matching import WHOLE_UNITS
 from modelexport.verify.ties import outputs_with_choices
 
@@ -56,6 +59,16 @@ class WholeOutputs:
     """Gives the run of the model, with the weights that the file has."""
     measured: bool = True
     """Whether the noise is measured; or else as much is allowed as adds up over a deep model."""
+    file: ir.Model | None = None
+    """The file, whose types say how coarsely the outputs may be rounded on the way."""
+
+    @cached_property
+    def unmeasured(self) -> Mapping[str, float]:
+        """Type of an output to the units that are allowed without a measurement."""
+        allowed = dict.fromkeys(UNITS, WHOLE_UNITS)
+        if self.file is not None and _computes_in_float32(self.file):
+            allowed["float64"] *= UNITS["float32"] / UNITS["float64"]
+        return allowed
 
     @cached_property
     def run(self) -> Evidence:
@@ -69,11 +82,12 @@ class WholeOutputs:
     def compare(self, found: Mapping[str, Any]) -> list[Difference]:
         """Compare outputs, in order."""
         names, arrays = list(found), list(found.values())
-        compared = compare_outputs(names, self.right, arrays, units=ALLOWED_UNITS if self.measured else WHOLE_UNITS)
+        units = ALLOWED_UNITS if self.measured else self.unmeasured
+        compared = compare_outputs(names, self.right, arrays, units=units)
         if not self.measured or all(one.status == "agree" for one in compared):
             return compared
         if self.exact is None:
-            return compare_outputs(names, self.right, arrays, units=WHOLE_UNITS)
+            return compare_outputs(names, self.right, arrays, units=self.unmeasured)
         return compare_outputs(names, self.right, arrays, self.exact)
 
     def agrees(self, found: Mapping[str, Any]) -> bool:
@@ -101,3 +115,8 @@ class WholeOutputs:
             msgspec.structs.replace(one, status="tie", reason=f"the file {told}") if one.status == "differ" else one
             for one in compared
         ]
+
+
+def _computes_in_float32(model: ir.Model) -> bool:
+    values = itertools.chain(initializers(model), (value for node in model.graph for value in node.outputs))
+    return any(value.dtype == ir.DataType.FLOAT for value in values)

@@ -1,0 +1,156 @@
+"""Files that are right, of kinds that a comparison has accused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from modelexport import export
+from modelexport.verify.differences import compare_arrays
+from modelexport.verify.verdicts import VerifyReport
+
+
+class Positions(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        angles = torch.outer(torch.arange(4096.0), torch.tensor([1.0, 0.3, 0.1, 0.03]))
+        self.table = torch.polar(torch.ones_like(angles), angles)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.table[4 : 4 + x.shape[1]]
+
+
+class Turn(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        pairs = torch.view_as_complex(self.project(x).unflatten(-1, (2, 4, 2)))
+        return torch.view_as_real(pairs * positions.unsqueeze(1)).flatten(2)
+
+
+class ComplexPositions(nn.Module):
+    """Complex numbers that several calls get: a file has them as pairs, which each call takes apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.positions = Positions()
+        self.turns = nn.ModuleList([Turn(), Turn()])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        positions = self.positions(x)
+        for turn in self.turns:
+            x = x + turn(x, positions)
+        return x
+
+
+class Angles(nn.Module):
+    def forward(self, time: torch.Tensor) -> torch.Tensor:
+        rates = torch.exp(-9.21 * torch.arange(0, 128, dtype=torch.float32) / 128)
+        angles = 1000 * (time[:, None].float() * rates[None])
+        return torch.cat([torch.cos(angles), torch.sin(angles)], dim=-1)
+
+
+class LargeAngles(nn.Module):
+    """Sines of large angles, computed in float32 whatever the type of the model: the last bit of an angle shows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.angles = Angles()
+        self.project = nn.Linear(256, 8)
+
+    def forward(self, time: torch.Tensor) -> torch.Tensor:
+        return self.project(self.angles(time).to(time.dtype))
+
+
+class Resized(nn.Module):
+    """A long computation of the root itself, whose result no call returns: a call gets it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Conv2d(3, 4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.project(nn.functional.interpolate(x, size=(224, 224), mode="bicubic"))
+
+
+class WideOutput(nn.Module):
+    """A float64 result of float32 numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(6, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.float_power(torch.tanh(self.project(x)), 2.0)
+
+
+class CallsMore(nn.Module):
+    """Computes something around ``forward``, which hooks do not see."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(6, 6)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return super().__call__(x) * 2
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.project(x) + 1
+
+
+class TwiceAlike(nn.Module):
+    """A layer called on the same numbers twice, once taken apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.vmap(torch.vmap(self.layer))(x), self.layer(x)
+
+
+def numbers(*shape: int) -> tuple[torch.Tensor, ...]:
+    return (torch.randn(*shape, generator=torch.Generator().manual_seed(1)),)
+
+
+SOUND: dict[str, tuple[Callable[[], nn.Module], tuple[Any, ...]]] = {
+    "complex positions": (ComplexPositions, numbers(2, 6, 16)),
+    "large angles": (LargeAngles, (torch.tensor([0.3, 0.777, 0.91]),)),
+    "resized": (Resized, numbers(1, 3, 240, 240)),
+    "wide output": (WideOutput, numbers(3, 6)),
+    "twice alike": (TwiceAlike, numbers(2, 3, 6)),
+    "more around forward": (CallsMore, numbers(3, 6)),
+}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_a_sound_file_is_not_accused(name: str, tmp_path: Path) -> None:
+    build, inputs = SOUND[name]
+    torch.manual_seed(0)
+    verified = export(build().eval(), inputs, tmp_path / "model.onnx", verify=True).verified
+    assert verified is not None
+    assert accused(verified) == []
+    assert verified.agrees
+
+
+def test_a_gate_that_is_mostly_closed_is_rounded_as_a_number_near_one() -> None:
+    x = np.linspace(-60, 30, 64)
+    open_by = 1 / (1 + np.exp(-x))
+    right = (x * open_by).astype(np.float32)
+    assert compare_arrays("gate", right, (x * (open_by + 2.0**-26)).astype(np.float32)).status == "agree"
+    assert compare_arrays("gate", right, (x * (open_by + 2.0**-16)).astype(np.float32)).status == "differ"
+
+
+def accused(report: VerifyReport) -> list[str]:
+    return [
+        *(f"{call.address}: {call.reason}" for call in report.calls if call.status == "differ"),
+        *(f"{claim.where}: {claim.claimed} and not {claim.found}" for claim in report.claims),
+    ]
