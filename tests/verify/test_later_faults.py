@@ -151,6 +151,15 @@ def test_a_file_that_is_wrong_for_one_row_only(tmp_path: Path) -> None:
     assert [one.what for one in report.others if one.status == "differ"] == ["one row"]
 
 
+def test_a_sound_file_is_run_with_one_row_of_small_sizes_only(tmp_path: Path) -> None:
+    inputs = {name: ids.repeat(1, 8) for name, ids in INPUTS.items()}
+    path = tmp_path / "dynamic.onnx"
+    export(embedded(), inputs, path, dynamic=True)
+    report = verify(embedded(), inputs, path)
+    assert report.agrees
+    assert [(one.what, one.outputs[0].shape) for one in report.others][1:] == [("one row of small sizes", [1, 8, 4])]
+
+
 def test_a_table_as_long_as_the_example(tmp_path: Path) -> None:
     def plant(file: ir.Model) -> None:
         node = node_of(file, "", ("Add",))

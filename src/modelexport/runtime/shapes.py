@@ -26,10 +26,10 @@ def shapes_in_run(model: ir.Model, given: Mapping[str, Sequence[int]]) -> dict[s
         given: The shapes of the inputs of the model.
     """
     symbols = {
-        size.value: str(given[value.name or ""][axis])
+        size.value: str(number)
         for value in model.graph.inputs
-        if value.name in given and value.shape is not None and len(value.shape) == len(given[value.name])
-        for axis, size in enumerate(value.shape)
+        if value.shape is not None and len(value.shape) == len(given.get(value.name or "", ()))
+        for size, number in zip(value.shape, given.get(value.name or "", ()), strict=True)
         if isinstance(size, ir.SymbolicDim) and size.value is not None
     }
     values = [value for node in model.graph for value in node.outputs if value.name]
@@ -73,10 +73,12 @@ def _inferred(model: ir.Model, given: Mapping[str, Sequence[int]], symbols: Mapp
     except Exception:  # the shapes are an estimate of memory; those that are not known are taken to be large
         return {}
     return {
-        value.name: tuple(
-            size if isinstance(size := dim.dim_value or put_size(dim.dim_param, symbols), int) else None
-            for dim in value.type.tensor_type.shape.dim
-        )
+        value.name: tuple(_number(dim, symbols) for dim in value.type.tensor_type.shape.dim)
         for value in inferred.graph.value_info
         if value.type.tensor_type.HasField("shape")
     }
+
+
+def _number(dim: onnx.TensorShapeProto.Dimension, symbols: Mapping[str, str]) -> int | None:
+    size = int(dim.dim_value) if dim.HasField("dim_value") else put_size(dim.dim_param, symbols)
+    return size if isinstance(size, int) else None

@@ -55,7 +55,8 @@ def run_others(
     single: list[OtherInputs] = []
     for what, other in one_row(inputs, tagged.model):
         single = [compared(what, other)]
-        if single[0].status in ("agree", "tie"):
+        # An output without elements, as of a convolution larger than its image, shows nothing.
+        if single[0].status in ("agree", "tie") and all(0 not in one.shape for one in single[0].outputs):
             break
     return [*found, *single]
 

@@ -70,7 +70,7 @@ class OtherInputs(msgspec.Struct, frozen=True, kw_only=True):
     """The outputs on inputs that were made to find more errors than the given ones."""
 
     what: str
-    """``padded masks``, ``whole vocabulary``, ``other numbers``, ``other sizes``, ``one row``, several."""
+    """``padded masks``, ``whole vocabulary``, ``other numbers``, ``other sizes``, ``one row``, or several of them."""
     status: Verdict
     reason: str = ""
     outputs: list[Difference] = []
