@@ -13,6 +13,7 @@ from torch import nn
 
 from modelexport import export
 from modelexport.errors import ModelExportError
+from modelexport.pytorch.dispatch_modes import OperationMode
 from modelexport.pytorch.kept import KeptState
 
 
@@ -157,3 +158,26 @@ def test_what_did_not_change_is_not_written() -> None:
     kept.restore()
     assert [parameter._version for parameter in model.parameters()] == versions
     assert model.watched == {"a": 1}
+
+
+class Branching(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.sum() > 0, self.one, self.two, (x,))
+
+
+class Passing(OperationMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_model_with_branches_runs_after_its_operations_were_seen() -> None:
+    model, x = Branching().eval(), torch.ones(2, 4)
+    before = model(x)
+    with torch.no_grad(), Passing():
+        model(x)
+    torch.testing.assert_close(model(x), before)
+    model.double()(x.double())

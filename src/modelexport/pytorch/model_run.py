@@ -20,8 +20,9 @@ from modelexport.core.calls import ROOT, ModuleCall, Side
 from modelexport.core.limits import BATCH_BYTES
 from modelexport.core.messages import collected
 from modelexport.errors import UsageError
+from modelexport.pytorch.dispatch_modes import OperationMode
 from modelexport.pytorch.lazy_weights import lend_weights
-from modelexport.pytorch.private_torch import TorchDispatchMode, tree_leaves, tree_map, version_of
+from modelexport.pytorch.private_torch import tree_leaves, tree_map, version_of
 from modelexport.pytorch.recorder import CallRecorder
 from modelexport.pytorch.traced import untouched
 from modelexport.pytorch.values import (
@@ -248,10 +249,8 @@ def _reset(model: nn.Module, right: ModelRun) -> Iterator[None]:
             handle.remove()
 
 
-class _AlwaysInFloat64(TorchDispatchMode):
+class _AlwaysInFloat64(OperationMode):
     """Makes operations that ask for float32 give float64: code that computes angles in float32 rounds them too."""
-
-    supports_higher_order_operators = True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = tree_map(_wide_type, (args, kwargs or {}))
@@ -262,10 +261,8 @@ def _wide_type(value: Any) -> Any:
     return torch.float64 if value is torch.float32 else value
 
 
-class _Operations(TorchDispatchMode):
+class _Operations(OperationMode):
     """Records the fingerprint of each operation's result, and reports those that may choose among scores."""
-
-    supports_higher_order_operators = True
 
     def __init__(
         self,

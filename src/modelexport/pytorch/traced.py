@@ -14,8 +14,9 @@ from torch.nn.parameter import is_lazy
 from modelexport.core.attributes import attribute_set
 from modelexport.core.calls import ROOT, CallTree
 from modelexport.errors import InputsError
+from modelexport.pytorch.dispatch_modes import OperationMode
 from modelexport.pytorch.kept import KeptState
-from modelexport.pytorch.private_torch import FakeTensor, TorchDispatchMode, tree_leaves, writes_to_inputs
+from modelexport.pytorch.private_torch import FakeTensor, tree_leaves, writes_to_inputs
 from modelexport.pytorch.recorder import CallRecorder
 from modelexport.pytorch.tracing import in_trace
 
@@ -137,10 +138,8 @@ class _OwnParameters:
                     self._changed.append((memory, copy))
 
 
-class _Guard(TorchDispatchMode):
+class _Guard(OperationMode):
     """Copies a parameter before the first operation that may write to its memory."""
-
-    supports_higher_order_operators = True
 
     def __init__(self, tensors: Sequence[torch.Tensor], changed: _Changed) -> None:
         super().__init__()
