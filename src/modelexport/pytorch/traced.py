@@ -38,7 +38,8 @@ def trace_calls(model: nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str,
         ``past.0``), outputs by the field of a mapping or dataclass, or ``output``, ``output.0``, ...
 
     Raises:
-        InputsError: The model raised; names the innermost call that was running. The model's exception is chained.
+        InputsError: The model raised; names the innermost call that was running. The model's exception is chained. Or
+            it ran without its hooks.
     """
     recorder = CallRecorder(model)
     with untouched(model), recorder.attached():
@@ -51,6 +52,11 @@ def trace_calls(model: nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str,
                 f"the model raised {type(error).__name__} while running {call} "
                 f"({type(model.get_submodule(call.path)).__name__}): {reason}; check the example inputs"
             ) from error
+    if not recorder.seen or recorder.seen[0].call != ROOT:
+        raise InputsError(
+            f"{type(model).__name__} has a __call__ that does not run forward with the hooks of the module: "
+            f"let it call super().__call__, or remove it"
+        )
     return CallTree(tuple(recorder.seen))
 
 

@@ -17,6 +17,7 @@ from modelexport.pytorch.model_run import ModelRun, as_array
 from modelexport.pytorch.perturbation import entries_of, indistinct, perturbed, weak
 from modelexport.pytorch.traced import untouched
 from modelexport.pytorch.values import run_arguments, tensors_in
+from modelexport.runtime.evidence import Evidence
 from modelexport.runtime.sessions import input_names, run_session
 from modelexport.tagged.file import TaggedFile
 from modelexport.tagged.flattening import runnable
@@ -41,7 +42,7 @@ class WholeComparison:
 
     given: Mapping[str, Any]
     """The inputs of the file."""
-    run: ModelRun
+    run: Evidence
     """The PyTorch run that calls are compared with."""
     perturbed: Mapping[str, Any]
     """The weights of that run, if they are not the model's own."""
@@ -146,15 +147,22 @@ def _run_with_others(
 
 
 def run_observed(
-    model: nn.Module, inputs: Inputs, tagged: TaggedFile, weights: Weights | None, others: Mapping[str, Any]
+    model: nn.Module,
+    inputs: Inputs,
+    tagged: TaggedFile,
+    weights: Weights | None,
+    others: Mapping[str, Any],
+    *,
+    seed: int | None = None,
 ) -> ModelRun:
     """A PyTorch run in which every call is recorded and, if possible, every operation.
 
     Args:
         others: The weights to use instead of the model's own.
+        seed: The seed of the model's random numbers.
     """
     never, operations = _facts(model, tagged)
-    return ModelRun(model, inputs, weights, parameters=others, never_called=never, operations=operations)
+    return ModelRun(model, inputs, weights, parameters=others, never_called=never, operations=operations, seed=seed)
 
 
 def _facts(model: nn.Module, tagged: TaggedFile) -> tuple[frozenset[str], bool]:
