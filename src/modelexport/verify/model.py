@@ -147,7 +147,7 @@ def _repeatable(
     runs: ModelRuns, inputs: Inputs, whole: WholeComparison, calls: Sequence[CallVerdict], tell: Tell
 ) -> Repeatable | None:
     """The run without what depends on random numbers, if there is such."""
-    statuses = {one.status for one in (*whole.outputs, *calls, *whole.others)}
+    statuses = {o.status for o in whole.outputs} | {c.status for c in calls} | {o.status for o in whole.others}
     if runs.weights is not None or not ("differ" in statuses or draws_numbers(runs.tagged.model)):
         return None
     tell("verify: random numbers")
