@@ -21,7 +21,6 @@ QUICK = {
 REFUSED = {
     "branches": "data-dependent",
     "func-grad": "constant",
-    "svd": "_linalg_svd",
     "tacotron2": "packed sequences",
     "mimi": "data-dependent",
     "fastspeech2": "data-dependent",
