@@ -73,3 +73,26 @@ def test_the_state_of_the_random_numbers_is_left_alone(seed: int, tmp_path: Path
     torch.manual_seed(seed)
     verify(model, (X,), tmp_path / "m.onnx")
     assert torch.equal(torch.rand(3), expected)
+
+
+class SizedByValues(nn.Module):
+    """A speech model in small: how long the output is, is what an exponential gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(12, 12), nn.Linear(12, 12)
+        for layer in (self.one, self.other):
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        counts = torch.ceil(torch.exp(self.one(x).mean(-1))).long()
+        return self.other(torch.repeat_interleave(x, counts, dim=0))
+
+
+def test_weights_are_not_changed_where_the_sizes_of_outputs_depend_on_them(tmp_path: Path) -> None:
+    model = SizedByValues()
+    export(model, (X,), tmp_path / "m.onnx")
+    report = verify(model, (X,), tmp_path / "m.onnx")
+    assert report.agrees
+    assert not report.perturbed
+    assert any("the sizes of the model's outputs depend on what it computes" in note for note in report.notes)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import torch
 from torch import nn
 
@@ -184,11 +186,22 @@ def _other_weights(
         if not equal:
             return {}
         keys = equal | weak(model, keys)
+        if _sized_by_values(tagged.model):
+            notes.append("weights were not perturbed: the sizes of the model's outputs depend on what it computes")
+            return {}
         if folded := _folded(model, tagged):
             more = f" and {len(folded) - 1} others" if len(folded) > 1 else ""
             notes.append(f"weights were not perturbed: another tool folded or merged {folded[0]}{more}")
             return {}
     return perturbed(model, keys)
+
+
+def _sized_by_values(model: ir.Model) -> bool:
+    """Whether an output has sizes that are not those of the inputs: with other weights it may be any number larger."""
+    given = {str(size) for value in model.graph.inputs for size in value.shape or () if not isinstance(size, int)}
+    sizes = [size for value in model.graph.outputs for size in value.shape or () if not isinstance(size, int)]
+    unknown = [set(re.findall(r"[A-Za-z_]\w*", str(size.value))) - given for size in sizes if size.value is not None]
+    return any(unknown) or (not given and any(size.value is None for size in sizes))
 
 
 def _folded(model: nn.Module, tagged: TaggedFile) -> list[str]:
