@@ -26,7 +26,7 @@ REFUSED = {
     "fastspeech2": "data-dependent",
 }
 """Name to part of the reason."""
-RANDOM = {"timeseries", "vits"}
+RANDOM = {"vits"}
 """Models that draw random numbers, so that no file agrees with them."""
 CASES = [case for case in zoo.cases() if case.family != "with transformers inside"]
 
