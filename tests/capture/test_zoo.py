@@ -49,6 +49,7 @@ def test_a_model_is_exported_tagged_and_right(case: zoo.Case, tmp_path: Path) ->
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")  # torch's own compiler
 @pytest.mark.parametrize(
     "case", [c for c in CASES if c.name not in QUICK], ids=lambda case: f"{case.family}-{case.name}"
 )

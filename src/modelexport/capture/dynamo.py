@@ -93,7 +93,7 @@ def capture_by_dynamo(
     recorder = CallRecorder(model, _annotated, watcher.watch, changed_caches())
     captured, args, given = _bound(model, *by_name(model, *run_arguments(inputs)), constants)
     with (
-        untouched(model, runs=False),
+        untouched(model, runs=False, captures=True),
         # A capture that failed may have left annotations of its own behind.
         attribute_set(torch.fx.traceback, "current_meta", {}),
         recorder.attached(),
