@@ -82,7 +82,7 @@ def find_misplaced(model: ir.Model, calls: CallTree, run: FileRun, evidence: Evi
         near = near | _alike(node, right, known)
         wrong: Sequence[ModuleCall] = [] if owner.call in near else owner.calls
         if len(owner.calls) > 1:
-            # What is fused of several calls also computes what the others did, which is no value of the file.
+            # A node fused from several calls also computes what the others did; the file does not have that as a value.
             beside = _around(node, known) | _users(node, known) | leading | _passed(node, run, travels)
             if owner.evidence is not OwnerEvidence.EXACT:
                 also, wrong = near | beside | ends.before(right), wrong if not near & set(owner.calls) else []
@@ -131,7 +131,7 @@ def _passed(node: ir.Node, run: FileRun, travels: Mapping[str, frozenset[ModuleC
 
 
 def _calls_with_lost_values(run: FileRun, evidence: Evidence, calls: CallTree) -> frozenset[ModuleCall]:
-    """The calls that computed something that is no value of the file, and those around them."""
+    """The calls that computed something that the file does not have as a value, and those around them."""
     index: Index[Fingerprint] = Index()
     for own in run.prints.values():
         index.add(own, own)
