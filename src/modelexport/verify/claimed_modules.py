@@ -174,8 +174,8 @@ def _tags(tree: ModuleTree, tagged: TaggedFile, sidecar: documents.Hierarchy) ->
 def _classes_in_tags(tree: ModuleTree, tagged: TaggedFile, sidecar: documents.Hierarchy) -> Iterator[FalseClaim]:
     """The false tags in a file in which modules were replaced, by the classes of their segments.
 
-    The modules that stay keep their tags, so that suffixes and numbers may be others than in a fresh export: a class may
-    be there once now that was there twice. What `auto` chose for the model before is not known either.
+    The modules that stay keep their tags, so that suffixes and numbers may be others than in a fresh export: a class
+    may be there once now that was there twice. What `auto` chose for the model before is not known either.
     """
     there = {module.class_name for module in tree}
     said = sidecar.settings
