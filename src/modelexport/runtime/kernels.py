@@ -6,13 +6,15 @@ it is nothing. The same node, from the same float32 numbers, is computed in floa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
 import onnx_ir as ir
 
 from modelexport.errors import UsageError
 from modelexport.graph.doubles import Doubled, in_doubles
-from modelexport.runtime.sessions import open_session
+from modelexport.runtime.sessions import input_names, open_session, run_session
 
 
 def with_double_kernels(
@@ -29,6 +31,26 @@ def with_double_kernels(
         return model, []
     has_kernel = _has_kernel(model, provider)
     return in_doubles(model, lambda one: (only is None or one.node.op_type in only) and has_kernel(one))
+
+
+def run_in_double(
+    model: ir.Model, folder: Path, feeds: Mapping[str, Any], provider: str
+) -> Iterator[tuple[dict[str, Any], list[str]]]:
+    """The outputs of a model computed with all float64 kernels that the runtime has, and the operators of these.
+
+    With those of one operator after the other where they do not run together: some say only then that they are none.
+    """
+    _, operators = with_double_kernels(model, provider)
+    for only in [operators, *([one] for one in operators)] if operators else ():
+        precise, _ = with_double_kernels(model, provider, only)
+        try:
+            session = open_session(precise, folder=folder, provider=provider)
+            found = run_session(session, {name: feeds[name] for name in input_names(session)})
+        except UsageError:
+            continue
+        yield found, only
+        if only is operators:
+            return
 
 
 def _has_kernel(model: ir.Model, provider: str) -> Callable[[Doubled], bool]:

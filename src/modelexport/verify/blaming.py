@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import onnx_ir as ir
 
 from modelexport.core.calls import Side
 from modelexport.graph.owners import owner_of
-from modelexport.runtime import sessions
 from modelexport.runtime.evidence import SeenTensor
-from modelexport.runtime.kernels import with_double_kernels
+from modelexport.runtime.kernels import run_in_double
 from modelexport.tagged.file import TaggedFile
 from modelexport.verify.comparing import run_segments
 from modelexport.verify.differences import UNMEASURED_UNITS, Difference, compare_arrays
@@ -45,25 +44,22 @@ def measure_noise(proof: Proof) -> None:
 
     for name in suspects:
         proof.per_module[name] = judged(name, proof.run.arrays[name])
-    for name, array in _computed_in_double(proof, [n for n in suspects if n in set(proof.differing)]).items():
+    wrong = [name for name in suspects if proof.per_module[name].status == "differ"]
+    for name, array in _computed_in_double(proof, wrong):
         if (again := judged(name, array)).status == "agree":
             proof.per_module[name] = again
 
 
-def _computed_in_double(proof: Proof, names: Sequence[str]) -> dict[str, Any]:
+def _computed_in_double(proof: Proof, names: Sequence[str]) -> Iterator[tuple[str, Any]]:
     """Values computed from the right ones before them with float64 kernels, where the runtime has them.
 
     If these are right, it is the runtime's float32 kernels that are less exact than the type, whatever the file says.
     """
-    if not names:
-        return {}
-    cut, operators = with_double_kernels(
-        segmented(proof.tagged.model, proof.hints, names, proof.run.dtypes), proof.provider
-    )
-    if not operators:
-        return {}
-    session = sessions.open_session(cut, folder=proof.tagged.path.parent, provider=proof.provider)
-    return sessions.run_session(session, proof.inputs_of(sessions.input_names(session)))
+    if names:
+        cut = segmented(proof.tagged.model, proof.hints, names, proof.run.dtypes)
+        feeds = proof.inputs_of(value.name or "" for value in cut.graph.inputs)
+        for found, _ in run_in_double(cut, proof.tagged.path.parent, feeds, proof.provider):
+            yield from found.items()
 
 
 def move_blame(proof: Proof) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,10 @@ from modelexport.files.onnx_models import load_onnx
 from modelexport.graph.nodes import initializers
 from modelexport.graph.widening import narrow_values
 from modelexport.runtime.evidence import Evidence
-from modelexport.runtime.kernels import with_double_kernels
-from modelexport.runtime.sessions import input_names, open_session, run_session
+from modelexport.runtime.sessions import open_session
 from modelexport.tagged.file import TaggedFile
 from modelexport.verify.differences import ALLOWED_UNITS, UNITS, Difference, compare_outputs
+from modelexport.verify.kernels import outputs_in_double
 from modelexport.verify.matching import WHOLE_UNITS
 from modelexport.verify.ties import outputs_with_choices
 
@@ -123,25 +123,8 @@ class WholeOutputs:
         Where they agree, and the file's do not without the runtime's optimiser either, its float32 kernels are less
         exact than their type.
         """
-        run = partial(_outputs_of, folder=tagged.path.parent, feeds=feeds, provider=provider)
-        found, operators = with_double_kernels(tagged.model, provider)
-        try:
-            compared = self.compare(run(found)) if operators else []
-            if not compared or any(one.status == "differ" for one in compared) or self.agrees(run(tagged.model)):
-                return []
-            alone = (
-                one for one in operators if self.agrees(run(with_double_kernels(tagged.model, provider, [one])[0]))
-            )
-            told = next(alone, ", ".join(operators))
-        except UsageError:  # it runs only as it is
-            return []
-        reason = f"with float64 kernels: ONNX Runtime's float32 kernel of {told} is less exact than its type"
-        return [msgspec.structs.replace(one, reason=reason) for one in compared]
-
-
-def _outputs_of(model: ir.Model, folder: Path, feeds: Mapping[str, Any], provider: str) -> Mapping[str, Any]:
-    session = open_session(model, folder=folder, provider=provider)
-    return run_session(session, {name: feeds[name] for name in input_names(session)})
+        found, told = outputs_in_double(tagged.model, tagged.path.parent, feeds, self.agrees, provider=provider)
+        return [msgspec.structs.replace(one, reason=told) for one in self.compare(found)] if found else []
 
 
 def _computes_in_float32(model: ir.Model) -> bool:
