@@ -185,3 +185,28 @@ def test_a_kernel_that_is_less_exact_than_its_type_is_no_fault_and_hides_none(fa
     assert (report.diverging is not None) == fault
     if not fault:
         assert any("float32 kernel of Sigmoid" in note for note in report.notes)
+
+
+class EqualScores(nn.Module):
+    """Scores that are a bias, as fresh ones are, choose what follows; the products before them lead only there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.states = nn.Linear(8, 8)
+        self.head = nn.Linear(8, 3)
+        with torch.no_grad():
+            self.head.weight.mul_(1e-9)
+            self.head.bias.fill_(-1.0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        states = torch.tanh(self.states(x))
+        chosen = self.head(states).max(-1).values.topk(2, dim=1).indices
+        return states.gather(1, chosen.unsqueeze(-1).expand(-1, -1, 8))
+
+
+def test_a_node_before_a_value_that_tells_no_call_may_be_of_those_that_return_it(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, inputs = EqualScores().eval(), {"x": torch.randn(2, 6, 8)}
+    export(model, inputs, tmp_path / "model.onnx")
+    report = verify(model, inputs, tmp_path / "model.onnx", perturb=False)
+    assert not accused(report)

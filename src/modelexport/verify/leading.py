@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 import onnx_ir as ir
@@ -24,17 +25,22 @@ def reached_calls(
     """For every node the calls of the first values with a known call that it leads to.
 
     A node that computes something belongs to a call that computed such a value, if there is one, and not to one that
-    only rearranged it: a recurrence transposes its result, and the module that gets it transposes it back.
+    only rearranged it: a recurrence transposes its result, and the module that gets it transposes it back. A value of
+    a few different numbers does not tell its call; then a node before it may also belong to any call that returns it.
     """
     makers = _Makers(run, evidence)
+
+    def leads_to(user: ir.Node, after: Mapping[ir.Node, Calls]) -> Calls:
+        return after.get(user, frozenset()) | makers.returning(user)
+
     any_call: dict[ir.Node, Calls] = {}
     computing: dict[ir.Node, Calls] = {}
     found: dict[ir.Node, Calls] = {}
     for node in reversed(model.graph):
         users = [user for value in node.outputs for user, _ in value.uses()]
-        any_call[node] = _union(known.get(user) or found.get(user, frozenset()) for user in users)
+        any_call[node] = _union(known.get(user) or leads_to(user, found) for user in users)
         computing[node] = _union(
-            makers.of(user, known[user]) if known.get(user) else computing.get(user, frozenset()) for user in users
+            makers.of(user, known[user]) if known.get(user) else leads_to(user, computing) for user in users
         )
         found[node] = any_call[node] if makers.rearranges(node) else computing[node]
     return found
@@ -45,7 +51,12 @@ class _Makers:
 
     def __init__(self, run: FileRun, evidence: Evidence) -> None:
         self._prints, self._evidence = run.prints, evidence
+        self._contents = run.contents
         self._gets = tensors_by_call(evidence, "inputs")
+        self._returning: dict[str, set[ModuleCall]] = defaultdict(set)
+        for call, tensors in tensors_by_call(evidence, "outputs").items():
+            for tensor in tensors:
+                self._returning[tensor.content].add(call)
         self._known: dict[ModuleCall, list[Fingerprint]] = {}
 
     def of(self, node: ir.Node, calls: Calls) -> Calls:
@@ -55,6 +66,12 @@ class _Makers:
         own = [self._prints[name] for value in node.outputs if (name := value.name or "") in self._prints]
         got = {call for call in calls for one in self._taken(call) if any(_is_rearranged(one, its) for its in own)}
         return calls - got or calls
+
+    def returning(self, node: ir.Node) -> Calls:
+        """The calls that return what a node gives, if that does not tell them apart."""
+        names = [value.name or "" for value in node.outputs]
+        plain = [name for name in names if name in self._prints and not self._prints[name].telling]
+        return _union(frozenset(self._returning.get(self._contents.get(name, ""), ())) for name in plain)
 
     def rearranges(self, node: ir.Node) -> bool:
         """Whether what a node gives is what it takes, in any order, or a part of it."""
