@@ -20,7 +20,7 @@ from modelexport.runtime.evidence import Evidence, SeenTensor
 from modelexport.runtime.fingerprints import NEAR, Fingerprint, Index, fingerprint_of
 from modelexport.runtime.shapes import shapes_in_run
 from modelexport.surgery.repeating import values_taken
-from modelexport.verify.differences import UNITS, Difference, compare_arrays
+from modelexport.verify.differences import UNITS, Difference, blocks, compare_arrays
 from modelexport.verify.segments import given_name, segmented
 
 _HINT = 1e-3
@@ -163,7 +163,11 @@ def distance(right: Any, found: Any) -> float:
         return 0.0 if np.array_equal(right.reshape(-1), found.reshape(-1)) else float("inf")
     if found.dtype == np.float32:
         with np.errstate(invalid="ignore", over="ignore"):  # masks are of minus infinity
-            size, error = float(np.linalg.norm(right)), float(np.linalg.norm(found.reshape(-1) - right.reshape(-1)))
+            sums = [0.0, 0.0]
+            for a, b in blocks(right.reshape(-1), found.reshape(-1)):
+                apart = b - a
+                sums = [sums[0] + float(a @ a), sums[1] + float(apart @ apart)]
+            size, error = (float(np.sqrt(one)) for one in sums)
         if 1e-12 < size < 1e12 and error < 1e12:  # its squares neither vanish nor overflow
             return error / size
     one, two = right.reshape(-1).astype(np.float64), found.reshape(-1).astype(np.float64)
