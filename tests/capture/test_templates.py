@@ -153,7 +153,10 @@ def test_lazy_graphs_become_code_when_they_run() -> None:
 
 
 def test_graphs_made_while_a_model_is_captured_are_lazy_and_others_are_not() -> None:
-    graph = torch.fx.symbolic_trace(lambda x: torch.relu(x)).graph
+    def positive(x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x)
+
+    graph = torch.fx.symbolic_trace(positive).graph
     with only_what_is_read():
         inside = torch.fx.GraphModule({}, graph)
         with _use_lazy_graph_module(False):  # as in strict mode
