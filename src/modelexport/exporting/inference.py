@@ -24,8 +24,8 @@ from modelexport.graph.copies import typed_as
 _READ = 20
 """The largest number of elements of an input whose content the inference reads."""
 
-Known = dict[Hashable, list[tuple[ir.Shape | None, ir.TypeProtocol | None]]]
-"""All that is read of a node to the shapes and types of its outputs."""
+Known = dict[Hashable, tuple[Hashable, list[tuple[ir.Shape | None, ir.TypeProtocol | None]]]]
+"""All that is read of a node to the shapes and types of its outputs, to be compared and to be copied."""
 
 
 @contextmanager
@@ -42,10 +42,12 @@ def inferred_once(known: Known) -> Iterator[None]:
         if key not in known:
             infer(self, node)
             if key is not None:
-                known[key] = [typed_as(value.shape, value.type) for value in node.outputs]
+                known[key] = _outputs(node), [typed_as(value.shape, value.type) for value in node.outputs]
             return
-        for value, (shape, type_) in zip(node.outputs, known[key], strict=True):
-            value.shape, value.type = typed_as(shape, type_)
+        found, typed = known[key]
+        if found != _outputs(node):
+            for value, (shape, type_) in zip(node.outputs, typed, strict=True):
+                value.shape, value.type = typed_as(shape, type_)
 
     with attribute_set(FoldConstantsPass, "_do_inference", infer_once):
         yield
@@ -64,8 +66,11 @@ def _key(node: ir.Node, opsets: dict[str, int]) -> Hashable | None:
         )
     except _UnknownError:
         return None
-    outputs = tuple((value.name is not None, *_typed(value)) for value in node.outputs)
-    return node.op_identifier(), opsets.get(node.domain), attributes, inputs, outputs
+    return node.op_identifier(), opsets.get(node.domain), attributes, inputs, _outputs(node)
+
+
+def _outputs(node: ir.Node) -> Hashable:
+    return tuple([(value.name is not None, *_typed(value)) for value in node.outputs])
 
 
 def _typed(value: ir.Value) -> tuple[Hashable, Hashable]:
