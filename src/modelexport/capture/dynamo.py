@@ -39,7 +39,7 @@ from modelexport.capture.opsets import convert_to_opset, translated_opset
 from modelexport.capture.promotions import promoted_once
 from modelexport.capture.recurrent_shapes import steps_open
 from modelexport.capture.repairs.decompositions import decompositions_added
-from modelexport.capture.repairs.functions import values_not_read
+from modelexport.capture.repairs.functions import values_not_read_in_captures
 from modelexport.capture.repairs.table import translations_added
 from modelexport.capture.reuse import decomposed_once
 from modelexport.capture.templates import translated_once
@@ -105,7 +105,7 @@ def capture_by_dynamo(
         only_what_is_read(stack_traces=stack_traces),
         constants_readable(),
         steps_open(),
-        values_not_read(),
+        values_not_read_in_captures(),
         graphs_not_printed(),
         collected(),
     ):

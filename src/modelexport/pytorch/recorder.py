@@ -13,8 +13,8 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from modelexport.core.calls import ROOT, ModuleCall, Side, TracedCall
-from modelexport.pytorch.private_torch import peek_interpreter_stack
+from modelexport.core.calls import ROOT, ModuleCall, Side, TensorSpec, TracedCall
+from modelexport.pytorch.private_torch import DisableTorchFunction, peek_interpreter_stack
 from modelexport.pytorch.values import (
     NamedTensors,
     has_elements,
@@ -116,9 +116,7 @@ class CallRecorder:
         call = ModuleCall(path, self._counts[path])
         self._counts[path] += 1
         parent = self.seen[self._running[-1][0]].call if self._running else None
-        tensors = self._recorded(input_tensors(module, args, kwargs), call, (args, kwargs))
-        self._watch(call, "inputs", tensors)
-        specs = tensor_specs(tensors)
+        specs = self._described(call, "inputs", input_tensors(module, args, kwargs), (args, kwargs))
         self.seen.append(TracedCall(call, parent, len(self._running), self._next_step(), None, specs))
         context = ExitStack()
         context.enter_context(self._around(call))
@@ -133,13 +131,18 @@ class CallRecorder:
             context.close()
             position, context = self._running.pop()
         traced = self.seen[position]
-        tensors = self._recorded(output_tensors(output), traced.call, output)
-        self._watch(traced.call, "outputs", tensors)
-        self.seen[position] = dataclasses.replace(traced, exit=self._next_step(), outputs=tensor_specs(tensors))
+        specs = self._described(traced.call, "outputs", output_tensors(output), output)
+        self.seen[position] = dataclasses.replace(traced, exit=self._next_step(), outputs=specs)
         context.close()
         error = sys.exception()
         if error is not None and error is not self._outer_error and error is not self._raised[0]:
             self._raised = (error, traced.call)
+
+    def _described(self, call: ModuleCall, side: Side, given: NamedTensors, held_by: object) -> tuple[TensorSpec, ...]:
+        with DisableTorchFunction():  # torch.export has four modes that would see each question for a shape
+            tensors = self._recorded(given, call, held_by)
+            self._watch(call, side, tensors)
+            return tensor_specs(tensors)
 
     def _recorded(self, tensors: NamedTensors, call: ModuleCall, held_by: object) -> NamedTensors:
         tensors = _dense(tensors)
