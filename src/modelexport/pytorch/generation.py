@@ -17,7 +17,8 @@ from torch import nn
 from modelexport.core.messages import collected
 from modelexport.errors import CaptureError, InputsError, UsageError
 from modelexport.pytorch.inputs import generate_inputs
-from modelexport.pytorch.multimodal import EMBEDDING, EMBEDS, Encode, Merge, Modality, modality_of
+from modelexport.pytorch.multimodal import EMBEDDING, EMBEDS, Encode, Merge, Modality, Place, modality_of
+from modelexport.pytorch.positions import POSITIONS
 from modelexport.pytorch.traced import untouched
 from modelexport.runtime.generation import CACHE_POSITION
 
@@ -39,6 +40,8 @@ class ModelPart:
     file: str = ""
     """Its file relative to the package, if it is not ``NAME.onnx``."""
 
+    constants: tuple[str, ...] = ()
+    """The inputs whose values the file keeps."""
     optional: bool = False
     """Whether the package is of use without this part, so that a failure to export it is a note."""
 
@@ -76,20 +79,28 @@ class DecoderForm:
             raise UsageError("one graph fills a static cache from prompts and tokens: leave out --separate-prefill")
 
 
-def generation_parts(model: nn.Module, form: DecoderForm = DecoderForm()) -> list[ModelPart]:
+def generation_parts(
+    model: nn.Module, form: DecoderForm = DecoderForm(), sizes: Mapping[str, Any] | None = None
+) -> list[ModelPart]:
     """The parts that ``model.generate`` runs, in this order, with example inputs whose dynamic axes differ in size.
+
+    Args:
+        sizes: The size of the images, for a model that takes it: ``image_grid_thw``, ``[1, 3]``.
 
     Raises:
         CaptureError: transformers cannot split its ``generate``; gives the reason.
-        InputsError: The model cannot generate.
+        InputsError: The model cannot generate, or takes no sizes.
     """
     if not can_generate(model):
         raise InputsError(f"{type(model).__name__} cannot generate: use --parts whole, or name a class that can")
     if getattr(model.config, "is_encoder_decoder", False):
         if form.static_cache is not None:
             raise InputsError(f"{type(model).__name__} has an encoder: leave out --static-cache, which decoders have")
+        _take_no_sizes(model, sizes)
         return _encoder_decoder_parts(model)
-    modality, reason = modality_of(model)
+    modality, reason = modality_of(model, sizes)
+    if modality is None or not modality.sizes:
+        _take_no_sizes(model, sizes)
     steps = _captured(model, _token_inputs(model))
     inputs = steps["decode"]
     past = inputs.get("past_key_values")
@@ -104,6 +115,13 @@ def generation_parts(model: nn.Module, form: DecoderForm = DecoderForm()) -> lis
     if modality is not None:
         return _multimodal_parts(model, modality, grown, notes, form)
     return _decoder_parts(model, grown, notes, form)
+
+
+def _take_no_sizes(model: nn.Module, sizes: Mapping[str, Any] | None) -> None:
+    if sizes:
+        raise InputsError(
+            f"the parts of {type(model).__name__} make their own example inputs: leave out --inputs ({', '.join(sizes)})"
+        )
 
 
 def _decoder_parts(
@@ -134,9 +152,10 @@ def _multimodal_parts(
 ) -> list[ModelPart]:
     """The encoder of images or sound, the embedding of tokens and features, and the decoder of embeddings."""
     encode, merge = (_with_forward(model, partial(kind, modality=modality)) for kind in (Encode, Merge))
+    ids, places = modality.example["input_ids"], modality.positions
     with untouched(model, runs=False), collected():
         features = encode.forward(**modality.tensors)
-        embeds = merge.forward(input_ids=modality.example["input_ids"], **features)[EMBEDS]
+        embeds = merge.forward(input_ids=ids, **features)[EMBEDS]
     tokens = step["input_ids"].shape[1]
     further = {name: value for name, value in step.items() if name != "input_ids"} | {EMBEDS: embeds[:, :tokens]}
     if not modality.compared:
@@ -144,9 +163,21 @@ def _multimodal_parts(
             f"the merge of {modality.kind} features was not compared with the model's own, because the weights are "
             f"not in memory: verify FOLDER/ --model compares it",
         )
+    placing = []
+    if places is not None:
+        further["position_ids"] = step["position_ids"][-len(places.offsets) :]
+        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        placing.append(ModelPart(POSITIONS, _with_forward(model, partial(Place, positions=places)), inputs))
+    sizes, own = modality.sizes, ()
+    if sizes:
+        kept = ", ".join(f"{name} is {modality.of_one[name][0].tolist()}" for name in sizes)
+        own = (f"takes one image at a time, all of one size: {kept}; --inputs gives another",)
     return [
-        ModelPart(modality.part, encode, modality.tensors),
-        ModelPart(EMBEDDING, merge, {"input_ids": modality.example["input_ids"], **features}),
+        ModelPart(
+            modality.part, encode, modality.of_one if sizes else modality.tensors, notes=own, constants=sizes
+        ),
+        ModelPart(EMBEDDING, merge, {"input_ids": ids, **features}),
+        *placing,
         *_decoder_parts(model, further, notes, form),
     ]
 
@@ -254,7 +285,7 @@ def _of_length(tensor: torch.Tensor, length: int) -> torch.Tensor:
 
 
 def _encoder_decoder_parts(model: nn.Module) -> list[ModelPart]:
-    """The encoder, the first step of the decoder, and its further steps, which use the cached encoder states."""
+    """The encoder with the keys and values that the decoder attends to, and the decoder, which has them in its cache."""
     inputs = encoder_inputs(model)
     step = _captured(model, dict(inputs))["decode"]
     cache = step.get("past_key_values")
@@ -266,12 +297,10 @@ def _encoder_decoder_parts(model: nn.Module) -> list[ModelPart]:
         )
     tokens = step["decoder_input_ids"][:, -1:].repeat(1, STEP)
     mask = {"attention_mask": step["attention_mask"]} if step.get("attention_mask") is not None else {}
-    first = {"decoder_input_ids": tokens, "encoder_hidden_states": states, **mask}
     further = {"decoder_input_ids": tokens, "past_key_values": _both_caches(*layers), **mask}
     return [
-        ModelPart("encoder", _with_forward(model, _Encoder), inputs, _path_of(model, model.get_encoder())),
-        ModelPart("prefill", _with_forward(model, _FirstStep), first),
-        ModelPart("decode", _with_forward(model, _FurtherStep), further),
+        ModelPart("encoder", _with_forward(model, _Encoder), inputs),
+        ModelPart("decode", _with_forward(model, _Decoder), further),
     ]
 
 
@@ -312,8 +341,14 @@ class _Forward:
 
 
 class _Encoder(_Forward):
+    """The encoder's states, and the keys and values that the attentions of a decoder compute from them alone."""
+
     def __call__(self, **inputs: Any) -> dict[str, Any]:
-        return {"encoder_hidden_states": self._model.get_encoder()(**inputs).last_hidden_state}
+        states = self._model.get_encoder()(**inputs).last_hidden_state
+        # Which token it is does not matter: only what does not depend on tokens is returned, and captured.
+        token = states.new_zeros(states.shape[0], 1, dtype=torch.long)
+        made = self._whole(self._model, decoder_input_ids=token, encoder_outputs=(states,), use_cache=True)
+        return {"encoder_hidden_states": states, **_cache_of(made, "encoder", "cross_attention_cache")}
 
 
 class _Prompt(_Forward):
@@ -325,14 +360,7 @@ class _Prompt(_Forward):
         return _results(self._whole(self._model, **inputs))
 
 
-class _FirstStep(_Forward):
-    def __call__(self, **inputs: Any) -> dict[str, Any]:
-        states = inputs.pop("encoder_hidden_states")
-        made = self._whole(self._model, encoder_outputs=(states,), use_cache=True, **inputs)
-        return _layer_by_layer(made, {"decoder": "self_attention_cache", "encoder": "cross_attention_cache"})
-
-
-class _FurtherStep(_Forward):
+class _Decoder(_Forward):
     def __call__(self, **inputs: Any) -> dict[str, Any]:
         past_key_values = inputs.pop("past_key_values")
         keys = past_key_values.cross_attention_cache.layers[0].keys
@@ -342,20 +370,15 @@ class _FurtherStep(_Forward):
             self._model, encoder_outputs=(states,), past_key_values=past_key_values, use_cache=True, **inputs
         )
         # The encoder's keys and values are the ones that were given.
-        return _layer_by_layer(made, {"decoder": "self_attention_cache"})
+        return {"logits": made.logits, **_cache_of(made, "decoder", "self_attention_cache")}
 
 
-def _layer_by_layer(made: Any, caches: Mapping[str, str]) -> dict[str, Any]:
-    """Logits and caches, all of a layer together, so that the outputs of a graph are in the order of their names."""
-    cached = {name: getattr(made.past_key_values, attribute).layers for name, attribute in caches.items()}
-    count = len(next(iter(cached.values())))
-    present = {
-        str(index): {
-            name: {"key": layers[index].keys, "value": layers[index].values} for name, layers in cached.items()
-        }
-        for index in range(count)
+def _cache_of(made: Any, name: str, cache: str) -> dict[str, Any]:
+    """One of the two caches of an encoder-decoder, a layer's keys and values together."""
+    layers = getattr(made.past_key_values, cache).layers
+    return {
+        "present": {str(index): {name: {"key": one.keys, "value": one.values}} for index, one in enumerate(layers)}
     }
-    return {"logits": made.logits, "present": present}
 
 
 def _results(made: Any) -> dict[str, Any]:
@@ -367,7 +390,3 @@ def _with_forward(model: nn.Module, forward: Callable[[nn.Module], Callable[...,
     part = copy.copy(model)
     part.forward = forward(part)
     return part
-
-
-def _path_of(model: nn.Module, module: nn.Module) -> str:
-    return next((path for path, found in model.named_modules() if found is module), "")

@@ -89,8 +89,9 @@ def export_package(
         model: Any ``nn.Module``, or a pipeline of diffusers. A model of transformers that can ``generate`` gives what
             generation runs, a pipeline what its run calls.
         folder: Made if need be; the files of a package that is there are replaced, or removed.
-        inputs: Example inputs for a model that is exported whole, or arguments for the example run of a pipeline of
-            diffusers. Other parts make their own.
+        inputs: Example inputs for a model that is exported whole, arguments for the example run of a pipeline of
+            diffusers, or the size of images for one that generates and takes it (``image_grid_thw``). Other parts make
+            their own.
         parts: What the package consists of.
         static_cache: The number of positions of a decoder's cache; by default it grows. The graph writes at the
             positions that its input ``cache_position`` names, and the cache that it returns has the same size.
@@ -142,7 +143,7 @@ def _parts_of(
     model: nn.Module, parts: PartsMode, inputs: Mapping[str, Any] | Sequence[Any] | None, form: DecoderForm
 ) -> tuple[Kind, list[ModelPart]]:
     if parts == "generate" or (parts == "auto" and can_generate(model)):
-        return "generate", generation_parts(model, form)
+        return "generate", generation_parts(model, form, inputs if isinstance(inputs, Mapping) else None)
     if form != DecoderForm():
         raise InputsError("--static-cache and --separate-prefill are for a model that generates: leave them out")
     if isinstance(model, PipelineModules):
@@ -191,6 +192,8 @@ def _export_each(
         own = stages.within(part.name)
         linked = replace(options, weights=replace(options.weights, weights="link", source=shared[part.name]))
         keywords = _of_one_row(part) if fused else {}
+        if part.constants:
+            linked = linked.replaced_by({"constants": [*options.capture.constants, *part.constants]})
         try:
             results[part.name] = export_part(
                 part.model, part.inputs, folder / part.path, options=linked, stages=own, **keywords

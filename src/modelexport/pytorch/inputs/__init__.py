@@ -42,6 +42,7 @@ def generate_inputs(
     seed: int = 0,
     batch: int = 2,
     has_weights: bool = True,
+    grids: bool = False,
 ) -> Inputs:
     """Keyword arguments that ``model`` ran with, on its device and in its floating-point type.
 
@@ -55,6 +56,8 @@ def generate_inputs(
         batch: The first dimension; 1 if the model accepts no other.
         has_weights: Whether the model can compute values. Without weights only shapes and types are checked, and if
             no inputs fit, the first that were generated are returned.
+        grids: Give images with the grids of their patches to a model that takes them so; otherwise text alone. A
+            capture has to keep the values of grids.
 
     Raises:
         InputsError: ``spec`` is wrong, or an argument cannot be generated; the message then shows the JSON to write.
@@ -62,7 +65,7 @@ def generate_inputs(
     signature = inspect.signature(model.forward).parameters
     kind = inspect.Parameter
     named = {name: p for name, p in signature.items() if p.kind not in (kind.VAR_POSITIONAL, kind.VAR_KEYWORD)}
-    maker = InputMaker(model, Path(directory) if directory is not None else None, seed)
+    maker = InputMaker(model, Path(directory) if directory is not None else None, seed, grids=grids)
     takes_any = any(p.kind is kind.VAR_KEYWORD for p in signature.values())
     entries = read_spec(spec, None if takes_any else list(named), maker)
     given = {name: value for name, value in entries.items() if value is not None}
