@@ -23,7 +23,7 @@ def format_package(result: PackageResult) -> str:
         export = result.parts[part.name]
         found = export.coverage
         nodes = found.exact + found.derived + found.inferred
-        checked = "" if export.check is None else export.check.status
+        checked: str = "" if export.check is None else export.check.status
         if export.verified is not None:
             checked = "agrees" if export.verified.agrees else "differs"
         rows.append(

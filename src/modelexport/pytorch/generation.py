@@ -120,7 +120,7 @@ def generation_parts(
 def _take_no_sizes(model: nn.Module, sizes: Mapping[str, Any] | None) -> None:
     if sizes:
         raise InputsError(
-            f"the parts of {type(model).__name__} make their own example inputs: leave out --inputs ({', '.join(sizes)})"
+            f"the parts of {type(model).__name__} make their own inputs: leave out --inputs ({', '.join(sizes)})"
         )
 
 
@@ -166,20 +166,23 @@ def _multimodal_parts(
     placing = []
     if places is not None:
         further["position_ids"] = step["position_ids"][-len(places.offsets) :]
-        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-        placing.append(ModelPart(POSITIONS, _with_forward(model, partial(Place, positions=places)), inputs))
-    sizes, own = modality.sizes, ()
-    if sizes:
-        kept = ", ".join(f"{name} is {modality.of_one[name][0].tolist()}" for name in sizes)
-        own = (f"takes one image at a time, all of one size: {kept}; --inputs gives another",)
+        prompt = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        placing = [ModelPart(POSITIONS, _with_forward(model, partial(Place, positions=places)), prompt)]
     return [
-        ModelPart(
-            modality.part, encode, modality.of_one if sizes else modality.tensors, notes=own, constants=sizes
-        ),
+        _encoding_part(modality, encode),
         ModelPart(EMBEDDING, merge, {"input_ids": ids, **features}),
         *placing,
         *_decoder_parts(model, further, notes, form),
     ]
+
+
+def _encoding_part(modality: Modality, encode: nn.Module) -> ModelPart:
+    """The encoder of any number of images, or of one, if a capture keeps its size."""
+    if not modality.sizes:
+        return ModelPart(modality.part, encode, modality.tensors)
+    kept = ", ".join(f"{name} is {modality.of_one[name][0].tolist()}" for name in modality.sizes)
+    notes = (f"takes one image at a time, all of one size: {kept}; --inputs gives another",)
+    return ModelPart(modality.part, encode, modality.of_one, notes=notes, constants=modality.sizes)
 
 
 def _first_row(inputs: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -285,7 +288,7 @@ def _of_length(tensor: torch.Tensor, length: int) -> torch.Tensor:
 
 
 def _encoder_decoder_parts(model: nn.Module) -> list[ModelPart]:
-    """The encoder with the keys and values that the decoder attends to, and the decoder, which has them in its cache."""
+    """The encoder with the keys and values of its states, and the decoder, whose cache has them from the beginning."""
     inputs = encoder_inputs(model)
     step = _captured(model, dict(inputs))["decode"]
     cache = step.get("past_key_values")
@@ -376,9 +379,7 @@ class _Decoder(_Forward):
 def _cache_of(made: Any, name: str, cache: str) -> dict[str, Any]:
     """One of the two caches of an encoder-decoder, a layer's keys and values together."""
     layers = getattr(made.past_key_values, cache).layers
-    return {
-        "present": {str(index): {name: {"key": one.keys, "value": one.values}} for index, one in enumerate(layers)}
-    }
+    return {"present": {str(index): {name: {"key": one.keys, "value": one.values}} for index, one in enumerate(layers)}}
 
 
 def _results(made: Any) -> dict[str, Any]:

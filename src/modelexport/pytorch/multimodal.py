@@ -207,10 +207,10 @@ class Place:
     """A ``forward`` from the tokens of a prompt to their positions."""
 
     def __init__(self, model: Any, positions: Positions) -> None:
-        self._positions = positions
+        self.positions = positions
 
     def __call__(self, **inputs: torch.Tensor) -> dict[str, torch.Tensor]:
-        return {"position_ids": self._positions.of_prompt(inputs["input_ids"], inputs["attention_mask"])}
+        return {"position_ids": self.positions.of_prompt(inputs["input_ids"], inputs["attention_mask"])}
 
 
 class Merge:

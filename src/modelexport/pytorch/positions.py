@@ -40,6 +40,13 @@ class Positions:
         before = text.cumsum(-1) - text + torch.where(image, at // size, count // size) * self.extent
         return torch.where(image, before + self.offsets[:, at % size], before)
 
+    @property
+    def as_in_genai(self) -> bool:
+        """Whether they are what onnxruntime-genai computes itself: time, row and column, and text after the largest."""
+        rows, columns = (int(axis.max()) + 1 for axis in self.offsets[-2:])
+        grid = torch.cartesian_prod(torch.arange(1), torch.arange(rows), torch.arange(columns)).T
+        return torch.equal(self.offsets, grid) and self.extent == max(rows, columns)
+
 
 def positions_of(model: nn.Module, token: int, example: Mapping[str, Any], one: Mapping[str, Any]) -> Positions | None:
     """The positions that a model gives to tokens; ``None`` if a token has one position in it.

@@ -100,19 +100,22 @@ class Generator:
 
     def _encoded(self, part: str, values: Mapping[str, Any]) -> dict[str, Any]:
         """The results of an encoder; one that takes a fixed number of rows runs once for each so many of them."""
-        given, takes = self._chosen(part, values), self._inputs[part]
-        times = {
-            len(array) / takes[name].shape[0] for name, array in given.items() if isinstance(takes[name].shape[0], int)
-        }
+        session, given = self.sessions[part], self._chosen(part, values)
+        rows = {name: one.shape[0] for name, one in self._inputs[part].items() if isinstance(one.shape[0], int)}
+        times = {len(given[name]) / count for name, count in rows.items()}
         if not times or times == {1}:
-            return run_session(self.sessions[part], given)
-        (count,) = times
-        if len(times) > 1 or count != int(count):
-            sizes = ", ".join(f"{name} {one.shape[0]}" for name, one in takes.items())
-            raise UsageError(f"the part {part} takes one image at a time, with the first size {sizes}: give others")
-        shares = ({name: np.split(array, int(count))[index] for name, array in given.items()} for index in range(int(count)))
-        made = [run_session(self.sessions[part], share) for share in shares]
-        return {name: np.concatenate([one[name] for one in made]) for name in made[0]} if made else {}
+            return run_session(session, given)
+        if len(times) > 1 or (count := times.pop()) % 1:
+            told = ", ".join(f"{count} of {name}" for name, count in rows.items())
+            raise UsageError(
+                f"the part {part} takes images of one size, {told} for each: export again with the size of yours"
+            )
+        shares = [
+            {name: np.split(array, int(count))[index] for name, array in given.items()} for index in range(int(count))
+        ]
+        made = [run_session(session, share) for share in shares]
+        empty = {value.name: np.zeros((0, *value.shape[1:]), _DTYPES[value.type]) for value in session.get_outputs()}
+        return {name: np.concatenate([none, *(one[name] for one in made)]) for name, none in empty.items()}
 
     def _on_axes(self, part: str, positions: Any) -> Any:
         """Positions of text for a model with several axes of positions, on which text has the same."""

@@ -8,21 +8,29 @@ from typing import Any
 
 from modelexport.exporting.packages.genai_graphs import CachePattern, Decoder, GenaiError, Graph, read_decoder
 from modelexport.format.packages import Manifest
+from modelexport.pytorch.positions import Positions
 
 GENAI_CONFIG = "genai_config.json"
 
-_ENCODERS = {"vision": "image", "speech": "audio"}
-"""The parts of a model that takes more than text, to what their features are of."""
+_BEFORE = (
+    ("vision", "image_features", "pixel_values", "phi3v"),
+    ("speech", "audio_features", "audio_embeds", "lfm2_audio"),
+)
+"""The parts before an embedding, the names of their features and of their input, and a type that has them."""
+_AXES_OF_SOUND = 3
 _FRAMES = 3000
 """The frames that onnxruntime-genai expects of any sound."""
 _OPTIONS = {"log_id": "onnxruntime-genai", "provider_options": []}
 
 
-def make_genai_config(config: Any, folder: Path, manifest: Manifest) -> dict[str, Any]:
+def make_genai_config(
+    config: Any, folder: Path, manifest: Manifest, positions: Positions | None = None
+) -> dict[str, Any]:
     """The configuration for a package whose decoder takes both prompts and single tokens.
 
     Args:
         config: The model's configuration, from which tokens and lengths are read.
+        positions: The positions of tokens, if they have several axes.
 
     Raises:
         GenaiError: onnxruntime-genai does not support the parts or the cache of the package.
@@ -32,9 +40,9 @@ def make_genai_config(config: Any, folder: Path, manifest: Manifest) -> dict[str
     if graphs.keys() == {"decode"}:
         decoder, others = read_decoder(graphs["decode"], "input_ids"), {"type": "decoder"}
     elif graphs.keys() == {"encoder", "decode"}:
-        decoder, others = _with_encoder(graphs, config)
-    elif len(graphs) == 3 and "embedding" in graphs and _ENCODERS.keys() & graphs.keys():
-        decoder, others = _with_embedding(graphs, config)
+        decoder, others = _with_encoder(graphs)
+    elif "embedding" in graphs and "prefill" not in graphs:
+        decoder, others = _with_embedding(graphs, config, positions)
     else:
         raise GenaiError("onnxruntime-genai runs prompts and tokens with one graph: leave out --separate-prefill")
     length = _first_number(text, "max_position_embeddings", "max_target_positions") or 2048
@@ -56,50 +64,68 @@ def make_genai_config(config: Any, folder: Path, manifest: Manifest) -> dict[str
     }
 
 
-def _with_encoder(graphs: Mapping[str, Graph], config: Any) -> tuple[Decoder, dict[str, Any]]:
+def _with_encoder(graphs: Mapping[str, Graph]) -> tuple[Decoder, dict[str, Any]]:
     """The decoder of a model that writes down sound, and the settings of its encoder."""
-    decoder = read_decoder(graphs["decode"], "decoder_input_ids", own="decoder.", cross="encoder.")
     encoder = graphs["encoder"]
     (name, sound), *more = encoder.inputs.items()
     shape = list(sound.shape or ())
-    if more or len(shape) != 3:
-        raise GenaiError("of models with an encoder it runs those whose encoder takes sound, and nothing else")
-    if shape[2] != _FRAMES:
-        raise GenaiError(f"it gives an encoder {_FRAMES} frames of sound, and this one takes {shape[2]}")
-    width = list(encoder.outputs["encoder_hidden_states"].shape or ())[-1]
+    if more or len(shape) != _AXES_OF_SOUND:
+        raise GenaiError("the only encoders that onnxruntime-genai runs are those that take the spectrum of a sound")
+    if shape[-1] != _FRAMES:
+        raise GenaiError(
+            f"onnxruntime-genai gives an encoder {_FRAMES} frames of sound, and this one takes {shape[-1]}"
+        )
+    decoder = read_decoder(graphs["decode"], "decoder_input_ids", own="decoder.", cross="encoder.")
     described = {
         "filename": encoder.file,
         "session_options": _OPTIONS,
-        "hidden_size": width,
+        "hidden_size": list(encoder.outputs["encoder_hidden_states"].shape or ())[-1],
         "num_attention_heads": decoder.heads,
         "num_hidden_layers": decoder.layers,
         "head_size": decoder.width,
         "inputs": {"audio_features": name},
         "outputs": {
             "encoder_hidden_states": "encoder_hidden_states",
-            "cross_present_key_names": "present.%d.encoder.key",
-            "cross_present_value_names": "present.%d.encoder.value",
+            "cross_present_key_names": CachePattern("present", "encoder.").keys,
+            "cross_present_value_names": CachePattern("present", "encoder.").values,
         },
     }
     return decoder, {"type": "whisper", "encoder": described}
 
 
-def _with_embedding(graphs: Mapping[str, Graph], config: Any) -> tuple[Decoder, dict[str, Any]]:
-    """The decoder of a model of images or sound, and the settings of the parts before it."""
-    decoder = read_decoder(graphs["decode"], "inputs_embeds")
-    name = next(iter(_ENCODERS.keys() & graphs.keys()))
-    features = f"{_ENCODERS[name]}_features"
-    encoder = {
-        "filename": graphs[name].file,
-        "inputs": {one: one for one in graphs[name].inputs},
-        "outputs": {features: features},
+def _with_embedding(
+    graphs: Mapping[str, Graph], config: Any, positions: Positions | None
+) -> tuple[Decoder, dict[str, Any]]:
+    """The decoder of a model of images or sound, and the settings of the parts before it.
+
+    The type is one of those that onnxruntime-genai runs in this way, whatever the model is. It also prepares images and
+    sound for the models that have this name, which it does not do here.
+    """
+    axes = 1 if positions is None else len(positions.offsets)
+    decoder = read_decoder(graphs["decode"], "inputs_embeds", axes=axes)
+    name, features, given, kind = next(one for one in _BEFORE if one[0] in graphs)
+    settings: dict[str, Any] = {
+        name: {
+            "filename": graphs[name].file,
+            "inputs": {given: next(iter(graphs[name].inputs))},
+            "outputs": {features: features},
+        },
+        "embedding": {
+            "filename": graphs["embedding"].file,
+            "inputs": {"input_ids": "input_ids", features: features},
+            "outputs": {"inputs_embeds": "inputs_embeds"},
+        },
     }
-    embedding = {
-        "filename": graphs["embedding"].file,
-        "inputs": {"input_ids": "input_ids", features: features},
-        "outputs": {"inputs_embeds": "inputs_embeds"},
-    }
-    return decoder, {"type": "phi3v", name: encoder, "embedding": embedding}
+    if positions is None:
+        return decoder, {"type": kind, **settings}
+    begins = getattr(config, "vision_start_token_id", None)
+    merged = getattr(getattr(config, "vision_config", None), "spatial_merge_size", None)
+    if not positions.as_in_genai or begins is None or merged is None:
+        raise GenaiError("onnxruntime-genai counts the positions of an image's tokens in another way")
+    settings[name]["spatial_merge_size"] = int(merged)
+    tokens = {"image_token_id": positions.token, "vision_start_token_id": int(begins)}
+    video = getattr(config, "video_token_id", None)
+    return decoder, {"type": "qwen2_5_vl", **tokens, **({} if video is None else {"video_token_id": video}), **settings}
 
 
 def _special_tokens(text: Any) -> dict[str, Any]:

@@ -79,12 +79,13 @@ class Decoder:
     """Whether the cache may be a longer buffer, into which each step writes."""
 
 
-def read_decoder(graph: Graph, tokens: str, *, own: str = "", cross: str | None = None) -> Decoder:
+def read_decoder(graph: Graph, tokens: str, *, own: str = "", cross: str | None = None, axes: int = 1) -> Decoder:
     """A decoder that takes both prompts and single tokens.
 
     Args:
         tokens: The input that it takes for new tokens.
         own, cross: What tells the names of its cache and of the encoder's cache apart.
+        axes: The number of positions of a token.
 
     Raises:
         GenaiError: onnxruntime-genai cannot run it.
@@ -103,16 +104,14 @@ def read_decoder(graph: Graph, tokens: str, *, own: str = "", cross: str | None 
         raise GenaiError(f"it does not take {tokens} and return logits")
     if any(isinstance(size, int) for size in list(inputs[tokens].shape or ())[:_AXES_OF_TOKENS]):
         raise GenaiError("it takes a fixed batch or a fixed number of tokens")
-    if (positions := inputs.get("position_ids")) is not None and len(positions.shape or ()) != _AXES_OF_TOKENS:
+    if (positions := inputs.get("position_ids")) is not None and len(positions.shape or ()) != 2 + (axes > 1):
         raise GenaiError("it takes positions on several axes")
     shapes = {_heads_and_width(inputs[name]) for name in cache}
     if len(shapes) != 1:
         raise GenaiError(f"its layers have caches of different sizes: {sorted(map(str, shapes))}")
     heads, width = shapes.pop()
     in_place = "attention_mask" in inputs and all(reads_cache(*use) for name in cache for use in inputs[name].uses())
-    return Decoder(
-        graph.file, {_TOKENS[tokens]: tokens, **beside}, len(layers), heads, width, own, cross, in_place
-    )
+    return Decoder(graph.file, {_TOKENS[tokens]: tokens, **beside}, len(layers), heads, width, own, cross, in_place)
 
 
 def _layers(inputs: Mapping[str, ir.Value], own: str) -> list[int]:
