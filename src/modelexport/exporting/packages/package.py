@@ -124,7 +124,6 @@ def export_package(
             export,
             name=name,
             frontend=frontend,
-            dynamic=True,
             opset=opset,
             optimized=optimized,
             interface=_INTERFACES.get(kind, AS_CAPTURED),
@@ -196,7 +195,13 @@ def _export_each(
             linked = linked.replaced_by({"constants": [*options.capture.constants, *part.constants]})
         try:
             results[part.name] = export_part(
-                part.model, part.inputs, folder / part.path, options=linked, stages=own, **keywords
+                part.model,
+                part.inputs,
+                folder / part.path,
+                dynamic=not part.constants,  # what depends on the values of constants has their sizes
+                options=linked,
+                stages=own,
+                **keywords,
             )
         except (CaptureError, CheckError) as error:
             if not part.optional:

@@ -184,12 +184,13 @@ class InputMaker:
         """An image for each row: as it is, or, for a function that takes grids, cut into patches, a row for each."""
         if not self._grids or grid not in inspect.signature(function).parameters:
             return {name: inputs[name]}
-        merged = self.number("spatial_merge_size", "merge_size") or 1
-        sizes = inputs.get(grid)
-        if sizes is None:
-            sizes = torch.tensor([[1, 2 * merged, 3 * merged]] * len(inputs["input_ids"]), device=self.device)
         channels = self.number("in_channels", "in_chans", "num_channels") or 3
         depth, edge = self.number("temporal_patch_size") or 1, self.number("patch_size") or 16
+        sizes = inputs.get(grid)
+        if sizes is None:  # patches that are merged, and windows of attention, are whole
+            merged = self.number("spatial_merge_size", "merge_size") or 1
+            unit = max(2 * merged, self.number("window_size") // edge)
+            sizes = torch.tensor([[1, unit, 2 * unit]] * len(inputs["input_ids"]), device=self.device)
         patches = self.floats(name, (int(sizes.prod(-1).sum()), channels * depth * edge * edge))
         return {name: patches, grid: sizes}
 
