@@ -96,13 +96,13 @@ def generation_parts(
     if getattr(model.config, "is_encoder_decoder", False):
         if form.static_cache is not None:
             raise InputsError(f"{type(model).__name__} has an encoder: leave out --static-cache, which decoders have")
-        _take_no_sizes(model, sizes)
+        _refuse_sizes(model, sizes)
         return _encoder_decoder_parts(model)
     modality, reason = modality_of(model, sizes)
     if modality is None or not modality.sizes:
-        _take_no_sizes(model, sizes)
-    steps = _captured(model, _token_inputs(model))
-    inputs = steps["decode"]
+        _refuse_sizes(model, sizes, reason)
+    inputs = _captured(model, _token_inputs(model))["decode"]
+    inputs["input_ids"] = _some_tokens(model, inputs["input_ids"].shape)
     past = inputs.get("past_key_values")
     notes: tuple[str, ...] = ()
     if past is not None and (windows := _windows(past)):
@@ -117,11 +117,10 @@ def generation_parts(
     return _decoder_parts(model, grown, notes, form)
 
 
-def _take_no_sizes(model: nn.Module, sizes: Mapping[str, Any] | None) -> None:
+def _refuse_sizes(model: nn.Module, sizes: Mapping[str, Any] | None, reason: str = "") -> None:
     if sizes:
-        raise InputsError(
-            f"the parts of {type(model).__name__} make their own inputs: leave out --inputs ({', '.join(sizes)})"
-        )
+        told = reason or f"the parts of {type(model).__name__} make their own inputs"
+        raise InputsError(f"{told}: leave out --inputs ({', '.join(sizes)})")
 
 
 def _decoder_parts(
@@ -210,13 +209,18 @@ PROMPT = 5
 
 def _token_inputs(model: nn.Module) -> dict[str, Any]:
     """Two prompts, one padded: otherwise ``generate`` would omit the mask, and a capture would fix the batch."""
-    vocabulary = int(getattr(model.config.get_text_config(), "vocab_size", 0) or 0)
-    if vocabulary < 2:
-        raise InputsError(f"{type(model).__name__} has no vocabulary: a package needs a model that takes tokens")
-    ids = torch.arange(2 * PROMPT).view(2, PROMPT) % (vocabulary - 1) + 1
+    ids = _some_tokens(model, torch.Size((2, PROMPT)))
     mask = torch.ones_like(ids)
     mask[0, 0] = 0
     return {"input_ids": ids, "attention_mask": mask}
+
+
+def _some_tokens(model: nn.Module, shape: torch.Size) -> torch.Tensor:
+    """Tokens that differ, so that a check tells something: a model without its weights generates the first one."""
+    vocabulary = int(getattr(model.config.get_text_config(), "vocab_size", 0) or 0)
+    if vocabulary < 2:
+        raise InputsError(f"{type(model).__name__} has no vocabulary: a package needs a model that takes tokens")
+    return torch.arange(shape.numel()).view(shape) % (vocabulary - 1) + 1
 
 
 def _captured(model: nn.Module, inputs: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -270,10 +274,9 @@ def _with_growing_cache(inputs: dict[str, Any]) -> dict[str, Any]:
         return inputs
     query = next(inputs[name].shape[1] for name in ("input_ids", "inputs_embeds") if inputs.get(name) is not None)
     length = mask.shape[1] - query
-    grown = DynamicCache()
+    grown, generator = DynamicCache(), torch.Generator().manual_seed(0)
     for index, layer in enumerate(layers):
-        # Only their sizes matter for a capture.
-        grown.update(_of_length(layer.keys, length), _of_length(layer.values, length), index)
+        grown.update(*_drawn(layer, length, generator), index)
     return inputs | {"past_key_values": grown}
 
 
@@ -282,9 +285,12 @@ def _states(layer: object) -> list[str]:
     return [name for name, value in vars(layer).items() if name.endswith("_states") and value is not None]
 
 
-def _of_length(tensor: torch.Tensor, length: int) -> torch.Tensor:
-    short = length - tensor.shape[2]
-    return tensor[:, :, -length:] if short <= 0 else nn.functional.pad(tensor, (0, 0, short, 0))
+def _drawn(layer: Any, length: int, generator: torch.Generator) -> list[torch.Tensor]:
+    """Random keys and values of a length. A model without its weights makes zeros, which tell a check nothing."""
+    return [
+        torch.randn((*one.shape[:2], length, *one.shape[3:]), generator=generator).to(one.device, one.dtype)
+        for one in (layer.keys, layer.values)
+    ]
 
 
 def _encoder_decoder_parts(model: nn.Module) -> list[ModelPart]:
@@ -298,7 +304,7 @@ def _encoder_decoder_parts(model: nn.Module) -> list[ModelPart]:
         raise CaptureError(
             f"{type(model).__name__} does not cache its encoder's keys and values separately: use --parts whole"
         )
-    tokens = step["decoder_input_ids"][:, -1:].repeat(1, STEP)
+    tokens = _some_tokens(model, torch.Size((len(step["decoder_input_ids"]), STEP)))
     mask = {"attention_mask": step["attention_mask"]} if step.get("attention_mask") is not None else {}
     further = {"decoder_input_ids": tokens, "past_key_values": _both_caches(*layers), **mask}
     return [
@@ -323,15 +329,14 @@ def encoder_inputs(model: nn.Module) -> dict[str, Any]:
 
 
 def _both_caches(own: Any, cross: Any) -> Any:
-    """A cache of three decoder tokens and of the encoder's tokens; only their sizes matter."""
+    """A cache of three decoder tokens and of the encoder's tokens."""
     from transformers import DynamicCache, EncoderDecoderCache
 
-    caches = []
+    caches, generator = [], torch.Generator().manual_seed(0)
     for layers, length in ((own, STEP + 1), (cross, None)):
         cache = DynamicCache()
         for index, layer in enumerate(layers):
-            wanted = layer.keys.shape[2] if length is None else length
-            cache.update(_of_length(layer.keys, wanted), _of_length(layer.values, wanted), index)
+            cache.update(*_drawn(layer, length or layer.keys.shape[2], generator), index)
         caches.append(cache)
     return EncoderDecoderCache(*caches)
 

@@ -90,6 +90,15 @@ def generate_inputs(
     raise InputsError(_advice(runner, maker, given)) from runner.first_error
 
 
+def read_inputs(model: torch.nn.Module, spec: str | Path, *, seed: int = 0) -> Inputs:
+    """The arguments in a JSON file, and no others: for a model that makes the rest of its inputs itself.
+
+    Raises:
+        InputsError: It cannot be read, or describes an argument wrongly.
+    """
+    return read_spec(spec, None, InputMaker(model, None, seed))
+
+
 def check_inputs(model: torch.nn.Module, inputs: Mapping[str, Any] | tuple[Any, ...]) -> None:
     """Run ``model`` once with these keyword or positional arguments, without gradients and in eval mode.
 
