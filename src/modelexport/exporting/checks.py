@@ -25,9 +25,6 @@ from modelexport.weights.sources import Weights
 if TYPE_CHECKING:
     from torch import nn
 
-LARGE = 10**9
-"""Bytes of weights above which a model that was built without them does not run at its export."""
-
 CheckStep = Literal["onnx.checker", "loading", "running", "outputs", "other sizes"]
 
 
@@ -58,8 +55,8 @@ def _check_written(
         hierarchy: The sidecar, which maps the file's outputs to the model's if it does not have all of them.
         weights: The places of its weights.
     """
-    lent = options.weights.lent
-    if weights.absent_bytes or (lent is not None and lent.nbytes > LARGE):
+    lent = options.weights.to_check
+    if weights.absent_bytes or (options.weights.lent is not None and lent is None):
         return FileCheck(status="skipped", reason="the weights of the model are not in memory")
     with runnable(path, options.tags.tags_as) as file, _with_weights(model, lent, hierarchy):
         # onnx.checker does not know ONNX Runtime's operators in the standard domain.

@@ -6,7 +6,7 @@ A part is the whole model with another ``forward``, so that every module keeps i
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,10 +17,11 @@ from torch import nn
 from modelexport.core.messages import collected
 from modelexport.errors import CaptureError, InputsError, UsageError
 from modelexport.pytorch.inputs import generate_inputs
-from modelexport.pytorch.multimodal import EMBEDDING, EMBEDS, Encode, Merge, Modality, Place, modality_of
+from modelexport.pytorch.multimodal import EMBEDDING, EMBEDS, Encode, Merge, Modality, Place, modality_of, with_forward
 from modelexport.pytorch.positions import POSITIONS
 from modelexport.pytorch.traced import untouched
 from modelexport.runtime.generation import CACHE_POSITION
+from modelexport.weights.sources import Weights
 
 
 @dataclass(frozen=True)
@@ -80,12 +81,16 @@ class DecoderForm:
 
 
 def generation_parts(
-    model: nn.Module, form: DecoderForm = DecoderForm(), sizes: Mapping[str, Any] | None = None
+    model: nn.Module,
+    form: DecoderForm = DecoderForm(),
+    sizes: Mapping[str, Any] | None = None,
+    weights: Weights | None = None,
 ) -> list[ModelPart]:
     """The parts that ``model.generate`` runs, in this order, with example inputs whose dynamic axes differ in size.
 
     Args:
         sizes: The size of the images, for a model that takes it: ``image_grid_thw``, ``[1, 3]``.
+        weights: The places of the weights of a model that was built without them, to compare it with its parts.
 
     Raises:
         CaptureError: transformers cannot split its ``generate``; gives the reason.
@@ -98,7 +103,7 @@ def generation_parts(
             raise InputsError(f"{type(model).__name__} has an encoder: leave out --static-cache, which decoders have")
         _refuse_sizes(model, sizes)
         return _encoder_decoder_parts(model)
-    modality, reason = modality_of(model, sizes)
+    modality, reason = modality_of(model, sizes, weights)
     if modality is None or not modality.sizes:
         _refuse_sizes(model, sizes, reason)
     inputs = _captured(model, _token_inputs(model))["decode"]
@@ -143,14 +148,14 @@ def _decoder_parts(
         prompt["attention_mask"] = prompt["attention_mask"][:, :query]
     if prompt.get("position_ids") is not None:
         prompt["position_ids"] = torch.arange(query).expand_as(prompt["position_ids"]).clone()
-    return [ModelPart("prefill", _with_forward(model, _Prompt), prompt), decode]
+    return [ModelPart("prefill", with_forward(model, _Prompt), prompt), decode]
 
 
 def _multimodal_parts(
     model: nn.Module, modality: Modality, step: Mapping[str, Any], notes: tuple[str, ...], form: DecoderForm
 ) -> list[ModelPart]:
     """The encoder of images or sound, the embedding of tokens and features, and the decoder of embeddings."""
-    encode, merge = (_with_forward(model, partial(kind, modality=modality)) for kind in (Encode, Merge))
+    encode, merge = (with_forward(model, partial(kind, modality=modality)) for kind in (Encode, Merge))
     ids, places = modality.example["input_ids"], modality.positions
     with untouched(model, runs=False), collected():
         features = encode.forward(**modality.tensors)
@@ -166,7 +171,7 @@ def _multimodal_parts(
     if places is not None:
         further["position_ids"] = step["position_ids"][-len(places.offsets) :]
         prompt = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-        placing = [ModelPart(POSITIONS, _with_forward(model, partial(Place, positions=places)), prompt)]
+        placing = [ModelPart(POSITIONS, with_forward(model, partial(Place, positions=places)), prompt)]
     return [
         _encoding_part(modality, encode),
         ModelPart(EMBEDDING, merge, {"input_ids": ids, **features}),
@@ -308,8 +313,8 @@ def _encoder_decoder_parts(model: nn.Module) -> list[ModelPart]:
     mask = {"attention_mask": step["attention_mask"]} if step.get("attention_mask") is not None else {}
     further = {"decoder_input_ids": tokens, "past_key_values": _both_caches(*layers), **mask}
     return [
-        ModelPart("encoder", _with_forward(model, _Encoder), inputs),
-        ModelPart("decode", _with_forward(model, _Decoder), further),
+        ModelPart("encoder", with_forward(model, _Encoder), inputs),
+        ModelPart("decode", with_forward(model, _Decoder), further),
     ]
 
 
@@ -389,10 +394,3 @@ def _cache_of(made: Any, name: str, cache: str) -> dict[str, Any]:
 
 def _results(made: Any) -> dict[str, Any]:
     return {"logits": made.logits, "past_key_values": made.past_key_values}
-
-
-def _with_forward(model: nn.Module, forward: Callable[[nn.Module], Callable[..., Any]]) -> nn.Module:
-    """A model of the same modules with another ``forward``."""
-    part = copy.copy(model)
-    part.forward = forward(part)
-    return part

@@ -9,9 +9,10 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,8 +23,10 @@ from modelexport.core.messages import collected
 from modelexport.core.text import error_line
 from modelexport.errors import CaptureError, ModelExportError
 from modelexport.pytorch.inputs import generate_inputs
+from modelexport.pytorch.lazy_weights import lend_weights
 from modelexport.pytorch.positions import Positions, positions_of
 from modelexport.pytorch.traced import untouched
+from modelexport.weights.sources import Weights
 
 KINDS = ("image", "audio")
 _PLURALS = {"image": "images", "audio": "sound"}
@@ -79,19 +82,24 @@ class Modality:
         return {name: value[: len(value) // count] for name, value in self.tensors.items()}
 
 
-def modality_of(model: nn.Module, sizes: Mapping[str, Any] | None = None) -> tuple[Modality | None, str]:
+def modality_of(
+    model: nn.Module, sizes: Mapping[str, Any] | None = None, weights: Weights | None = None
+) -> tuple[Modality | None, str]:
     """What a model takes besides text, if a package supports it, and otherwise the reason why not."""
     try:
-        return find_modality(model, sizes), ""
+        return find_modality(model, sizes, weights), ""
     except CaptureError as error:
         return None, error.reason
 
 
-def find_modality(model: nn.Module, sizes: Mapping[str, Any] | None = None) -> Modality | None:
+def find_modality(
+    model: nn.Module, sizes: Mapping[str, Any] | None = None, weights: Weights | None = None
+) -> Modality | None:
     """What a model takes besides text; ``None`` for a model of text.
 
     Args:
         sizes: The sizes of an image, for a model whose encoder takes them: ``image_grid_thw``, ``[1, 3]``.
+        weights: The places of the weights of a model that was built without them, to compare it with its parts.
 
     Raises:
         CaptureError: It takes images or sound in a way that is not supported; gives the reason.
@@ -103,7 +111,10 @@ def find_modality(model: nn.Module, sizes: Mapping[str, Any] | None = None) -> M
             raise _refused(model, kind, f"it has no method get_{kind}_features")
         if owner is not None and token is not None:
             found = _observed(model, owner, kind, token, sizes or {})
-            return dataclasses.replace(found, compared=_check_merge(model, found))
+            # A part calls other methods than forward, so that what modules of modules own is lent with the root.
+            outside = [path for path, module in model.named_modules() if path and any(module.children())]
+            with nullcontext() if weights is None else lend_weights(model, weights, outside):
+                return dataclasses.replace(found, compared=_check_merge(model, found))
     return None
 
 
@@ -229,6 +240,13 @@ class Merge:
         return {EMBEDS: torch.where(placeholder[..., None], rows[places], embeds)}
 
 
+def with_forward(model: nn.Module, forward: Callable[[nn.Module], Callable[..., Any]]) -> nn.Module:
+    """A model of the same modules with another ``forward``."""
+    part = copy.copy(model)
+    part.forward = forward(part)
+    return part
+
+
 def _check_merge(model: nn.Module, modality: Modality) -> bool:
     """Compare the logits of the three parts with the model's, on the example.
 
@@ -241,9 +259,10 @@ def _check_merge(model: nn.Module, modality: Modality) -> bool:
     reason, telling = "", False
     with untouched(model, runs=False), collected():
         try:
-            features = Encode(model, modality)(**modality.tensors)
+            encode, merge = (with_forward(model, partial(kind, modality=modality)) for kind in (Encode, Merge))
+            features = encode(**modality.tensors)
             ids = modality.example["input_ids"]
-            embeds = Merge(model, modality)(input_ids=ids, **features)[EMBEDS]
+            embeds = merge(input_ids=ids, **features)[EMBEDS]
             mask = modality.example.get("attention_mask")
             places = modality.positions
             given = {} if places is None else {"position_ids": places.of_prompt(ids, torch.ones_like(ids))}

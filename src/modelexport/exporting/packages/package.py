@@ -116,7 +116,7 @@ def export_package(
     with stages("parts"):
         form = DecoderForm(static_cache=static_cache, separate_prefill=separate_prefill)
         form.check()
-        kind, found = _parts_of(model, parts, inputs, form)
+        kind, found = _parts_of(model, parts, inputs, form, options.weights.to_check)
     with written_together(folder, [] if lies_in is None else [lies_in], make=True, package=True) as staging:
         with stages("weights"):
             shared = _share(model, found, lies_in, staging, options.weights)
@@ -139,10 +139,15 @@ def export_package(
 
 
 def _parts_of(
-    model: nn.Module, parts: PartsMode, inputs: Mapping[str, Any] | Sequence[Any] | None, form: DecoderForm
+    model: nn.Module,
+    parts: PartsMode,
+    inputs: Mapping[str, Any] | Sequence[Any] | None,
+    form: DecoderForm,
+    weights: Weights | None,
 ) -> tuple[Kind, list[ModelPart]]:
     if parts == "generate" or (parts == "auto" and can_generate(model)):
-        return "generate", generation_parts(model, form, inputs if isinstance(inputs, Mapping) else None)
+        sizes = inputs if isinstance(inputs, Mapping) else None
+        return "generate", generation_parts(model, form, sizes, weights)
     if form != DecoderForm():
         raise InputsError("--static-cache and --separate-prefill are for a model that generates: leave them out")
     if isinstance(model, PipelineModules):
