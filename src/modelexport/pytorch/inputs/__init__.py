@@ -43,6 +43,7 @@ def generate_inputs(
     seed: int = 0,
     batch: int = 2,
     has_weights: bool = True,
+    grids: bool = False,
 ) -> Inputs:
     """Keyword arguments that ``model`` ran with, on its device and in its floating-point type.
 
@@ -56,6 +57,8 @@ def generate_inputs(
         batch: The first dimension; 1 if the model accepts no other.
         has_weights: Whether the model can compute values. Without weights only shapes and types are checked, and if
             no inputs fit, the first that were generated are returned.
+        grids: Give images with the grids of their patches to a model that takes them so; otherwise text alone. A
+            capture has to keep the values of grids.
 
     Raises:
         InputsError: The model has no ``forward``, ``spec`` is wrong, or an argument cannot be generated; the message
@@ -65,7 +68,7 @@ def generate_inputs(
     signature = inspect.signature(model.forward).parameters
     kind = inspect.Parameter
     named = {name: p for name, p in signature.items() if p.kind not in (kind.VAR_POSITIONAL, kind.VAR_KEYWORD)}
-    maker = InputMaker(model, Path(directory) if directory is not None else None, seed)
+    maker = InputMaker(model, Path(directory) if directory is not None else None, seed, grids=grids)
     takes_any = any(p.kind is kind.VAR_KEYWORD for p in signature.values())
     entries = read_spec(spec, None if takes_any else list(named), maker)
     given = {name: value for name, value in entries.items() if value is not None}
@@ -88,6 +91,15 @@ def generate_inputs(
         # Some operations compute shapes for fewer types than values; the exporter replaces these, and reports errors.
         return runner.first_inputs
     raise InputsError(_advice(runner, maker, given)) from runner.first_error
+
+
+def read_inputs(model: torch.nn.Module, spec: str | Path, *, seed: int = 0) -> Inputs:
+    """The arguments in a JSON file, and no others: for a model that makes the rest of its inputs itself.
+
+    Raises:
+        InputsError: It cannot be read, or describes an argument wrongly.
+    """
+    return read_spec(spec, None, InputMaker(model, None, seed))
 
 
 def check_inputs(model: torch.nn.Module, inputs: Mapping[str, Any] | tuple[Any, ...]) -> None:
