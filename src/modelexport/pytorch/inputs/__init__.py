@@ -24,6 +24,7 @@ from modelexport.pytorch.inputs.specs import read_spec
 from modelexport.pytorch.inputs.trial_runs import Inputs, TrialRuns
 from modelexport.pytorch.inputs.values import InputMaker
 from modelexport.pytorch.recorder import CallRecorder
+from modelexport.pytorch.static import check_has_forward
 
 _MAIN = ("input_ids", "pixel_values", "input_features", "input_values", "decoder_input_ids")
 """Arguments that carry data. They are generated even if optional, so that every part of the model runs."""
@@ -60,8 +61,10 @@ def generate_inputs(
             capture has to keep the values of grids.
 
     Raises:
-        InputsError: ``spec`` is wrong, or an argument cannot be generated; the message then shows the JSON to write.
+        InputsError: The model has no ``forward``, ``spec`` is wrong, or an argument cannot be generated; the message
+            then shows the JSON to write.
     """
+    check_has_forward(model)
     signature = inspect.signature(model.forward).parameters
     kind = inspect.Parameter
     named = {name: p for name, p in signature.items() if p.kind not in (kind.VAR_POSITIONAL, kind.VAR_KEYWORD)}
