@@ -239,7 +239,7 @@ def test_families_of_decoders_give_pytorchs_tokens(name: str, tmp_path: Path) ->
 def test_encoder_decoders_give_pytorchs_tokens(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = ENCODER_DECODERS[name]().eval()
-    modelexport.export_package(model, tmp_path / "out", verify=True)
+    assert modelexport.export_package(model, tmp_path / "out", verify=True).agrees
     package = read_package(tmp_path / "out")
     assert list(package.files) == ["encoder", "decode"]
     # The keys and values of the encoder's states are computed once, by the modules of the decoder that have their
