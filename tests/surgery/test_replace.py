@@ -8,6 +8,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -22,10 +23,12 @@ from modelexport.core.calls import ModuleCall
 from modelexport.errors import OutputError, UsageError
 from modelexport.format import keys
 from modelexport.graph.owners import owner_of
+from modelexport.pytorch.static import module_tree
 from modelexport.runtime.sessions import open_session, run_session
 from modelexport.surgery.extraction import extract
 from modelexport.surgery.replacing import Replaced, replace
 from modelexport.surgery.substitutes import CustomOperator, FromModel, Identity, Substitute
+from modelexport.verify.claimed_modules import false_claims_of_modules
 from modelexport.weights.transforms import state_dict_of
 
 
@@ -263,6 +266,36 @@ def test_a_submodule_becomes_one_exported_from_changed_code(tags_as: str, export
     entries = {key for key, entry in state_dict_of(tagged.model).items() if entry.used}
     assert {"down.1.into.weight", "up.0.into.weight"} <= entries
     assert "down.1.linear.weight" not in entries
+
+
+def test_false_tags_are_found_where_other_modules_were_replaced(exported: Exporter, tmp_path: Path) -> None:
+    file, wider = exported("blocks"), Wider().eval()
+    export(wider, {"hidden": torch.ones(2, 8)}, tmp_path / "wider.onnx")
+    replace(file.path, ["down.1"], FromModel(tmp_path / "wider.onnx"), tmp_path / "out.onnx")
+    model = file.case.build()
+    model.down[1] = wider
+    tagged, tree = load(tmp_path / "out.onnx"), module_tree(model)
+    sound = tagged.hierarchy
+    assert not list(false_claims_of_modules(tagged, sound, tree))
+
+    def accused(part: str, place: str, **said: object) -> set[str]:
+        entries = [
+            msgspec.structs.replace(entry, **said) if place == (entry.path if part == "modules" else entry.address)
+            else entry
+            for entry in getattr(sound, part)
+        ]  # fmt: skip
+        assert entries != getattr(sound, part)
+        wrong = msgspec.structs.replace(sound, **{part: entries})
+        return {claim.where for claim in false_claims_of_modules(tagged, wrong, tree)}
+
+    assert accused("modules", "down.0", tag="/Blocks/Other.down.0") == {"down.0"}
+    assert accused("modules", "up.1", tag="/Blocks/Block.up.0") == {"up.1"}
+    assert accused("modules", "up.1", level=False) == {"up.1"}
+    assert accused("modules", "up.1", parameters=1) == {"up.1"}
+    assert accused("modules", "down.1.into", tag="/Blocks/Wider/Other.into") == {"down.1.into"}
+    assert accused("calls", "shared@1", tag="/Other/Block.shared@1") == {"shared@1"}
+    assert accused("calls", "down.1", tag="/Blocks/Block.down.1") == {"down.1"}
+    assert accused("calls", "down.0", tag="/Blocks/Block.0") == set()  # a suffix may be longer or shorter
 
 
 CHANGED = [

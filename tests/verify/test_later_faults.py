@@ -13,7 +13,10 @@ import torch
 from torch import nn
 
 from modelexport import export, verify
+from modelexport.core.owners import Evidence
 from modelexport.files.onnx_models import load_onnx, save_model
+from modelexport.format import keys
+from modelexport.format.node_tags import write_tags
 from modelexport.verify.differences import compare_arrays
 from modelexport.verify.verdicts import VerifyReport
 
@@ -229,3 +232,30 @@ def test_an_error_after_a_recurrence_is_of_the_recurrence(tmp_path: Path) -> Non
     report = verify(model, inputs, saved_alone(file, path))
     assert report.diverging is not None
     assert report.diverging.address == "lstm"
+
+
+def test_what_leads_to_a_recurrence_is_not_of_the_one_that_gets_its_result(tmp_path: Path) -> None:
+    """The second of two layers gets what the first transposed, and transposes it back."""
+
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm = nn.LSTM(4, 3, num_layers=2, batch_first=True, bidirectional=True)
+            self.gru = nn.GRU(6, 3, batch_first=True)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = self.gru(self.lstm(x)[0])[0]
+            return result
+
+    torch.manual_seed(0)
+    model, inputs, path = Two().eval(), {"x": torch.randn(2, 5, 4)}, tmp_path / "x.onnx"
+    export(model, inputs, path)
+    assert verify(model, inputs, path).agrees
+    for index in range(2):
+        file = load_onnx(path)
+        node = [n for n in file.graph if n.op_type == "LSTM"][index]
+        properties = node.metadata_props
+        write_tags(properties, ["lstm", "gru"], [properties[keys.SOURCE_MODULE], "/Two/GRU"], Evidence.EXACT)
+        report = verify(model, inputs, saved_alone(file, path))
+        assert report.diverging is not None
+        assert report.diverging.first_node == node.name

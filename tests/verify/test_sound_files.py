@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 import torch
 from torch import nn
 
-from modelexport import export
+from modelexport import export, verify
+from modelexport.files.onnx_models import load_onnx, save_model
 from modelexport.verify.differences import compare_arrays
 from modelexport.verify.verdicts import VerifyReport
 
@@ -154,3 +156,57 @@ def accused(report: VerifyReport) -> list[str]:
         *(f"{call.address}: {call.reason}" for call in report.calls if call.status == "differ"),
         *(f"{claim.where}: {claim.claimed} and not {claim.found}" for claim in report.claims),
     ]
+
+
+class Unlikely(nn.Module):
+    """Probabilities of 1e-9, for which the runtime's float32 kernel is not exact enough."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scores = nn.Linear(8, 40)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.sigmoid(self.scores(x) - 20)
+
+
+@pytest.mark.parametrize("fault", [False, True])
+def test_a_kernel_that_is_less_exact_than_its_type_is_no_fault_and_hides_none(fault: bool, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, path = Unlikely().eval(), tmp_path / "model.onnx"
+    inputs = {"x": torch.randn(3, 8)}
+    export(model, inputs, path, dynamic=True)
+    if fault:
+        file = load_onnx(path)
+        (shift,) = (value for value in file.graph.initializers.values() if value.const_value.numpy().size == 1)
+        shift.const_value = ir.tensor(shift.const_value.numpy() * np.float32(1.001), name=shift.name)
+        save_model(file, path, same_graph=True)
+    report = verify(model, inputs, path)
+    assert report.agrees != fault
+    assert (report.diverging is not None) == fault
+    if not fault:
+        assert any("float32 kernel of Sigmoid" in note for note in report.notes)
+
+
+class EqualScores(nn.Module):
+    """Scores that are a bias, as fresh ones are, choose what follows; the products before them lead only there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.states = nn.Linear(8, 8)
+        self.head = nn.Linear(8, 3)
+        with torch.no_grad():
+            self.head.weight.mul_(1e-9)
+            self.head.bias.fill_(-1.0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        states = torch.tanh(self.states(x))
+        chosen = self.head(states).max(-1).values.topk(2, dim=1).indices
+        return states.gather(1, chosen.unsqueeze(-1).expand(-1, -1, 8))
+
+
+def test_a_node_before_a_value_that_tells_no_call_may_be_of_those_that_return_it(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, inputs = EqualScores().eval(), {"x": torch.randn(2, 6, 8)}
+    export(model, inputs, tmp_path / "model.onnx")
+    report = verify(model, inputs, tmp_path / "model.onnx", perturb=False)
+    assert not accused(report)

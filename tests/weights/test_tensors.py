@@ -16,6 +16,7 @@ from torch import nn
 import modelexport
 from modelexport.core.calls import CallTree, ModuleCall, TracedCall
 from modelexport.core.owners import Evidence, Owner
+from modelexport.errors import FileFormatError
 from modelexport.exporting.folding import FoldParameters
 from modelexport.files.onnx_models import load_onnx, save_model, save_with_references, write_data_file
 from modelexport.format.dtypes import SAFETENSORS_NAMES, dtype_name, parse_dtype, parse_safetensors_dtype
@@ -120,6 +121,36 @@ def test_initializers_of_nested_graphs_are_placed_too(tmp_path: Path) -> None:
     assert read.const_value is not None
     assert np.array_equal(read.const_value.numpy(), array)
     assert read.metadata_props == {"key": "value"}
+
+
+@pytest.mark.parametrize("external", [False, True])
+def test_a_model_can_be_written_over_the_file_it_was_read_from(external: bool, tmp_path: Path) -> None:
+    arrays = {"large": np.arange(60_000, dtype=np.float32), "small": np.arange(4, dtype=np.float32)}
+    weights = [ir.val(k, const_value=ir.tensor(array, name=k)) for k, array in arrays.items()]
+    nodes = [ir.node("Identity", [weight]) for weight in weights]
+    for node, name in zip(nodes, "ab", strict=True):
+        node.outputs[0].name, node.outputs[0].type = name, ir.TensorType(ir.DataType.FLOAT)
+    graph = ir.Graph([], [n.outputs[0] for n in nodes], nodes=nodes, initializers=weights, opset_imports={"": 20})
+    path = tmp_path / "x.onnx"
+    save_model(ir.Model(graph, ir_version=10), path, external=external)
+    path.chmod(0o640)
+    for factor in (2, 3):
+        model = load_onnx(path)
+        held = model.graph.initializers["large"]
+        assert held.const_value is not None
+        mapped = held.const_value.numpy()
+        model.graph.initializers["small"].const_value = ir.tensor(arrays["small"] * factor, name="small")
+        save_model(model, path, external=external)
+        np.testing.assert_array_equal(mapped, arrays["large"])
+        read = {name: value.const_value for name, value in load_onnx(path).graph.initializers.items()}
+        assert read["large"] is not None and read["small"] is not None
+        np.testing.assert_array_equal(read["large"].numpy(), arrays["large"])
+        np.testing.assert_array_equal(read["small"].numpy(), arrays["small"] * factor)
+        if external:
+            with pytest.raises(FileFormatError, match="read it again"):
+                held.const_value.numpy()
+    assert path.stat().st_mode & 0o777 == 0o640
+    assert {file.name for file in tmp_path.iterdir()} <= {"x.onnx", "x.onnx.data"}
 
 
 # --- element types ---

@@ -295,4 +295,9 @@ def _parts_below(base: str, path: str) -> tuple[str, ...]:
 
 def class_in_tag(tag: str) -> str:
     """The class of the module with this tag: the last segment without its suffix and its number."""
-    return tag.rpartition("/")[2].partition(".")[0].partition("@")[0]
+    return classes_in_tag(tag)[-1]
+
+
+def classes_in_tag(tag: str) -> tuple[str, ...]:
+    """The class of each segment of a tag, without its suffix and its number."""
+    return tuple(segment.partition(".")[0].partition("@")[0] for segment in tag.removeprefix("/").split("/"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,6 +20,7 @@ from modelexport.tagged.flattening import runnable
 from modelexport.verify.differences import UNITS, Difference, compare_arrays
 from modelexport.verify.verdicts import VerifyReport
 from modelexport.weights.placement import WeightsSummary, reachable
+from modelexport.weights.sources import Weights
 
 if TYPE_CHECKING:
     from torch import nn
@@ -53,13 +55,25 @@ def _check_written(
         hierarchy: The sidecar, which maps the file's outputs to the model's if it does not have all of them.
         weights: The places of its weights.
     """
-    if options.weights.lent is not None or weights.absent_bytes:
+    lent = options.weights.to_check
+    if weights.absent_bytes or (options.weights.lent is not None and lent is None):
         return FileCheck(status="skipped", reason="the weights of the model are not in memory")
-    with runnable(path, options.tags.tags_as) as file:
+    with runnable(path, options.tags.tags_as) as file, _with_weights(model, lent, hierarchy):
         # onnx.checker does not know ONNX Runtime's operators in the standard domain.
         if not weights.linked and not options.fusing.fuse and (fault := _invalid(file)):
             return FileCheck(status="failed", step="onnx.checker", reason=fault)
         return _check_outputs(model, inputs, file, [tensor.value for tensor in hierarchy.calls[0].outputs])
+
+
+def _with_weights(
+    model: nn.Module, lent: Weights | None, hierarchy: documents.Hierarchy
+) -> AbstractContextManager[None]:
+    """Inside, a model that was built without weights has them while it runs."""
+    if lent is None:
+        return nullcontext()
+    from modelexport.pytorch.lazy_weights import lend_weights
+
+    return lend_weights(model, lent, {module.path for module in hierarchy.modules if not module.calls})
 
 
 def _check_sizes(
@@ -113,7 +127,7 @@ def _check_outputs(
 ) -> FileCheck:
     from modelexport.runtime.sessions import open_session, run_session
     from modelexport.verify.feeding import feeds
-    from modelexport.verify.given_choices import run_with_choices
+    from modelexport.verify.given_choices import run_in_double, run_with_choices
     from modelexport.verify.outputs import run_module
 
     expected = run_module(model, inputs)
@@ -138,11 +152,16 @@ def _check_outputs(
     largest = max((difference.relative or 0.0 for difference in differences), default=0.0)
     if not wrong:
         return FileCheck(status="passed", largest=largest)
+
+    def agrees(found: Mapping[str, Any]) -> bool:
+        return all(_compare(k, one, found[k]).status == "agree" for k, one in zip(actual, expected, strict=True))
+
     fed, tied = run_with_choices(model, inputs, path)
-    if fed and all(
-        _compare(name, one, fed[name]).status == "agree" for name, one in zip(actual, expected, strict=True)
-    ):
+    if fed and agrees(fed):
         return FileCheck(status="passed", step="outputs", reason=f"the file {tied}")
+    precise, told = run_in_double(inputs, path, agrees)
+    if precise:
+        return FileCheck(status="passed", step="outputs", reason=told)
     if _is_random(model, inputs):
         return FileCheck(status="skipped", step="outputs", reason="the model uses random numbers")
     reason = f"{wrong[0].name} differs from PyTorch's output: {wrong[0].reason}"
@@ -209,7 +228,7 @@ def run_checks(
         if options.checks.check:
             with stages("check"):
                 check = _check_written(model, inputs, staged, hierarchy, weights, options)
-                if asked is not None and check.status == "passed":
+                if asked is not None and check.status == "passed" and options.weights.lent is None:
                     check = _check_sizes(model, inputs, staged, hierarchy, options, asked, check)
             if check.status == "failed" and must_pass:
                 raise CheckError(

@@ -170,6 +170,8 @@ class LinkedTensor(ir.ExternalTensor):
         self.beside = beside
 
     def _in_file(self) -> ir.ExternalTensor:
+        if not self.valid():
+            raise FileFormatError(f"{self.path} has been replaced since it was read: read it again")
         self.beside.check()
         # Without a folder onnx_ir makes no checks of its own.
         path = os.path.abspath(self.path)  # noqa: PTH100 - keeps symbolic links

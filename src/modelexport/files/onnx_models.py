@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import shutil
 import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 import onnx
@@ -13,7 +16,7 @@ import onnx_ir as ir
 
 from modelexport.core.limits import PROTO_BYTES
 from modelexport.errors import FileFormatError
-from modelexport.files.atomic import check_space
+from modelexport.files.atomic import check_space, scratch
 from modelexport.files.embedded import EmbeddedTensor, OpenFile
 from modelexport.files.expansion import check_functions
 from modelexport.files.linked import read_linked, seal_data
@@ -129,7 +132,8 @@ def save_model(
     """Write a model with its weights inside it, or in ``NAME.onnx.data`` beside it, one tensor in memory at a time.
 
     The bytes are those that protobuf would write. The model is not changed, except that its properties no longer name
-    the files that it was linked to.
+    the files that it was linked to. A model may be written over the file that it was read from; its weights in a data
+    file that was replaced cannot be read any more.
 
     Args:
         external: Write the weights beside the model. By default this is done if some of them are in separate files
@@ -156,6 +160,8 @@ def save_model(
     placed: dict[ir.Value, ir.TensorProtocol] = {v: inside_file(now[v]) for v in now if v not in outside}
     if outside:
         data = path.with_name(path.name + keys.DATA_SUFFIX)
+        # The file that the small ones are read from may be the one that is replaced.
+        placed |= {v: _read_now(tensor) for v, tensor in placed.items() if isinstance(tensor, ir.LazyTensor)}
         placed |= write_data_file(outside, path.parent, data.name)
         record_data(model, data)
     save_with_references(model, path, placed)
@@ -200,6 +206,11 @@ def inside_file(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
     )
 
 
+def _read_now(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
+    array = tensor.numpy().copy()
+    return ir.Tensor(array, dtype=tensor.dtype, name=tensor.name, doc_string=tensor.doc_string)
+
+
 def save_with_references(
     model: ir.Model, path: Path, tensors: Mapping[ir.Value, ir.TensorProtocol] | None = None
 ) -> None:
@@ -222,7 +233,7 @@ def save_with_references(
         raise FileFormatError(f"the model contains data that cannot be written: {reason}") from error
     parts = with_weights(rest, {value.name or "": tensor for value, tensor in streamed.items()})
     check_space(path, sum(len(part) if isinstance(part, bytes) else part.nbytes for part in parts))
-    with path.open("wb") as file:
+    with _replaced(path) as file:
         for part in parts:
             if isinstance(part, bytes):
                 file.write(part)
@@ -230,6 +241,22 @@ def save_with_references(
                 part.tofile(file)
             else:
                 file.write(part.tobytes())
+
+
+@contextlib.contextmanager
+def _replaced(path: Path) -> Iterator[BinaryIO]:
+    """A file that gets its place when it is written: weights may be mapped from the one that is there."""
+    target = path.resolve()
+    if not target.is_file():
+        with target.open("wb") as file:
+            yield file
+        return
+    with scratch(target.parent) as folder:
+        new = folder / target.name
+        with new.open("wb") as file:
+            yield file
+        shutil.copymode(target, new)
+        new.replace(target)
 
 
 def to_proto(model: ir.Model, tensors: Mapping[ir.Value, ir.TensorProtocol]) -> onnx.ModelProto:

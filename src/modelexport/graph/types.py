@@ -20,13 +20,14 @@ def fill_types(model: ir.Model) -> None:
     for node in model.graph:
         untyped = [value for value in node.outputs if value.dtype is None and value.name != ""]
         if untyped:
-            schema = _schema(node, model.opset_imports.get(node.domain, 0))
+            schema = schema_of(node, model.opset_imports.get(node.domain, 0))
             for value in untyped:
                 if (dtype := _type_of(node, value, schema)) is not None:
                     value.dtype = dtype
 
 
-def _schema(node: ir.Node, version: int) -> onnx.defs.OpSchema | None:
+def schema_of(node: ir.Node, version: int) -> onnx.defs.OpSchema | None:
+    """The schema of a node's operator; ``None`` if it is not in the standard."""
     if not onnx.defs.has(node.op_type, node.domain):
         return None
     return onnx.defs.get_schema(node.op_type, version, node.domain)

@@ -14,6 +14,7 @@ from torch.nn.parameter import is_lazy
 from modelexport.core.attributes import attribute_set
 from modelexport.core.calls import ROOT, CallTree
 from modelexport.errors import InputsError
+from modelexport.pytorch.compiled import run_as_python
 from modelexport.pytorch.dispatch_modes import OperationMode
 from modelexport.pytorch.kept import KeptState
 from modelexport.pytorch.private_torch import FakeTensor, tree_leaves, writes_to_inputs
@@ -38,7 +39,8 @@ def trace_calls(model: nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str,
         ``past.0``), outputs by the field of a mapping or dataclass, or ``output``, ``output.0``, ...
 
     Raises:
-        InputsError: The model raised; names the innermost call that was running. The model's exception is chained.
+        InputsError: The model raised; names the innermost call that was running. The model's exception is chained. Or
+            it ran without its hooks.
     """
     recorder = CallRecorder(model)
     with untouched(model), recorder.attached():
@@ -51,18 +53,35 @@ def trace_calls(model: nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str,
                 f"the model raised {type(error).__name__} while running {call} "
                 f"({type(model.get_submodule(call.path)).__name__}): {reason}; check the example inputs"
             ) from error
+    if not recorder.seen or recorder.seen[0].call != ROOT:
+        raise InputsError(
+            f"{type(model).__name__} has a __call__ that does not run forward with the hooks of the module: "
+            f"let it call super().__call__, or remove it"
+        )
     return CallTree(tuple(recorder.seen))
 
 
 @contextmanager
-def untouched(model: nn.Module, *, runs: bool = True, masks: bool = True, guarded: bool = False) -> Iterator[None]:
+def untouched(
+    model: nn.Module,
+    *,
+    runs: bool = True,
+    captures: bool = False,
+    masks: bool = True,
+    guarded: bool = False,
+    in_mode: bool = False,
+) -> Iterator[Guard | None]:
     """Evaluation mode, no gradients and a separate random state inside the block; the model is restored afterwards.
+
+    What the model compiles with ``torch.compile`` runs as Python in the block, so that its calls are seen.
 
     Args:
         runs: The model computes real values in the block, so a module may overwrite its own parameters.
+        captures: ``torch.export`` captures the model in the block, which may take the compiler's front end.
         masks: The model computes as it is exported: with masks that hide nothing, and without fused operators.
         guarded: Watch for such writes in every operation, not by copies of the parameters of every module. It is
-            several times faster; code that PyTorch compiles does not run so.
+            several times faster.
+        in_mode: The caller, who has a mode that sees every operation, calls the guard that it gets before each.
 
     Raises:
         InputsError: The model has lazy parameters, which its first run would create.
@@ -73,21 +92,24 @@ def untouched(model: nn.Module, *, runs: bool = True, masks: bool = True, guarde
     devices = {tensor.device.index for tensor in tensors if tensor.device.type == "cuda"}
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
+        if not captures:
+            stack.enter_context(run_as_python())
         if masks:
             stack.enter_context(masks_kept())
             stack.enter_context(nothing_fused())
         stack.enter_context(torch.random.fork_rng(devices=devices))
         changed = stack.enter_context(_model_kept(model))
-        if runs and guarded:
-            stack.enter_context(_Guard(tensors, changed))
-            runs = False
+        guard = Guard(tensors, changed) if runs and guarded else None
+        if guard is not None and not in_mode:
+            stack.enter_context(guard)
+        runs = runs and not guarded
         for module in model.modules() if runs else ():
             if isinstance(module, torch.jit.ScriptModule):  # does not accept hooks
                 continue
             keeper = _OwnParameters(changed)
             stack.callback(module.register_forward_pre_hook(keeper.before).remove)
             stack.callback(module.register_forward_hook(keeper.after, always_call=True).remove)
-        yield
+        yield guard
 
 
 @contextmanager
@@ -138,7 +160,7 @@ class _OwnParameters:
                     self._changed.append((memory, copy))
 
 
-class _Guard(OperationMode):
+class Guard(OperationMode):
     """Copies a parameter before the first operation that may write to its memory."""
 
     def __init__(self, tensors: Sequence[torch.Tensor], changed: _Changed) -> None:
@@ -148,6 +170,11 @@ class _Guard(OperationMode):
         self._writes: dict[Any, bool] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.before(func, args, kwargs)
+        return func(*args, **(kwargs or {}))
+
+    def before(self, func: Any, args: Any, kwargs: Any) -> None:
+        """Copy the parameters that an operation may write to."""
         writes = self._writes.get(func)
         if writes is None:
             writes = self._writes[func] = writes_to_inputs(func)
@@ -155,7 +182,6 @@ class _Guard(OperationMode):
             for value in tree_leaves((args, kwargs)):
                 if isinstance(value, torch.Tensor) and value.layout is torch.strided:
                     self._copy(value.untyped_storage().data_ptr())
-        return func(*args, **(kwargs or {}))
 
     def _copy(self, place: int) -> None:
         if place == 0 or place in self._copied:  # no memory

@@ -16,6 +16,7 @@ NEAR = 2e-4
 """The largest distance of two fingerprints of one content, in norms: above the rounding of a whole model."""
 _HUGE = 1e18
 """Numbers of this size or above are a mask's substitute for infinity: they are counted, not measured."""
+_FIRST = 64
 _LOOK = 4096
 _KEPT = 32
 
@@ -82,7 +83,7 @@ def fingerprint_of(array: Any) -> Fingerprint:
         flat = np.where(np.abs(flat) < _HUGE, flat, np.float32(0))
     direction = _directions(flat.size)
     scale = sqrt(max(flat.size, 1))
-    telling = kind == "f" and flat.size >= 4 and (_has_several(flat[:64]) or _has_several(flat[:_LOOK]))
+    telling = kind == "f" and flat.size >= 4 and (_has_several(flat[:_FIRST]) or _has_several(flat[:_LOOK]))
     return Fingerprint(
         kind,
         flat.size,
@@ -95,7 +96,8 @@ def fingerprint_of(array: Any) -> Fingerprint:
 
 def _has_several(numbers: Any) -> bool:
     """Whether there are more than three different numbers."""
-    return bool(np.unique(numbers).size > 3)
+    count = len(set(numbers.tolist())) if numbers.size <= _FIRST else np.unique(numbers).size
+    return bool(count > 3)
 
 
 @dataclass

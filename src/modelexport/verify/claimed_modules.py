@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import get_args
+from urllib.parse import unquote
 
 from modelexport.core.calls import ModuleCall
+from modelexport.core.decoding import decode_json
 from modelexport.core.modules import Module, ModuleTree
-from modelexport.core.tags import Granularity, Tags
-from modelexport.errors import UsageError
+from modelexport.core.tags import Granularity, Tags, classes_in_tag
+from modelexport.errors import FileFormatError, UsageError
 from modelexport.format import documents, keys
 from modelexport.graph.owners import owner_of
 from modelexport.tagged.file import TaggedFile
@@ -85,18 +87,35 @@ def _against(tree: ModuleTree, tagged: TaggedFile, sidecar: documents.Hierarchy)
     extra = [path for path in listed if path not in tree and path in others]
     yield from false_claim("hierarchy", "modules", extra, [])
     yield from false_claim("hierarchy", "model", _last(sidecar.model.class_name), tree.root.class_name)
-    # `replace` keeps the tags of all other modules, though a class may be there once now that was there twice; and it
-    # does not know whether what it puts in still shares a parameter with a module outside, which is counted once.
-    replaced = keys.REPLACED in tagged.model.metadata_props
-    if not replaced:
-        yield from false_claim("hierarchy", "model", sidecar.model.parameters, tree.root.parameters)
+    replaced = _replaced(tagged)
+    # `replace` does not know whether what it puts in still shares a parameter with a module outside, which a module
+    # around both counts once.
+    around = (
+        {"", *(path[:end] for path in replaced for end, sign in enumerate(path) if sign == ".")} if replaced else {}
+    )
+    root = tree.root.parameters if not replaced else listed[""].parameters if "" in listed else None
+    yield from false_claim("hierarchy", "model", sidecar.model.parameters, root)
     for module in tree:
         if (entry := listed.get(module.path)) is not None:
             claimed, actual = _claimed(entry), _actual(module)
-            left_out = {"parameters"} if replaced and not module.is_leaf else set()
+            left_out = {"parameters"} if module.path in around else set()
             yield from false_claim("hierarchy", module.path, _without(claimed, left_out), _without(actual, left_out))
-    if listed.keys() == set(tree.modules) and not replaced:
+    if replaced and all(traced.call.path in tree for traced in tagged.calls):
+        yield from _classes_in_tags(tree, tagged, sidecar)
+    elif listed.keys() == set(tree.modules) and not replaced:
         yield from _tags(tree, tagged, sidecar)
+
+
+def _replaced(tagged: TaggedFile) -> set[str]:
+    """The paths of the modules that `replace` put others in the place of; empty if the file was not changed so."""
+    text = tagged.model.metadata_props.get(keys.REPLACED)
+    if text is None:
+        return set()
+    try:
+        calls = decode_json(text, kind=dict[str, str])
+    except ValueError as error:
+        raise FileFormatError(f"the property {keys.REPLACED} is damaged ({error}): make the file again") from error
+    return {ModuleCall.parse(address).path for address in calls}
 
 
 _GRANULARITIES: Sequence[Granularity] = get_args(Granularity)
@@ -150,3 +169,40 @@ def _tags(tree: ModuleTree, tagged: TaggedFile, sidecar: documents.Hierarchy) ->
     for call in sidecar.calls:
         if (its := ModuleCall.parse(call.address)) in tagged.calls:
             yield from false_claim("hierarchy", call.address, call.tag, tags.tag(its))
+
+
+def _classes_in_tags(tree: ModuleTree, tagged: TaggedFile, sidecar: documents.Hierarchy) -> Iterator[FalseClaim]:
+    """The false tags in a file in which modules were replaced, by the classes of their segments.
+
+    The modules that stay keep their tags, so that suffixes and numbers may be others than in a fresh export: a class
+    may be there once now that was there twice. What `auto` chose for the model before is not known either.
+    """
+    there = {module.class_name for module in tree}
+    said = sidecar.settings
+    chosen = {"include": there.intersection(said.include), "exclude": there.intersection(said.exclude)}
+    given = said.granularity if said.granularity in ("model", "all") else None
+    found = [
+        list(_other_classes(Tags(tree, tagged.calls, granularity=granularity, **chosen), tagged, sidecar))
+        for granularity in _GRANULARITIES
+        if granularity == given or (given is None and granularity != "auto")
+    ]
+    yield from min(found, key=len)
+
+
+def _other_classes(tags: Tags, tagged: TaggedFile, sidecar: documents.Hierarchy) -> Iterator[FalseClaim]:
+    for entry in sidecar.modules:
+        if entry.path in tags.tree:
+            right = classes_in_tag(tags.module_tag(entry.path)), tags.is_level(entry.path)
+            yield from false_claim("hierarchy", entry.path, (classes_in_tag(entry.tag), entry.level), right)
+            yield from _other_suffix(entry.path, entry.tag, entry.path)
+    for call in sidecar.calls:
+        if (its := ModuleCall.parse(call.address)) in tagged.calls:
+            yield from false_claim("hierarchy", call.address, classes_in_tag(call.tag), classes_in_tag(tags.tag(its)))
+            yield from _other_suffix(call.address, call.tag, its.path)
+
+
+def _other_suffix(where: str, tag: str, path: str) -> Iterator[FalseClaim]:
+    """A suffix, however long, is the end of its module's path."""
+    suffix = unquote(tag.rpartition("/")[2].partition("@")[0].partition(".")[2])
+    if suffix and not f".{path}".endswith(f".{suffix}"):
+        yield from false_claim("hierarchy", where, tag, f"a suffix that {path} ends in")

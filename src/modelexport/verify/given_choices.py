@@ -1,8 +1,8 @@
-"""A file that is given the choices of a model: what a tie leaves of a difference."""
+"""A file that is given the choices of a model, or computed in float64: what that leaves of a difference."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ from modelexport.files.onnx_models import load_onnx
 from modelexport.pytorch.model_run import ModelRun
 from modelexport.runtime.sessions import CPU, open_session
 from modelexport.verify.feeding import feeds
+from modelexport.verify.kernels import outputs_in_double
 from modelexport.verify.ties import outputs_with_choices
 
 
@@ -26,3 +27,20 @@ def run_with_choices(
     given = feeds(inputs, session)
     del session
     return outputs_with_choices(file, path.parent, given, ModelRun(model, inputs), provider=CPU)
+
+
+def run_in_double(
+    inputs: Mapping[str, Any] | Sequence[Any], path: Path, agrees: Callable[[Mapping[str, Any]], bool]
+) -> tuple[Mapping[str, Any], str]:
+    """The outputs of a file computed with float64 kernels, where only the runtime's float32 kernels are to blame.
+
+    Args:
+        agrees: Whether outputs are those of the model.
+
+    Returns:
+        As :func:`outputs_in_double`.
+    """
+    session = open_session(path)
+    given = feeds(inputs, session)
+    del session
+    return outputs_in_double(load_onnx(path), path.parent, given, agrees)

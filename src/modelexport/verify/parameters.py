@@ -17,6 +17,7 @@ from modelexport.errors import UsageError
 from modelexport.graph.initializers import bind_tensors
 from modelexport.graph.nodes import initializers
 from modelexport.graph.owners import owner_of
+from modelexport.verify.differences import blocks
 from modelexport.verify.verdicts import ParameterReport
 from modelexport.weights.transforms import ParameterPlan, lost_entries, parameter_plan, state_dict_of
 
@@ -123,7 +124,8 @@ def _equal(one: Any, other: Any) -> bool:
     bits = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}.get(one.dtype.itemsize)
     if bits is None:
         return bool(one.tobytes() == other.tobytes())
-    return bool(np.array_equal(one.view(bits), other.view(bits)))
+    a, b = one.reshape(-1).view(bits), other.reshape(-1).view(bits)
+    return all(np.array_equal(*parts) for parts in blocks(a, b))
 
 
 def users_of(model: ir.Model, names: Collection[str]) -> dict[ModuleCall, list[str]]:

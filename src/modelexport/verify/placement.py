@@ -18,6 +18,7 @@ from modelexport.core.owners import Evidence as OwnerEvidence
 from modelexport.graph.owners import owner_of
 from modelexport.runtime.evidence import Evidence
 from modelexport.runtime.fingerprints import NEAR, Fingerprint, Index, fingerprint_of
+from modelexport.verify.leading import MOVES, reached_calls
 from modelexport.verify.matching import FileRun, first_makers, tensors_by_call
 
 
@@ -53,7 +54,7 @@ def find_misplaced(model: ir.Model, calls: CallTree, run: FileRun, evidence: Evi
     for node in model.graph:
         own = run.prints.get(node.outputs[0].name or "")
         given = [_taken(taken, own, run) for taken in node.inputs if taken is not None]
-        if (node.domain == "" and node.op_type in _MOVES) or any(_same(own, one) for one in given):
+        if (node.domain == "" and node.op_type in MOVES) or any(_same(own, one) for one in given):
             copies[node] = travels.get(run.contents.get(node.outputs[0].name or "", ""), frozenset())
         allowed: set[ModuleCall] = set()
         for value in node.outputs:
@@ -65,7 +66,7 @@ def find_misplaced(model: ir.Model, calls: CallTree, run: FileRun, evidence: Evi
     gone = _calls_with_lost_values(run, evidence, calls) if several else frozenset()
     ends = _Ends(evidence)
     order = {call: index for index, call in enumerate(evidence.parents)}
-    reached = _reached(model, known)
+    reached = reached_calls(model, known, run, evidence)
     found = []
     for node in model.graph:
         owner = owner_of(node)
@@ -82,7 +83,7 @@ def find_misplaced(model: ir.Model, calls: CallTree, run: FileRun, evidence: Evi
         near = near | _alike(node, right, known)
         wrong: Sequence[ModuleCall] = [] if owner.call in near else owner.calls
         if len(owner.calls) > 1:
-            # What is fused of several calls also computes what the others did, which is no value of the file.
+            # A node fused from several calls also computes what the others did; the file does not have that as a value.
             beside = _around(node, known) | _users(node, known) | leading | _passed(node, run, travels)
             if owner.evidence is not OwnerEvidence.EXACT:
                 also, wrong = near | beside | ends.before(right), wrong if not near & set(owner.calls) else []
@@ -131,7 +132,7 @@ def _passed(node: ir.Node, run: FileRun, travels: Mapping[str, frozenset[ModuleC
 
 
 def _calls_with_lost_values(run: FileRun, evidence: Evidence, calls: CallTree) -> frozenset[ModuleCall]:
-    """The calls that computed something that is no value of the file, and those around them."""
+    """The calls that computed something that the file does not have as a value, and those around them."""
     index: Index[Fingerprint] = Index()
     for own in run.prints.values():
         index.add(own, own)
@@ -149,11 +150,6 @@ def _may_lead_to(call: ModuleCall, other: ModuleCall, calls: CallTree, order: Ma
     if call not in order or other not in order or order[call] <= order[other]:
         return True
     return call in calls and other in calls.stack(call)
-
-
-_MOVES = ("Gather", "GatherND", "GatherElements", "Slice", "Split", "Expand", "Tile", "Concat")
-"""Operators that compute nothing: each element of their results is an element of their inputs. The rows that a module
-selects from a tensor contain numbers computed elsewhere."""
 
 
 def _taken(value: ir.Value, own: Fingerprint | None, run: FileRun) -> Fingerprint | None:
@@ -239,18 +235,6 @@ def _same(one: Fingerprint | None, other: Fingerprint | None) -> bool:
 def _telling(node: ir.Node, run: FileRun) -> bool:
     prints = [run.prints.get(value.name or "") for value in node.outputs]
     return any(one is not None and one.telling for one in prints)
-
-
-def _reached(model: ir.Model, known: Mapping[ir.Node, frozenset[ModuleCall]]) -> dict[ir.Node, frozenset[ModuleCall]]:
-    """For every node the calls of the first values with a known call that it leads to."""
-    reached: dict[ir.Node, frozenset[ModuleCall]] = {}
-    for node in reversed(model.graph):
-        found: set[ModuleCall] = set()
-        for value in node.outputs:
-            for user, _ in value.uses():
-                found |= known.get(user) or reached.get(user, frozenset())
-        reached[node] = frozenset(found)
-    return reached
 
 
 def _calls_with_unseen_outputs(calls: CallTree, run: FileRun, evidence: Evidence) -> set[ModuleCall]:

@@ -1,0 +1,99 @@
+"""The calls that a node whose value PyTorch does not show may belong to: those of the values that it leads to."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+
+import onnx_ir as ir
+
+from modelexport.core.calls import ModuleCall
+from modelexport.runtime.evidence import Evidence
+from modelexport.runtime.fingerprints import Fingerprint, fingerprint_of
+from modelexport.verify.matching import FileRun, tensors_by_call
+
+Calls = frozenset[ModuleCall]
+
+MOVES = ("Gather", "GatherND", "GatherElements", "Slice", "Split", "Expand", "Tile", "Concat")
+"""Operators that compute nothing: each element of their results is an element of their inputs. The rows that a module
+selects from a tensor contain numbers computed elsewhere."""
+
+
+def reached_calls(
+    model: ir.Model, known: Mapping[ir.Node, Calls], run: FileRun, evidence: Evidence
+) -> dict[ir.Node, Calls]:
+    """For every node the calls of the first values with a known call that it leads to.
+
+    A node that computes something belongs to a call that computed such a value, if there is one, and not to one that
+    only rearranged it: a recurrence transposes its result, and the module that gets it transposes it back. A value of
+    a few different numbers does not tell its call; then a node before it may also belong to any call that returns it.
+    """
+    makers = _Makers(run, evidence)
+
+    def leads_to(user: ir.Node, after: Mapping[ir.Node, Calls]) -> Calls:
+        return after.get(user, frozenset()) | makers.returning(user)
+
+    any_call: dict[ir.Node, Calls] = {}
+    computing: dict[ir.Node, Calls] = {}
+    found: dict[ir.Node, Calls] = {}
+    for node in reversed(model.graph):
+        users = [user for value in node.outputs for user, _ in value.uses()]
+        any_call[node] = _union(known.get(user) or leads_to(user, found) for user in users)
+        computing[node] = _union(
+            makers.of(user, known[user]) if known.get(user) else leads_to(user, computing) for user in users
+        )
+        found[node] = any_call[node] if makers.rearranges(node) else computing[node]
+    return found
+
+
+class _Makers:
+    """Tells computing from rearranging by norms, which do not depend on an order."""
+
+    def __init__(self, run: FileRun, evidence: Evidence) -> None:
+        self._prints, self._evidence = run.prints, evidence
+        self._contents = run.contents
+        self._gets = tensors_by_call(evidence, "inputs")
+        self._returning: dict[str, set[ModuleCall]] = defaultdict(set)
+        for call, tensors in tensors_by_call(evidence, "outputs").items():
+            for tensor in tensors:
+                self._returning[tensor.content].add(call)
+        self._known: dict[ModuleCall, list[Fingerprint]] = {}
+
+    def of(self, node: ir.Node, calls: Calls) -> Calls:
+        """Those of the calls that have a node's value that did not get it in another order; all, if all did."""
+        if len(calls) < 2:
+            return calls
+        own = [self._prints[name] for value in node.outputs if (name := value.name or "") in self._prints]
+        got = {call for call in calls for one in self._taken(call) if any(_is_rearranged(one, its) for its in own)}
+        return calls - got or calls
+
+    def returning(self, node: ir.Node) -> Calls:
+        """The calls that return what a node gives, if that does not tell them apart."""
+        names = [value.name or "" for value in node.outputs]
+        plain = [name for name in names if name in self._prints and not self._prints[name].telling]
+        return _union(frozenset(self._returning.get(self._contents.get(name, ""), ())) for name in plain)
+
+    def rearranges(self, node: ir.Node) -> bool:
+        """Whether what a node gives is what it takes, in any order, or a part of it."""
+        if node.domain == "" and node.op_type in MOVES:
+            return True
+        taken = [self._prints.get(value.name or "") for value in node.inputs if value is not None]
+        given = [self._prints.get(value.name or "") for value in node.outputs]
+        return any(a is not None and b is not None and _is_rearranged(a, b) for a in taken for b in given)
+
+    def _taken(self, call: ModuleCall) -> list[Fingerprint]:
+        if call not in self._known:
+            contents = dict.fromkeys(tensor.content for tensor in self._gets.get(call, []))
+            self._known[call] = [fingerprint_of(self._evidence.array(content)) for content in contents]
+        return self._known[call]
+
+
+def _is_rearranged(one: Fingerprint, other: Fingerprint) -> bool:
+    return (one.kind, one.size) == (other.kind, other.size) and abs(one.norm - other.norm) <= _SAME * one.norm
+
+
+_SAME = 1e-5
+
+
+def _union(several: Iterable[Calls]) -> Calls:
+    return frozenset(call for calls in several for call in calls)
