@@ -58,10 +58,12 @@ class CutByValues(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.norms = nn.Sequential(nn.LayerNorm(4), nn.Dropout(), nn.LayerNorm(4))
 
     def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
         longest = int(lengths.max().item())
-        return self.second(self.first(x)[:, :longest])
+        # Dropout and `to` are nodes only until decomposition.
+        return self.second(self.norms(self.first(x)[:, :longest]).to(torch.float32)).transpose(0, 1)
 
 
 MODELS = {
@@ -84,7 +86,7 @@ def test_every_call_that_is_compared_agrees(name: str, tmp_path: Path) -> None:
     assert "differ" not in status.values()
     assert status[""] == "agree"
     if name == "cut by values":
-        assert set(status.values()) == {"agree"}
+        assert {address for address, its in status.items() if its != "agree"} == {"norms.1"}
 
 
 class NamedLikeParameters(nn.Module):

@@ -325,7 +325,9 @@ def _annotate_outputs(before: ExportedProgram, after: ExportedProgram) -> None:
     old_nodes, new_nodes = ({node.name: node for node in one.graph.nodes} for one in (before, after))
     for old_name, new_name in ended:
         old, new = old_nodes.get(str(old_name)), new_nodes.get(str(new_name))
-        while old is not None and new is not None and new.op == "call_function" and not new.meta.get("custom"):
+        while old is not None and new is not None and old.meta.get("custom") and not new.meta.get("custom"):
+            if new.op != "call_function":
+                break
             _annotate_as(new, old)
             old, new = (next(iter(node.all_input_nodes), None) for node in (old, new))
 
