@@ -3,7 +3,7 @@
     OMP_NUM_THREADS=1 python benchmarks/generate.py [--model DIR] [--layers 30] [--vocabulary 49152] [--tokens 64]
 
 The default is SmolLM2-135M's shape with random weights, float32 on the CPU, greedy from one prompt of 8 tokens. Each
-line: the time of the whole export command, the bytes on disk (a linked file once), the time to the first token, tokens
+row: the time of the whole export command, the bytes on disk (a linked file once), the time to the first token, tokens
 per second after it, memory, and whether the tokens are PyTorch's. Every candidate has a process of its own; they run
 in turn: figures are medians of the rounds, memory is the largest resident size without what the process had before it
 loaded the model. The last lines compare rates round by round.
@@ -292,16 +292,19 @@ def main() -> None:
         made = {name: exported(name, folders[""], folder) for name, folder in folders.items() if name}
         found = measure(folders, asked.tokens, asked.rounds)
     expected = found["PyTorch"][0][2]
-    print("what                  export s      MB  first ms  tokens/s  memory MB  tokens")
+    print("| what | export, s | on disk, MB | first token, ms | tokens a second | memory, MB | tokens |")
+    print("|---|---|---|---|---|---|---|")
     for candidate in CANDIDATES:
         rounds = found[candidate.name]
         first, rate, most = (statistics.median(one[index] for one in rounds) for index in (0, 1, 3))  # type: ignore[type-var]
-        export = "{:8.1f}  {:6.1f}".format(*made[candidate.export]) if candidate.export else " " * 16
+        export = "{:.1f} | {:,.1f}".format(*made[candidate.export]) if candidate.export else "|"
         equal = "equal" if all(one[2] == expected for one in rounds) else "differ"
-        print(f"{candidate.name:20}  {export}  {first * 1e3:8.1f}  {rate:8.1f}  {most:9.0f}  {equal}")
+        print(f"| {candidate.name} | {export} | {first * 1e3:.1f} | {rate:.1f} | {most:,.0f} | {equal} |")
+    print()
     for ours, theirs in COMPARED:
         shares = [one[1] / other[1] for one, other in zip(found[ours], found[theirs], strict=True)]
-        print(f"{ours} / {theirs}: {statistics.median(shares):.3f} ({min(shares):.3f} to {max(shares):.3f})")
+        share = f"{statistics.median(shares):.3f} ({min(shares):.3f} to {max(shares):.3f})"
+        print(f"`{ours}` generates {share} times the tokens of `{theirs}`.")
 
 
 if __name__ == "__main__":

@@ -58,6 +58,16 @@ def _written(y: torch.Tensor) -> torch.Tensor:
     return y
 
 
+def _low_rank(y: torch.Tensor) -> torch.Tensor:
+    u, s, v = torch.linalg.svd(y, full_matrices=False)
+    return u[..., :2] * s[..., None, :2] @ v[..., :2, :]
+
+
+def _square_root(y: torch.Tensor) -> torch.Tensor:
+    values, vectors = torch.linalg.eigh(y)
+    return (vectors * values.clamp(min=0.1).sqrt()[..., None, :]) @ vectors.mT
+
+
 CASES: dict[str, Callable[[torch.Tensor], Any]] = {
     "complex: products": lambda y: torch.view_as_real(torch.einsum("bli,io->blo", _complex(y)[:, :, :6], WEIGHT)),
     "complex: functions": lambda y: ((1j * y).exp().real, (_complex(y) + 3).sqrt().imag, torch.tanh(_complex(y)).abs()),
@@ -67,6 +77,8 @@ CASES: dict[str, Callable[[torch.Tensor], Any]] = {
     "triangles": lambda y: torch.linalg.solve_triangular(SQUARE.tril(), y[:, :4, :3], upper=False),
     "reflections": lambda y: torch.linalg.qr(y.mT),
     "determinants": lambda y: torch.linalg.slogdet(y[:, :6, :6])[1],
+    "singular values": lambda y: (torch.linalg.svdvals(y[..., :3]), _low_rank(y[:, :4])),
+    "eigenvalues": lambda y: (torch.linalg.eigvalsh(y[:, :3] @ y[:, :3].mT), _square_root(y[..., :4].mT @ y[..., :4])),
     "numbers": lambda y: (torch.digamma(y), torch.hypot(y, y + 1), torch.hamming_window(12) * torch.arange(-2, 10.0)),
     "written through views": lambda y: _written(y.clone()),
     "scattered, reduced": lambda y: [
@@ -108,6 +120,16 @@ def test_an_operator_is_exported_rightly(name: str, tmp_path: Path) -> None:
     result = export(model, (X,), tmp_path / "m.onnx", frontend="dynamo")
     assert not wrong(tmp_path / "m.onnx", model, (X,))
     assert (result.coverage.inferred, result.coverage.untagged) == (0, 0)
+
+
+def test_singular_values_of_large_matrices_are_refused_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match="of 48 columns: up to 24"):
+        export(
+            Computes(lambda y: torch.linalg.eigvalsh(y.new_ones(48, 48))).eval(),
+            (X,),
+            tmp_path / "m.onnx",
+            frontend="dynamo",
+        )
 
 
 def test_every_export_of_a_recurrent_layer_in_a_process_has_an_open_number_of_steps(tmp_path: Path) -> None:

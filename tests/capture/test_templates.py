@@ -20,6 +20,8 @@ from torch.onnx._internal.fx.passes.type_promotion import _TypePromotionInterpre
 from modelexport.capture import promotions, templates
 from modelexport.capture.dynamo import capture_by_dynamo
 from modelexport.capture.exported import Exported
+from modelexport.capture.repairs import functions
+from modelexport.capture.unread import only_what_is_read
 
 
 class Layer(nn.Module):
@@ -148,3 +150,37 @@ def test_lazy_graphs_become_code_when_they_run() -> None:
         module = torch.fx.symbolic_trace(nn.ReLU())
     assert isinstance(module, _LazyGraphModule)
     assert module(torch.tensor(-1.0)) == 0
+
+
+def test_graphs_made_while_a_model_is_captured_are_lazy_and_others_are_not() -> None:
+    def positive(x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x)
+
+    graph = torch.fx.symbolic_trace(positive).graph
+    with only_what_is_read():
+        inside = torch.fx.GraphModule({}, graph)
+        with _use_lazy_graph_module(False):  # as in strict mode
+            strict = torch.fx.GraphModule({}, graph)
+    outside = torch.fx.GraphModule({}, graph)
+    assert [isinstance(one, _LazyGraphModule) for one in (inside, strict, outside)] == [True, False, False]
+    assert inside(torch.tensor(-1.0)) == strict(torch.tensor(-1.0)) == 0
+    assert inside.code == strict.code == outside.code
+
+
+def test_functions_are_replaced_only_while_a_model_is_captured() -> None:
+    intercepted = []
+
+    def noted(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        intercepted.append(func)
+        return func(*args, **(kwargs or {}))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(functions._Rewritten, "__torch_function__", noted)
+        with functions.values_not_read_in_captures():
+            torch.ones(2).add(1)
+            assert intercepted == []
+            torch.export.export(Stack(1.0).eval(), (torch.randn(3, 8),))
+            assert torch.split in intercepted
+            intercepted.clear()
+            torch.ones(2).add(1)
+    assert intercepted == []

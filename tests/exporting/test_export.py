@@ -19,8 +19,7 @@ from modelexport.verify.outputs import run_module
 TABLE = [case.name for case in (*models.CASES, *models.TRAINED)]
 DYNAMIC = [case.name for case in (*models.CASES, *models.TRAINED) if case.dynamic is not None]
 QUICK_DYNAMIC = [
-    "blocks", "condition", "unet", "bert", "gpt2", "t5", "mixtral", "vit", "resnet", "pvt-v2", "whisper", "clip",
-    "segformer", "yolos",
+    "blocks", "condition", "unet", "bert", "gpt2", "t5", "mixtral", "vit", "resnet", "whisper", "segformer",
 ]  # fmt: skip
 
 NOT_ALL_COMPARED = ("condition",)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from filelock import FileLock
 import modelexport
 from commands import run
 from decoders import SMALL
-from modelexport.errors import FileFormatError, InputsError, OutputError, UsageError
+from modelexport.errors import CheckError, FileFormatError, InputsError, OutputError, UsageError
 from modelexport.pytorch.generating import example_prompts
 from modelexport.pytorch.loading import load_model
 from modelexport.runtime.generation import Generator
@@ -78,6 +79,24 @@ def decoder(name: str) -> Any:
     return model
 
 
+def generated_by_genai(folder: Path, ids: list[int], new_tokens: int, **inputs: Any) -> list[int]:
+    """The prompt and what onnxruntime-genai continues it with; ``inputs`` for a model that takes more than tokens."""
+    loaded = genai.Model(str(folder))
+    parameters = genai.GeneratorParams(loaded)
+    parameters.set_search_options(max_length=len(ids) + new_tokens, do_sample=False)
+    generator = genai.Generator(loaded, parameters)
+    if inputs:
+        named = genai.NamedTensors()
+        for name, array in {**inputs, "input_ids": np.array([ids], dtype=np.int32)}.items():
+            named[name] = array
+        generator.set_inputs(named)
+    else:
+        generator.append_tokens(ids)
+    while not generator.is_done():
+        generator.generate_next_token()
+    return [int(token) for token in generator.get_sequence(0)]
+
+
 @pytest.fixture(scope="session")
 def llama(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> tuple[Path, Path]:
     """The folder of a small Llama, and a package of it that the command line wrote."""
@@ -128,6 +147,29 @@ def test_every_node_is_exact_or_derived_and_the_parts_agree_with_the_model(llama
     part = json.loads((llama[1].parent / "export.json").read_text())["parts"]["decode"]
     assert part["coverage"]["inferred"] == part["coverage"]["untagged"] == 0
     assert part["verify"]["agrees"]
+
+
+def test_a_package_that_links_its_checkpoint_is_checked_with_the_weights(llama: tuple[Path, Path]) -> None:
+    check = json.loads((llama[1].parent / "export.json").read_text())["parts"]["decode"]["check"]
+    assert check["status"] == "passed"
+    assert 0 < check["largest"] < 1e-4  # without weights, both would return zeros
+
+
+@pytest.mark.slow
+def test_a_linked_package_that_is_wrong_is_not_written(llama: tuple[Path, Path], tmp_path: Path) -> None:
+    found = load_model(str(llama[0]), weights="files")
+    forward = type(found.model.model.layers[0].mlp).forward
+
+    def otherwise(module: Any, x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = forward(module, x)
+        return made * 2 if torch.compiler.is_exporting() else made
+
+    found.model.model.layers[0].mlp.forward = types.MethodType(otherwise, found.model.model.layers[0].mlp)
+    with pytest.raises(CheckError, match="logits differs from PyTorch's output"):
+        modelexport.export_package(
+            found.model, tmp_path / "out", directory=found.directory, source=found.weights, frontend="dynamo"
+        )
+    assert not (tmp_path / "out").exists()
 
 
 def test_verify_generates_in_both_from_padded_prompts_and_from_each_alone(llama: tuple[Path, Path]) -> None:
@@ -182,12 +224,19 @@ def test_encoder_decoders_give_pytorchs_tokens(name: str, tmp_path: Path) -> Non
     model = ENCODER_DECODERS[name]().eval()
     modelexport.export_package(model, tmp_path / "out", verify=True)
     package = read_package(tmp_path / "out")
-    assert list(package.files) == ["encoder", "prefill", "decode"]
-    # The encoder's states are read only where their keys and values are computed.
-    assert ["encoder_hidden_states" in part.inputs for part in package.manifest.parts] == [False, True, False]
+    assert list(package.files) == ["encoder", "decode"]
+    # The keys and values of the encoder's states are computed once, by the modules of the decoder that have their
+    # weights; the decoder gets nothing else of the encoder.
+    crossing = [one for one in package.part("encoder").outputs if one.startswith("present")]
+    assert crossing == [f"present.{layer}.encoder.{kind}" for layer in (0, 1) for kind in ("key", "value")]
+    taken = [one for one in package.part("decode").inputs if "encoder" in one and ".decoder." not in one]
+    assert set(taken) - {"decoder_input_ids"} == {one.replace("present", "past_key_values") for one in crossing}
     # A module has the same address in every part as in the whole model.
-    tagged = {part: modelexport.load(file) for part, file in package.files.items()}
-    assert package.part("encoder").module in tagged["encoder"]
+    tagged = modelexport.load(package.files["encoder"])
+    runs = {call.address for call in tagged.hierarchy.calls if call.nodes}  # type: ignore[union-attr]
+    beside = {"", "model"}
+    sides = {address.removeprefix("model.").partition(".")[0] for address in runs - beside}
+    assert {"encoder", "decoder"} <= sides
     report = modelexport.verify_generation(model, tmp_path / "out", example_prompts(model, None)[:3], new_tokens=12)
     assert report.agrees, report
     weights = (tmp_path / "out" / "model.safetensors").stat().st_size
@@ -207,9 +256,15 @@ def assert_transformers_runs_each_part(model: Any, folder: Path) -> None:
     start = torch.tensor([[model.config.decoder_start_token_id]])
     values = {**given, "decoder_input_ids": start}
     values |= runners["encoder"](**{name: values[name] for name in wanted["encoder"]})
-    first = runners["prefill"](**{name: values[name] for name in wanted["prefill"]})
     mask = {name: values[name] for name in wanted["decode"] if name == "attention_mask"}
-    further = runners["decode"](decoder_input_ids=start, past_key_values=first["present"], **mask)
+    past = values["present"]
+    for layer in past.values():
+        batch, heads, _, width = layer["encoder"]["key"].shape
+        layer["decoder"] = dict.fromkeys(("key", "value"), torch.zeros(batch, heads, 0, width))
+    first = runners["decode"](decoder_input_ids=start, past_key_values=past, **mask)
+    for layer, made in first["present"].items():
+        past[layer]["decoder"] = made["decoder"]
+    further = runners["decode"](decoder_input_ids=start, past_key_values=past, **mask)
     with torch.no_grad():
         whole = model(**given, decoder_input_ids=start.repeat(1, 2)).logits
     torch.testing.assert_close(torch.cat([first["logits"], further["logits"]], 1), whole, atol=1e-4, rtol=1e-3)
@@ -239,14 +294,31 @@ def test_onnxruntime_genai_generates_the_same_tokens(llama: tuple[Path, Path]) -
     model = load_model(str(llama[0])).model
     ids = [5, 77, 23, 9]
     expected = model.generate(torch.tensor([ids]), max_new_tokens=20, do_sample=False)[0].tolist()
-    loaded = genai.Model(str(llama[1]))
-    parameters = genai.GeneratorParams(loaded)
-    parameters.set_search_options(max_length=len(ids) + 20, do_sample=False)
-    generator = genai.Generator(loaded, parameters)
-    generator.append_tokens(ids)
-    while not generator.is_done():
-        generator.generate_next_token()
-    assert list(generator.get_sequence(0)) == expected
+    assert generated_by_genai(llama[1], ids, 20) == expected
+
+
+@pytest.mark.slow
+def test_onnxruntime_genai_writes_down_sound_with_an_encoder_and_a_decoder(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    sizes = {**SMALL_WHISPER, "max_source_positions": 1500, "eos_token_id": None}
+    model = transformers.WhisperForConditionalGeneration(transformers.WhisperConfig(**sizes)).eval()
+    for parameter in model.parameters():
+        parameter.data.mul_(12 if parameter.dim() > 1 else 1)
+    assert not modelexport.export_package(model, tmp_path / "out").notes
+    sound, ids = torch.randn(1, 8, 3000), [3, 17, 40]
+    expected = transformers.GenerationMixin.generate(
+        model, sound, decoder_input_ids=torch.tensor([ids]), max_length=18, max_new_tokens=None, do_sample=False
+    )[0].tolist()
+    assert len(set(expected[3:])) > 2
+    assert generated_by_genai(tmp_path / "out", ids, 15, input_features=sound.numpy()) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "why"), [("t5", "the spectrum of a sound"), ("whisper", "3000 frames of sound")])
+def test_what_genai_does_not_encode_is_a_note(name: str, why: str, tmp_path: Path) -> None:
+    result = modelexport.export_package(ENCODER_DECODERS[name]().eval(), tmp_path / "out")
+    (note,) = result.notes
+    assert note.startswith("genai_config.json was not written") and why in note
 
 
 def test_transformers_loads_the_package_and_runs_its_part(llama: tuple[Path, Path]) -> None:
@@ -303,6 +375,19 @@ def test_other_weights_go_into_the_one_file(llama: tuple[Path, Path], tmp_path: 
     assert report.agrees
     unchanged = load_model(str(llama[0])).model
     assert modelexport.verify_generation(unchanged, llama[1], example_prompts(model, None)[:1], new_tokens=4).agrees
+
+
+def test_the_files_that_retag_lists_are_there(llama: tuple[Path, Path], tmp_path: Path) -> None:
+    done = run("retag", llama[1], "--from", llama[1], "-o", "tagged/", "--json", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    part = json.loads(done.stdout)["parts"]["decode"]
+    assert part["path"] == "tagged/decode.onnx"
+    assert {"tagged/decode.onnx", "tagged/decode.hierarchy.json"} <= set(part["files"])
+    assert all((tmp_path / file).is_file() for file in part["files"])
+    shutil.rmtree(tmp_path / "tagged")
+    told = run("retag", llama[1], "--from", llama[1], "-o", "tagged/", cwd=tmp_path).stdout
+    named = [word.rstrip(",:;") for word in told.split() if word.startswith("tagged/")]
+    assert named and all((tmp_path / file).exists() for file in named)
 
 
 def test_a_folder_that_a_tool_changed_gets_its_tags_back(llama: tuple[Path, Path], tmp_path: Path) -> None:

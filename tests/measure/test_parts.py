@@ -84,7 +84,8 @@ def test_encoder_prefill_and_decode_are_apart(pair: Path) -> None:
     assert list(tables) == ["encoder", "prefill", "decode"]
     assert all(table.whole["macs"] > 0 for table in tables.values())
     found = profile_parts(pair, sizes={"encoder_sequence": 20}, runs=1, warmup=1)
-    assert found["prefill"].facts.inputs["encoder_hidden_states"] == "float32[1, 20, 32]"
+    assert found["prefill"].facts.inputs["past_key_values.0.decoder.key"] == "float32[1, 4, 0, 8]"
+    assert found["prefill"].facts.inputs["past_key_values.0.encoder.key"] == "float32[1, 4, 20, 8]"
     assert found["decode"].facts.inputs["past_key_values.0.encoder.key"] == "float32[1, 4, 20, 8]"
     assert all(one.facts.attributed >= 0.99 for one in found.values())
 

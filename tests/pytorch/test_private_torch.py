@@ -8,10 +8,12 @@ import pytest
 import torch
 import transformers
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree
 
 from modelexport.pytorch.private_torch import (
     DataDependentOutputException,
+    DisableTorchFunction,
     DynamicOutputShapeException,
     FakeTensor,
     FakeTensorMode,
@@ -40,6 +42,23 @@ def test_what_needs_values_says_so() -> None:
             tensor.nonzero()
         with pytest.raises(DataDependentOutputException):
             tensor.sum().item()
+
+
+def test_function_modes_do_not_see_what_is_not_intercepted() -> None:
+    seen: list[Any] = []
+
+    class Watch(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    x = torch.ones(2)
+    with Watch():
+        with DisableTorchFunction():
+            assert x.shape == (2,)
+        assert seen == []
+        assert x.shape == (2,)
+    assert len(seen) == 1
 
 
 def test_a_dispatch_mode_sees_what_operations_get_and_return() -> None:

@@ -101,7 +101,7 @@ def test_every_part_of_a_package_has_them(tmp_path: Path) -> None:
     model = transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes, decoder_start_token_id=0)).eval()
     modelexport.export_package(model, tmp_path / "package", node_names="path")
     parts = {path.stem: ir.load(path) for path in (tmp_path / "package").glob("*.onnx")}
-    assert parts.keys() == {"encoder", "prefill", "decode"}
+    assert parts.keys() == {"encoder", "decode"}
     for name, part in parts.items():
         names = [node.name or "" for node in part.graph]
         assert len(set(names)) == len(names)

@@ -39,11 +39,12 @@ from modelexport.capture.opsets import convert_to_opset, translated_opset
 from modelexport.capture.promotions import promoted_once
 from modelexport.capture.recurrent_shapes import steps_open
 from modelexport.capture.repairs.decompositions import decompositions_added
-from modelexport.capture.repairs.functions import values_not_read
+from modelexport.capture.repairs.functions import values_not_read_in_captures
 from modelexport.capture.repairs.table import translations_added
 from modelexport.capture.reuse import decomposed_once
 from modelexport.capture.templates import translated_once
 from modelexport.capture.transformers_exporter import (
+    changed_caches,
     export_around_pretrained,
     export_pretrained,
     has_transformers_inside,
@@ -89,10 +90,10 @@ def capture_by_dynamo(
     """
     translated_in = translated_opset(opset)
     watcher = _TensorWatcher()
-    recorder = CallRecorder(model, _annotated, watcher.watch)
+    recorder = CallRecorder(model, _annotated, watcher.watch, changed_caches())
     captured, args, given = _bound(model, *by_name(model, *run_arguments(inputs)), constants)
     with (
-        untouched(model, runs=False),
+        untouched(model, runs=False, captures=True),
         # A capture that failed may have left annotations of its own behind.
         attribute_set(torch.fx.traceback, "current_meta", {}),
         recorder.attached(),
@@ -104,7 +105,7 @@ def capture_by_dynamo(
         only_what_is_read(stack_traces=stack_traces),
         constants_readable(),
         steps_open(),
-        values_not_read(),
+        values_not_read_in_captures(),
         graphs_not_printed(),
         collected(),
     ):

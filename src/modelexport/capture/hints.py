@@ -32,6 +32,8 @@ def way_out(model: nn.Module, error: BaseException) -> str:
         return "; packed sequences cannot be exported: give the model padded sequences with a mask"
     if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
         return "; a module is a ScriptModule: export the model as it was before torch.jit.script"
+    if "dynamo-optimized" in str(error):
+        return "; a trace cannot see through torch.compile: compile the model after the export"
     return ""
 
 

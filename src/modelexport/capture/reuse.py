@@ -12,6 +12,7 @@ import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -74,12 +75,12 @@ def _decomposed(
         program.graph_module.graph = _reduced(graph, classes)
         try:
             result = decompose()
-            _rebuild(result, copies)
+            _rebuild(result, copies, [which for which, equal in enumerate(classes) for _ in equal[1:]])
             return result
         except _CopyError:
             program.graph_module.graph = graph
     result = decompose()
-    _rebuild(result, ())
+    _rebuild(result, (), ())
     return result
 
 
@@ -87,14 +88,14 @@ def _reduced(graph: torch.fx.Graph, classes: Sequence[tuple[Region, ...]]) -> to
     """A copy of a graph in which each region but the first of its class is one node."""
     reduced = torch.fx.Graph()
     env: dict[torch.fx.Node, torch.fx.Node] = {}
-    ends: dict[torch.fx.Node, tuple[int, Region, Region]] = {}
+    ends: dict[torch.fx.Node, tuple[int, Region, Region, bool]] = {}
     positions: dict[torch.fx.Node, tuple[int, int]] = {}
     skipped: set[torch.fx.Node] = set()
     number = 0
     for which, (first, *others) in enumerate(classes):
         positions.update({node: (which, index) for node, index in first.position.items()})
         for region in others:
-            ends[region.nodes[-1]] = number, first, region
+            ends[region.nodes[-1]] = number, first, region, region is others[0]
             skipped.update(region.nodes)
             number += 1
     for node in graph.nodes:
@@ -109,11 +110,21 @@ def _reduced(graph: torch.fx.Graph, classes: Sequence[tuple[Region, ...]]) -> to
 
 
 def _insert(
-    graph: torch.fx.Graph, env: dict[torch.fx.Node, torch.fx.Node], number: int, first: Region, region: Region
+    graph: torch.fx.Graph,
+    env: dict[torch.fx.Node, torch.fx.Node],
+    number: int,
+    first: Region,
+    region: Region,
+    tells: bool,
 ) -> None:
-    """Append the node that takes the place of a region."""
+    """Append the node that takes the place of a region.
+
+    Args:
+        tells: Whether it tells what the first region of its class gets. Once is enough, and PyTorch wraps, hashes and
+            traces each tensor that a node gets several times.
+    """
     made = [env[first.nodes[index]] for index in first.outputs]
-    args = (made, *_split(first.inputs, env), *_split(region.inputs, env), number)
+    args = (made, *_split(first.inputs if tells else (), env), *_split(region.inputs, env), number)
     node = graph.call_function(torch.ops.modelexport.repeat.default, args)
     results = [region.nodes[index] for index in region.outputs]
     node.meta["val"] = [result.meta["val"] for result in results]
@@ -130,10 +141,14 @@ def _split(
     return tensors, [env[node] for node in nodes if not isinstance(node.meta["val"], torch.Tensor)]
 
 
-def _rebuild(program: ExportedProgram, copies: Sequence[Region]) -> None:
+def _rebuild(program: ExportedProgram, copies: Sequence[Region], classes: Sequence[int]) -> None:
     """Write the graph of a decomposed program anew, in place, with the nodes of every call.
 
     Names are counted in the order of the nodes, so that they do not depend on which of them are copies.
+
+    Args:
+        copies: The calls that one node took the place of, by its number.
+        classes: Which class each of them belongs to.
 
     Raises:
         _CopyError: Before anything is changed.
@@ -145,15 +160,15 @@ def _rebuild(program: ExportedProgram, copies: Sequence[Region]) -> None:
         if node.op == "placeholder":  # first, so that nothing else has their names
             env[node] = new.node_copy(node)
             env[node].name = node.name  # also one that torch.fx avoids, such as `input`
-    bodies: dict[tuple[torch.fx.Node, ...], list[torch.fx.Node]] = {}
+    bodies: dict[int, _Body] = {}
     for node in old.nodes:
         if node in env:
             continue
         if _is_repeat(node):
-            made = tuple(node.args[0])
-            if made not in bodies:
-                bodies[made] = _body(node)
-            results = _copied(new, env, node, bodies[made], copies[node.args[5]])
+            which = classes[node.args[5]]
+            if which not in bodies:
+                bodies[which] = _body(node, copies[node.args[5]])
+            results = _copied(new, env, node, bodies[which], copies[node.args[5]])
             env.update((user, results[user.args[1]]) for user in node.users if is_item(user))
         elif not (is_item(node) and _is_repeat(node.args[0])):
             env[node] = _copy(new, node, env.__getitem__)
@@ -183,13 +198,27 @@ def _copy(
     return made
 
 
-def _body(repeat: torch.fx.Node) -> list[torch.fx.Node]:
-    """The decomposed nodes of the first call of a class, in order, by one of its repeats.
+@dataclass(frozen=True)
+class _Body:
+    """The decomposed nodes of the first call of a class, what it got and what it made."""
+
+    nodes: Sequence[torch.fx.Node]
+    tensors: Sequence[torch.fx.Node]
+    sizes: Sequence[Any]
+    """Nodes and numbers."""
+    made: Sequence[torch.fx.Node]
+
+
+def _body(repeat: torch.fx.Node, region: Region) -> _Body:
+    """The decomposed nodes of the first call of a class, in order, by the first of its repeats.
 
     Raises:
-        _CopyError: They use a tensor from outside that is not an input of the call.
+        _CopyError: They use a tensor from outside that is not an input of the call, or the first repeat was removed,
+            because nothing uses its results.
     """
     made, tensors, sizes = repeat.args[:3]
+    if len(tensors) + len(sizes) != len(region.inputs):
+        raise _CopyError
     given = {*tensors, *(size for size in sizes if isinstance(size, torch.fx.Node))}
     found: set[torch.fx.Node] = set()
     pending = [node for node in made if node not in given]
@@ -203,7 +232,7 @@ def _body(repeat: torch.fx.Node) -> list[torch.fx.Node]:
             continue  # a size or a constant that all calls have in common
         found.add(node)
         pending.extend(source for source in node.all_input_nodes if source not in given)
-    return sorted(found)
+    return _Body(sorted(found), tensors, sizes, made)
 
 
 def _position(node: torch.fx.Node) -> int | None:
@@ -218,7 +247,7 @@ def _copied(
     graph: torch.fx.Graph,
     env: Mapping[torch.fx.Node, torch.fx.Node],
     repeat: torch.fx.Node,
-    body: Sequence[torch.fx.Node],
+    body: _Body,
     region: Region,
 ) -> list[torch.fx.Node]:
     """Append the nodes of a call that is equal to another one.
@@ -226,16 +255,16 @@ def _copied(
     Returns:
         The nodes of its results.
     """
-    made, tensors, sizes, by, by_sizes, _ = repeat.args
+    by, by_sizes = repeat.args[3:5]
     own: dict[torch.fx.Node, torch.fx.Node] = {}
-    for source, target in [*zip(tensors, by, strict=True), *zip(sizes, by_sizes, strict=True)]:
+    for source, target in [*zip(body.tensors, by, strict=True), *zip(body.sizes, by_sizes, strict=True)]:
         if isinstance(source, torch.fx.Node):
             own[source] = env[target]
 
     def transform(node: torch.fx.Node) -> torch.fx.Node:
         return own[node] if node in own else env[node]
 
-    for node in body:
+    for node in body.nodes:
         own[node] = _copy(graph, node, transform)
         position = _position(node)
         assert position is not None  # as it is for every node of a body
@@ -243,4 +272,4 @@ def _copied(
         for key in ("custom", "nn_module_stack", "stack_trace"):
             if own[node].meta.pop(key, None) is not None and captured.get(key):
                 own[node].meta[key] = captured[key]
-    return [transform(node) for node in made]
+    return [transform(node) for node in body.made]

@@ -28,6 +28,7 @@ from torch.onnx._internal.exporter._tensors import SymbolicTensor
 from modelexport.capture.repeats import NotComparableError, comparable
 from modelexport.core.attributes import attribute_set
 from modelexport.graph.attribute_types import PLAIN_TYPES
+from modelexport.graph.copies import typed_as
 
 _READS_PRODUCERS = "modelexport_reads_producers"
 
@@ -141,7 +142,7 @@ class _Node:
         outputs = []
         for output in self.outputs:
             value = SymbolicTensor(opset, name=output.name) if output.symbolic else ir.Value(name=output.name)
-            value.shape, value.type = copy.copy(output.shape), copy.copy(output.type)
+            value.shape, value.type = typed_as(output.shape, output.type)
             outputs.append(value)
         domain, op_type, overload = self.identifier
         return ir.Node(
@@ -246,7 +247,7 @@ def _node(node: ir.Node, place: Callable[[ir.Value | None], _Place]) -> _Node:
 def _output(value: ir.Value) -> _Output:
     if value.const_value is not None or value.meta or value.metadata_props or value.doc_string:
         raise _NoTemplateError
-    return _Output(value.name, copy.copy(value.shape), copy.copy(value.type), isinstance(value, SymbolicTensor))
+    return _Output(value.name, *typed_as(value.shape, value.type), isinstance(value, SymbolicTensor))
 
 
 def _fresh(attribute: ir.Attr) -> ir.Attr:

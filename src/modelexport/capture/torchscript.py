@@ -17,7 +17,7 @@ import io
 import re
 import traceback
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -34,6 +34,7 @@ from modelexport.capture.binding import variable_inputs
 from modelexport.capture.decisions import NoDecisions
 from modelexport.capture.exported import Exported
 from modelexport.capture.hints import OTHER_OPERATIONS, check_returned, line_of, way_out
+from modelexport.capture.passes_off import nothing_merged
 from modelexport.capture.repairs.functions import values_not_read
 from modelexport.core.calls import ROOT, CallTree, ModuleCall, Port, Side, TensorSpec, TracedCall
 from modelexport.core.messages import collected
@@ -88,7 +89,7 @@ def capture_by_tracing(
     }
     file = io.BytesIO()
     failure: CaptureError | None = None
-    with untouched(model), traced.recorder.attached(), collected(), _nothing_merged(), values_not_read():
+    with untouched(model), traced.recorder.attached(), collected(), nothing_merged(), values_not_read():
         try:
             torch.onnx.export(
                 traced,
@@ -118,60 +119,6 @@ def _check_traced_opset(opset: int | None) -> None:
             f"the TorchScript exporter writes opsets {TRACED_OPSETS[0]} to {TRACED_OPSETS[-1]}, not {opset}: "
             f"choose one of these, or the front end dynamo"
         )
-
-
-@contextmanager
-def _nothing_merged() -> Iterator[None]:
-    """Keep the exporter's passes from merging nodes of different calls.
-
-    - Equal nodes are not merged. Our own optimizer does that, and records all owners.
-    - Nodes before and after a value that a call gets or returns are not fused, such as two transpositions of which only
-      one is in the call.
-    - When the exporter fails, it does not print its graph, which bypasses ``sys.stdout``.
-    """
-    peephole = torch._C._jit_pass_onnx_peephole
-
-    def between_boundaries(graph: Any, *options: Any) -> None:
-        boundaries = [
-            _boundary(graph, value) for value in {value.unique(): value for value in graph.outputs()}.values()
-        ]
-        peephole(graph, *options)
-        for boundary in boundaries:
-            boundary.output().replaceAllUsesWith(boundary.input())
-            boundary.destroy()
-
-    with _replaced(
-        torch._C,
-        _jit_pass_cse=lambda graph: False,
-        _jit_pass_onnx_peephole=between_boundaries,
-        _jit_onnx_log=lambda *lines: None,
-    ):
-        yield
-
-
-@contextmanager
-def _replaced(module: Any, **functions: Callable[..., Any]) -> Iterator[None]:
-    """Replace functions of a module inside the block."""
-    before = {name: getattr(module, name) for name in functions}
-    try:
-        for name, function in functions.items():
-            setattr(module, name, function)
-        yield
-    finally:
-        for name, function in before.items():
-            setattr(module, name, function)
-
-
-def _boundary(graph: Any, value: Any) -> Any:
-    """Insert a node that no pass knows between a value and its users."""
-    boundary = graph.create("modelexport::boundary", [value], 1)
-    if value.node().kind() == "prim::Param":
-        graph.prependNode(boundary)
-    else:
-        boundary.insertAfter(value.node())
-    boundary.output().setType(value.type())
-    value.replaceAllUsesAfterNodeWith(boundary, boundary.output())
-    return boundary
 
 
 def _forget_invented_sizes(model: ir.Model) -> None:

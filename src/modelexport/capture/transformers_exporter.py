@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import onnx_ir as ir
@@ -90,6 +91,26 @@ def register_caches(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, PreTrainedModel):
             register_cache_pytrees_for_model(module)
+
+
+def changed_caches() -> Callable[[object], bool]:
+    """Says whether an object is a cache whose class transformers' exporter has changed since this was called.
+
+    Its exporter lets a cache of a sliding window keep everything, which PyTorch does not: what such a cache holds while
+    the model is captured is not what a call gets or returns.
+    """
+    module = sys.modules.get("transformers.cache_utils")
+    kinds = [kind for kind in vars(module).values() if isinstance(kind, type)] if module else []
+    before = {kind: dict(vars(kind)) for kind in kinds if kind.__module__ == "transformers.cache_utils"}
+
+    def is_changed(value: object) -> bool:
+        return any(
+            vars(kind).get(name) is not what
+            for kind in type(value).__mro__
+            for name, what in before.get(kind, {}).items()
+        )
+
+    return is_changed
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ import torch.fx
 from onnx_ir.schemas import OpSignature
 
 # Not public, but what torch.compile does with its own graphs; tests/capture/test_templates.py is the canary.
-from torch.fx._lazy_graph_module import _use_lazy_graph_module
+from torch.fx._lazy_graph_module import _get_graph_module_cls, _use_lazy_graph_module
 
 from modelexport.core.attributes import attribute_set
 
@@ -30,6 +30,7 @@ def only_what_is_read(*, stack_traces: bool = False) -> Iterator[None]:
         attribute_set(torch.fx.config, "do_not_emit_stack_traces", without),
         attribute_set(OpSignature, "from_op_schema", _read_once()),
         attribute_set(torch.export, "export", _strict_is_eager()),
+        attribute_set(torch.fx.GraphModule, "__new__", _lazily_made()),
         _use_lazy_graph_module(True),
     ):
         yield
@@ -44,6 +45,16 @@ def _strict_is_eager() -> Any:
             return capture(*args, strict=strict, **kwargs)
 
     return export
+
+
+def _lazily_made() -> Any:
+    """``GraphModule.__new__``, which makes lazy ones also where ``torch.export`` asks for others."""
+    make = torch.fx.GraphModule.__new__
+
+    def new(cls: type[torch.fx.GraphModule], *args: Any, **kwargs: Any) -> Any:
+        return make(_get_graph_module_cls() if cls is torch.fx.GraphModule else cls, *args, **kwargs)
+
+    return new
 
 
 def _read_once() -> Any:

@@ -99,20 +99,27 @@ def load_for_package(choice: ModelChoice, parts: str, stages: Callable[[str], An
                 return load_pipeline(folder, trust_remote_code=choice.trust_remote_code, weights=weights), None
     loaded, example = choice.load(stages, make_inputs=False, weights=weights)
     from modelexport.pytorch.generation import can_generate
+    from modelexport.pytorch.inputs import generate_inputs
 
-    if parts == "whole" or not can_generate(loaded.model):
-        from modelexport.pytorch.inputs import generate_inputs
-
-        if choice.inputs is not None or loaded.inputs is None:
-            with stages("inputs"):
-                example = generate_inputs(
-                    loaded.model,
-                    spec=choice.inputs,
-                    directory=loaded.directory,
-                    seed=choice.seed,
-                    has_weights=loaded.weights is None,
-                )
+    if parts != "whole" and can_generate(loaded.model):
+        return loaded, read_sizes(choice, loaded)
+    if choice.inputs is not None or loaded.inputs is None:
+        with stages("inputs"):
+            example = generate_inputs(
+                loaded.model,
+                spec=choice.inputs,
+                directory=loaded.directory,
+                seed=choice.seed,
+                has_weights=loaded.weights is None,
+            )
     return loaded, example
+
+
+def read_sizes(choice: ModelChoice, loaded: Any) -> dict[str, Any] | None:
+    """The sizes of images for a model that generates, which makes its other inputs itself."""
+    from modelexport.pytorch.inputs import read_inputs
+
+    return None if choice.inputs is None else read_inputs(loaded.model, choice.inputs, seed=choice.seed)
 
 
 def read_arguments(spec: Path | None) -> dict[str, Any] | None:

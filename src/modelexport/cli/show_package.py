@@ -23,7 +23,9 @@ def format_package(result: PackageResult) -> str:
         export = result.parts[part.name]
         found = export.coverage
         nodes = found.exact + found.derived + found.inferred
-        checked = "" if export.verified is None else "agrees" if export.verified.agrees else "differs"
+        checked: str = "" if export.check is None else export.check.status
+        if export.verified is not None:
+            checked = "agrees" if export.verified.agrees else "differs"
         rows.append(
             (part.name, part.file, f"{nodes:,}", str(found.exact), str(found.derived), str(found.inferred), checked)
         )

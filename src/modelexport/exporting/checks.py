@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,6 +20,7 @@ from modelexport.tagged.flattening import runnable
 from modelexport.verify.differences import UNITS, Difference, compare_arrays
 from modelexport.verify.verdicts import VerifyReport
 from modelexport.weights.placement import WeightsSummary, reachable
+from modelexport.weights.sources import Weights
 
 if TYPE_CHECKING:
     from torch import nn
@@ -53,13 +55,25 @@ def _check_written(
         hierarchy: The sidecar, which maps the file's outputs to the model's if it does not have all of them.
         weights: The places of its weights.
     """
-    if options.weights.lent is not None or weights.absent_bytes:
+    lent = options.weights.to_check
+    if weights.absent_bytes or (options.weights.lent is not None and lent is None):
         return FileCheck(status="skipped", reason="the weights of the model are not in memory")
-    with runnable(path, options.tags.tags_as) as file:
+    with runnable(path, options.tags.tags_as) as file, _with_weights(model, lent, hierarchy):
         # onnx.checker does not know ONNX Runtime's operators in the standard domain.
         if not weights.linked and not options.fusing.fuse and (fault := _invalid(file)):
             return FileCheck(status="failed", step="onnx.checker", reason=fault)
         return _check_outputs(model, inputs, file, [tensor.value for tensor in hierarchy.calls[0].outputs])
+
+
+def _with_weights(
+    model: nn.Module, lent: Weights | None, hierarchy: documents.Hierarchy
+) -> AbstractContextManager[None]:
+    """Inside, a model that was built without weights has them while it runs."""
+    if lent is None:
+        return nullcontext()
+    from modelexport.pytorch.lazy_weights import lend_weights
+
+    return lend_weights(model, lent, {module.path for module in hierarchy.modules if not module.calls})
 
 
 def _check_sizes(
@@ -214,7 +228,7 @@ def run_checks(
         if options.checks.check:
             with stages("check"):
                 check = _check_written(model, inputs, staged, hierarchy, weights, options)
-                if asked is not None and check.status == "passed":
+                if asked is not None and check.status == "passed" and options.weights.lent is None:
                     check = _check_sizes(model, inputs, staged, hierarchy, options, asked, check)
             if check.status == "failed" and must_pass:
                 raise CheckError(

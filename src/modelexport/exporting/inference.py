@@ -10,7 +10,6 @@ of an input the method reads; ``tests/exporting/test_inference.py`` is the canar
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -20,12 +19,13 @@ from onnxscript.optimizer._constant_folding import FoldConstantsPass
 
 from modelexport.core.attributes import attribute_set
 from modelexport.graph.attribute_types import PLAIN_TYPES
+from modelexport.graph.copies import typed_as
 
 _READ = 20
 """The largest number of elements of an input whose content the inference reads."""
 
-Known = dict[Hashable, list[tuple[ir.Shape | None, ir.TypeProtocol | None]]]
-"""All that is read of a node to the shapes and types of its outputs."""
+Known = dict[Hashable, tuple[Hashable, list[tuple[ir.Shape | None, ir.TypeProtocol | None]]]]
+"""All that is read of a node to the shapes and types of its outputs, to be compared and to be copied."""
 
 
 @contextmanager
@@ -42,10 +42,12 @@ def inferred_once(known: Known) -> Iterator[None]:
         if key not in known:
             infer(self, node)
             if key is not None:
-                known[key] = [(copy.copy(value.shape), copy.copy(value.type)) for value in node.outputs]
+                known[key] = _outputs(node), [typed_as(value.shape, value.type) for value in node.outputs]
             return
-        for value, (shape, type_) in zip(node.outputs, known[key], strict=True):
-            value.shape, value.type = copy.copy(shape), copy.copy(type_)
+        found, typed = known[key]
+        if found != _outputs(node):
+            for value, (shape, type_) in zip(node.outputs, typed, strict=True):
+                value.shape, value.type = typed_as(shape, type_)
 
     with attribute_set(FoldConstantsPass, "_do_inference", infer_once):
         yield
@@ -64,14 +66,17 @@ def _key(node: ir.Node, opsets: dict[str, int]) -> Hashable | None:
         )
     except _UnknownError:
         return None
-    outputs = tuple((value.name is not None, *_typed(value)) for value in node.outputs)
-    return node.op_identifier(), opsets.get(node.domain), attributes, inputs, outputs
+    return node.op_identifier(), opsets.get(node.domain), attributes, inputs, _outputs(node)
 
 
-def _typed(value: ir.Value) -> tuple[str, Hashable]:
-    shape = value.shape
-    return repr(value.type), None if shape is None else tuple(
-        size if isinstance(size, int) else size.value for size in shape
+def _outputs(node: ir.Node) -> Hashable:
+    return tuple([(value.name is not None, *_typed(value)) for value in node.outputs])
+
+
+def _typed(value: ir.Value) -> tuple[Hashable, Hashable]:
+    shape, kind = value.shape, value.type
+    return kind.dtype if type(kind) is ir.TensorType else repr(kind), None if shape is None else tuple(
+        [size if isinstance(size, int) else size.value for size in shape.dims]
     )
 
 

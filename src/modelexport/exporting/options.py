@@ -17,6 +17,9 @@ from modelexport.tagged.encodings import Encoding
 from modelexport.weights import WeightsMode
 from modelexport.weights.sources import Weights
 
+LARGE = 10**9
+"""Bytes of weights above which a model that was built without them does not run at its export."""
+
 NodeNames = Literal["exporter", "path"]
 
 
@@ -67,6 +70,11 @@ class WeightOptions:
     def lent(self) -> Weights | None:
         """The weights that the model's modules have to be given while they run; ``None`` if it has its own."""
         return None if self.source is None or self.source.in_memory else self.source
+
+    @property
+    def to_check(self) -> Weights | None:
+        """The same, for a check of an export, which does not read very large files: ``None`` for these."""
+        return self.lent if self.lent is not None and self.lent.nbytes <= LARGE else None
 
 
 @dataclass(frozen=True, kw_only=True)

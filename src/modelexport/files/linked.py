@@ -7,7 +7,6 @@ regular file inside the model's folder, with the size and content that the model
 from __future__ import annotations
 
 import hashlib
-import mmap
 import os
 import stat
 from collections.abc import Iterable, Mapping
@@ -16,6 +15,7 @@ from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
+import onnx
 import onnx_ir as ir
 
 from modelexport.core.decoding import decode_json
@@ -23,8 +23,7 @@ from modelexport.errors import FileFormatError, WeightsError
 from modelexport.files.regular import open_regular
 from modelexport.files.safetensors_files import read_header
 from modelexport.files.tensors import serialized_tensors
-from modelexport.files.text_fields import parse_model
-from modelexport.files.wire import without_weights
+from modelexport.files.wire import read_serialized
 from modelexport.format import documents, keys
 from modelexport.graph.initializers import bind_tensors
 from modelexport.graph.nodes import all_nodes, initializers
@@ -196,6 +195,34 @@ class LinkedTensor(ir.ExternalTensor):
             self._in_file().tofile(file)
 
 
+class _FilesBeside:
+    """The files that hold weights of a model, by location.
+
+    Args:
+        properties: The model's, which record its files.
+        ours: Whether its records of its data files still hold.
+
+    Raises:
+        FileFormatError: The records are damaged.
+    """
+
+    def __init__(self, folder: Path, properties: Mapping[str, str], *, ours: bool = True) -> None:
+        self._folder = folder
+        self._linked = recorded_files(properties, keys.WEIGHTS, documents.WeightsFile)
+        self._written = recorded_files(properties, keys.DATA, documents.DataFile) if ours else {}
+        self.files: dict[str, WeightsBeside] = {}
+
+    def file_of(self, tensor: ir.ExternalTensor) -> WeightsBeside:
+        """The file of a tensor, which registers it."""
+        location = str(tensor.location)
+        if location not in self.files:
+            self.files[location] = WeightsBeside(
+                self._folder, location, linked=self._linked.get(location), written=self._written.get(location)
+            )
+        self.files[location].add(tensor)
+        return self.files[location]
+
+
 def read_linked(model: ir.Model, folder: Path, *, ours: bool = True) -> None:
     """Make external tensors read from files in or below ``folder``, each file checked first, in place.
 
@@ -206,18 +233,10 @@ def read_linked(model: ir.Model, folder: Path, *, ours: bool = True) -> None:
     Raises:
         FileFormatError: The model's records of its files are damaged.
     """
-    linked = recorded_files(model.metadata_props, keys.WEIGHTS, documents.WeightsFile)
-    written = recorded_files(model.metadata_props, keys.DATA, documents.DataFile) if ours else {}
-    files: dict[str, WeightsBeside] = {}
+    files = _FilesBeside(folder, model.metadata_props, ours=ours)
 
     def checked(tensor: ir.ExternalTensor) -> LinkedTensor:
-        location = str(tensor.location)
-        if location not in files:
-            files[location] = WeightsBeside(
-                folder, location, linked=linked.get(location), written=written.get(location)
-            )
-        files[location].add(tensor)
-        return LinkedTensor(tensor, files[location], folder)
+        return LinkedTensor(tensor, files.file_of(tensor), folder)
 
     tensors = {value: value.const_value for value in initializers(model)}
     bind_tensors({value: checked(t) for value, t in tensors.items() if isinstance(t, ir.ExternalTensor)})
@@ -328,17 +347,35 @@ def data_files(path: Path) -> list[Path]:
     Raises:
         FileFormatError: It is not an ONNX file.
     """
-    try:
-        with open_regular(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            model = parse_model(without_weights(data)[0])
-    except FileFormatError:
-        raise
-    except Exception as error:  # protobuf's exception type is not public
-        raise FileFormatError(f"{path} is not an ONNX file, or damaged ({type(error).__name__})") from error
+    model = read_serialized(path)
     locations = {
         entry.value for tensor in serialized_tensors(model) for entry in tensor.external_data if entry.key == "location"
     }
     return [path.parent / location for location in sorted(locations) if "\0" not in location]
+
+
+def check_weight_files(path: Path) -> None:
+    """Check the weights files of a model that other software will read.
+
+    Raises:
+        FileFormatError: It is not an ONNX file, or a weights file is missing, has changed, or may not be read.
+    """
+    model = read_serialized(path)
+    external = [tensor for tensor in serialized_tensors(model) if tensor.data_location == onnx.TensorProto.EXTERNAL]
+    if not external:
+        return
+    beside = _FilesBeside(path.parent, {entry.key: entry.value for entry in model.metadata_props})
+    for serialized in external:
+        try:
+            tensor = ir.serde.deserialize_tensor(serialized)
+            assert isinstance(tensor, ir.ExternalTensor)
+            beside.file_of(tensor)
+        except FileFormatError:
+            raise
+        except Exception as error:  # damage causes many kinds of errors
+            raise FileFormatError(f"{path}: the place of {serialized.name!r} is damaged") from error
+    for file in beside.files.values():
+        file.check()
 
 
 def seal_data(path: Path) -> documents.DataFile:

@@ -19,7 +19,7 @@ from modelexport.errors import FileFormatError
 from modelexport.files.atomic import check_space, scratch
 from modelexport.files.embedded import EmbeddedTensor, OpenFile
 from modelexport.files.expansion import check_functions
-from modelexport.files.linked import data_files, read_linked, seal_data, weights_beside
+from modelexport.files.linked import read_linked, seal_data
 from modelexport.files.order import check_acyclic, check_opsets
 from modelexport.files.tensors import check_data, check_nodes
 from modelexport.files.text_fields import parse_model
@@ -348,14 +348,3 @@ def _is_large(tensor: ir.TensorProtocol) -> bool:
         return False  # its size would be computed from its shape, which onnx_ir reads anew each time
     # onnx_ir wraps exceptions raised while a lazy tensor is computed in its own exceptions.
     return tensor.nbytes >= SMALL or isinstance(tensor, ir.LazyTensor)
-
-
-def check_weight_files(path: Path) -> None:
-    """Check the weights files of a model that other software will read.
-
-    Raises:
-        FileFormatError: It is not an ONNX file, or a weights file is missing, has changed, or may not be read.
-    """
-    if data_files(path):
-        for beside in weights_beside(load_onnx(path)):
-            beside.check()

@@ -55,6 +55,21 @@ def without_weights(data: mmap.mmap) -> tuple[bytes, dict[str, range]]:
         raise ValueError("the file ends in the middle of a message") from error
 
 
+def read_serialized(path: Path) -> onnx.ModelProto:
+    """A model as it is in its file, without large weights.
+
+    Raises:
+        FileFormatError: It is not an ONNX file.
+    """
+    try:
+        with open_regular(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return parse_model(without_weights(data)[0])
+    except FileFormatError:
+        raise
+    except Exception as error:  # protobuf's exception type is not public
+        raise FileFormatError(f"{path} is not an ONNX file, or damaged ({type(error).__name__})") from error
+
+
 def read_properties(path: Path) -> dict[str, str]:
     """The properties of a model, without the rest of it.
 

@@ -1,7 +1,8 @@
-"""Copies of graphs that others wrote, which may not be graphs."""
+"""Copies of graphs that others wrote, which may not be graphs, and of the types and shapes of values."""
 
 from __future__ import annotations
 
+import copy
 from typing import Any, TypeVar, overload
 
 import onnx_ir as ir
@@ -27,3 +28,11 @@ def copy_of(original: Any) -> Any:
         raise FileFormatError(
             "the model is damaged: a node uses a value before it is made, or two nodes make the same one"
         ) from error
+
+
+def typed_as(shape: ir.Shape | None, type_: ir.TypeProtocol | None) -> tuple[ir.Shape | None, ir.TypeProtocol | None]:
+    """The shape and the type of a value for another one, so that neither changes with the other."""
+    fresh = None if shape is None else shape.copy(frozen=shape.frozen)
+    if type(type_) is ir.TensorType:  # of almost every value; copy.copy takes six times as long
+        return fresh, ir.TensorType(type_.dtype, denotation=type_.denotation)
+    return fresh, copy.copy(type_)

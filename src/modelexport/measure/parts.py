@@ -152,7 +152,8 @@ def _open(value: ir.Value) -> list[str]:
 def _axes(tagged: TaggedFile) -> tuple[str, list[str]]:
     """The dynamic axes of a part that generates: of the tokens (empty if fixed), and those that only its cache has."""
     others = {value.name or "": _open(value) for value in tagged.model.graph.inputs}
-    cached = {symbol for name, symbols in others.items() if name.startswith(PAST) for symbol in symbols}
+    own = [name for name in others if name.startswith(PAST) and ".encoder." not in name]
+    cached = {symbol for name in own for symbol in others[name]}
     cached -= {symbol for name, symbols in others.items() if not name.startswith(PAST) for symbol in symbols}
     tokens = others.get(_token_input(tagged), [])
     return (tokens[-1] if len(tokens) == 2 else ""), sorted(cached)

@@ -17,6 +17,7 @@ from modelexport.errors import InputsError
 from modelexport.pytorch.generation import encoder_inputs
 from modelexport.pytorch.model_run import as_array
 from modelexport.pytorch.multimodal import Modality, modality_of
+from modelexport.pytorch.positions import types_in
 from modelexport.pytorch.traced import untouched
 from modelexport.runtime.generation import CACHE_POSITION
 
@@ -42,10 +43,16 @@ class Reference:
     pad: int
 
 
-def example_prompts(model: nn.Module, directory: Path | None, *, seed: int = 0) -> list[dict[str, Any]]:
-    """Four prompts of different lengths: text tokenized with the model's own tokenizer, or random tokens."""
+def example_prompts(
+    model: nn.Module, directory: Path | None, *, seed: int = 0, sizes: Mapping[str, Any] | None = None
+) -> list[dict[str, Any]]:
+    """Four prompts of different lengths: text tokenized with the model's own tokenizer, or random tokens.
+
+    Args:
+        sizes: The size of the images, as in :func:`modelexport.pytorch.generation.generation_parts`.
+    """
     vocabulary = int(model.config.get_text_config().vocab_size)
-    modality, _ = modality_of(model)
+    modality, _ = modality_of(model, sizes)
     if modality is not None:
         return _with_features(modality, vocabulary, seed)
     rows = _tokenized(directory, vocabulary)
@@ -67,16 +74,19 @@ def _with_features(modality: Modality, vocabulary: int, seed: int) -> list[dict[
     generator = np.random.default_rng(seed)
     example = as_array(modality.example["input_ids"])
     last = int(np.flatnonzero((example == modality.token).any(axis=0))[-1]) + 1
-    share = {name: len(tensor) // len(example) for name, tensor in modality.tensors.items()}
     prompts = []
     for length in (5, 2, 9):
         words = generator.integers(3, vocabulary, size=(1, length))
         words[words == modality.token] = 3
         taken = {
-            name: generator.standard_normal((share[name], *tensor.shape[1:])).astype(as_array(tensor).dtype)
-            for name, tensor in modality.tensors.items()
+            name: generator.standard_normal(tensor.shape).astype(as_array(tensor).dtype)
+            if tensor.is_floating_point()
+            else as_array(tensor)
+            for name, tensor in modality.of_one.items()
         }
-        prompts.append({"input_ids": np.concatenate([example[:1, :last], words], axis=1), **taken})
+        ids = np.concatenate([example[:1, :last], words], axis=1)
+        types = {name: (ids == modality.token).astype(np.int32) for name in types_in(modality.example)}
+        prompts.append({"input_ids": ids, **types, **taken})
     return prompts
 
 
@@ -154,13 +164,23 @@ def _batch(prompts: Sequence[Mapping[str, Any]], pad: int, *, left: bool) -> dic
     longest = max(prompt["input_ids"].shape[1] for prompt in prompts)
     ids = np.full((len(prompts), longest), pad, dtype=np.int64)
     mask = np.zeros_like(ids)
+    types = {
+        name: np.zeros(ids.shape, value.dtype)
+        for name, value in prompts[0].items()
+        if name != "input_ids" and value.shape == prompts[0]["input_ids"].shape
+    }
     for row, prompt in enumerate(prompts):
         length = prompt["input_ids"].shape[1]
         own = slice(longest - length, longest) if left else slice(0, length)
         ids[row, own] = prompt["input_ids"][0]
         mask[row, own] = 1
-    others = {name: np.concatenate([prompt[name] for prompt in prompts]) for name in prompts[0] if name != "input_ids"}
-    return {"input_ids": ids, "attention_mask": mask, **others}
+        for name, padded in types.items():
+            padded[row, own] = prompt[name][0]
+    others = {
+        name: np.concatenate([prompt[name] for prompt in prompts])
+        for name in prompts[0].keys() - types.keys() - {"input_ids"}
+    }
+    return {"input_ids": ids, "attention_mask": mask, **types, **others}
 
 
 _LAYER = re.compile(r"past_key_values\.(\d+)\.(key|value)")

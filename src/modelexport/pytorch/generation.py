@@ -6,7 +6,7 @@ A part is the whole model with another ``forward``, so that every module keeps i
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,9 +17,11 @@ from torch import nn
 from modelexport.core.messages import collected
 from modelexport.errors import CaptureError, InputsError, UsageError
 from modelexport.pytorch.inputs import generate_inputs
-from modelexport.pytorch.multimodal import EMBEDDING, EMBEDS, Encode, Merge, Modality, modality_of
+from modelexport.pytorch.multimodal import EMBEDDING, EMBEDS, Encode, Merge, Modality, Place, modality_of, with_forward
+from modelexport.pytorch.positions import POSITIONS
 from modelexport.pytorch.traced import untouched
 from modelexport.runtime.generation import CACHE_POSITION
+from modelexport.weights.sources import Weights
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,8 @@ class ModelPart:
     file: str = ""
     """Its file relative to the package, if it is not ``NAME.onnx``."""
 
+    constants: tuple[str, ...] = ()
+    """The inputs whose values the file keeps."""
     optional: bool = False
     """Whether the package is of use without this part, so that a failure to export it is a note."""
 
@@ -76,22 +80,34 @@ class DecoderForm:
             raise UsageError("one graph fills a static cache from prompts and tokens: leave out --separate-prefill")
 
 
-def generation_parts(model: nn.Module, form: DecoderForm = DecoderForm()) -> list[ModelPart]:
+def generation_parts(
+    model: nn.Module,
+    form: DecoderForm = DecoderForm(),
+    sizes: Mapping[str, Any] | None = None,
+    weights: Weights | None = None,
+) -> list[ModelPart]:
     """The parts that ``model.generate`` runs, in this order, with example inputs whose dynamic axes differ in size.
+
+    Args:
+        sizes: The size of the images, for a model that takes it: ``image_grid_thw``, ``[1, 3]``.
+        weights: The places of the weights of a model that was built without them, to compare it with its parts.
 
     Raises:
         CaptureError: transformers cannot split its ``generate``; gives the reason.
-        InputsError: The model cannot generate.
+        InputsError: The model cannot generate, or takes no sizes.
     """
     if not can_generate(model):
         raise InputsError(f"{type(model).__name__} cannot generate: use --parts whole, or name a class that can")
     if getattr(model.config, "is_encoder_decoder", False):
         if form.static_cache is not None:
             raise InputsError(f"{type(model).__name__} has an encoder: leave out --static-cache, which decoders have")
+        _refuse_sizes(model, sizes)
         return _encoder_decoder_parts(model)
-    modality, reason = modality_of(model)
-    steps = _captured(model, _token_inputs(model))
-    inputs = steps["decode"]
+    modality, reason = modality_of(model, sizes, weights)
+    if modality is None or not modality.sizes:
+        _refuse_sizes(model, sizes, reason)
+    inputs = _captured(model, _token_inputs(model))["decode"]
+    inputs["input_ids"] = _some_tokens(model, inputs["input_ids"].shape)
     past = inputs.get("past_key_values")
     notes: tuple[str, ...] = ()
     if past is not None and (windows := _windows(past)):
@@ -104,6 +120,12 @@ def generation_parts(model: nn.Module, form: DecoderForm = DecoderForm()) -> lis
     if modality is not None:
         return _multimodal_parts(model, modality, grown, notes, form)
     return _decoder_parts(model, grown, notes, form)
+
+
+def _refuse_sizes(model: nn.Module, sizes: Mapping[str, Any] | None, reason: str = "") -> None:
+    if sizes:
+        told = reason or f"the parts of {type(model).__name__} make their own inputs"
+        raise InputsError(f"{told}: leave out --inputs ({', '.join(sizes)})")
 
 
 def _decoder_parts(
@@ -126,17 +148,18 @@ def _decoder_parts(
         prompt["attention_mask"] = prompt["attention_mask"][:, :query]
     if prompt.get("position_ids") is not None:
         prompt["position_ids"] = torch.arange(query).expand_as(prompt["position_ids"]).clone()
-    return [ModelPart("prefill", _with_forward(model, _Prompt), prompt), decode]
+    return [ModelPart("prefill", with_forward(model, _Prompt), prompt), decode]
 
 
 def _multimodal_parts(
     model: nn.Module, modality: Modality, step: Mapping[str, Any], notes: tuple[str, ...], form: DecoderForm
 ) -> list[ModelPart]:
     """The encoder of images or sound, the embedding of tokens and features, and the decoder of embeddings."""
-    encode, merge = (_with_forward(model, partial(kind, modality=modality)) for kind in (Encode, Merge))
+    encode, merge = (with_forward(model, partial(kind, modality=modality)) for kind in (Encode, Merge))
+    ids, places = modality.example["input_ids"], modality.positions
     with untouched(model, runs=False), collected():
         features = encode.forward(**modality.tensors)
-        embeds = merge.forward(input_ids=modality.example["input_ids"], **features)[EMBEDS]
+        embeds = merge.forward(input_ids=ids, **features)[EMBEDS]
     tokens = step["input_ids"].shape[1]
     further = {name: value for name, value in step.items() if name != "input_ids"} | {EMBEDS: embeds[:, :tokens]}
     if not modality.compared:
@@ -144,11 +167,26 @@ def _multimodal_parts(
             f"the merge of {modality.kind} features was not compared with the model's own, because the weights are "
             f"not in memory: verify FOLDER/ --model compares it",
         )
+    placing = []
+    if places is not None:
+        further["position_ids"] = step["position_ids"][-len(places.offsets) :]
+        prompt = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        placing = [ModelPart(POSITIONS, with_forward(model, partial(Place, positions=places)), prompt)]
     return [
-        ModelPart(modality.part, encode, modality.tensors),
-        ModelPart(EMBEDDING, merge, {"input_ids": modality.example["input_ids"], **features}),
+        _encoding_part(modality, encode),
+        ModelPart(EMBEDDING, merge, {"input_ids": ids, **features}),
+        *placing,
         *_decoder_parts(model, further, notes, form),
     ]
+
+
+def _encoding_part(modality: Modality, encode: nn.Module) -> ModelPart:
+    """The encoder of any number of images, or of one, if a capture keeps its size."""
+    if not modality.sizes:
+        return ModelPart(modality.part, encode, modality.tensors)
+    kept = ", ".join(f"{name} is {modality.of_one[name][0].tolist()}" for name in modality.sizes)
+    notes = (f"takes one image at a time, all of one size: {kept}; --inputs gives another",)
+    return ModelPart(modality.part, encode, modality.of_one, notes=notes, constants=modality.sizes)
 
 
 def _first_row(inputs: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -176,13 +214,18 @@ PROMPT = 5
 
 def _token_inputs(model: nn.Module) -> dict[str, Any]:
     """Two prompts, one padded: otherwise ``generate`` would omit the mask, and a capture would fix the batch."""
-    vocabulary = int(getattr(model.config.get_text_config(), "vocab_size", 0) or 0)
-    if vocabulary < 2:
-        raise InputsError(f"{type(model).__name__} has no vocabulary: a package needs a model that takes tokens")
-    ids = torch.arange(2 * PROMPT).view(2, PROMPT) % (vocabulary - 1) + 1
+    ids = _some_tokens(model, torch.Size((2, PROMPT)))
     mask = torch.ones_like(ids)
     mask[0, 0] = 0
     return {"input_ids": ids, "attention_mask": mask}
+
+
+def _some_tokens(model: nn.Module, shape: torch.Size) -> torch.Tensor:
+    """Tokens that differ, so that a check tells something: a model without its weights generates the first one."""
+    vocabulary = int(getattr(model.config.get_text_config(), "vocab_size", 0) or 0)
+    if vocabulary < 2:
+        raise InputsError(f"{type(model).__name__} has no vocabulary: a package needs a model that takes tokens")
+    return torch.arange(shape.numel()).view(shape) % (vocabulary - 1) + 1
 
 
 def _captured(model: nn.Module, inputs: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -236,10 +279,9 @@ def _with_growing_cache(inputs: dict[str, Any]) -> dict[str, Any]:
         return inputs
     query = next(inputs[name].shape[1] for name in ("input_ids", "inputs_embeds") if inputs.get(name) is not None)
     length = mask.shape[1] - query
-    grown = DynamicCache()
+    grown, generator = DynamicCache(), torch.Generator().manual_seed(0)
     for index, layer in enumerate(layers):
-        # Only their sizes matter for a capture.
-        grown.update(_of_length(layer.keys, length), _of_length(layer.values, length), index)
+        grown.update(*_drawn(layer, length, generator), index)
     return inputs | {"past_key_values": grown}
 
 
@@ -248,13 +290,16 @@ def _states(layer: object) -> list[str]:
     return [name for name, value in vars(layer).items() if name.endswith("_states") and value is not None]
 
 
-def _of_length(tensor: torch.Tensor, length: int) -> torch.Tensor:
-    short = length - tensor.shape[2]
-    return tensor[:, :, -length:] if short <= 0 else nn.functional.pad(tensor, (0, 0, short, 0))
+def _drawn(layer: Any, length: int, generator: torch.Generator) -> list[torch.Tensor]:
+    """Random keys and values of a length. A model without its weights makes zeros, which tell a check nothing."""
+    return [
+        torch.randn((*one.shape[:2], length, *one.shape[3:]), generator=generator).to(one.device, one.dtype)
+        for one in (layer.keys, layer.values)
+    ]
 
 
 def _encoder_decoder_parts(model: nn.Module) -> list[ModelPart]:
-    """The encoder, the first step of the decoder, and its further steps, which use the cached encoder states."""
+    """The encoder with the keys and values of its states, and the decoder, whose cache has them from the beginning."""
     inputs = encoder_inputs(model)
     step = _captured(model, dict(inputs))["decode"]
     cache = step.get("past_key_values")
@@ -264,14 +309,12 @@ def _encoder_decoder_parts(model: nn.Module) -> list[ModelPart]:
         raise CaptureError(
             f"{type(model).__name__} does not cache its encoder's keys and values separately: use --parts whole"
         )
-    tokens = step["decoder_input_ids"][:, -1:].repeat(1, STEP)
+    tokens = _some_tokens(model, torch.Size((len(step["decoder_input_ids"]), STEP)))
     mask = {"attention_mask": step["attention_mask"]} if step.get("attention_mask") is not None else {}
-    first = {"decoder_input_ids": tokens, "encoder_hidden_states": states, **mask}
     further = {"decoder_input_ids": tokens, "past_key_values": _both_caches(*layers), **mask}
     return [
-        ModelPart("encoder", _with_forward(model, _Encoder), inputs, _path_of(model, model.get_encoder())),
-        ModelPart("prefill", _with_forward(model, _FirstStep), first),
-        ModelPart("decode", _with_forward(model, _FurtherStep), further),
+        ModelPart("encoder", with_forward(model, _Encoder), inputs),
+        ModelPart("decode", with_forward(model, _Decoder), further),
     ]
 
 
@@ -291,15 +334,14 @@ def encoder_inputs(model: nn.Module) -> dict[str, Any]:
 
 
 def _both_caches(own: Any, cross: Any) -> Any:
-    """A cache of three decoder tokens and of the encoder's tokens; only their sizes matter."""
+    """A cache of three decoder tokens and of the encoder's tokens."""
     from transformers import DynamicCache, EncoderDecoderCache
 
-    caches = []
+    caches, generator = [], torch.Generator().manual_seed(0)
     for layers, length in ((own, STEP + 1), (cross, None)):
         cache = DynamicCache()
         for index, layer in enumerate(layers):
-            wanted = layer.keys.shape[2] if length is None else length
-            cache.update(_of_length(layer.keys, wanted), _of_length(layer.values, wanted), index)
+            cache.update(*_drawn(layer, length or layer.keys.shape[2], generator), index)
         caches.append(cache)
     return EncoderDecoderCache(*caches)
 
@@ -312,8 +354,14 @@ class _Forward:
 
 
 class _Encoder(_Forward):
+    """The encoder's states, and the keys and values that the attentions of a decoder compute from them alone."""
+
     def __call__(self, **inputs: Any) -> dict[str, Any]:
-        return {"encoder_hidden_states": self._model.get_encoder()(**inputs).last_hidden_state}
+        states = self._model.get_encoder()(**inputs).last_hidden_state
+        # Which token it is does not matter: only what does not depend on tokens is returned, and captured.
+        token = states.new_zeros(states.shape[0], 1, dtype=torch.long)
+        made = self._whole(self._model, decoder_input_ids=token, encoder_outputs=(states,), use_cache=True)
+        return {"encoder_hidden_states": states, **_cache_of(made, "encoder", "cross_attention_cache")}
 
 
 class _Prompt(_Forward):
@@ -325,14 +373,7 @@ class _Prompt(_Forward):
         return _results(self._whole(self._model, **inputs))
 
 
-class _FirstStep(_Forward):
-    def __call__(self, **inputs: Any) -> dict[str, Any]:
-        states = inputs.pop("encoder_hidden_states")
-        made = self._whole(self._model, encoder_outputs=(states,), use_cache=True, **inputs)
-        return _layer_by_layer(made, {"decoder": "self_attention_cache", "encoder": "cross_attention_cache"})
-
-
-class _FurtherStep(_Forward):
+class _Decoder(_Forward):
     def __call__(self, **inputs: Any) -> dict[str, Any]:
         past_key_values = inputs.pop("past_key_values")
         keys = past_key_values.cross_attention_cache.layers[0].keys
@@ -342,32 +383,14 @@ class _FurtherStep(_Forward):
             self._model, encoder_outputs=(states,), past_key_values=past_key_values, use_cache=True, **inputs
         )
         # The encoder's keys and values are the ones that were given.
-        return _layer_by_layer(made, {"decoder": "self_attention_cache"})
+        return {"logits": made.logits, **_cache_of(made, "decoder", "self_attention_cache")}
 
 
-def _layer_by_layer(made: Any, caches: Mapping[str, str]) -> dict[str, Any]:
-    """Logits and caches, all of a layer together, so that the outputs of a graph are in the order of their names."""
-    cached = {name: getattr(made.past_key_values, attribute).layers for name, attribute in caches.items()}
-    count = len(next(iter(cached.values())))
-    present = {
-        str(index): {
-            name: {"key": layers[index].keys, "value": layers[index].values} for name, layers in cached.items()
-        }
-        for index in range(count)
-    }
-    return {"logits": made.logits, "present": present}
+def _cache_of(made: Any, name: str, cache: str) -> dict[str, Any]:
+    """One of the two caches of an encoder-decoder, a layer's keys and values together."""
+    layers = getattr(made.past_key_values, cache).layers
+    return {"present": {str(index): {name: {"key": one.keys, "value": one.values}} for index, one in enumerate(layers)}}
 
 
 def _results(made: Any) -> dict[str, Any]:
     return {"logits": made.logits, "past_key_values": made.past_key_values}
-
-
-def _with_forward(model: nn.Module, forward: Callable[[nn.Module], Callable[..., Any]]) -> nn.Module:
-    """A model of the same modules with another ``forward``."""
-    part = copy.copy(model)
-    part.forward = forward(part)
-    return part
-
-
-def _path_of(model: nn.Module, module: nn.Module) -> str:
-    return next((path for path, found in model.named_modules() if found is module), "")

@@ -63,6 +63,7 @@ class ModelRun:
         never_called: Collection[str] = (),
         operations: bool = True,
         right: ModelRun | None = None,
+        seed: int | None = None,
     ) -> None:
         """Run a model; its state is restored afterwards.
 
@@ -72,9 +73,10 @@ class ModelRun:
             never_called: Paths of modules that are never called, with ``weights``.
             operations: Whether to record single operations.
             right: Another run, whose tensors each call gets, and gives to others; what it got and gave is recorded.
+            seed: The seed of the model's random numbers; by default those of the caller's state.
         """
         self._model, self._inputs, self._weights, self._parameters = model, inputs, weights, parameters or {}
-        self._never_called, self._right = never_called, right
+        self._never_called, self._right, self._seed = never_called, right, seed
         self._in_float64: dict[bool, ModelRun | None] = {}
         self.tensors: list[SeenTensor] = []
         self.computed: list[Computed] = []
@@ -106,6 +108,8 @@ class ModelRun:
             # A module without weights cannot overwrite any.
             has_weights = self._weights is None
             guard = stack.enter_context(untouched(self._model, runs=has_weights, guarded=operations, in_mode=True))
+            if self._seed is not None:
+                torch.manual_seed(self._seed)
             if self._weights is not None:
                 stack.enter_context(lend_weights(self._model, self._weights, self._never_called))
             entries = _entries(self._model)

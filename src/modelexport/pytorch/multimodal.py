@@ -9,9 +9,10 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +23,10 @@ from modelexport.core.messages import collected
 from modelexport.core.text import error_line
 from modelexport.errors import CaptureError, ModelExportError
 from modelexport.pytorch.inputs import generate_inputs
+from modelexport.pytorch.lazy_weights import lend_weights
+from modelexport.pytorch.positions import Positions, positions_of
 from modelexport.pytorch.traced import untouched
+from modelexport.weights.sources import Weights
 
 KINDS = ("image", "audio")
 _PLURALS = {"image": "images", "audio": "sound"}
@@ -41,6 +45,8 @@ class Modality:
     """The arguments of ``get_image_features`` in an example run, tensors and settings."""
     example: Mapping[str, Any]
     """The example inputs of the whole model, in a batch of two."""
+    positions: Positions | None = None
+    """The positions of tokens, if they have several axes."""
     compared: bool = False
     """Whether the logits of the parts were compared with the model's: not without weights, when all are equal."""
 
@@ -59,17 +65,41 @@ class Modality:
         """The tensors of the example that the encoder takes."""
         return {name: value for name, value in self.arguments.items() if isinstance(value, torch.Tensor)}
 
+    @property
+    def sizes(self) -> tuple[str, ...]:
+        """The tensors of the example that say how large each image is: a capture keeps their values."""
+        count = len(self.example["input_ids"])
+        return tuple(
+            name
+            for name, value in self.tensors.items()
+            if value.shape in ((count, 2), (count, 3)) and not value.is_floating_point()
+        )
 
-def modality_of(model: nn.Module) -> tuple[Modality | None, str]:
+    @property
+    def of_one(self) -> dict[str, torch.Tensor]:
+        """What the encoder takes for one image of the example."""
+        count = len(self.example["input_ids"])
+        return {name: value[: len(value) // count] for name, value in self.tensors.items()}
+
+
+def modality_of(
+    model: nn.Module, sizes: Mapping[str, Any] | None = None, weights: Weights | None = None
+) -> tuple[Modality | None, str]:
     """What a model takes besides text, if a package supports it, and otherwise the reason why not."""
     try:
-        return find_modality(model), ""
+        return find_modality(model, sizes, weights), ""
     except CaptureError as error:
         return None, error.reason
 
 
-def find_modality(model: nn.Module) -> Modality | None:
+def find_modality(
+    model: nn.Module, sizes: Mapping[str, Any] | None = None, weights: Weights | None = None
+) -> Modality | None:
     """What a model takes besides text; ``None`` for a model of text.
+
+    Args:
+        sizes: The sizes of an image, for a model whose encoder takes them: ``image_grid_thw``, ``[1, 3]``.
+        weights: The places of the weights of a model that was built without them, to compare it with its parts.
 
     Raises:
         CaptureError: It takes images or sound in a way that is not supported; gives the reason.
@@ -80,8 +110,11 @@ def find_modality(model: nn.Module) -> Modality | None:
         if token is not None and owner is None:
             raise _refused(model, kind, f"it has no method get_{kind}_features")
         if owner is not None and token is not None:
-            found = _observed(model, owner, kind, token)
-            return dataclasses.replace(found, compared=_check_merge(model, found))
+            found = _observed(model, owner, kind, token, sizes or {})
+            # A part calls other methods than forward, so that what modules of modules own is lent with the root.
+            outside = [path for path, module in model.named_modules() if path and any(module.children())]
+            with nullcontext() if weights is None else lend_weights(model, weights, outside):
+                return dataclasses.replace(found, compared=_check_merge(model, found))
     return None
 
 
@@ -99,7 +132,7 @@ def _token(config: Any, kind: str) -> int | None:
     return None
 
 
-def _observed(model: nn.Module, owner: nn.Module, kind: str, token: int) -> Modality:
+def _observed(model: nn.Module, owner: nn.Module, kind: str, token: int, sizes: Mapping[str, Any]) -> Modality:
     seen: list[dict[str, Any]] = []
     own = getattr(owner, f"get_{kind}_features")
 
@@ -111,7 +144,8 @@ def _observed(model: nn.Module, owner: nn.Module, kind: str, token: int) -> Moda
         stack.enter_context(collected())
         stack.enter_context(attribute_set(owner, f"get_{kind}_features", record))
         try:
-            example = generate_inputs(model)
+            given = {name: {"value": torch.as_tensor(value).repeat(2, 1).tolist()} for name, value in sizes.items()}
+            example = generate_inputs(model, spec=given, grids=True)
             seen.clear()  # of runs that failed
             stack.enter_context(untouched(model))
             model(**copy.deepcopy(example))
@@ -127,7 +161,12 @@ def _observed(model: nn.Module, owner: nn.Module, kind: str, token: int) -> Moda
         lacking = [name for name in _tensor_parameters(own) if given.get(name) is None]
         raise _refused(model, kind, f"no example {' and '.join(lacking)} can be made for it" if lacking else reason)
     arguments = {name: value for name, value in seen[-1].items() if name != "kwargs"} | seen[-1].get("kwargs", {})
-    return Modality(kind, token, arguments, example)
+    found = Modality(kind, token, arguments, example)
+    try:
+        with torch.no_grad():
+            return dataclasses.replace(found, positions=positions_of(model, token, example, found.of_one))
+    except Exception as error:
+        raise _refused(model, kind, f"its positions: {error_line(error)}") from error
 
 
 def _tensor_parameters(function: Any) -> list[str]:
@@ -149,7 +188,7 @@ class Encode:
     def __call__(self, **inputs: Any) -> dict[str, torch.Tensor]:
         modality = self._modality
         owner = _owner(self._model, modality.kind)
-        with _undivided():
+        with nullcontext() if modality.sizes else _undivided():
             made = getattr(owner, f"get_{modality.kind}_features")(**{**modality.arguments, **inputs})
         features = getattr(made, "pooler_output", made)
         if isinstance(features, (list, tuple)):
@@ -175,6 +214,16 @@ def _undivided() -> Iterator[None]:
         yield
 
 
+class Place:
+    """A ``forward`` from the tokens of a prompt to their positions."""
+
+    def __init__(self, model: Any, positions: Positions) -> None:
+        self.positions = positions
+
+    def __call__(self, **inputs: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"position_ids": self.positions.of_prompt(inputs["input_ids"], inputs["attention_mask"])}
+
+
 class Merge:
     """A ``forward`` from tokens and features to embeddings."""
 
@@ -191,6 +240,13 @@ class Merge:
         return {EMBEDS: torch.where(placeholder[..., None], rows[places], embeds)}
 
 
+def with_forward(model: nn.Module, forward: Callable[[nn.Module], Callable[..., Any]]) -> nn.Module:
+    """A model of the same modules with another ``forward``."""
+    part = copy.copy(model)
+    part.forward = forward(part)
+    return part
+
+
 def _check_merge(model: nn.Module, modality: Modality) -> bool:
     """Compare the logits of the three parts with the model's, on the example.
 
@@ -203,10 +259,14 @@ def _check_merge(model: nn.Module, modality: Modality) -> bool:
     reason, telling = "", False
     with untouched(model, runs=False), collected():
         try:
-            features = Encode(model, modality)(**modality.tensors)
-            embeds = Merge(model, modality)(input_ids=modality.example["input_ids"], **features)[EMBEDS]
+            encode, merge = (with_forward(model, partial(kind, modality=modality)) for kind in (Encode, Merge))
+            features = encode(**modality.tensors)
+            ids = modality.example["input_ids"]
+            embeds = merge(input_ids=ids, **features)[EMBEDS]
             mask = modality.example.get("attention_mask")
-            found = model(inputs_embeds=embeds, attention_mask=mask).logits
+            places = modality.positions
+            given = {} if places is None else {"position_ids": places.of_prompt(ids, torch.ones_like(ids))}
+            found = model(inputs_embeds=embeds, attention_mask=mask, **given).logits
             right = model(**copy.deepcopy(dict(modality.example))).logits
         except Exception as error:
             reason = error_line(error)

@@ -17,6 +17,7 @@ from torch import nn
 from modelexport.core.messages import collected
 from modelexport.core.text import nearest
 from modelexport.errors import UsageError
+from modelexport.pytorch.static import check_has_forward
 from modelexport.pytorch.values import input_tensors, run_arguments, tensors_in
 
 Inputs = Mapping[str, Any] | Sequence[Any]
@@ -44,8 +45,10 @@ def prepare_inputs(model: nn.Module, inputs: Inputs, constants: Collection[str] 
         constants: Arguments whose values a file keeps, by the names of ``forward``'s parameters or of tensors in them.
 
     Raises:
+        InputsError: The model has no ``forward``.
         UsageError: There is no such argument.
     """
+    check_has_forward(model)
     used, notes = _as_transformers_has_them(model, inputs)
     bound = arguments_by_name(model, used)
     if isinstance(used, Mapping) and bound.keys() == used.keys():

@@ -1,12 +1,15 @@
 """All private names of torch that this project uses; ``tests/pytorch/test_private_torch.py`` tests them.
 
 There is no public interface for these: running a model without values, recording the inputs and results of operations,
-recognizing the tensors of ``torch.func``, and flattening nested lists and dictionaries as torch does.
+recognizing the tensors of ``torch.func``, telling what PyTorch compiles by itself from what a model compiles, asking
+for the shape of a tensor unseen by function modes, and flattening nested lists and dictionaries as torch does.
 """
 
 from typing import Any
 
 import torch
+import torch._higher_order_ops.utils as operator_utilities
+from torch._C import DisableTorchFunction
 from torch._C._functorch import is_functorch_wrapped_tensor, peek_interpreter_stack
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -19,11 +22,13 @@ from torch.utils._pytree import tree_leaves, tree_map, tree_structure, treespec_
 
 __all__ = [
     "DataDependentOutputException",
+    "DisableTorchFunction",
     "DynamicOutputShapeException",
     "FakeTensor",
     "FakeTensorMode",
     "TorchDispatchMode",
     "is_functorch_wrapped_tensor",
+    "operator_utilities",
     "peek_interpreter_stack",
     "tree_leaves",
     "tree_map",

@@ -13,9 +13,16 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from modelexport.core.calls import ModuleCall, Side, TracedCall
-from modelexport.pytorch.private_torch import peek_interpreter_stack
-from modelexport.pytorch.values import NamedTensors, has_elements, input_tensors, output_tensors, tensor_specs
+from modelexport.core.calls import ROOT, ModuleCall, Side, TensorSpec, TracedCall
+from modelexport.pytorch.private_torch import DisableTorchFunction, peek_interpreter_stack
+from modelexport.pytorch.values import (
+    NamedTensors,
+    has_elements,
+    input_tensors,
+    output_tensors,
+    tensor_specs,
+    tensors_held,
+)
 
 
 class CallRecorder:
@@ -24,6 +31,7 @@ class CallRecorder:
     Args:
         around: Returns a context that is entered when a call begins and left when it ends.
         watch: Called with the tensors that each call gets (``inputs``) and returns (``outputs``).
+        apart: Whether an object's tensors are not recorded where another call than the root's gets or returns it.
     """
 
     def __init__(
@@ -31,11 +39,13 @@ class CallRecorder:
         model: nn.Module,
         around: Callable[[ModuleCall], AbstractContextManager[Any]] = lambda call: nullcontext(),
         watch: Callable[[ModuleCall, Side, NamedTensors], None] = lambda call, side, tensors: None,
+        apart: Callable[[object], bool] | None = None,
     ) -> None:
         self.seen: list[TracedCall] = []
         self._model = model
         self._around = around
         self._watch = watch
+        self._apart = apart
         self._running: list[tuple[int, ExitStack]] = []
         self._counts: Counter[str] = Counter()
         self._step = 0
@@ -106,9 +116,7 @@ class CallRecorder:
         call = ModuleCall(path, self._counts[path])
         self._counts[path] += 1
         parent = self.seen[self._running[-1][0]].call if self._running else None
-        tensors = _dense(input_tensors(module, args, kwargs))
-        self._watch(call, "inputs", tensors)
-        specs = tensor_specs(tensors)
+        specs = self._described(call, "inputs", input_tensors(module, args, kwargs), (args, kwargs))
         self.seen.append(TracedCall(call, parent, len(self._running), self._next_step(), None, specs))
         context = ExitStack()
         context.enter_context(self._around(call))
@@ -123,13 +131,25 @@ class CallRecorder:
             context.close()
             position, context = self._running.pop()
         traced = self.seen[position]
-        tensors = _dense(output_tensors(output))
-        self._watch(traced.call, "outputs", tensors)
-        self.seen[position] = dataclasses.replace(traced, exit=self._next_step(), outputs=tensor_specs(tensors))
+        specs = self._described(traced.call, "outputs", output_tensors(output), output)
+        self.seen[position] = dataclasses.replace(traced, exit=self._next_step(), outputs=specs)
         context.close()
         error = sys.exception()
         if error is not None and error is not self._outer_error and error is not self._raised[0]:
             self._raised = (error, traced.call)
+
+    def _described(self, call: ModuleCall, side: Side, given: NamedTensors, held_by: object) -> tuple[TensorSpec, ...]:
+        with DisableTorchFunction():  # torch.export has four modes that would see each question for a shape
+            tensors = self._recorded(given, call, held_by)
+            self._watch(call, side, tensors)
+            return tensor_specs(tensors)
+
+    def _recorded(self, tensors: NamedTensors, call: ModuleCall, held_by: object) -> NamedTensors:
+        tensors = _dense(tensors)
+        if self._apart is None or call == ROOT:
+            return tensors
+        apart = {id(tensor) for tensor in tensors_held(held_by, self._apart)}
+        return [(name, tensor) for name, tensor in tensors if id(tensor) not in apart]
 
     def _next_step(self) -> int:
         self._step += 1

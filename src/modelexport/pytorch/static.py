@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from modelexport.core.modules import Module, ModuleTree
+from modelexport.errors import InputsError
 
 
 def module_tree(model: nn.Module) -> ModuleTree:
@@ -50,11 +51,28 @@ def module_tree(model: nn.Module) -> ModuleTree:
 
 def containers(model: nn.Module) -> frozenset[str]:
     """The paths of the modules that have no ``forward`` and so cannot be called: module lists and the like."""
-    return frozenset(
-        path
-        for path, module in model.named_modules()
-        if inspect.getattr_static(type(module), "forward") is nn.Module.forward and "forward" not in vars(module)
+    return frozenset(path for path, module in model.named_modules() if not _has_forward(module))
+
+
+def check_has_forward(model: nn.Module) -> None:
+    """Refuse a model that has no ``forward``, which is what hooks see and what is exported.
+
+    Raises:
+        InputsError: It has none.
+    """
+    if _has_forward(model):
+        return
+    if type(model).__call__ is nn.Module.__call__:
+        raise InputsError(f"{type(model).__name__} has no forward, so it cannot run: export a module that has one")
+    raise InputsError(
+        f"{type(model).__name__} has a __call__ in the place of a forward: rename it to forward, which PyTorch calls "
+        f"with the hooks of the module"
     )
+
+
+def _has_forward(module: nn.Module) -> bool:
+    own = inspect.getattr_static(type(module), "forward", None)
+    return own is not nn.Module.forward or "forward" in vars(module)
 
 
 def _all_paths(module: nn.Module, path: str, above: set[nn.Module]) -> Iterator[tuple[str, nn.Module]]:

@@ -14,6 +14,7 @@ from torch.nn.parameter import is_lazy
 from modelexport.core.attributes import attribute_set
 from modelexport.core.calls import ROOT, CallTree
 from modelexport.errors import InputsError
+from modelexport.pytorch.compiled import run_as_python
 from modelexport.pytorch.dispatch_modes import OperationMode
 from modelexport.pytorch.kept import KeptState
 from modelexport.pytorch.private_torch import FakeTensor, tree_leaves, writes_to_inputs
@@ -38,7 +39,8 @@ def trace_calls(model: nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str,
         ``past.0``), outputs by the field of a mapping or dataclass, or ``output``, ``output.0``, ...
 
     Raises:
-        InputsError: The model raised; names the innermost call that was running. The model's exception is chained.
+        InputsError: The model raised; names the innermost call that was running. The model's exception is chained. Or
+            it ran without its hooks.
     """
     recorder = CallRecorder(model)
     with untouched(model), recorder.attached():
@@ -51,20 +53,34 @@ def trace_calls(model: nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str,
                 f"the model raised {type(error).__name__} while running {call} "
                 f"({type(model.get_submodule(call.path)).__name__}): {reason}; check the example inputs"
             ) from error
+    if not recorder.seen or recorder.seen[0].call != ROOT:
+        raise InputsError(
+            f"{type(model).__name__} has a __call__ that does not run forward with the hooks of the module: "
+            f"let it call super().__call__, or remove it"
+        )
     return CallTree(tuple(recorder.seen))
 
 
 @contextmanager
 def untouched(
-    model: nn.Module, *, runs: bool = True, masks: bool = True, guarded: bool = False, in_mode: bool = False
+    model: nn.Module,
+    *,
+    runs: bool = True,
+    captures: bool = False,
+    masks: bool = True,
+    guarded: bool = False,
+    in_mode: bool = False,
 ) -> Iterator[Guard | None]:
     """Evaluation mode, no gradients and a separate random state inside the block; the model is restored afterwards.
 
+    What the model compiles with ``torch.compile`` runs as Python in the block, so that its calls are seen.
+
     Args:
         runs: The model computes real values in the block, so a module may overwrite its own parameters.
+        captures: ``torch.export`` captures the model in the block, which may take the compiler's front end.
         masks: The model computes as it is exported: with masks that hide nothing, and without fused operators.
         guarded: Watch for such writes in every operation, not by copies of the parameters of every module. It is
-            several times faster; code that PyTorch compiles does not run so.
+            several times faster.
         in_mode: The caller, who has a mode that sees every operation, calls the guard that it gets before each.
 
     Raises:
@@ -76,6 +92,8 @@ def untouched(
     devices = {tensor.device.index for tensor in tensors if tensor.device.type == "cuda"}
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
+        if not captures:
+            stack.enter_context(run_as_python())
         if masks:
             stack.enter_context(masks_kept())
             stack.enter_context(nothing_fused())

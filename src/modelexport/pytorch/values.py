@@ -7,7 +7,7 @@ import copy
 import dataclasses
 import enum
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -46,6 +46,21 @@ def _parts(value: object) -> Iterator[tuple[str, Any]]:
         yield from ((str(index), part) for index, part in enumerate(value))
     elif hasattr(value, "__dict__"):
         yield from vars(value).items()
+
+
+def tensors_held(value: object, by: Callable[[object], bool]) -> Iterator[torch.Tensor]:
+    """The tensors in those objects inside a value that ``by`` says yes to."""
+    yield from _held(value, by, ())
+
+
+def _held(value: object, by: Callable[[object], bool], around: tuple[int, ...]) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor) or id(value) in around:
+        return
+    if by(value):
+        yield from (tensor for _, tensor in tensors_in(value))
+        return
+    for _, part in _parts(value):
+        yield from _held(part, by, (*around, id(value)))
 
 
 NamedTensors = list[tuple[str, torch.Tensor]]

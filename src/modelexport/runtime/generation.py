@@ -38,8 +38,8 @@ class Generator:
     """Generates tokens with the graphs of a package.
 
     Args:
-        files: Name of a part to its file: ``decode``; for a model with an encoder ``encoder`` and ``prefill``; for one
-            that takes images or sound ``vision`` or ``speech``, and ``embedding``.
+        files: Name of a part to its file: ``decode``; for a model with an encoder ``encoder``; for a separate first
+            step ``prefill``; for one that takes images or sound ``vision`` or ``speech``, and ``embedding``.
     """
 
     def __init__(self, files: Mapping[str, Path], *, provider: str = CPU) -> None:
@@ -71,12 +71,14 @@ class Generator:
         values = dict(inputs)
         for encoder in ("encoder", "vision", "speech"):
             if encoder in self.sessions:
-                values |= run_session(self.sessions[encoder], self._chosen(encoder, values))
+                values |= self._encoded(encoder, values)
+        if "positions" in self.sessions:
+            values |= run_session(self.sessions["positions"], self._chosen("positions", values))
         tokens = np.asarray(values.pop(self.token_input), dtype=np.int64)
         self._check_length(tokens.shape[1], new_tokens)
         own_mask = self.token_input == "input_ids"
         ended = np.zeros(len(tokens), dtype=bool)
-        cache: dict[str, Any] = {}
+        cache = _as_past(values)
         for index in range(new_tokens):
             part = "prefill" if index == 0 and "prefill" in self.sessions else "decode"
             feeds = self._feeds(part, values, tokens, cache)
@@ -87,13 +89,33 @@ class Generator:
             ended |= np.isin(chosen, list(eos))
             if ended.all():
                 return
-            cache |= {
-                f"{PAST}{name.removeprefix(PRESENT)}": v for name, v in outputs.items() if name.startswith(PRESENT)
-            }
+            cache |= _as_past(outputs)
             tokens = chosen[:, None].astype(np.int64)
             if own_mask and "attention_mask" in values:
                 grown = np.ones((len(tokens), 1), dtype=values["attention_mask"].dtype)
                 values["attention_mask"] = np.concatenate([values["attention_mask"], grown], axis=1)
+            if "positions" in self.sessions:  # text goes on after the furthest position, on all axes
+                last = values["position_ids"].max(axis=(0, 2), keepdims=True)
+                values["position_ids"] = np.repeat(last + 1, len(values["position_ids"]), axis=0)
+
+    def _encoded(self, part: str, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The results of an encoder; one that takes a fixed number of rows runs once for each so many of them."""
+        session, given = self.sessions[part], self._chosen(part, values)
+        rows = {name: one.shape[0] for name, one in self._inputs[part].items() if isinstance(one.shape[0], int)}
+        times = {len(given[name]) / count for name, count in rows.items()}
+        if not times or times == {1}:
+            return run_session(session, given)
+        if len(times) > 1 or (count := times.pop()) % 1:
+            told = ", ".join(f"{count} of {name}" for name, count in rows.items())
+            raise UsageError(
+                f"the part {part} takes images of one size, {told} for each: export again with the size of yours"
+            )
+        shares = [
+            {name: np.split(array, int(count))[index] for name, array in given.items()} for index in range(int(count))
+        ]
+        made = [run_session(session, share) for share in shares]
+        empty = {value.name: np.zeros((0, *value.shape[1:]), _DTYPES[value.type]) for value in session.get_outputs()}
+        return {name: np.concatenate([none, *(one[name] for one in made)]) for name, none in empty.items()}
 
     def _on_axes(self, part: str, positions: Any) -> Any:
         """Positions of text for a model with several axes of positions, on which text has the same."""
@@ -135,7 +157,7 @@ class Generator:
             given |= run_session(self.sessions["embedding"], self._chosen("embedding", given))
         for value in self._inputs[part].values():
             if value.name.startswith(PAST):
-                given[value.name] = cache[value.name] if cache else _empty(value, len(tokens))
+                given[value.name] = cache[value.name] if value.name in cache else _empty(value, len(tokens))
         return self._chosen(part, given)
 
 
@@ -144,6 +166,11 @@ def _static_cache(session: onnxruntime.InferenceSession) -> int | None:
         return None
     past = next(value for value in session.get_inputs() if value.name.startswith(PAST))
     return int(past.shape[_PAST_AXIS])
+
+
+def _as_past(outputs: Mapping[str, Any]) -> dict[str, Any]:
+    """The caches among the outputs of a part, under the names with which the next one takes them."""
+    return {f"{PAST}{name.removeprefix(PRESENT)}": v for name, v in outputs.items() if name.startswith(PRESENT)}
 
 
 def _empty(value: onnxruntime.NodeArg, batch: int) -> Any:

@@ -19,6 +19,7 @@ from modelexport.runtime import sessions
 from modelexport.runtime.evidence import Evidence, SeenTensor
 from modelexport.runtime.fingerprints import NEAR, Fingerprint, Index, fingerprint_of
 from modelexport.runtime.shapes import shapes_in_run
+from modelexport.surgery.repeating import values_taken
 from modelexport.verify.differences import UNITS, Difference, blocks, compare_arrays
 from modelexport.verify.segments import given_name, segmented
 
@@ -79,10 +80,8 @@ def run_file(
     shapes = shapes_in_run(model, {name: array.shape for name, array in feeds.items()})
     sizes = {v.name or "": _width(v) * _size(shapes.get(v.name or ""), largest) for v in values}
     by_name = {v.name or "": v for v in values}
-    for batch in sessions.split_batches(sizes, batch_bytes):
-        with _outputs(model, [by_name[name] for name in batch]):
-            session = sessions.open_session(model, folder=folder, provider=provider)
-        arrays = sessions.run_session(session, {name: feeds[name] for name in sessions.input_names(session)})
+    batches = list(sessions.split_batches(sizes, batch_bytes))
+    for arrays in _computed(model, folder, feeds, [[by_name[name] for name in batch] for batch in batches], provider):
         for name, array in arrays.items():
             if not isinstance(array, np.ndarray):
                 continue
@@ -99,6 +98,47 @@ def run_file(
                 right = evidence.array(best).reshape(array.shape)
                 found.differences[name] = compare_arrays(name, right, array, units=WHOLE_UNITS)
     return found
+
+
+def _computed(
+    model: ir.Model, folder: Path, feeds: Mapping[str, Any], batches: Sequence[Sequence[ir.Value]], provider: str
+) -> Iterator[dict[str, Any]]:
+    """The values of each batch of the graph's values, in their order; each goes on from what is computed already."""
+    last_uses = _last_uses(model.graph) if len(batches) > 1 else {}
+    held: dict[str, Any] = {}
+    for batch in batches:
+        given = {**feeds, **{given_name(name): array for name, array in held.items()}}
+        if len(batches) > 1:  # the runtime runs what no output needs, too
+            names, dtypes = [value.name or "" for value in batch], {name: array.dtype for name, array in held.items()}
+            session = sessions.open_session(segmented(model, held, names, dtypes), folder=folder, provider=provider)
+        else:
+            with _outputs(model, batch):
+                session = sessions.open_session(model, folder=folder, provider=provider)
+        arrays = sessions.run_session(session, {name: given[name] for name in sessions.input_names(session)})
+        del session, given
+        held.update((v.name or "", arrays[v.name or ""]) for v in batch if _can_be_given(v, arrays[v.name or ""]))
+        ends = last_uses.get(batch[-1].producer(), 0)
+        held = {name: array for name, array in held.items() if last_uses.get(name, -1) >= ends}
+        yield arrays
+
+
+def _last_uses(graph: ir.Graph) -> dict[Any, int]:
+    """The index of each node, and for each name of a value that of the last node that uses it."""
+    found: dict[Any, int] = {}
+    for index, node in enumerate(graph):
+        found[node] = index
+        found.update((value.name or "", index) for value in values_taken(node))
+    return found
+
+
+def _can_be_given(value: ir.Value, array: Any) -> bool:
+    """Whether a value can be an input, too. If not, it is computed again where it is needed."""
+    return (
+        isinstance(array, np.ndarray)
+        and value.dtype is not None
+        and value.dtype.numpy() == array.dtype
+        and (array.dtype.kind in "fiub")
+    )
 
 
 @contextmanager

@@ -43,6 +43,7 @@ from modelexport.verify.parameters import (
 )
 from modelexport.verify.proof import Proof
 from modelexport.verify.proving import prove_calls
+from modelexport.verify.randomness import Repeatable, draws_numbers, without_random
 from modelexport.verify.sampling import verify_alone
 from modelexport.verify.verdicts import CallVerdict, OtherInputs, ParameterReport, VerifyReport
 from modelexport.weights.sources import Weights
@@ -112,6 +113,12 @@ def _verify(
     proof = prove_calls(tagged, whole.given, whole.run, provider=provider, modules=chosen)
     proof.wrong_weights = _wrong_weights(tagged, parameters)
     calls = verdicts_of(proof, chosen)
+    repeatable = _repeatable(runs, inputs, whole, calls, tell)
+    if repeatable is not None:
+        whole = repeatable.without_outputs(whole)
+        proof = prove_calls(tagged, whole.given, repeatable, provider=provider, modules=chosen)
+        proof.wrong_weights = _wrong_weights(tagged, parameters)
+        calls = repeatable.explained(verdicts_of(proof, chosen))
     if not any(call.status == "differ" for call in calls):
         calls = _worst_on_others(calls, proof, inputs, whole, runs, chosen, tell)
     return VerifyReport(
@@ -134,6 +141,21 @@ def _verify(
         optimizer=whole.optimizer,
         notes=whole.notes,
     )
+
+
+def _repeatable(
+    runs: ModelRuns, inputs: Inputs, whole: WholeComparison, calls: Sequence[CallVerdict], tell: Tell
+) -> Repeatable | None:
+    """The run without what depends on random numbers, if there is such."""
+    statuses = {o.status for o in whole.outputs} | {c.status for c in calls} | {o.status for o in whole.others}
+    if runs.weights is not None or not ("differ" in statuses or draws_numbers(runs.tagged.model)):
+        return None
+    tell("verify: random numbers")
+    other = run_observed(runs.model, inputs, runs.tagged, None, whole.perturbed, seed=_OTHER_SEED)
+    return without_random(whole.run, other)
+
+
+_OTHER_SEED = 20_113
 
 
 def _constants(sidecar: documents.Hierarchy | None) -> tuple[str, ...]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import torch
 from torch import nn
 
@@ -17,6 +19,7 @@ from modelexport.pytorch.model_run import ModelRun, as_array
 from modelexport.pytorch.perturbation import entries_of, indistinct, perturbed, weak
 from modelexport.pytorch.traced import untouched
 from modelexport.pytorch.values import run_arguments, tensors_in
+from modelexport.runtime.evidence import Evidence
 from modelexport.runtime.sessions import input_names, run_session
 from modelexport.tagged.file import TaggedFile
 from modelexport.tagged.flattening import runnable
@@ -41,7 +44,7 @@ class WholeComparison:
 
     given: Mapping[str, Any]
     """The inputs of the file."""
-    run: ModelRun
+    run: Evidence
     """The PyTorch run that calls are compared with."""
     perturbed: Mapping[str, Any]
     """The weights of that run, if they are not the model's own."""
@@ -149,15 +152,22 @@ def _run_with_others(
 
 
 def run_observed(
-    model: nn.Module, inputs: Inputs, tagged: TaggedFile, weights: Weights | None, others: Mapping[str, Any]
+    model: nn.Module,
+    inputs: Inputs,
+    tagged: TaggedFile,
+    weights: Weights | None,
+    others: Mapping[str, Any],
+    *,
+    seed: int | None = None,
 ) -> ModelRun:
     """A PyTorch run in which every call is recorded and, if possible, every operation.
 
     Args:
         others: The weights to use instead of the model's own.
+        seed: The seed of the model's random numbers.
     """
     never, operations = _facts(model, tagged)
-    return ModelRun(model, inputs, weights, parameters=others, never_called=never, operations=operations)
+    return ModelRun(model, inputs, weights, parameters=others, never_called=never, operations=operations, seed=seed)
 
 
 def _facts(model: nn.Module, tagged: TaggedFile) -> tuple[frozenset[str], bool]:
@@ -179,11 +189,22 @@ def _other_weights(
         if not equal:
             return {}
         keys = equal | weak(model, keys)
+        if _sized_by_values(tagged.model):
+            notes.append("weights were not perturbed: the sizes of the model's outputs depend on what it computes")
+            return {}
         if folded := _folded(model, tagged):
             more = f" and {len(folded) - 1} others" if len(folded) > 1 else ""
             notes.append(f"weights were not perturbed: another tool folded or merged {folded[0]}{more}")
             return {}
     return perturbed(model, keys)
+
+
+def _sized_by_values(model: ir.Model) -> bool:
+    """Whether an output has sizes that are not those of the inputs: with other weights it may be any number larger."""
+    given = {str(size) for value in model.graph.inputs for size in value.shape or () if not isinstance(size, int)}
+    sizes = [size for value in model.graph.outputs for size in value.shape or () if not isinstance(size, int)]
+    unknown = [set(re.findall(r"[A-Za-z_]\w*", str(size.value))) - given for size in sizes if size.value is not None]
+    return any(unknown) or (not given and any(size.value is None for size in sizes))
 
 
 def _folded(model: nn.Module, tagged: TaggedFile) -> list[str]:

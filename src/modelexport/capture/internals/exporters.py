@@ -53,7 +53,7 @@ def _front_end(name: str, model: nn.Module, look: Callable[[list[Stage]], None])
     stages: list[Stage] = []
     try:
         # Not `runs`: the code that watches the parameters of a run would itself be traced.
-        with untouched(model, runs=False), collected():
+        with untouched(model, runs=False, captures=True), collected():
             look(stages)
     except Exception as error:
         return FrontEnd(name, stages, error_line(_bottom(error), 200))

@@ -17,6 +17,7 @@ from torch.export.graph_signature import InputKind
 from modelexport.capture.aliases import views_made_again
 from modelexport.capture.regions import regions_interpreted
 from modelexport.capture.repairs.complex_numbers import complex_decompositions
+from modelexport.capture.repairs.singular_values import eigenvalues, singular_values
 from modelexport.core.attributes import attribute_set
 
 Decompositions = dict[Any, Callable[..., Any]]
@@ -262,6 +263,8 @@ def decompositions() -> Decompositions:
         aten.linalg_solve_triangular.default: solve_triangular,
         aten._linalg_slogdet.default: sign_and_logarithm,
         aten.linalg_qr.default: reflections,
+        aten._linalg_svd.default: singular_values,
+        aten._linalg_eigh.default: eigenvalues,
         aten.digamma.default: digamma,
         aten.hamming_window.default: hamming_window,
         aten.hamming_window.periodic: hamming_window,

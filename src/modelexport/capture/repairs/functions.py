@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.export
 from torch.overrides import TorchFunctionMode
 
 from modelexport.core.attributes import attribute_set
@@ -20,6 +21,22 @@ def values_not_read() -> Iterator[None]:
     Its distributions do so by default, in Python, and some functions in C++. No front end can follow either.
     """
     with attribute_set(torch.distributions.Distribution, "_validate_args", False), _Rewritten():
+        yield
+
+
+@contextmanager
+def values_not_read_in_captures() -> Iterator[None]:
+    """Inside, the same holds while ``torch.export.export`` runs, which is when the code of a model does.
+
+    The steps after it ask for the shapes and types of tensors a hundred thousand times, and each would be intercepted.
+    """
+    capture = torch.export.export
+
+    def export(*args: Any, **kwargs: Any) -> Any:
+        with values_not_read():
+            return capture(*args, **kwargs)
+
+    with attribute_set(torch.export, "export", export):
         yield
 
 

@@ -16,7 +16,14 @@ from modelexport.cli.options import (
     RemoteCodeOption,
     SeedOption,
 )
-from modelexport.cli.running import ModelChoice, load_for_package, load_with_inputs, print_json, progress_shown
+from modelexport.cli.running import (
+    ModelChoice,
+    load_for_package,
+    load_with_inputs,
+    print_json,
+    progress_shown,
+    read_sizes,
+)
 from modelexport.errors import UsageError
 
 if TYPE_CHECKING:
@@ -231,7 +238,8 @@ def _verify_generation(
             f"{type(loaded.model).__name__} cannot generate: give the model that {folder} was exported from"
         )
     with stages("generate"):
-        prompts = example_prompts(loaded.model, loaded.directory, seed=choice.seed)
+        sizes = read_sizes(choice, loaded)
+        prompts = example_prompts(loaded.model, loaded.directory, seed=choice.seed, sizes=sizes)
         report = verify_generation(loaded.model, folder, prompts, new_tokens=new_tokens, provider=provider)
     return report.agrees, show_package.generation_document(report), show_package.format_generation(report)
 

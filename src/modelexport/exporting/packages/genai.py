@@ -2,66 +2,57 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import onnx_ir as ir
-
-from modelexport.exporting.fused_forms import reads_cache
-from modelexport.files.onnx_models import load_onnx
+from modelexport.exporting.packages.genai_graphs import CachePattern, Decoder, GenaiError, Graph, read_decoder
 from modelexport.format.packages import Manifest
+from modelexport.pytorch.positions import Positions
 
 GENAI_CONFIG = "genai_config.json"
 
-_KEY = re.compile(r"past_key_values\.(\d+)\.key")
-_PLAIN = {"input_ids", "attention_mask", "position_ids"}
-"""The inputs that onnxruntime-genai passes to a decoder besides its cache."""
+_BEFORE = (
+    ("vision", "image_features", "pixel_values", "phi3v"),
+    ("speech", "audio_features", "audio_embeds", "lfm2_audio"),
+)
+"""The parts before an embedding, the names of their features and of their input, and a type that has them."""
+_AXES_OF_SOUND = 3
+_FRAMES = 3000
+"""The frames that onnxruntime-genai expects of any sound."""
+_OPTIONS = {"log_id": "onnxruntime-genai", "provider_options": []}
 
 
-_AXES_OF_TOKENS = 2
-
-
-class GenaiError(Exception):
-    """Why onnxruntime-genai cannot run a package."""
-
-
-@dataclass(frozen=True)
-class _Decoder:
-    """A graph that onnxruntime-genai can run."""
-
-    file: str
-    inputs: list[str]
-    """The inputs that are not its cache."""
-    layers: int
-    heads: int
-    """Of keys and values."""
-    width: int
-    """Of a head."""
-    in_place: bool
-    """Whether the cache may be a longer buffer, into which each step writes."""
-
-
-def make_genai_config(config: Any, folder: Path, manifest: Manifest) -> dict[str, Any]:
-    """The configuration for a decoder whose graph takes both prompts and single tokens.
+def make_genai_config(
+    config: Any, folder: Path, manifest: Manifest, positions: Positions | None = None
+) -> dict[str, Any]:
+    """The configuration for a package whose decoder takes both prompts and single tokens.
 
     Args:
         config: The model's configuration, from which tokens and lengths are read.
+        positions: The positions of tokens, if they have several axes.
 
     Raises:
         GenaiError: onnxruntime-genai does not support the parts or the cache of the package.
     """
-    decoder = _read_decoder(folder, manifest)
-    text = config.get_text_config()
-    length = int(getattr(text, "max_position_embeddings", 0) or 0) or 2048
+    graphs = {part.name: Graph.read(part, folder) for part in manifest.parts}
+    text = config.get_text_config(decoder=True)
+    if graphs.keys() == {"decode"}:
+        decoder, others = read_decoder(graphs["decode"], "input_ids"), {"type": "decoder"}
+    elif graphs.keys() == {"encoder", "decode"}:
+        decoder, others = _with_encoder(graphs)
+    elif "embedding" in graphs and "prefill" not in graphs:
+        decoder, others = _with_embedding(graphs, config, positions)
+    else:
+        raise GenaiError("onnxruntime-genai runs prompts and tokens with one graph: leave out --separate-prefill")
+    length = _first_number(text, "max_position_embeddings", "max_target_positions") or 2048
     return {
         "model": {
-            "type": "decoder",
             **_special_tokens(text),
             "vocab_size": int(text.vocab_size),
             "context_length": length,
             "decoder": _describe_decoder(decoder, text),
+            **others,
         },
         "search": {
             "do_sample": False,
@@ -73,42 +64,68 @@ def make_genai_config(config: Any, folder: Path, manifest: Manifest) -> dict[str
     }
 
 
-def _read_decoder(folder: Path, manifest: Manifest) -> _Decoder:
-    """The one graph of a package; fails if onnxruntime-genai cannot run it."""
-    if len(manifest.parts) != 1:
-        raise GenaiError(_why_not({part.name for part in manifest.parts}))
-    part = manifest.parts[0]
-    inputs = {value.name or "": value for value in load_onnx(folder / part.file).graph.inputs}
-    layers = sorted(int(found[1]) for name in inputs if (found := _KEY.fullmatch(name)))
-    if layers != list(range(len(layers))) or not layers:
-        raise GenaiError("its cache is not one key and one value for each layer")
-    cache = {f"past_key_values.{layer}.{kind}" for layer in layers for kind in ("key", "value")}
-    if other := sorted(inputs.keys() - cache - _PLAIN):
-        raise GenaiError(f"onnxruntime-genai does not pass the input {other[0]} to a decoder")
-    if "input_ids" not in inputs or "logits" not in part.outputs:
-        raise GenaiError("it does not take input_ids and return logits")
-    if any(isinstance(size, int) for size in inputs["input_ids"].shape or ()):
-        raise GenaiError("it takes a fixed batch or a fixed number of tokens")
-    if (positions := inputs.get("position_ids")) is not None and len(positions.shape or ()) != _AXES_OF_TOKENS:
-        raise GenaiError("it takes positions on several axes")
-    shapes = {_heads_and_width(inputs[name]) for name in cache}
-    if len(shapes) != 1:
-        raise GenaiError(f"its layers have caches of different sizes: {sorted(map(str, shapes))}")
-    heads, width = shapes.pop()
-    in_place = "attention_mask" in inputs and all(reads_cache(*use) for name in cache for use in inputs[name].uses())
-    return _Decoder(part.file, sorted(_PLAIN & inputs.keys()), len(layers), heads, width, in_place)
-
-
-def _why_not(parts: set[str]) -> str:
-    """Why onnxruntime-genai cannot run the graphs with these names together."""
-    if "encoder" in parts:
-        return (
-            "its encoder-decoders take the keys and values of the encoder's output from the encoder's graph; here the "
-            "first step computes them"
+def _with_encoder(graphs: Mapping[str, Graph]) -> tuple[Decoder, dict[str, Any]]:
+    """The decoder of a model that writes down sound, and the settings of its encoder."""
+    encoder = graphs["encoder"]
+    (name, sound), *more = encoder.inputs.items()
+    shape = list(sound.shape or ())
+    if more or len(shape) != _AXES_OF_SOUND:
+        raise GenaiError("the only encoders that onnxruntime-genai runs are those that take the spectrum of a sound")
+    if shape[-1] != _FRAMES:
+        raise GenaiError(
+            f"onnxruntime-genai gives an encoder {_FRAMES} frames of sound, and this one takes {shape[-1]}"
         )
-    if "embedding" in parts:
-        return "onnxruntime-genai prepares images and sound only for the families that it knows"
-    return "onnxruntime-genai runs prompts and tokens with one graph: leave out --separate-prefill"
+    decoder = read_decoder(graphs["decode"], "decoder_input_ids", own="decoder.", cross="encoder.")
+    described = {
+        "filename": encoder.file,
+        "session_options": _OPTIONS,
+        "hidden_size": list(encoder.outputs["encoder_hidden_states"].shape or ())[-1],
+        "num_attention_heads": decoder.heads,
+        "num_hidden_layers": decoder.layers,
+        "head_size": decoder.width,
+        "inputs": {"audio_features": name},
+        "outputs": {
+            "encoder_hidden_states": "encoder_hidden_states",
+            "cross_present_key_names": CachePattern("present", "encoder.").keys,
+            "cross_present_value_names": CachePattern("present", "encoder.").values,
+        },
+    }
+    return decoder, {"type": "whisper", "encoder": described}
+
+
+def _with_embedding(
+    graphs: Mapping[str, Graph], config: Any, positions: Positions | None
+) -> tuple[Decoder, dict[str, Any]]:
+    """The decoder of a model of images or sound, and the settings of the parts before it.
+
+    The type is one of those that onnxruntime-genai runs in this way, whatever the model is. It also prepares images and
+    sound for the models that have this name, which it does not do here.
+    """
+    axes = 1 if positions is None else len(positions.offsets)
+    decoder = read_decoder(graphs["decode"], "inputs_embeds", axes=axes)
+    name, features, given, kind = next(one for one in _BEFORE if one[0] in graphs)
+    settings: dict[str, Any] = {
+        name: {
+            "filename": graphs[name].file,
+            "inputs": {given: next(iter(graphs[name].inputs))},
+            "outputs": {features: features},
+        },
+        "embedding": {
+            "filename": graphs["embedding"].file,
+            "inputs": {"input_ids": "input_ids", features: features},
+            "outputs": {"inputs_embeds": "inputs_embeds"},
+        },
+    }
+    if positions is None:
+        return decoder, {"type": kind, **settings}
+    begins = getattr(config, "vision_start_token_id", None)
+    merged = getattr(getattr(config, "vision_config", None), "spatial_merge_size", None)
+    if not positions.as_in_genai or begins is None or merged is None:
+        raise GenaiError("onnxruntime-genai counts the positions of an image's tokens in another way")
+    settings[name]["spatial_merge_size"] = int(merged)
+    tokens = {"image_token_id": positions.token, "vision_start_token_id": int(begins)}
+    video = getattr(config, "video_token_id", None)
+    return decoder, {"type": "qwen2_5_vl", **tokens, **({} if video is None else {"video_token_id": video}), **settings}
 
 
 def _special_tokens(text: Any) -> dict[str, Any]:
@@ -122,31 +139,30 @@ def _special_tokens(text: Any) -> dict[str, Any]:
     }
 
 
-def _describe_decoder(decoder: _Decoder, text: Any) -> dict[str, Any]:
-    attention = int(getattr(text, "num_attention_heads", 0) or decoder.heads)
+def _describe_decoder(decoder: Decoder, text: Any) -> dict[str, Any]:
+    attention = decoder.heads if decoder.cross else _first_number(text, "num_attention_heads") or decoder.heads
+    past, present = CachePattern("past_key_values", decoder.own), CachePattern("present", decoder.own)
+    cross = CachePattern("past_key_values", decoder.cross or "")
+    crossing = {"cross_past_key_names": cross.keys, "cross_past_value_names": cross.values} if decoder.cross else {}
     return {
-        "session_options": {"log_id": "onnxruntime-genai", "provider_options": []},
+        "session_options": _OPTIONS,
         "filename": decoder.file,
         "num_hidden_layers": decoder.layers,
         "num_attention_heads": attention,
         "num_key_value_heads": decoder.heads,
         "head_size": decoder.width,
-        "hidden_size": int(getattr(text, "hidden_size", 0) or attention * decoder.width),
-        "inputs": {name: name for name in decoder.inputs}
-        | {"past_key_names": "past_key_values.%d.key", "past_value_names": "past_key_values.%d.value"},
+        "hidden_size": _first_number(text, "hidden_size") or attention * decoder.width,
+        "inputs": {**decoder.inputs, "past_key_names": past.keys, "past_value_names": past.values, **crossing},
         "outputs": {
             "logits": "logits",
-            "present_key_names": "present.%d.key",
-            "present_value_names": "present.%d.value",
+            "present_key_names": present.keys,
+            "present_value_names": present.values,
         },
     }
 
 
-def _heads_and_width(value: ir.Value) -> tuple[int, int]:
-    sizes = list(value.shape or ())
-    if len(sizes) != 4 or not isinstance(sizes[1], int) or not isinstance(sizes[3], int):
-        raise GenaiError(f"{value.name} does not have the axes batch, heads, positions and head size")
-    return sizes[1], sizes[3]
+def _first_number(config: Any, *names: str) -> int:
+    return next((int(value) for name in names if (value := getattr(config, name, None))), 0)
 
 
 def _token(value: Any) -> Any:

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from modelexport.core.messages import collected
-from modelexport.exporting.packages.genai import GENAI_CONFIG, GenaiError, make_genai_config
+from modelexport.exporting.packages.genai import GENAI_CONFIG, make_genai_config
+from modelexport.exporting.packages.genai_graphs import GenaiError
 from modelexport.format.packages import Manifest
 from modelexport.pytorch.diffusion.modules import MODEL_INDEX, PipelineModules
 from modelexport.pytorch.exported_model import exported_model_manifest
 from modelexport.pytorch.generation import ModelPart
+from modelexport.pytorch.positions import POSITIONS
 
 if TYPE_CHECKING:
     from torch import nn
@@ -61,7 +63,8 @@ def write_layouts(
             (folder / f"{part.file}.data").touch()
     if manifest.kind == "generate":
         try:
-            _write(folder / GENAI_CONFIG, make_genai_config(config, folder, manifest))
+            places = next((part.model.forward.positions for part in parts if part.name == POSITIONS), None)
+            _write(folder / GENAI_CONFIG, make_genai_config(config, folder, manifest, places))
         except GenaiError as reason:
             notes.append(f"{GENAI_CONFIG} was not written: {reason}")
     return notes

@@ -89,8 +89,9 @@ def export_package(
         model: Any ``nn.Module``, or a pipeline of diffusers. A model of transformers that can ``generate`` gives what
             generation runs, a pipeline what its run calls.
         folder: Made if need be; the files of a package that is there are replaced, or removed.
-        inputs: Example inputs for a model that is exported whole, or arguments for the example run of a pipeline of
-            diffusers. Other parts make their own.
+        inputs: Example inputs for a model that is exported whole, arguments for the example run of a pipeline of
+            diffusers, or the size of images for one that generates and takes it (``image_grid_thw``). Other parts make
+            their own.
         parts: What the package consists of.
         static_cache: The number of positions of a decoder's cache; by default it grows. The graph writes at the
             positions that its input ``cache_position`` names, and the cache that it returns has the same size.
@@ -115,7 +116,7 @@ def export_package(
     with stages("parts"):
         form = DecoderForm(static_cache=static_cache, separate_prefill=separate_prefill)
         form.check()
-        kind, found = _parts_of(model, parts, inputs, form)
+        kind, found = _parts_of(model, parts, inputs, form, options.weights.to_check)
     with written_together(folder, [] if lies_in is None else [lies_in], make=True, package=True) as staging:
         with stages("weights"):
             shared = _share(model, found, lies_in, staging, options.weights)
@@ -123,7 +124,6 @@ def export_package(
             export,
             name=name,
             frontend=frontend,
-            dynamic=True,
             opset=opset,
             optimized=optimized,
             interface=_INTERFACES.get(kind, AS_CAPTURED),
@@ -139,10 +139,15 @@ def export_package(
 
 
 def _parts_of(
-    model: nn.Module, parts: PartsMode, inputs: Mapping[str, Any] | Sequence[Any] | None, form: DecoderForm
+    model: nn.Module,
+    parts: PartsMode,
+    inputs: Mapping[str, Any] | Sequence[Any] | None,
+    form: DecoderForm,
+    weights: Weights | None,
 ) -> tuple[Kind, list[ModelPart]]:
     if parts == "generate" or (parts == "auto" and can_generate(model)):
-        return "generate", generation_parts(model, form)
+        sizes = inputs if isinstance(inputs, Mapping) else None
+        return "generate", generation_parts(model, form, sizes, weights)
     if form != DecoderForm():
         raise InputsError("--static-cache and --separate-prefill are for a model that generates: leave them out")
     if isinstance(model, PipelineModules):
@@ -191,9 +196,17 @@ def _export_each(
         own = stages.within(part.name)
         linked = replace(options, weights=replace(options.weights, weights="link", source=shared[part.name]))
         keywords = _of_one_row(part) if fused else {}
+        if part.constants:
+            linked = linked.replaced_by({"constants": [*options.capture.constants, *part.constants]})
         try:
             results[part.name] = export_part(
-                part.model, part.inputs, folder / part.path, options=linked, stages=own, **keywords
+                part.model,
+                part.inputs,
+                folder / part.path,
+                dynamic=not part.constants,  # what depends on the values of constants has their sizes
+                options=linked,
+                stages=own,
+                **keywords,
             )
         except (CaptureError, CheckError) as error:
             if not part.optional:

@@ -24,6 +24,7 @@ from modelexport.pytorch.inputs.specs import read_spec
 from modelexport.pytorch.inputs.trial_runs import Inputs, TrialRuns
 from modelexport.pytorch.inputs.values import InputMaker
 from modelexport.pytorch.recorder import CallRecorder
+from modelexport.pytorch.static import check_has_forward
 
 _MAIN = ("input_ids", "pixel_values", "input_features", "input_values", "decoder_input_ids")
 """Arguments that carry data. They are generated even if optional, so that every part of the model runs."""
@@ -42,6 +43,7 @@ def generate_inputs(
     seed: int = 0,
     batch: int = 2,
     has_weights: bool = True,
+    grids: bool = False,
 ) -> Inputs:
     """Keyword arguments that ``model`` ran with, on its device and in its floating-point type.
 
@@ -55,14 +57,18 @@ def generate_inputs(
         batch: The first dimension; 1 if the model accepts no other.
         has_weights: Whether the model can compute values. Without weights only shapes and types are checked, and if
             no inputs fit, the first that were generated are returned.
+        grids: Give images with the grids of their patches to a model that takes them so; otherwise text alone. A
+            capture has to keep the values of grids.
 
     Raises:
-        InputsError: ``spec`` is wrong, or an argument cannot be generated; the message then shows the JSON to write.
+        InputsError: The model has no ``forward``, ``spec`` is wrong, or an argument cannot be generated; the message
+            then shows the JSON to write.
     """
+    check_has_forward(model)
     signature = inspect.signature(model.forward).parameters
     kind = inspect.Parameter
     named = {name: p for name, p in signature.items() if p.kind not in (kind.VAR_POSITIONAL, kind.VAR_KEYWORD)}
-    maker = InputMaker(model, Path(directory) if directory is not None else None, seed)
+    maker = InputMaker(model, Path(directory) if directory is not None else None, seed, grids=grids)
     takes_any = any(p.kind is kind.VAR_KEYWORD for p in signature.values())
     entries = read_spec(spec, None if takes_any else list(named), maker)
     given = {name: value for name, value in entries.items() if value is not None}
@@ -85,6 +91,15 @@ def generate_inputs(
         # Some operations compute shapes for fewer types than values; the exporter replaces these, and reports errors.
         return runner.first_inputs
     raise InputsError(_advice(runner, maker, given)) from runner.first_error
+
+
+def read_inputs(model: torch.nn.Module, spec: str | Path, *, seed: int = 0) -> Inputs:
+    """The arguments in a JSON file, and no others: for a model that makes the rest of its inputs itself.
+
+    Raises:
+        InputsError: It cannot be read, or describes an argument wrongly.
+    """
+    return read_spec(spec, None, InputMaker(model, None, seed))
 
 
 def check_inputs(model: torch.nn.Module, inputs: Mapping[str, Any] | tuple[Any, ...]) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from modelexport.pytorch.inputs.fitting import LENGTHS, Shape
 from modelexport.pytorch.inputs.trial_runs import Inputs, TrialRuns
 from modelexport.pytorch.trust import no_questions
 
+_TYPES = "mm_token_type_ids"
+"""The argument that says of each token whether it is text or a placeholder."""
 COUNTED = ("_ids", "mask")
 """Suffixes of the names of integer arguments."""
 _SENTENCES = (
@@ -29,10 +32,10 @@ _SENTENCES = (
 class InputMaker:
     """Makes tensors for arguments with standard names, with sizes from the model's configs."""
 
-    def __init__(self, model: torch.nn.Module, directory: Path | None, seed: int) -> None:
+    def __init__(self, model: torch.nn.Module, directory: Path | None, seed: int, *, grids: bool = False) -> None:
         floating = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
         self.model, self.directory, self.seed = model, directory, seed
-        self.device, self.dtype = floating.device, floating.dtype
+        self.device, self.dtype, self._grids = floating.device, floating.dtype, grids
         self.configs = _configs(model, directory)
         sizes = [config.get(f"{side}vocab_size") for config in self.configs for side in ("", "src_", "tgt_")]
         self.vocabulary = min((size for size in sizes if isinstance(size, int) and size > 0), default=0)
@@ -166,12 +169,30 @@ class InputMaker:
                 continue
             # If this fails, the run decides; it may then use text alone.
             with contextlib.suppress(Exception):
-                made = runner.call(getattr(self.model, f"get_{kind}_features"), {name: inputs[name]})
+                function = getattr(self.model, f"get_{kind}_features")
+                given = self._as_taken(function, name, f"{kind}_grid_thw", inputs)
+                made = runner.call(function, given)
                 made = getattr(made, "pooler_output", made)
                 made = torch.cat(list(made)) if isinstance(made, list | tuple) else made
                 slots = ids.new_full((len(ids), made.numel() // made.shape[-1] // len(ids)), token)
-                inputs = inputs | {"input_ids": torch.cat([ids[:, :1], slots, ids[:, 1:]], 1)}
+                inputs = inputs | given | {"input_ids": torch.cat([ids[:, :1], slots, ids[:, 1:]], 1)}
+                if _TYPES in inspect.signature(self.model.forward).parameters:
+                    inputs[_TYPES] = (inputs["input_ids"] == token).to(torch.int32)
         return inputs
+
+    def _as_taken(self, function: Callable[..., Any], name: str, grid: str, inputs: Inputs) -> Inputs:
+        """An image for each row: as it is, or, for a function that takes grids, cut into patches, a row for each."""
+        if not self._grids or grid not in inspect.signature(function).parameters:
+            return {name: inputs[name]}
+        channels = self.number("in_channels", "in_chans", "num_channels") or 3
+        depth, edge = self.number("temporal_patch_size") or 1, self.number("patch_size") or 16
+        sizes = inputs.get(grid)
+        if sizes is None:  # patches that are merged, and windows of attention, are whole
+            merged = self.number("spatial_merge_size", "merge_size") or 1
+            unit = max(2 * merged, self.number("window_size") // edge)
+            sizes = torch.tensor([[1, unit, 2 * unit]] * len(inputs["input_ids"]), device=self.device)
+        patches = self.floats(name, (int(sizes.prod(-1).sum()), channels * depth * edge * edge))
+        return {name: patches, grid: sizes}
 
 
 def _configs(model: torch.nn.Module, directory: Path | None) -> list[Mapping[str, Any]]:

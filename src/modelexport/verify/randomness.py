@@ -1,0 +1,147 @@
+"""What a model computes with random numbers: a file draws others, so that only the rest can be compared.
+
+Which tensors these are is told by a second run with other random numbers. It is made if the file draws random numbers,
+or if something differs: then its numbers may be those that were drawn when the model was captured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from modelexport.core.calls import ModuleCall
+from modelexport.graph.nodes import all_nodes, is_random
+from modelexport.runtime.choices import Choice
+from modelexport.runtime.evidence import Computed, Evidence, SeenTensor
+from modelexport.verify.differences import Difference, worst
+from modelexport.verify.outputs import WholeComparison
+from modelexport.verify.verdicts import CallVerdict, OtherInputs
+
+_REASON = "it depends on random numbers"
+_APART = 1e-5
+"""The norm of the difference of two runs, as a share of the tensor's, that is not rounding."""
+
+
+@dataclass(frozen=True)
+class Repeatable:
+    """A run without the tensors that depend on random numbers."""
+
+    run: Evidence
+    random: frozenset[int]
+    """The positions of those tensors."""
+    random_outputs: frozenset[int]
+    """The positions of the outputs that do."""
+    tensors: Sequence[SeenTensor]
+    computed: Sequence[Computed]
+    choices: Sequence[Choice]
+
+    @property
+    def outputs(self) -> Sequence[Any]:
+        return self.run.outputs
+
+    @property
+    def parents(self) -> Mapping[ModuleCall, ModuleCall | None]:
+        return self.run.parents
+
+    def array(self, content: str) -> Any:
+        return self.run.array(content)
+
+    def in_float64(self, *, from_right_values: bool) -> Evidence | None:
+        exact = self.run.in_float64(from_right_values=from_right_values)
+        if exact is None:
+            return None
+        tensors = _others(exact.tensors, self.random)
+        return replace(self, run=exact, tensors=tensors, computed=exact.computed, choices=exact.choices)
+
+    def without_outputs(self, whole: WholeComparison) -> WholeComparison:
+        """A comparison without the outputs that depend on random numbers."""
+        others = [_without(other, self.random_outputs) for other in whole.others]
+        return replace(whole, run=self, outputs=_excused(whole.outputs, self.random_outputs), others=others)
+
+    def explained(self, calls: Sequence[CallVerdict]) -> list[CallVerdict]:
+        """Verdicts that say why a call was not compared."""
+        random = {self.run.tensors[index].call.address for index in self.random}
+        return [
+            msgspec.structs.replace(call, reason="what it computes depends on random numbers")
+            if call.status == "not compared" and call.address in random
+            else call
+            for call in calls
+        ]
+
+
+def draws_numbers(model: ir.Model) -> bool:
+    """Whether a file has operators that draw random numbers."""
+    versions = model.opset_imports
+    used = {(node.op_type, node.domain) for node in all_nodes(model)}
+    return any(
+        is_random(onnx.defs.get_schema(op_type, versions[domain], domain))
+        for op_type, domain in used
+        if domain in versions and onnx.defs.has(op_type, domain)
+    )
+
+
+def without_random(run: Evidence, other: Evidence) -> Repeatable | None:
+    """A run without what differs in another one, on the same inputs with other random numbers.
+
+    Returns:
+        ``None`` if nothing differs.
+    """
+    there = {(tensor.call, tensor.side, tensor.name): tensor for tensor in other.tensors}
+
+    def differs(tensor: SeenTensor) -> bool:
+        twin = there.get((tensor.call, tensor.side, tensor.name))
+        if twin is None or twin.shape != tensor.shape:
+            return True
+        return twin.content != tensor.content and _apart(run.array(tensor.content), other.array(twin.content))
+
+    random = frozenset(index for index, tensor in enumerate(run.tensors) if differs(tensor))
+    same = len(run.outputs) == len(other.outputs)
+    outputs = frozenset(
+        index
+        for index, array in enumerate(run.outputs)
+        if not same or array.shape != other.outputs[index].shape or _apart(array, other.outputs[index])
+    )
+    if not random and not outputs:
+        return None
+    alike = len(run.computed) == len(other.computed) and len(run.choices) == len(other.choices)
+    computed = [
+        one
+        for one, twin in (zip(run.computed, other.computed, strict=True) if alike else ())
+        if one.fingerprint.near(twin.fingerprint, _APART)
+    ]
+    choices = [one for one, twin in (zip(run.choices, other.choices, strict=True) if alike else ()) if one == twin]
+    return Repeatable(run, random, outputs, _others(run.tensors, random), computed, choices)
+
+
+def _others(tensors: Sequence[SeenTensor], random: Collection[int]) -> list[SeenTensor]:
+    return [tensor for index, tensor in enumerate(tensors) if index not in random]
+
+
+def _apart(one: Any, other: Any) -> bool:
+    """Whether two arrays of one shape differ by more than rounding."""
+    if one.dtype.kind in "iub":
+        return not np.array_equal(one, other)
+    a, b = (np.nan_to_num(array.astype(np.float64)) for array in (one, other))
+    return bool(np.linalg.norm((a - b).reshape(-1)) > _APART * np.linalg.norm(a.reshape(-1)))
+
+
+def _excused(outputs: Sequence[Difference], random: Collection[int]) -> list[Difference]:
+    return [
+        msgspec.structs.replace(one, status="not compared", reason=_REASON) if index in random else one
+        for index, one in enumerate(outputs)
+    ]
+
+
+def _without(other: OtherInputs, random: Collection[int]) -> OtherInputs:
+    outputs = _excused(other.outputs, random)
+    own = worst([one for index, one in enumerate(outputs) if index not in random])
+    if not outputs or (other.status == "differ" and own is not None and own.status == "differ"):
+        return other
+    status, reason = (own.status, own.reason) if own is not None else ("not compared", _REASON)
+    return msgspec.structs.replace(other, status=status, reason=reason, outputs=outputs)
