@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -64,6 +66,15 @@ def test_without_a_check_the_first_file_is_taken(tmp_path: Path) -> None:
     result = export(Otherwise(), (X,), tmp_path / "m.onnx", check=False)
     assert result.hierarchy.settings.frontend == "dynamo"
     assert result.check is None
+
+
+def test_without_a_check_the_runtime_is_not_loaded(tmp_path: Path) -> None:
+    code = f"""
+import sys, torch, modelexport
+modelexport.export(torch.nn.Linear(4, 4), (torch.ones(2, 4),), {str(tmp_path / "m.onnx")!r}, check=False)
+assert "onnxruntime" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
 class Noise(nn.Module):

@@ -22,8 +22,12 @@ import modelexport
 from commands import run
 from decoders import SMALL
 from modelexport.errors import CheckError, FileFormatError, InputsError, OutputError, UsageError
+from modelexport.files.onnx_models import load_onnx
 from modelexport.pytorch.generating import example_prompts
+from modelexport.pytorch.generation import generation_parts
 from modelexport.pytorch.loading import load_model
+from modelexport.pytorch.other_sizes import resized
+from modelexport.pytorch.prepared import prepare_inputs
 from modelexport.runtime.generation import Generator
 from modelexport.tagged.package import read_package
 
@@ -172,6 +176,19 @@ def test_a_linked_package_that_is_wrong_is_not_written(llama: tuple[Path, Path],
     assert not (tmp_path / "out").exists()
 
 
+def test_other_sizes_of_a_step_fit_together(llama: tuple[Path, Path]) -> None:
+    (part,) = generation_parts(load_model(str(llama[0])).model)
+    given = prepare_inputs(part.model, part.inputs).inputs
+    changed = resized(given, load_onnx(llama[1] / "decode.onnx"))
+    assert isinstance(given, dict) and isinstance(changed, dict)
+    sizes = [
+        [one["past_key_values"].layers[0].keys.shape[2], one["input_ids"].shape[1], one["attention_mask"].shape[1]]
+        for one in (given, changed)
+    ]
+    assert [past + query for past, query, _ in sizes] == [total for *_, total in sizes]
+    assert all(now > before for before, now in zip(*sizes, strict=True))
+
+
 def test_verify_generates_in_both_from_padded_prompts_and_from_each_alone(llama: tuple[Path, Path]) -> None:
     done = run("verify", "out", "--model", "llama", "--new-tokens", "24", "--json", cwd=llama[0].parent)
     document = json.loads(done.stdout)
@@ -222,7 +239,7 @@ def test_families_of_decoders_give_pytorchs_tokens(name: str, tmp_path: Path) ->
 def test_encoder_decoders_give_pytorchs_tokens(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = ENCODER_DECODERS[name]().eval()
-    modelexport.export_package(model, tmp_path / "out", verify=True)
+    assert modelexport.export_package(model, tmp_path / "out", verify=True).agrees
     package = read_package(tmp_path / "out")
     assert list(package.files) == ["encoder", "decode"]
     # The keys and values of the encoder's states are computed once, by the modules of the decoder that have their

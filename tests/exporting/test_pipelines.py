@@ -59,7 +59,7 @@ def clip(cls: Any) -> Any:
     )
 
 
-def t5() -> tuple[Any, Any]:
+def t5(width: int) -> tuple[Any, Any]:
     """A tokenizer of letters and an encoder."""
     import tokenizers
     from tokenizers import pre_tokenizers, processors
@@ -71,7 +71,7 @@ def t5() -> tuple[Any, Any]:
     tokenizer = transformers.PreTrainedTokenizerFast(
         tokenizer_object=made, pad_token="<pad>", eos_token="</s>", unk_token="<unk>", model_max_length=24
     )
-    config = transformers.T5Config(vocab_size=len(letters), d_model=16, d_kv=8, d_ff=24, num_layers=1, num_heads=2)
+    config = transformers.T5Config(vocab_size=len(letters), d_model=width, d_kv=8, d_ff=24, num_layers=1, num_heads=2)
     return tokenizer, transformers.T5EncoderModel(config)
 
 
@@ -108,7 +108,7 @@ def stable_diffusion(**components: Any) -> Any:
 
 
 def stable_diffusion_3() -> Any:
-    tokenizer, encoder = t5()
+    tokenizer, encoder = t5(32)
     transformer = diffusers.SD3Transformer2DModel(
         sample_size=16,
         patch_size=1,
@@ -136,7 +136,7 @@ def stable_diffusion_3() -> Any:
 
 
 def flux() -> Any:
-    tokenizer, encoder = t5()
+    tokenizer, encoder = t5(16)
     transformer = diffusers.FluxTransformer2DModel(
         in_channels=16,
         num_layers=1,

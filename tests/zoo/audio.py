@@ -209,6 +209,8 @@ TRANSFORMERS: dict[str, Callable[[], Built]] = {
         wavenet_dilation_rate=1,
         posterior_encoder_num_wavenet_layers=1,
         prior_encoder_num_flows=1,
+        noise_scale=0.0,  # otherwise it draws random numbers, and no file agrees with it
+        noise_scale_duration=0.0,
     ),
     "bark-semantic": _pretrained(
         "BarkSemanticModel",

@@ -216,12 +216,12 @@ def run_checks(
         CheckError: The file fails the check, and ``must_pass`` is set.
         FixedAxesError: The file fixes sizes of axes that need not be dynamic.
     """
-    from modelexport.pytorch.prepared import prepare_inputs
-    from modelexport.verify.model import record_reference, verify  # nothing else in an export needs ONNX Runtime
-
     check = verified = None
     if not options.checks.any:
         return check, verified
+    from modelexport.pytorch.prepared import prepare_inputs
+    from modelexport.verify.model import record_reference, verify  # nothing else in an export needs ONNX Runtime
+
     if options.checks.checked is not None:
         inputs = prepare_inputs(model, options.checks.checked).inputs
     with reachable(staged.parent, path, weights):

@@ -36,6 +36,14 @@ def matching_name(name: str, known: Collection[str]) -> str | None:
     return next((k for k in known if k.removeprefix("input.").replace(".", "_") == wanted), None)
 
 
+def _inputs_of_file(inputs: Inputs, model: ir.Model) -> dict[str, str]:
+    """The name of each tensor in inputs to that of a file's input: the same, or, if names differ, that in order."""
+    wanted = [value.name or "" for value in required_inputs(model)]
+    given = [name for name, _ in tensors_in(inputs)]
+    same = {name: one for name in given if (one := matching_name(name, wanted)) is not None}
+    return dict(zip(given, wanted, strict=True)) if len(same) < len(given) == len(wanted) else same
+
+
 def given_sizes(inputs: Inputs, model: ir.Model) -> dict[str, int]:
     """The symbols of the dynamic axes of a file to their sizes in some inputs, without those of size one or none."""
     return {symbol: sizes[0] for symbol, sizes in _symbols(inputs, model).items() if sizes[0] > 1}
@@ -59,11 +67,12 @@ def resized(
 
 def _with_sizes(inputs: Inputs, model: ir.Model, now: Mapping[str, int]) -> Inputs:
     axes = dynamic_axes(model)
-    names = {id(tensor): matching_name(name, axes) for name, tensor in tensors_in(inputs)}
+    own = _inputs_of_file(inputs, model)
+    names = {id(tensor): own.get(name) for name, tensor in tensors_in(inputs)}
 
     def one(value: Any) -> Any:
         name = names.get(id(value))
-        return value if name is None else _resized(value, axes[name], now)
+        return _resized(value, axes[name], now) if name in axes else value
 
     changed: Inputs = tree_map(one, inputs)
     return changed
@@ -115,11 +124,10 @@ def dynamic_axes(model: ir.Model) -> dict[str, list[str | None]]:
 
 def _symbols(inputs: Inputs, model: ir.Model) -> dict[str, tuple[int, int]]:
     """Each symbol that is the size of an axis to its size in some inputs, and the first axis that has it."""
-    axes = dynamic_axes(model)
+    axes, own = dynamic_axes(model), _inputs_of_file(inputs, model)
     found: dict[str, tuple[int, int]] = {}
     for given, tensor in tensors_in(inputs):
-        name = matching_name(given, axes)
-        for axis, symbol in enumerate(axes[name] if name is not None else ()):
+        for axis, symbol in enumerate(axes.get(own.get(given, ""), ())):
             if symbol is not None and SYMBOL.fullmatch(symbol) and axis < tensor.ndim:
                 size, first = found.get(symbol, (tensor.shape[axis], axis))
                 found[symbol] = size, min(axis, first)
