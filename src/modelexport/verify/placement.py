@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import onnx_ir as ir
 
@@ -97,8 +98,9 @@ def find_misplaced(model: ir.Model, calls: CallTree, run: FileRun, evidence: Evi
             wrong = wrong or [call for call in owner.calls if call not in also]
         if right and wrong:
             found.append(Misplaced(node.name or "", tuple(wrong), tuple(sorted(right))))
-    for node, those, right in misplaced_quiet_nodes(model, calls, run, evidence, reached, unseen):
-        found.append(Misplaced(node.name or "", tuple(those), tuple(sorted(right))))
+    leads = partial(_may_lead_to, calls=calls, order=order)
+    quiet = misplaced_quiet_nodes(model, calls, run, evidence, reached, unseen, leads)
+    found += [Misplaced(node.name or "", tuple(those), tuple(sorted(right))) for node, those, right in quiet]
     return found
 
 

@@ -6,7 +6,7 @@ what the file does not have, or that the others run in.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import onnx_ir as ir
 
@@ -27,6 +27,7 @@ def misplaced_quiet_nodes(
     evidence: Evidence,
     reached: Mapping[ir.Node, Calls],
     unseen: set[ModuleCall],
+    may_lead_to: Callable[[ModuleCall, ModuleCall], bool],
 ) -> Iterator[tuple[ir.Node, list[ModuleCall], Calls]]:
     """Nodes that lead only to values of other calls, with the wrong owners and those calls.
 
@@ -35,6 +36,7 @@ def misplaced_quiet_nodes(
     Args:
         reached: For every node the calls of the first values with a known call that it leads to.
         unseen: The calls whose outputs are not values of the file.
+        may_lead_to: Whether what a call computes can be a part of what another does.
     """
     quiet: set[ModuleCall] | None = None
     for node in model.graph:
@@ -44,13 +46,17 @@ def misplaced_quiet_nodes(
             continue
         if own.kind != "f" or own.size < _LEAST or own.telling:
             continue
-        near = right | unseen | {around for call in right if call in calls for around in calls.stack(call)}
+        near = right | {around for call in right if call in calls for around in calls.stack(call)}
         if owner.evidence is not OwnerEvidence.EXACT:
             near |= set(_owners_beside(node))
         if all(call in near for call in owner.calls):
             continue
-        quiet = _quiet_calls(evidence) if quiet is None else quiet
-        wrong = [call for call in owner.calls if call not in near | quiet]
+        quiet = unseen | _quiet_calls(evidence) if quiet is None else quiet
+        wrong = [
+            call
+            for call in owner.calls
+            if call not in near and not (call in quiet and any(may_lead_to(call, one) for one in right))
+        ]
         if wrong:
             yield node, wrong, right
 
