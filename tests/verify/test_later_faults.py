@@ -259,3 +259,36 @@ def test_what_leads_to_a_recurrence_is_not_of_the_one_that_gets_its_result(tmp_p
         report = verify(model, inputs, saved_alone(file, path))
         assert report.diverging is not None
         assert report.diverging.first_node == node.name
+
+
+def test_a_count_of_a_mask_of_ones_is_of_the_call_that_uses_it(tmp_path: Path) -> None:
+    class Counted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            return torch.tanh(self.first(x)) * mask.float().sum(-1, keepdim=True)
+
+    class Whole(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.counted, self.after = Counted(), nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = self.after(self.counted(x, mask))
+            return result
+
+    torch.manual_seed(0)
+    model, path = Whole().eval(), tmp_path / "x.onnx"
+    inputs = {"x": torch.randn(2, 6, 8), "mask": torch.ones(2, 6, 8, dtype=torch.long)}
+    export(model, inputs, path)
+    assert verify(model, inputs, path).agrees
+    for owners in (["after"], ["counted", "after"]):
+        file = load_onnx(path)
+        node = next(node for node in file.graph if node.op_type == "ReduceSum")
+        tags = {"counted": "/Whole/Counted", "after": "/Whole"}
+        write_tags(node.metadata_props, owners, [tags[one] for one in owners], Evidence.EXACT)
+        report = verify(model, inputs, saved_alone(file, path))
+        assert report.diverging is not None
+        assert report.diverging.first_node == node.name

@@ -14,6 +14,7 @@ from torch import nn
 
 from modelexport import export, verify
 from modelexport.files.onnx_models import load_onnx, save_model
+from modelexport.lineage.tools import optimize_file
 from modelexport.verify.differences import compare_arrays
 from modelexport.verify.verdicts import VerifyReport
 
@@ -210,3 +211,34 @@ def test_a_node_before_a_value_that_tells_no_call_may_be_of_those_that_return_it
     export(model, inputs, tmp_path / "model.onnx")
     report = verify(model, inputs, tmp_path / "model.onnx", perturb=False)
     assert not accused(report)
+
+
+class Filled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return self.linear(x).masked_fill(~mask.bool(), -0.5)
+
+
+class TwiceFilled(nn.Module):
+    """Two modules invert one mask, which a file does once, and a tool as a part of what follows in each of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Filled(), Filled()])
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x, mask)
+        return x
+
+
+def test_a_tool_that_fuses_a_mask_of_several_calls(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, inputs = TwiceFilled().eval(), {"x": torch.randn(2, 6, 8), "mask": torch.ones(2, 6, 8, dtype=torch.long)}
+    export(model, inputs, tmp_path / "model.onnx")
+    optimize_file(tmp_path / "model.onnx", "ort-basic", tmp_path / "fused.onnx")
+    assert "Not" not in {node.op_type for node in load_onnx(tmp_path / "fused.onnx").graph}
+    assert not accused(verify(model, inputs, tmp_path / "fused.onnx"))

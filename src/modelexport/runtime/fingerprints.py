@@ -83,21 +83,28 @@ def fingerprint_of(array: Any) -> Fingerprint:
         flat = np.where(np.abs(flat) < _HUGE, flat, np.float32(0))
     direction = _directions(flat.size)
     scale = sqrt(max(flat.size, 1))
-    telling = kind == "f" and flat.size >= 4 and (_has_several(flat[:_FIRST]) or _has_several(flat[:_LOOK]))
+    telling = kind == "f" and has_several(flat)
     return Fingerprint(
         kind,
         flat.size,
         float(np.linalg.norm(flat)) / scale,
         float(direction @ flat) / scale,
         float(_directions.backwards(flat.size) @ flat) / scale,
-        bool(telling),
+        telling,
     )
 
 
-def _has_several(numbers: Any) -> bool:
-    """Whether there are more than three different numbers."""
+def has_several(flat: Any) -> bool:
+    """Whether an array has more than three different numbers near its beginning."""
+    return flat.size >= _SEVERAL and (_several(flat[:_FIRST]) or _several(flat[:_LOOK]))
+
+
+_SEVERAL = 4
+
+
+def _several(numbers: Any) -> bool:
     count = len(set(numbers.tolist())) if numbers.size <= _FIRST else np.unique(numbers).size
-    return bool(count > 3)
+    return bool(count >= _SEVERAL)
 
 
 @dataclass

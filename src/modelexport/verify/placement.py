@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import onnx_ir as ir
 
@@ -20,6 +21,7 @@ from modelexport.runtime.evidence import Evidence
 from modelexport.runtime.fingerprints import NEAR, Fingerprint, Index, fingerprint_of
 from modelexport.verify.leading import MOVES, reached_calls
 from modelexport.verify.matching import FileRun, first_makers, tensors_by_call
+from modelexport.verify.quiet_values import misplaced_quiet_nodes
 
 
 @dataclass(frozen=True)
@@ -80,13 +82,15 @@ def find_misplaced(model: ir.Model, calls: CallTree, run: FileRun, evidence: Evi
             near = near | _around(node, known) | _users(node, known)
         elif node not in known:
             near = near | leading
-        near = near | _alike(node, right, known)
+        if node in known:
+            near = near | _alike(node, right, known)
         wrong: Sequence[ModuleCall] = [] if owner.call in near else owner.calls
         if len(owner.calls) > 1:
             # A node fused from several calls also computes what the others did; the file does not have that as a value.
             beside = _around(node, known) | _users(node, known) | leading | _passed(node, run, travels)
             if owner.evidence is not OwnerEvidence.EXACT:
-                also, wrong = near | beside | ends.before(right), wrong if not near & set(owner.calls) else []
+                also = near | beside | ends.before(right) | _owners_of_quiet(node, run)
+                wrong = wrong if not near & set(owner.calls) else []
             elif node in copies:
                 also = near
             else:
@@ -94,6 +98,9 @@ def find_misplaced(model: ir.Model, calls: CallTree, run: FileRun, evidence: Evi
             wrong = wrong or [call for call in owner.calls if call not in also]
         if right and wrong:
             found.append(Misplaced(node.name or "", tuple(wrong), tuple(sorted(right))))
+    leads = partial(_may_lead_to, calls=calls, order=order)
+    quiet = misplaced_quiet_nodes(model, calls, run, evidence, reached, unseen, leads)
+    found += [Misplaced(node.name or "", tuple(those), tuple(sorted(right))) for node, those, right in quiet]
     return found
 
 
@@ -123,6 +130,13 @@ class _Ends:
         given = (run.contents.get(value.name or "", "") for value in node.outputs)
         before = {call for content in given for call in self._get.get(content, ())}
         return before | {call for content in taken for call in self._return.get(content, ())}
+
+
+def _owners_of_quiet(node: ir.Node, run: FileRun) -> frozenset[ModuleCall]:
+    """The owners of the nodes that compute inputs of a node that do not tell a call: what was fused may be of these."""
+    producers = (value.producer() for value in node.inputs if value is not None)
+    owners = (owner_of(one) for one in producers if one is not None and not _telling(one, run))
+    return frozenset(call for owner in owners if owner is not None for call in owner.calls)
 
 
 def _passed(node: ir.Node, run: FileRun, travels: Mapping[str, frozenset[ModuleCall]]) -> frozenset[ModuleCall]:
