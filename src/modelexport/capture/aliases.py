@@ -73,7 +73,8 @@ def views_made_again(before: torch.fx.Graph, after: torch.fx.Graph) -> Iterator[
             made.setdefault(origin, []).append(node)
     for name, nodes in made.items():
         for argument in captured[name].all_input_nodes:
-            yield from _made_for(_views(argument), nodes)
+            if _is_view(argument) and is_written_later(argument):
+                yield from _made_for(_views(argument), nodes)
 
 
 def _made_for(
