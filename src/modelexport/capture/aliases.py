@@ -12,13 +12,18 @@ import torch.fx
 
 def is_written_later(node: torch.fx.Node) -> bool:
     """Whether a later node writes into the memory of a node's tensor, through a view of it or through its base."""
+    return any(node < writer for writer in _writers(node))
+
+
+def _writers(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
+    """The nodes that write into the memory of a node's tensor."""
     pending, seen = [node], {node}
     while pending:
         current = pending.pop()
         for user in current.users:
             shared = _shared_arguments(user)
-            if shared.get(current) and node < user:
-                return True
+            if shared.get(current):
+                yield user
             if current in shared and user not in seen:
                 seen.add(user)
                 pending.append(user)
@@ -26,7 +31,6 @@ def is_written_later(node: torch.fx.Node) -> bool:
             if source not in seen:
                 seen.add(source)
                 pending.append(source)
-    return False
 
 
 def _shared_arguments(node: torch.fx.Node) -> dict[torch.fx.Node, bool]:
@@ -67,13 +71,15 @@ def views_made_again(before: torch.fx.Graph, after: torch.fx.Graph) -> Iterator[
     Torch does so where the view is used next, in another call perhaps, and gives the nodes the annotations of the user.
     """
     captured = {node.name: node for node in before.nodes}
+    if not any(any(_shared_arguments(node).values()) for node in before.nodes):  # nothing is written
+        return
     made: dict[str, list[torch.fx.Node]] = {}
     for node in after.nodes:
         if (origin := _origin(node)) in captured:
             made.setdefault(origin, []).append(node)
     for name, nodes in made.items():
         for argument in captured[name].all_input_nodes:
-            if _is_view(argument) and is_written_later(argument):
+            if _is_view(argument) and any(_writers(argument)):
                 yield from _made_for(_views(argument), nodes)
 
 

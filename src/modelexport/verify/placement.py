@@ -64,6 +64,7 @@ def find_misplaced(model: ir.Model, calls: CallTree, run: FileRun, evidence: Evi
         if allowed:
             known[node] = frozenset(allowed)
     unseen = _calls_with_unseen_outputs(calls, run, evidence)
+    passing = _calls_with_unseen_outputs(calls, run, evidence, passed=True)
     several = any((owner := owner_of(node)) is not None and len(owner.calls) > 1 for node in model.graph)
     gone = _calls_with_lost_values(run, evidence, calls) if several else frozenset()
     ends = _Ends(evidence)
@@ -76,14 +77,12 @@ def find_misplaced(model: ir.Model, calls: CallTree, run: FileRun, evidence: Evi
             continue
         right = known.get(node) or reached.get(node, frozenset())
         near = right
-        leading = {call for call in unseen if any(_may_lead_to(call, r, calls, order) for r in right)}
+        beyond = passing if node in copies else unseen
+        leading = {call for call in beyond if any(_may_lead_to(call, r, calls, order) for r in right)}
         if node in copies:
             near = near | copies[node] | reached.get(node, frozenset())
             near = near | _around(node, known) | _users(node, known)
-        elif node not in known:
-            near = near | leading
-        if node in known:
-            near = near | _alike(node, right, known)
+        near = near | (_alike(node, right, known) if node in known else leading)
         wrong: Sequence[ModuleCall] = [] if owner.call in near else owner.calls
         if len(owner.calls) > 1:
             # A node fused from several calls also computes what the others did; the file does not have that as a value.
@@ -251,14 +250,20 @@ def _telling(node: ir.Node, run: FileRun) -> bool:
     return any(one is not None and one.telling for one in prints)
 
 
-def _calls_with_unseen_outputs(calls: CallTree, run: FileRun, evidence: Evidence) -> set[ModuleCall]:
-    """The calls whose outputs are not values of the file, so that the end of their nodes is not known."""
+def _calls_with_unseen_outputs(
+    calls: CallTree, run: FileRun, evidence: Evidence, *, passed: bool = False
+) -> set[ModuleCall]:
+    """The calls whose outputs are not values of the file, so that the end of their nodes is not known.
+
+    Args:
+        passed: Those too that only pass on, in another shape, what they get.
+    """
     seen: Collection[str] = set(run.contents.values())
     returned, given = tensors_by_call(evidence, "outputs"), tensors_by_call(evidence, "inputs")
     found = set()
     for traced in calls:
         call = traced.call
-        taken = {tensor.content for tensor in given.get(call, [])}
+        taken = set() if passed else {tensor.content for tensor in given.get(call, [])}
         if call not in evidence.parents or any(
             tensor.content not in seen and tensor.content not in taken for tensor in returned.get(call, [])
         ):
