@@ -214,8 +214,8 @@ def table(outcomes: Sequence[Outcome]) -> str:
     """The outcomes as Markdown: figures by family, then every model that a way does not export rightly."""
     families = list(dict.fromkeys(outcome.family for outcome in outcomes))
     lines = [
-        "| family | models | ours: exported | loads | agrees | all tagged | bare: exported | loads | agrees |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| family | models | ours: exported | loads | agrees | verified | tagged | bare: exported | loads | agrees |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for family in [*families, None]:
         of = {way: [o for o in outcomes if o.way == way and family in (o.family, None)] for way in WAYS}
@@ -223,6 +223,7 @@ def table(outcomes: Sequence[Outcome]) -> str:
         cells = [
             family or "all", len(ours),
             *(sum(getattr(o, field) for o in ours) for field in ("exported", "loads", "agrees")),
+            sum(o.agrees and not o.reason for o in ours),
             sum(o.exported and o.tagged for o in ours),
             *(sum(getattr(o, field) for o in bare) for field in ("exported", "loads", "agrees")),
         ]  # fmt: skip
@@ -231,7 +232,7 @@ def table(outcomes: Sequence[Outcome]) -> str:
     lines += [
         f"| {o.family}: {o.name} | {o.way} | {'yes' if o.exported else 'no'} | {short(o)} |"
         for o in sorted(outcomes, key=lambda o: (families.index(o.family), o.name, o.way != "ours"))
-        if not o.agrees
+        if not o.agrees or o.reason
     ]
     return "\n".join(lines)
 
