@@ -4,8 +4,22 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Iterator
+
+import pytest
 
 from modelexport.core.garbage import _Heap, only_new_garbage
+
+
+@pytest.fixture(autouse=True)
+def collector() -> Iterator[None]:
+    """The collector as Python starts it; `conftest` has another for all tests."""
+    thresholds = gc.get_threshold()
+    gc.unfreeze()
+    gc.set_threshold(700, 10, 10)
+    yield
+    gc.freeze()
+    gc.set_threshold(*thresholds)
 
 
 class Knot:

@@ -14,6 +14,7 @@ import onnx
 from modelexport.core.stages import Stages
 from modelexport.errors import CheckError, UsageError
 from modelexport.exporting.fixed_axes import FixedAxesError, find_fixed_axes, told_of_fixed
+from modelexport.exporting.interface import requested_outputs
 from modelexport.exporting.options import Options
 from modelexport.format import documents
 from modelexport.tagged.flattening import runnable
@@ -141,9 +142,7 @@ def _check_outputs(
         unsupported = not types.isdisjoint(_FEW_KERNELS) and _NO_KERNEL in str(error)
         status: Literal["failed", "skipped"] = "skipped" if unsupported else "failed"
         return FileCheck(status=status, step=step, reason=str(error)[:_REASON])
-    if len(expected) == len(names) and set(actual) < set(names):  # the other outputs were not requested
-        by_name = dict(zip(names, expected, strict=True))
-        expected = [by_name[name] for name in actual]
+    expected = requested_outputs(expected, names, list(actual))
     if len(expected) != len(actual):
         reason = f"PyTorch returns {len(expected)} tensors, the file {len(actual)}"
         return FileCheck(status="failed", step="outputs", reason=reason)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from modelexport.exporting.interface import requested_outputs
 from modelexport.files.onnx_models import load_onnx
 from modelexport.format import documents
 from modelexport.verify.verdicts import OtherInputs, VerifyReport
@@ -75,7 +76,8 @@ def find_fixed_axes(
     sizes = given_sizes(inputs, file)
     if not sizes:
         return []
-    search = _Search(_runner(model, inputs, path, file))
+    names = [tensor.value for tensor in hierarchy.calls[0].outputs]
+    search = _Search(_runner(model, inputs, path, file, names))
     if not search.symbols(sizes):
         return []
     call = _call_of(search.reasons, hierarchy)
@@ -97,7 +99,9 @@ def find_fixed_axes(
     ]
 
 
-def _runner(model: nn.Module, inputs: Inputs, path: Path, file: ir.Model) -> Callable[[Collection[str]], OtherInputs]:
+def _runner(
+    model: nn.Module, inputs: Inputs, path: Path, file: ir.Model, names: Sequence[str | None]
+) -> Callable[[Collection[str]], OtherInputs]:
     """Compares the outputs with other sizes of some symbols, in the first way that the model accepts."""
     from modelexport.pytorch.other_sizes import WAYS, resized
     from modelexport.runtime.sessions import open_session
@@ -106,13 +110,17 @@ def _runner(model: nn.Module, inputs: Inputs, path: Path, file: ir.Model) -> Cal
     from modelexport.verify.outputs import run_module
 
     session = open_session(path, optimized=False)
+    kept = [value.name or "" for value in file.graph.outputs]
+
+    def right(other: Inputs) -> list[Any]:
+        return requested_outputs(run_module(model, other), names, kept)
 
     def compared(symbols: Collection[str]) -> OtherInputs:
         for way in WAYS:
             other = resized(inputs, file, way, symbols)
-            found = run_one(way, other, session, lambda other: run_module(model, other))
+            found = run_one(way, other, session, right)
             if found.status == "differ" and found.outputs:
-                agrees = partial(_agrees, run_module(model, other))
+                agrees = partial(_agrees, right(other))
                 fed, _ = run_with_choices(model, other, path)
                 if fed and agrees(fed):
                     found = msgspec.structs.replace(found, status="tie")

@@ -91,6 +91,19 @@ AS_CAPTURED = Interface()
 """The interface that keeps the names of the capture."""
 
 
+def requested_outputs(returned: Sequence[Any], names: Sequence[str | None], kept: Sequence[str]) -> list[Any]:
+    """What a model returns, without the outputs that a file was not to keep.
+
+    Args:
+        names: The values of everything that the model returns.
+        kept: The names of the file's outputs.
+    """
+    if len(returned) != len(names) or not set(kept) < set(names):
+        return list(returned)
+    by_name = dict(zip(names, returned, strict=True))
+    return [by_name[name] for name in kept]
+
+
 def with_fixed_axes(exported: Exported, axes: Mapping[tuple[str, int], int]) -> Exported:
     """A capture in which some dynamic axes of the inputs have a size; its graph is changed in place."""
     inputs = {value.name or "": value for value in exported.model.graph.inputs}
