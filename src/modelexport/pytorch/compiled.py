@@ -17,7 +17,7 @@ def run_as_python() -> Iterator[None]:
     seen, and nothing is compiled.
 
     PyTorch compiles the branches of ``torch.cond``, and the bodies of its other operators with nested graphs, when they
-    run. That stays as it is: calls in them are no calls of the run.
+    run. That stays as it is: modules that are called inside a branch are not recorded as calls of the run.
     """
     whole = operator_utilities.setup_compilation_env
 

@@ -1,4 +1,4 @@
-"""Models computed with the runtime's float64 kernels: what its float32 kernels are off by is no fault of a file.
+"""Models computed with the runtime's float64 kernels, to tell errors of its float32 kernels from faults of a file.
 
 A float32 kernel may be far less exact than the rounding of its type: that of ``Sigmoid`` is exact to 6e-8, and 2e-9 for
 it is nothing. The same node, from the same float32 numbers, is computed in float64, and its result rounded.
