@@ -22,6 +22,7 @@ from modelexport.files.safetensors_files import Place, encode_header, read_heade
 from modelexport.format import documents, keys
 from modelexport.format.dtypes import SAFETENSORS_NAMES, dtype_name, parse_dtype
 from modelexport.graph.nodes import required_inputs
+from modelexport.graph.requested import requested_outputs
 from modelexport.runtime.choices import Choice
 from modelexport.runtime.evidence import Computed, Evidence, SeenTensor
 from modelexport.runtime.fingerprints import Fingerprint
@@ -122,9 +123,10 @@ def write_reference(
         OutputError: There is not enough space on the disk.
     """
     seen = [t for t in run.tensors if not modules or _is_inside(t.call, set(modules), run.parents)]
-    outputs = _output_names(tagged, len(run.outputs))
+    requested = requested_outputs(tagged.model.metadata_props, run.outputs)
+    outputs = _output_names(tagged, len(requested))
     found = {f"{_INPUTS}{name}": _Kept.of(array) for name, array in inputs.items()}
-    found |= {f"{_VALUES}{name}": _Kept.of(array) for name, array in zip(outputs, run.outputs, strict=True)}
+    found |= {f"{_VALUES}{name}": _Kept.of(array) for name, array in zip(outputs, requested, strict=True)}
     where = _add_boundaries(found, seen, run, _names(sidecar, tagged))
     for choice in () if modules else run.choices:
         for content, shape in ((choice.scores, choice.scores_shape), (choice.indices, choice.indices_shape)):

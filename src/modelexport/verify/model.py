@@ -152,7 +152,7 @@ def _repeatable(
         return None
     tell("verify: random numbers")
     other = run_observed(runs.model, inputs, runs.tagged, None, whole.perturbed, seed=_OTHER_SEED)
-    return without_random(whole.run, other)
+    return without_random(whole.run, other, runs.tagged.model.metadata_props)
 
 
 _OTHER_SEED = 20_113

@@ -88,7 +88,7 @@ class _Compare:
     provider: str
 
     def __call__(self, right: list[Any], given: Mapping[str, Any], outputs: Mapping[str, Any]) -> list[Difference]:
-        whole = WholeOutputs(right, self.run, measured=False, file=self.tagged.model)
+        whole = WholeOutputs(right, self.tagged.model, self.run, measured=False)
         compared = whole.compare_with_ties(outputs, self.tagged, given, self.provider)
         if any(one.status == "differ" for one in compared):
             return whole.compare_with_kernels(self.tagged, given, self.provider) or compared

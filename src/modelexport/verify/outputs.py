@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from modelexport.core.messages import collected
+from modelexport.core.text import plural
 from modelexport.errors import UsageError
 from modelexport.graph.nodes import nested_graphs
 from modelexport.pytorch.model_run import ModelRun, as_array
@@ -106,8 +107,10 @@ def compare_whole(
         outputs = run_session(session, given)
         tell("verify: PyTorch")
         run, other_weights = _run_with_others(runs, inputs, perturb, notes)
-        right = runs.outputs(inputs) if other_weights else run.outputs
-        whole = WholeOutputs(right, lambda: runs.observed(inputs, {}), file=tagged.model)
+        returned = runs.outputs(inputs) if other_weights else run.outputs
+        whole = WholeOutputs(returned, tagged.model, lambda: runs.observed(inputs, {}))
+        if missing := len(returned) - len(whole.right):
+            notes.append(f"{plural(missing, 'output')} of the model left out at export")
         compared = whole.compare_with_ties(outputs, tagged, given, provider)
         optimizer = ""
         if any(one.status == "differ" for one in compared) and not session.narrow:

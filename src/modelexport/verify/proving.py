@@ -18,8 +18,10 @@ import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
 from modelexport.core.limits import BATCH_BYTES
+from modelexport.format import keys
 from modelexport.graph.initializers import bind_tensors
 from modelexport.graph.nodes import initializers
+from modelexport.graph.requested import requested_outputs
 from modelexport.runtime import sessions
 from modelexport.runtime.evidence import Evidence
 from modelexport.tagged.file import TaggedFile
@@ -114,11 +116,9 @@ def _best(run: FileRun) -> dict[str, str]:
 def _ends(tagged: TaggedFile, run: FileRun, evidence: Evidence) -> dict[str, str]:
     """The outputs of the file are what the model returns, whatever else they are near."""
     root = tagged.calls.calls[0].call
-    right = [
-        tensor
-        for tensor in evidence.tensors
-        if tensor.call == root and tensor.side == "outputs" and 0 not in tensor.shape  # what holds nothing is left out
-    ]
+    returned = [tensor for tensor in evidence.tensors if tensor.call == root and tensor.side == "outputs"]
+    requested = requested_outputs(tagged.model.metadata_props, returned)
+    right = [tensor for tensor in requested if 0 not in tensor.shape]  # what holds nothing is left out
     values = [value.name or "" for value in tagged.model.graph.outputs]
     if len(right) != len(values):
         return {}
@@ -139,11 +139,12 @@ def _from_tags(tagged: TaggedFile, run: FileRun, evidence: Evidence) -> dict[str
     gets = {call: {t.content for t in tensors} for call, tensors in tensors_by_call(evidence, "inputs").items()}
     same = set(same_calls(tagged, evidence))
     root = tagged.calls.calls[0].call
+    left_out = keys.OUTPUTS in tagged.model.metadata_props  # what is not in the file may be any of its outputs
     for tensor in evidence.tensors:
         call = tensor.call
         if tensor.content in seen or call not in same or 0 in tensor.shape:
             continue
-        if tensor.side == "outputs" and tensor.content in gets.get(call, ()):
+        if tensor.side == "outputs" and (tensor.content in gets.get(call, ()) or (call == root and left_out)):
             continue
         fitting = [n for n in fitting_values(tagged, run, tensor) if n not in run.contents and n not in found]
         if len(fitting) == 1 or (fitting and call == root):
