@@ -49,9 +49,7 @@ def _doubled(node: ir.Node, version: int) -> Doubled | None:
     schema = schema_of(node, version)
     if schema is None or (node.domain, node.op_type) == ("", "Softplus"):
         return None
-    if any(
-        a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for a in node.attributes.values()
-    ):
+    if any(a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for a in node.attributes.values()):
         return None
     free = {
         one.type_param_str

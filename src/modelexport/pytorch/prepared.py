@@ -87,6 +87,17 @@ def arguments_by_name(model: nn.Module, inputs: Inputs) -> dict[str, Any]:
     return named
 
 
+def kept_tensors(model: nn.Module, inputs: Inputs, constants: Collection[str]) -> frozenset[str]:
+    """The names of the tensors in inputs that are constants of a file, as :func:`tensors_in` names them."""
+    args, kwargs = ((), inputs) if isinstance(inputs, Mapping) else (tuple(inputs), {})
+    kept = {
+        id(tensor)
+        for name, tensor in input_tensors(model, args, kwargs)
+        if any(name == one or name.startswith(f"{one}.") for one in constants)
+    }
+    return frozenset(name for name, tensor in tensors_in(inputs) if id(tensor) in kept)
+
+
 def _as_transformers_has_them(model: nn.Module, inputs: Inputs) -> tuple[Inputs, list[str]]:
     """Without labels, and with what its exporter computes from the inputs' values before it captures a model."""
     from transformers import PreTrainedModel

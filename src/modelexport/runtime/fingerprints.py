@@ -84,7 +84,7 @@ def fingerprint_of(array: Any) -> Fingerprint:
     if flat.size and not (flat.max() < _HUGE and flat.min() > -_HUGE):  # comparisons with NaN are false
         flat = np.where(np.abs(flat) < _HUGE, flat, np.float32(0))
     norm = float(np.linalg.norm(flat))
-    if norm < _SMALL and norm > 0 or (norm == 0 and flat.any()):  # the squares of its elements vanish
+    if (norm < _SMALL and norm > 0) or (norm == 0 and flat.any()):  # the squares of its elements vanish
         flat = flat.astype(np.float64)
         norm = float(np.linalg.norm(flat))
     direction = _directions(flat.size)
