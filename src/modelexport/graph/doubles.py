@@ -1,7 +1,7 @@
 """A model in which nodes compute in float64, from float32 numbers, and round what they give to float32.
 
 ``Sigmoid`` is written with ``Exp``: ONNX Runtime's float64 kernel adds to a half, so that nothing is left below -37.
-``Softplus`` stays in float32: its float64 kernel adds to one before it takes the logarithm, and the float32 one does not.
+``Softplus`` stays in float32: its float64 kernel takes the logarithm of a sum with one, the float32 one is exact.
 """
 
 from __future__ import annotations

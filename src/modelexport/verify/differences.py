@@ -9,8 +9,8 @@ scaled. The tolerance is a multiple of rounding noise:
 
 Elements ten thousand times larger than the others and above a thousand (added by a mask) are a separate group: they
 would hide the rest. Where most elements nearly vanish instead (a gate that is closed), they are rounded as the others.
-Numbers below the smallest normal one of a type have few digits or none (some kernels make them zero), so that as much is
-rounding. A norm hides a wrong element among a million, so that no element may be off by many times the tolerance of the norm,
+Numbers below the smallest normal one of a type have few digits, or are zero in some kernels: so much is rounding, too.
+A norm hides a wrong element among a million, so that no element may be off by many times the tolerance of the norm,
 relative to itself or to the typical element: rounding errors are spread over all elements.
 """
 

@@ -20,7 +20,7 @@ from modelexport.graph.nodes import required_inputs
 from modelexport.pytorch.model_run import as_array
 from modelexport.pytorch.other_sizes import one_row, other_sizes
 from modelexport.pytorch.perturbation import as_arrays, entries_of
-from modelexport.pytorch.prepared import kept_tensors, prepare_inputs
+from modelexport.pytorch.prepared import arguments_by_name, kept_tensors, prepare_inputs
 from modelexport.pytorch.static import module_tree
 from modelexport.pytorch.values import as_stored
 from modelexport.pytorch.variations import all_at_once, telling_inputs
@@ -101,11 +101,12 @@ def _verify(
     kept: KeptRuns | None,
     tell: Tell,
 ) -> VerifyReport:
-    inputs = prepare_inputs(model, inputs).inputs
     tagged = _open(model, path)
+    constants = _constants(sidecar or tagged.hierarchy)
+    inputs = prepare_inputs(model, inputs, [one for one in constants if one in arguments_by_name(model, inputs)]).inputs
     chosen = tagged.select(*modules).calls if modules else ()
     parameters = _parameters(model, tagged.model, weights)
-    runs, constants = ModelRuns(model, tagged, weights, kept or KeptRuns()), _constants(sidecar or tagged.hierarchy)
+    runs = ModelRuns(model, tagged, weights, kept or KeptRuns())
     whole = compare_whole(runs, inputs, constants, perturb=perturb, others=others, provider=provider, tell=tell)
     if whole.perturbed:
         put_in(tagged.model, as_arrays(model, whole.perturbed, as_array).__getitem__, whole.perturbed)
