@@ -131,6 +131,18 @@ def test_data_that_decides_is_not_offered_as_a_constant(tmp_path: Path) -> None:
     assert caught.value.constants == ()
 
 
+class BranchesAndSteps(Steps):
+    def forward(self, x: torch.Tensor, length: torch.Tensor) -> torch.Tensor:
+        return super().forward(x if x.mean() > 0 else x * 3, length)
+
+
+def test_a_constant_that_does_not_help_is_not_offered(tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match="data-dependent") as caught:
+        export(BranchesAndSteps().eval(), {"x": X, "length": LENGTH}, tmp_path / "m.onnx")
+    assert caught.value.constants == ()
+    assert "--constant" not in str(caught.value)
+
+
 def test_a_constant_that_is_no_argument_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no argument lenght; did you mean length"):
         export(Steps().eval(), {"x": X, "length": LENGTH}, tmp_path / "m.onnx", constants=["lenght"])
