@@ -18,6 +18,7 @@ from modelexport.errors import UsageError
 from modelexport.graph.nodes import nested_graphs
 from modelexport.pytorch.model_run import ModelRun, as_array
 from modelexport.pytorch.perturbation import entries_of, indistinct, perturbed, weak
+from modelexport.pytorch.prepared import kept_tensors
 from modelexport.pytorch.traced import untouched
 from modelexport.pytorch.values import run_arguments, tensors_in
 from modelexport.runtime.evidence import Evidence
@@ -129,6 +130,7 @@ def compare_whole(
                 lambda what, other: runs.outputs(other, what),
                 lambda what, other: runs.observed(other, {}, what),
                 provider,
+                kept_tensors(runs.model, inputs, constants),
             )
         del session  # before its file is removed
     return WholeComparison(

@@ -18,19 +18,21 @@ import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
 from modelexport.core.limits import BATCH_BYTES
+from modelexport.errors import UsageError
 from modelexport.format import keys
 from modelexport.graph.initializers import bind_tensors
 from modelexport.graph.nodes import initializers
 from modelexport.graph.requested import requested_outputs
 from modelexport.runtime import sessions
 from modelexport.runtime.evidence import Evidence
+from modelexport.runtime.kernels import with_double_kernels
 from modelexport.tagged.file import TaggedFile
 from modelexport.verify.blaming import fitting_values, measure_noise, move_blame
 from modelexport.verify.comparing import compare_hints
 from modelexport.verify.layouts import LaidOut, find_layouts
 from modelexport.verify.localizing import find_suspects
 from modelexport.verify.matching import FileRun, run_file, tensors_by_call
-from modelexport.verify.placement import find_misplaced
+from modelexport.verify.placement import Misplaced, find_misplaced
 from modelexport.verify.proof import Proof
 from modelexport.verify.segments import given_name
 from modelexport.verify.ties import fed, find_choices, wrong_choices
@@ -90,8 +92,37 @@ def prove_calls(
         evidence,
         provider=provider,
     )
-    proof.misplaced.extend(find_misplaced(model, tagged.calls, run, evidence))
+    proof.misplaced.extend(_misplaced(proof, run, given))
     return proof
+
+
+def _misplaced(proof: Proof, run: FileRun, given: Mapping[str, Any]) -> list[Misplaced]:
+    """The misplaced nodes. What the runtime's float32 kernels compute of a closed gate may be no number of PyTorch's.
+
+    Args:
+        given: Values of the file that their users get instead of what the file computes.
+    """
+    model, calls, evidence = proof.tagged.model, proof.tagged.calls, proof.evidence
+    found = find_misplaced(model, calls, run, evidence)
+    if not found:
+        return found
+    precise, operators = with_double_kernels(model, proof.provider)
+    if not operators:
+        return found
+    try:
+        run = run_file(
+            precise,
+            proof.tagged.path.parent,
+            proof.feeds,
+            evidence,
+            provider=proof.provider,
+            given=given,
+            batch_bytes=proof.batch_bytes,
+        )
+    except UsageError:  # the runtime says only then that it has no such kernels
+        return found
+    again = {one.node: one for one in find_misplaced(model, calls, run, evidence)}
+    return [one for one in found if one.node in again]
 
 
 def _read_weights(model: ir.Model) -> None:
