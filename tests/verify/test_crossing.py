@@ -154,3 +154,22 @@ def test_a_row_that_is_wrong_is_found_in_its_call(tmp_path: Path) -> None:
     assert report.diverging is not None
     assert report.diverging.address == "0"
     assert "a row by" in report.diverging.reason
+
+
+def test_a_fault_that_changed_weights_hide_is_found_in_its_call(tmp_path: Path) -> None:
+    """Fresh norms are all ones, so that weights are changed in memory; with larger ones an epsilon has no effect."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(12, 16), nn.LayerNorm(16), nn.Linear(16, 16)).eval()
+    embedding = model[0]
+    assert isinstance(embedding, nn.Embedding)
+    embedding.weight.data *= 0.02
+    inputs, path = {"input": torch.randint(12, (2, 8))}, tmp_path / "x.onnx"
+    export(model, inputs, path)
+    file = load_onnx(path)
+    last(file, "LayerNormalization").attributes["epsilon"] = ir.AttrFloat32("epsilon", 9.9e-6)
+    faulty = tmp_path / "faulty.onnx"
+    save_model(file, faulty)
+    report = verify(model, inputs, faulty)
+    assert report.perturbed
+    assert report.diverging is not None
+    assert report.diverging.address == "1"
