@@ -19,6 +19,7 @@ from modelexport.core.owners import Evidence as OwnerEvidence
 from modelexport.graph.owners import owner_of
 from modelexport.runtime.evidence import Evidence
 from modelexport.runtime.fingerprints import NEAR, Fingerprint, Index, fingerprint_of
+from modelexport.verify.crossing import nodes_outside
 from modelexport.verify.leading import MOVES, reached_calls
 from modelexport.verify.matching import FileRun, first_makers, tensors_by_call
 from modelexport.verify.quiet_values import misplaced_quiet_nodes
@@ -100,6 +101,10 @@ def find_misplaced(model: ir.Model, calls: CallTree, run: FileRun, evidence: Evi
     leads = partial(_may_lead_to, calls=calls, order=order)
     quiet = misplaced_quiet_nodes(model, calls, run, evidence, reached, unseen, leads)
     found += [Misplaced(node.name or "", tuple(those), tuple(sorted(right))) for node, those, right in quiet]
+    told = {one.node for one in found}
+    computed = {node: those for node, those in known.items() if node not in copies}
+    outside = (each for each in nodes_outside(model, calls, run, evidence, computed) if each[0].name not in told)
+    found += [Misplaced(node.name or "", tuple(those), tuple(sorted(right))) for node, those, right in outside]
     return found
 
 

@@ -15,7 +15,6 @@ from modelexport.core.owners import Evidence as OwnerEvidence
 from modelexport.graph.owners import owner_of
 from modelexport.runtime.evidence import Evidence
 from modelexport.runtime.fingerprints import has_several
-from modelexport.surgery.edits import replaced_before
 from modelexport.verify.matching import FileRun, tensors_by_call
 
 Calls = frozenset[ModuleCall]
@@ -32,16 +31,13 @@ def misplaced_quiet_nodes(
 ) -> Iterator[tuple[ir.Node, list[ModuleCall], Calls]]:
     """Nodes that lead only to values of other calls, with the wrong owners and those calls.
 
-    What other owners than exact ones have may be that of the nodes beside them, with which a tool merged them. One of
-    several owners may be a replaced call, which shared the node until then.
+    What other owners than exact ones have may be that of the nodes beside them, with which a tool merged them.
 
     Args:
         reached: For every node the calls of the first values with a known call that it leads to.
         unseen: The calls whose outputs are not values of the file.
         may_lead_to: Whether what a call computes can be a part of what another does.
     """
-    replaced = set(replaced_before(model))
-    shared_before = {each.call for each in calls if any(str(call) in replaced for call in calls.stack(each.call))}
     quiet: set[ModuleCall] | None = None
     for node in model.graph:
         owner, right = owner_of(node), reached.get(node, frozenset())
@@ -53,8 +49,6 @@ def misplaced_quiet_nodes(
         near = right | {around for call in right if call in calls for around in calls.stack(call)}
         if owner.evidence is not OwnerEvidence.EXACT:
             near |= set(_owners_beside(node))
-            if near.intersection(owner.calls):
-                near |= shared_before
         if all(call in near for call in owner.calls):
             continue
         quiet = unseen | _quiet_calls(evidence) if quiet is None else quiet

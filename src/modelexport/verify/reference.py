@@ -56,7 +56,7 @@ def verify_reference(path: str | Path, *, modules: Sequence[str] = (), provider:
             provider=provider,
             units=dict(UNITS),
             parameters=None,
-            claims=false_claims(tagged, None, reference, proof.contents, None, shapes=proof.shapes),
+            claims=false_claims(tagged, None, reference, proof.values, None),
             notes=[told] if told else [],
         )
 
