@@ -7,7 +7,6 @@ import copy
 import hashlib
 import tempfile
 import weakref
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from modelexport.core.calls import ROOT, ModuleCall, Side
 from modelexport.core.limits import BATCH_BYTES
 from modelexport.core.messages import collected
 from modelexport.errors import UsageError
+from modelexport.pytorch.bodies import Bodies
 from modelexport.pytorch.dispatch_modes import OperationMode
 from modelexport.pytorch.lazy_weights import lend_weights
 from modelexport.pytorch.private_torch import tree_map, version_of
@@ -64,6 +64,7 @@ class ModelRun:
         operations: bool = True,
         right: ModelRun | None = None,
         seed: int | None = None,
+        bodies: bool = False,
     ) -> None:
         """Run a model; its state is restored afterwards.
 
@@ -74,6 +75,7 @@ class ModelRun:
             operations: Whether to record single operations.
             right: Another run, whose tensors each call gets, and gives to others; what it got and gave is recorded.
             seed: The seed of the model's random numbers; by default those of the caller's state.
+            bodies: The model may have branches and loops of PyTorch's operators, whose calls are recorded, too.
         """
         self._model, self._inputs, self._weights, self._parameters = model, inputs, weights, parameters or {}
         self._never_called, self._right, self._seed = never_called, right, seed
@@ -86,28 +88,49 @@ class ModelRun:
         """Tensors by identity, with the state of their memory."""
         self._bytes = 0
         self._folder: tempfile.TemporaryDirectory[str] | None = None
-        self._recorder = CallRecorder(model, watch=self._watch)
-        try:
-            self.outputs = self._run(operations)
-        except Exception:
-            if not operations:
-                raise
-            # Compiled code cannot always be recorded; then only the boundaries are available.
+        self._numbers: dict[ModuleCall, ModuleCall | None] = {}
+        # Not everything can be recorded in all code; at least the boundaries of calls outside of branches are.
+        ways = [(operations, bodies, bodies), *([(operations, True, False)] if bodies else []), (False, False, False)]
+        for way in dict.fromkeys(ways):
             self.tensors, self.computed, self.choices = [], [], []
             self._recorder = CallRecorder(model, watch=self._watch)
-            self.outputs = self._run(operations=False)
-        self.parents = {traced.call: traced.parent for traced in self._recorder.seen}
+            try:
+                self.outputs = self._run(*way)
+                break
+            except Exception:
+                if way == ways[-1]:
+                    raise
+        self._opened = way[1:]
+        self._number()
 
     def array(self, content: str) -> Any:
         """The elements of a content, flat."""
         return self._arrays[content]
 
-    def _run(self, operations: bool) -> list[Any]:
+    def _number(self) -> None:
+        """Give the calls in branches and loops the numbers that they have in a file."""
+        self._numbers = self._recorder.numbers()
+        numbers = self._numbers
+
+        def numbered(call: ModuleCall | None) -> ModuleCall | None:
+            return numbers.get(call, call) if call is not None else None
+
+        if numbers:
+            self.tensors = [t._replace(call=call) for t in self.tensors if (call := numbered(t.call)) is not None]
+            self.computed = [c._replace(call=call) for c in self.computed if (call := numbered(c.call)) is not None]
+            self.choices = [c._replace(call=call) for c in self.choices if (call := numbered(c.call)) is not None]
+        self.parents = {
+            call: numbered(one.parent) for one in self._recorder.seen if (call := numbered(one.call)) is not None
+        }
+
+    def _run(self, operations: bool, bodies: bool, opened: bool) -> list[Any]:
         args, kwargs = run_arguments(self._inputs)
         with contextlib.ExitStack() as stack:
             # A module without weights cannot overwrite any.
             has_weights = self._weights is None
-            guard = stack.enter_context(untouched(self._model, runs=has_weights, guarded=operations, in_mode=True))
+            guard = stack.enter_context(
+                untouched(self._model, runs=has_weights, guarded=operations, in_mode=True, bodies=bodies)
+            )
             if self._seed is not None:
                 torch.manual_seed(self._seed)
             if self._weights is not None:
@@ -118,7 +141,9 @@ class ModelRun:
             stack.enter_context(collected())
             stack.enter_context(self._recorder.attached())
             if self._right is not None:
-                stack.enter_context(_reset(self._model, self._right))
+                stack.enter_context(_reset(self._model, self._right, self._recorder))
+            if bodies:
+                stack.enter_context(Bodies(self._recorder, opened=opened))
             if operations:
                 own = [] if self._weights is not None else list(self._model.parameters())
                 stack.enter_context(_Operations(self._recorder, self.computed, self._choose, own, guard))
@@ -192,7 +217,8 @@ class ModelRun:
                 entries[key].data = tensor
             model = model.double()
             with _AlwaysInFloat64():
-                run = ModelRun(model, inputs, operations=False, right=self if from_right_values else None)
+                right = self if from_right_values else None
+                run = ModelRun(model, inputs, operations=False, right=right, bodies=self._opened[0])
         except Exception:  # some code requires float32; the caller then goes without this run
             return None
         return run if len(run.tensors) == len(self.tensors) else None
@@ -207,19 +233,19 @@ def _widened(value: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _reset(model: nn.Module, right: ModelRun) -> Iterator[None]:
+def _reset(model: nn.Module, right: ModelRun, recorder: CallRecorder) -> Iterator[None]:
     """Make each call of a copy of a model get and return the tensors of another run, inside the block.
 
-    Hooks that were there before see what there is without it.
+    Hooks that were there before see what there is without it; those of the recorder are among them.
     """
-    known = {(t.call, t.side, t.name): t for t in right.tensors}
-    counts: Counter[str] = Counter()
-    running: list[ModuleCall] = []
+    own = {call: one for one, call in right._numbers.items()}
+    known = {(own.get(t.call, t.call), t.side, t.name): t for t in right.tensors}
+    running: list[ModuleCall | None] = []
 
-    def replaced(named: NamedTensors, call: ModuleCall, side: Side) -> dict[int, torch.Tensor]:
+    def replaced(named: NamedTensors, call: ModuleCall | None, side: Side) -> dict[int, torch.Tensor]:
         found = {}
         for name, tensor in named:
-            seen = known.get((call, side, name))
+            seen = known.get((call, side, name)) if call is not None else None
             if seen is not None and tensor.is_floating_point() and tuple(tensor.shape) == seen.shape:
                 array = right.array(seen.content).astype(np.float64).reshape(seen.shape)
                 found[id(tensor)] = torch.from_numpy(array)
@@ -228,23 +254,18 @@ def _reset(model: nn.Module, right: ModelRun) -> Iterator[None]:
     def exchange(value: Any, found: Mapping[int, torch.Tensor]) -> Any:
         return tree_map(lambda part: found.get(id(part), part), value)
 
-    def hooks(path: str) -> tuple[Any, Any]:
-        def enter(module: nn.Module, args: Any, kwargs: Any) -> Any:
-            call = ModuleCall(path, counts[path])
-            counts[path] += 1
-            running.append(call)
-            found = replaced(input_tensors(module, args, kwargs), call, "inputs")
-            return exchange(args, found), exchange(kwargs, found)
+    def enter(module: nn.Module, args: Any, kwargs: Any) -> Any:
+        call = recorder.running
+        running.append(call)
+        found = replaced(input_tensors(module, args, kwargs), call, "inputs")
+        return exchange(args, found), exchange(kwargs, found)
 
-        def leave(module: nn.Module, args: Any, output: Any) -> Any:
-            call = running.pop()
-            return output if call == ROOT else exchange(output, replaced(output_tensors(output), call, "outputs"))
-
-        return enter, leave
+    def leave(module: nn.Module, args: Any, output: Any) -> Any:
+        call = running.pop()
+        return output if call == ROOT else exchange(output, replaced(output_tensors(output), call, "outputs"))
 
     handles = []
-    for path, module in model.named_modules():
-        enter, leave = hooks(path)
+    for module in model.modules():
         handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
         handles.append(module.register_forward_hook(leave))
     try:
@@ -259,7 +280,7 @@ class _AlwaysInFloat64(OperationMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = tree_map(_wide_type, (args, kwargs or {}))
-        return func(*given[0], **given[1])
+        return func(*self.inside(func, given[0]), **given[1])
 
 
 def _wide_type(value: Any) -> Any:
@@ -286,7 +307,7 @@ class _Operations(OperationMode):
         kwargs = kwargs or {}
         if self._guard is not None:
             self._guard.before(func, args, kwargs)
-        output = func(*args, **kwargs)
+        output = func(*self.inside(func, args), **kwargs)
         call = self._recorder.running
         if call is None:
             return output

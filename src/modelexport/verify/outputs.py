@@ -76,7 +76,7 @@ class ModelRuns:
 
     def outputs(self, inputs: Inputs, name: str = "") -> list[Any]:
         """The outputs alone."""
-        guarded = _facts(self.model, self.tagged)[1]
+        guarded = not _facts(self.model, self.tagged)[1]
         return self.kept.get(("outputs", name), lambda: run_module(self.model, inputs, self.weights, guarded=guarded))
 
 
@@ -166,16 +166,15 @@ def run_observed(
         others: The weights to use instead of the model's own.
         seed: The seed of the model's random numbers.
     """
-    never, operations = _facts(model, tagged)
-    return ModelRun(model, inputs, weights, parameters=others, never_called=never, operations=operations, seed=seed)
+    never, compiles = _facts(model, tagged)
+    return ModelRun(model, inputs, weights, parameters=others, never_called=never, seed=seed, bodies=compiles)
 
 
 def _facts(model: nn.Module, tagged: TaggedFile) -> tuple[frozenset[str], bool]:
-    """The modules that are never called, and whether to record operations."""
+    """The modules that are never called, and whether the model may have branches or loops, which PyTorch compiles."""
     called = {traced.call.path for traced in tagged.calls}
     never = {path for path, _ in model.named_modules()} - called
-    # PyTorch compiles the branches of a condition, which is not possible while operations are recorded.
-    return frozenset(never), not any(nested_graphs(node) for node in tagged.model.graph)
+    return frozenset(never), any(nested_graphs(node) for node in tagged.model.graph)
 
 
 def _other_weights(
