@@ -19,6 +19,7 @@ from modelexport.core.owners import Evidence as OwnerEvidence
 from modelexport.graph.owners import owner_of
 from modelexport.runtime.evidence import Evidence
 from modelexport.runtime.fingerprints import NEAR, Fingerprint, Index, fingerprint_of
+from modelexport.surgery.repeating import values_taken
 from modelexport.verify.leading import MOVES, reached_calls
 from modelexport.verify.matching import FileRun, first_makers, tensors_by_call
 from modelexport.verify.quiet_values import misplaced_quiet_nodes
@@ -55,7 +56,7 @@ def find_misplaced(model: ir.Model, calls: CallTree, run: FileRun, evidence: Evi
     """Nodes that only rearrange their inputs, to the calls that get or return these."""
     for node in model.graph:
         own = run.prints.get(node.outputs[0].name or "")
-        given = [_taken(taken, own, run) for taken in node.inputs if taken is not None]
+        given = [_taken(taken, own, run) for taken in values_taken(node)]
         if (node.domain == "" and node.op_type in MOVES) or any(_same(own, one) for one in given):
             copies[node] = travels.get(run.contents.get(node.outputs[0].name or "", ""), frozenset())
         allowed: set[ModuleCall] = set()

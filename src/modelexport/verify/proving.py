@@ -24,6 +24,7 @@ from modelexport.runtime import sessions
 from modelexport.runtime.evidence import Evidence
 from modelexport.tagged.file import TaggedFile
 from modelexport.verify.blaming import fitting_values, measure_noise, move_blame
+from modelexport.verify.bodies import calls_in_bodies, opened
 from modelexport.verify.comparing import compare_hints
 from modelexport.verify.layouts import LaidOut, find_layouts
 from modelexport.verify.localizing import find_suspects
@@ -53,8 +54,9 @@ def prove_calls(
     Raises:
         UsageError: ONNX Runtime does not load the file, or does not have the provider.
     """
+    _read_weights(tagged.model)
+    tagged = opened(tagged, feeds, provider=provider)
     model, folder = tagged.model, tagged.path.parent
-    _read_weights(model)
     batch_bytes = batch_bytes or max(
         BATCH_BYTES, 2 * sum(v.const_value.nbytes for v in initializers(model) if v.const_value)
     )
@@ -157,4 +159,11 @@ def same_calls(tagged: TaggedFile, evidence: Evidence) -> list[ModuleCall]:
     once in the other."""
     there = Counter(call.path for call in evidence.parents)
     here = Counter(traced.call.path for traced in tagged.calls)
-    return [t.call for t in tagged.calls if there[t.call.path] == here[t.call.path]]
+    # Branches that PyTorch did not run are left out of its run; their calls are numbered after the others.
+    inside = calls_in_bodies(tagged)
+    outside = Counter(traced.call.path for traced in tagged.calls if traced.call not in inside)
+    return [
+        call
+        for call in (traced.call for traced in tagged.calls)
+        if there[call.path] == here[call.path] or (there[call.path] == outside[call.path] and call not in inside)
+    ]
