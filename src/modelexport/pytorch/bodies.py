@@ -1,4 +1,4 @@
-"""Runs the nested functions of ``torch.cond``, ``torch.while_loop`` and ``scan`` so that the calls in them are recorded.
+"""Records the calls in the nested functions of ``torch.cond``, ``torch.while_loop`` and ``scan``.
 
 A file has the calls of both branches of a condition and of one iteration of a loop. So both branches are run, whichever
 is taken, and the first iteration is recorded. The result is that of the model.

@@ -9,7 +9,6 @@ import torch
 
 from modelexport.pytorch.private_torch import TorchDispatchMode
 
-
 RUN_FUNCTIONS = (torch.ops.higher_order.cond, torch.ops.higher_order.while_loop, torch.ops.higher_order.scan)
 """The operations that run nested functions, as the bodies of branches and loops."""
 

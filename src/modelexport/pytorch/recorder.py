@@ -24,7 +24,6 @@ from modelexport.pytorch.values import (
     tensors_held,
 )
 
-
 _CALLS_OF_A_BODY = 2**32
 """More than the calls of a module in the body of a branch or loop; these are numbered in the end."""
 

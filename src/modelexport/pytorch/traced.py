@@ -173,7 +173,7 @@ class Guard(OperationMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.before(func, args, kwargs)
-        return func(*args, **(kwargs or {}))
+        return func(*self.inside(func, args), **(kwargs or {}))
 
     def before(self, func: Any, args: Any, kwargs: Any) -> None:
         """Copy the parameters that an operation may write to."""

@@ -38,7 +38,9 @@ def opened(tagged: TaggedFile, feeds: Mapping[str, Any], *, provider: str) -> Ta
     folder = tagged.path.parent
     whole = _Opening(tagged.model).everything()
     if not _runs(whole, folder, feeds, provider):
-        whole = _Opening(tagged.model).what_is_taken(lambda model, names: _values(model, names, folder, feeds, provider))
+        whole = _Opening(tagged.model).what_is_taken(
+            lambda model, names: _values(model, names, folder, feeds, provider)
+        )
     return replace(tagged, model=whole)
 
 
@@ -174,9 +176,7 @@ class _Opening:
             list(node.attributes[name].as_ints()) if name in node.attributes else [0] * scanned
             for name in ("scan_input_axes", "scan_input_directions")
         )
-        for value, formal, axis, backwards in zip(
-            sequences, body.inputs[len(states) :], axes, directions, strict=True
-        ):
+        for value, formal, axis, backwards in zip(sequences, body.inputs[len(states) :], axes, directions, strict=True):
             place = self._constant(node, np.array(-1 if backwards else 0))
             one = ir.Node("", "Gather", [value, place], [ir.Attr("axis", ir.AttributeType.INT, axis)])
             one.name = self._free(f"{node.name}.first", self._nodes)

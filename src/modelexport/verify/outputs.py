@@ -76,8 +76,10 @@ class ModelRuns:
 
     def outputs(self, inputs: Inputs, name: str = "") -> list[Any]:
         """The outputs alone."""
-        guarded = not _facts(self.model, self.tagged)[1]
-        return self.kept.get(("outputs", name), lambda: run_module(self.model, inputs, self.weights, guarded=guarded))
+        bodies = _facts(self.model, self.tagged)[1]
+        return self.kept.get(
+            ("outputs", name), lambda: run_module(self.model, inputs, self.weights, guarded=True, bodies=bodies)
+        )
 
 
 def compare_whole(
@@ -228,17 +230,19 @@ def run_module(
     *,
     seed: int | None = None,
     guarded: bool = False,
+    bodies: bool = False,
 ) -> list[Any]:
     """The tensors in what a model returns, in order.
 
     Args:
         seed: The seed of the model's random numbers.
         guarded: The model compiles nothing, so that its writes to parameters can be watched in every operation.
+        bodies: Nor its branches and loops, which run as Python.
     """
     if weights is not None:
         raise UsageError("the model was built without weights and cannot run: give its weights")
     args, kwargs = run_arguments(inputs)
-    with untouched(model, guarded=guarded), collected():
+    with untouched(model, guarded=guarded, bodies=bodies), collected():
         if seed is not None:
             torch.manual_seed(seed)
         return [as_array(tensor) for _, tensor in tensors_in(model(*args, **kwargs))]

@@ -16,10 +16,10 @@ import onnx_ir as ir
 
 from modelexport.core.calls import CallTree, ModuleCall
 from modelexport.core.owners import Evidence as OwnerEvidence
+from modelexport.graph.nodes import nested_graphs
 from modelexport.graph.owners import owner_of
 from modelexport.runtime.evidence import Evidence
 from modelexport.runtime.fingerprints import NEAR, Fingerprint, Index, fingerprint_of
-from modelexport.surgery.repeating import values_taken
 from modelexport.verify.leading import MOVES, reached_calls
 from modelexport.verify.matching import FileRun, first_makers, tensors_by_call
 from modelexport.verify.quiet_values import misplaced_quiet_nodes
@@ -56,7 +56,12 @@ def find_misplaced(model: ir.Model, calls: CallTree, run: FileRun, evidence: Evi
     """Nodes that only rearrange their inputs, to the calls that get or return these."""
     for node in model.graph:
         own = run.prints.get(node.outputs[0].name or "")
-        given = [_taken(taken, own, run) for taken in values_taken(node)]
+        if nested_graphs(node):
+            places = [_allowed(True, value, run, index, makers, apart) for value in node.outputs]
+            if outermost := _outermost({call for calls in places for call in calls}, evidence):
+                known[node] = outermost
+            continue
+        given = [_taken(taken, own, run) for taken in node.inputs if taken is not None]
         if (node.domain == "" and node.op_type in MOVES) or any(_same(own, one) for one in given):
             copies[node] = travels.get(run.contents.get(node.outputs[0].name or "", ""), frozenset())
         allowed: set[ModuleCall] = set()
@@ -102,6 +107,18 @@ def find_misplaced(model: ir.Model, calls: CallTree, run: FileRun, evidence: Evi
     quiet = misplaced_quiet_nodes(model, calls, run, evidence, reached, unseen, leads)
     found += [Misplaced(node.name or "", tuple(those), tuple(sorted(right))) for node, those, right in quiet]
     return found
+
+
+def _outermost(calls: set[ModuleCall], evidence: Evidence) -> frozenset[ModuleCall]:
+    """The calls that do not run in another of them: what a branch returns, the caller of the condition returns, too."""
+
+    def runs_in_another(call: ModuleCall) -> bool:
+        around = evidence.parents.get(call)
+        while around is not None and around not in calls:
+            around = evidence.parents.get(around)
+        return around is not None
+
+    return frozenset(call for call in calls if not runs_in_another(call))
 
 
 class _Ends:

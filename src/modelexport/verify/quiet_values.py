@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from modelexport.core.calls import CallTree, ModuleCall
 from modelexport.core.owners import Evidence as OwnerEvidence
+from modelexport.graph.nodes import nested_graphs
 from modelexport.graph.owners import owner_of
 from modelexport.runtime.evidence import Evidence
 from modelexport.runtime.fingerprints import has_several
@@ -43,12 +44,13 @@ def misplaced_quiet_nodes(
     replaced = set(replaced_before(model))
     shared_before = {each.call for each in calls if any(str(call) in replaced for call in calls.stack(each.call))}
     quiet: set[ModuleCall] | None = None
+    deciding = _deciding(model.graph)
     for node in model.graph:
         owner, right = owner_of(node), reached.get(node, frozenset())
         own = run.prints.get(node.outputs[0].name or "")
         if owner is None or not right or own is None:
             continue
-        if own.kind != "f" or own.size < _LEAST or own.telling:
+        if own.telling or ((own.kind != "f" or own.size < _LEAST) and node not in deciding):
             continue
         near = right | {around for call in right if call in calls for around in calls.stack(call)}
         if owner.evidence is not OwnerEvidence.EXACT:
@@ -68,6 +70,25 @@ def misplaced_quiet_nodes(
 
 
 _LEAST = 4
+
+
+def _deciding(graph: ir.Graph) -> set[ir.Node]:
+    """The nodes that compute only whether a branch is taken, or a loop goes on: they belong to those who ask."""
+    found: set[ir.Node] = set()
+
+    def decides(use: ir.Usage) -> bool:
+        asks = bool(nested_graphs(use.node)) and use.idx == _CONDITION.get(use.node.op_type)
+        return asks or use.node in found
+
+    for node in reversed(graph):
+        uses = [use for value in node.outputs for use in value.uses()]
+        if uses and all(map(decides, uses)) and not any(value.is_graph_output() for value in node.outputs):
+            found.add(node)
+    return found
+
+
+_CONDITION = {"If": 0, "Loop": 1}
+"""The input of each operator that decides."""
 
 
 def _owners_beside(node: ir.Node) -> Iterator[ModuleCall]:
