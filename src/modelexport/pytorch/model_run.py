@@ -20,7 +20,7 @@ from modelexport.core.limits import BATCH_BYTES
 from modelexport.core.messages import collected
 from modelexport.errors import UsageError
 from modelexport.pytorch.bodies import Bodies
-from modelexport.pytorch.dispatch_modes import OperationMode
+from modelexport.pytorch.dispatch_modes import RUN_FUNCTIONS, OperationMode
 from modelexport.pytorch.lazy_weights import lend_weights
 from modelexport.pytorch.private_torch import tree_map, version_of
 from modelexport.pytorch.recorder import CallRecorder
@@ -325,9 +325,8 @@ class _Operations(OperationMode):
                     continue  # transposed for the product: as much to read as the whole model
                 fingerprint = _shared(tensor, tensors) or fingerprint_of(as_array(tensor))
                 if fingerprint.telling and not _is_parameter(fingerprint, tensors, tensor):
-                    self._computed.append(
-                        Computed(call, fingerprint, not any(one is not None and fingerprint.same(one) for one in taken))
-                    )
+                    new = not any(one is not None and fingerprint.same(one) for one in taken)
+                    self._computed.append(Computed(call, fingerprint, new, chosen=func in RUN_FUNCTIONS))
                 setattr(tensor, _SEEN, (fingerprint, version_of(tensor)))
             if tensor._base is not None and any(tensor is value for value in given):
                 self._record_written_through(call, tensor._base)

@@ -53,7 +53,7 @@ class CallRecorder:
         self._counts: Counter[str] = Counter()
         self._first = 0
         self._bodies = 0
-        self._suspended = False
+        self._suspended = self._observing = False
         self._working: set[int] = set()
         self._step = 0
         self._outer_error = sys.exception()
@@ -134,7 +134,7 @@ class CallRecorder:
 
     def note_work(self) -> None:
         """Note that the running calls computed something."""
-        if self._first and not self._suspended:
+        if self._first and not (self._suspended or self._observing):
             self._working.update(position for position, _ in self._running)
 
     def numbers(self) -> dict[ModuleCall, ModuleCall | None]:
@@ -192,10 +192,19 @@ class CallRecorder:
             self._raised = (error, traced.call)
 
     def _described(self, call: ModuleCall, side: Side, given: NamedTensors, held_by: object) -> tuple[TensorSpec, ...]:
-        with DisableTorchFunction():  # torch.export has four modes that would see each question for a shape
+        with self._observed(), DisableTorchFunction():  # torch.export has four modes that would see each question for a shape
             tensors = self._recorded(given, call, held_by)
             self._watch(call, side, tensors)
             return tensor_specs(tensors)
+
+    @contextmanager
+    def _observed(self) -> Iterator[None]:
+        """Inside, operations are not those of the model."""
+        self._observing = True
+        try:
+            yield
+        finally:
+            self._observing = False
 
     def _recorded(self, tensors: NamedTensors, call: ModuleCall, held_by: object) -> NamedTensors:
         tensors = _dense(tensors)

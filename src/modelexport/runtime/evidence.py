@@ -30,6 +30,8 @@ class Computed(NamedTuple):
     fingerprint: Fingerprint
     new: bool
     """Whether it differs from the operation's inputs: it is not a view or a copy of one."""
+    chosen: bool = False
+    """Whether it is the result of a branch or a loop, where other operations computed it."""
 
 
 class Evidence(Protocol):

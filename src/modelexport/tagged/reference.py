@@ -94,6 +94,8 @@ class _Run(msgspec.Struct, frozen=True, array_like=True):
     """Call and the fingerprint of an operation's result, and whether the result was new."""
     choices: list[tuple[int, str, list[int], str, list[int]]] = []
     """Call, scores, and the indices chosen from them: contents and shapes."""
+    results: list[int] = []
+    """The places in ``computed`` of the results of branches and loops."""
 
 
 def write_reference(
@@ -225,6 +227,7 @@ def _as_data(run: Evidence, tensors: Sequence[SeenTensor], contents: set[str]) -
         ],
         [(numbers[c.call], *c.fingerprint, c.new) for c in run.computed],
         [(numbers[c.call], c.scores, list(c.scores_shape), c.indices, list(c.indices_shape)) for c in choices],
+        [place for place, one in enumerate(run.computed) if one.chosen],
     )
 
 
@@ -243,6 +246,7 @@ def open_reference(tagged: TaggedFile) -> Iterator[ReferenceValues]:
         )
     stored = _read_stored(path)
     run, calls = stored.run, stored.calls
+    results = set(run.results)
     with stored.opened as file:
         names = [value.name for value in required_inputs(tagged.model)]
         kept = [key.removeprefix(_INPUTS) for key in stored.places if key.startswith(_INPUTS)]
@@ -258,8 +262,8 @@ def open_reference(tagged: TaggedFile) -> Iterator[ReferenceValues]:
             read=lambda name: file.get_tensor(f"{_VALUES}{name}"),
             tensors=stored.tensors,
             computed=[
-                Computed(calls[call], Fingerprint(kind, size, norm, one, two, telling), new)
-                for call, kind, size, norm, one, two, telling, new in run.computed
+                Computed(calls[call], Fingerprint(kind, size, norm, one, two, telling), new, place in results)
+                for place, (call, kind, size, norm, one, two, telling, new) in enumerate(run.computed)
             ],
             choices=[
                 Choice(calls[call], scores, tuple(shape), indices, tuple(chosen))

@@ -39,15 +39,16 @@ class _Where:
     """The calls in which a content was computed."""
 
     call: ModuleCall
-    new: bool
     fingerprint: Fingerprint
+    new: bool
 
 
 def find_misplaced(model: ir.Model, calls: CallTree, run: FileRun, evidence: Evidence) -> list[Misplaced]:
     """The nodes of the main graph whose owners are not the calls in which their values were computed."""
-    index: Index[_Where] = Index()
+    index, results = Index[_Where](), Index[_Where]()
     for operation in evidence.computed:
-        index.add(operation.fingerprint, _Where(operation.call, operation.new, operation.fingerprint))
+        where = _Where(operation.call, operation.fingerprint, operation.new)
+        (results if operation.chosen else index).add(operation.fingerprint, where)
     apart = _apart(run)
     makers = first_makers(evidence)
     travels = _travels(evidence)
@@ -56,16 +57,13 @@ def find_misplaced(model: ir.Model, calls: CallTree, run: FileRun, evidence: Evi
     """Nodes that only rearrange their inputs, to the calls that get or return these."""
     for node in model.graph:
         own = run.prints.get(node.outputs[0].name or "")
-        if nested_graphs(node):
-            places = [_allowed(True, value, run, index, makers, apart) for value in node.outputs]
-            if outermost := _outermost({call for calls in places for call in calls}, evidence):
-                known[node] = outermost
-            continue
         given = [_taken(taken, own, run) for taken in node.inputs if taken is not None]
         if (node.domain == "" and node.op_type in MOVES) or any(_same(own, one) for one in given):
             copies[node] = travels.get(run.contents.get(node.outputs[0].name or "", ""), frozenset())
         allowed: set[ModuleCall] = set()
-        for value in node.outputs:
+        for value in node.outputs if nested_graphs(node) else ():
+            allowed |= _allowed(True, value, run, results, {}, apart)
+        for value in () if allowed else node.outputs:
             allowed |= _allowed(node in copies, value, run, index, makers, apart)
         if allowed:
             known[node] = frozenset(allowed)
@@ -107,18 +105,6 @@ def find_misplaced(model: ir.Model, calls: CallTree, run: FileRun, evidence: Evi
     quiet = misplaced_quiet_nodes(model, calls, run, evidence, reached, unseen, leads)
     found += [Misplaced(node.name or "", tuple(those), tuple(sorted(right))) for node, those, right in quiet]
     return found
-
-
-def _outermost(calls: set[ModuleCall], evidence: Evidence) -> frozenset[ModuleCall]:
-    """The calls that do not run in another of them: what a branch returns, the caller of the condition returns, too."""
-
-    def runs_in_another(call: ModuleCall) -> bool:
-        around = evidence.parents.get(call)
-        while around is not None and around not in calls:
-            around = evidence.parents.get(around)
-        return around is not None
-
-    return frozenset(call for call in calls if not runs_in_another(call))
 
 
 class _Ends:
