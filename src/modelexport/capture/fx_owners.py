@@ -55,8 +55,8 @@ class FxOwners:
                 renamed[(producer.name or "").removeprefix("node_")] = value.name or ""
         fx_nodes: dict[str, torch.fx.Node] = {}
         owners: dict[torch.fx.Node, Owner] = {}
-        fx_graph = self.fx_graphs.get(graph) if isinstance(graph, ir.Graph) else None
-        for fx_graph in [fx_graph] if fx_graph is not None else _fx_graphs(graph):
+        known = self.fx_graphs.get(graph) if isinstance(graph, ir.Graph) else None
+        for fx_graph in [known] if known is not None else _fx_graphs(graph):
             of_graph = {fx_node.name: fx_node for fx_node in fx_graph.nodes}
             fx_nodes = {**of_graph, **fx_nodes}
             self._read_ports(of_graph, renamed)

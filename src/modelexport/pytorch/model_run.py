@@ -35,11 +35,12 @@ from modelexport.pytorch.values import (
     tensors_in,
 )
 from modelexport.runtime.choices import Choice, chosen_axis
-from modelexport.runtime.evidence import Computed, SeenTensor
+from modelexport.runtime.evidence import Computed, Decision, Number, SeenTensor
 from modelexport.runtime.fingerprints import Fingerprint, fingerprint_of
 from modelexport.weights.sources import Weights
 
 _SEEN = "_modelexport_fingerprint"
+_COMPARED = "_modelexport_compared"
 
 
 class ModelRun:
@@ -51,6 +52,7 @@ class ModelRun:
         tensors: The tensors that calls got and returned.
         computed: The results of operations; empty if PyTorch cannot record them.
         choices: The places where operations took the largest or the smallest of some scores; empty likewise.
+        decisions: The conditions of branches; empty likewise.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class ModelRun:
         self.tensors: list[SeenTensor] = []
         self.computed: list[Computed] = []
         self.choices: list[Choice] = []
+        self.decisions: list[Decision] = []
         self._arrays: dict[str, Any] = {}
         self._contents: dict[int, tuple[weakref.ref[torch.Tensor] | None, int | None, str]] = {}
         """Tensors by identity, with the state of their memory."""
@@ -92,7 +95,7 @@ class ModelRun:
         # Not everything can be recorded in all code; at least the boundaries of calls outside of branches are.
         ways = [(operations, bodies, bodies), *([(operations, True, False)] if bodies else []), (False, False, False)]
         for way in dict.fromkeys(ways):
-            self.tensors, self.computed, self.choices = [], [], []
+            self.tensors, self.computed, self.choices, self.decisions = [], [], [], []
             self._recorder = CallRecorder(model, watch=self._watch)
             try:
                 self.outputs = self._run(*way)
@@ -119,6 +122,7 @@ class ModelRun:
             self.tensors = [t._replace(call=call) for t in self.tensors if (call := numbered(t.call)) is not None]
             self.computed = [c._replace(call=call) for c in self.computed if (call := numbered(c.call)) is not None]
             self.choices = [c._replace(call=call) for c in self.choices if (call := numbered(c.call)) is not None]
+            self.decisions = [d._replace(call=call) for d in self.decisions if (call := numbered(d.call)) is not None]
         self.parents = {
             call: numbered(one.parent) for one in self._recorder.seen if (call := numbered(one.call)) is not None
         }
@@ -146,7 +150,7 @@ class ModelRun:
                 stack.enter_context(Bodies(self._recorder, opened=opened))
             if operations:
                 own = [] if self._weights is not None else list(self._model.parameters())
-                stack.enter_context(_Operations(self._recorder, self.computed, self._choose, own, guard))
+                stack.enter_context(_Operations(self._recorder, self.computed, self._choose, self._decide, own, guard))
             result = self._model(*args, **kwargs)
             self._see_returned(output_tensors(result))
             return [as_array(tensor) for _, tensor in tensors_in(result)]
@@ -169,6 +173,13 @@ class ModelRun:
         if chosen_axis(as_array(scores), as_array(indices)) is not None:
             shapes = tuple(scores.shape), tuple(indices.shape)
             self.choices.append(Choice(call, self._content(scores), shapes[0], self._content(indices), shapes[1]))
+
+    def _decide(self, call: ModuleCall, numbers: Sequence[torch.Tensor]) -> None:
+        kept = [
+            Number(self._content(number), str(number.dtype).removeprefix("torch."), tuple(number.shape))
+            for number in numbers
+        ]
+        self.decisions.append(Decision(call, tuple(kept)))
 
     def _content(self, tensor: torch.Tensor) -> str:
         # What a call returns, its caller mostly passes on as it is.
@@ -295,12 +306,13 @@ class _Operations(OperationMode):
         recorder: CallRecorder,
         computed: list[Computed],
         choose: Callable[[ModuleCall, torch.Tensor, torch.Tensor], None],
+        decide: Callable[[ModuleCall, Sequence[torch.Tensor]], None],
         parameters: Collection[torch.Tensor],
         guard: Guard | None,
     ) -> None:
         super().__init__()
         self._guard = guard
-        self._recorder, self._computed, self._choose = recorder, computed, choose
+        self._recorder, self._computed, self._choose, self._decide = recorder, computed, choose, decide
         self._parameters = {_memory(parameter) for parameter in parameters}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -312,12 +324,16 @@ class _Operations(OperationMode):
         if call is None:
             return output
         given = list(_leaves((args, kwargs)))
+        if func is torch.ops.higher_order.cond:
+            self._decide(call, _compared(args[0]))
         taken = [getattr(value, _SEEN, (None, None))[0] for value in given]
         tensors = [value for value in given if isinstance(value, torch.Tensor) and has_elements(value)]
         scores = next((tensor for tensor in tensors if tensor.is_floating_point()), None)
         for tensor in _leaves(output):
             if not isinstance(tensor, torch.Tensor) or not has_elements(tensor):
                 continue
+            if tensor.dtype is torch.bool and tensor.numel() == 1:
+                setattr(tensor, _COMPARED, [number for one in given for number in _compared(one)])
             if scores is not None and tensor.dtype is torch.long:
                 self._choose(call, scores, tensor)
             if (tensor.is_floating_point() or tensor.is_complex()) and tensor.numel() > 3:
@@ -338,6 +354,13 @@ class _Operations(OperationMode):
             fingerprint = fingerprint_of(as_array(base))
             if fingerprint.telling:
                 self._computed.append(Computed(call, fingerprint, new=True))
+
+
+def _compared(value: Any) -> list[torch.Tensor]:
+    """The numbers from which a condition was computed by comparisons; a number itself."""
+    if not isinstance(value, torch.Tensor) or not has_elements(value):
+        return []
+    return getattr(value, _COMPARED, []) if value.dtype is torch.bool else [value]
 
 
 def _leaves(value: Any) -> Iterator[Any]:

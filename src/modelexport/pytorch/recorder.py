@@ -192,7 +192,10 @@ class CallRecorder:
             self._raised = (error, traced.call)
 
     def _described(self, call: ModuleCall, side: Side, given: NamedTensors, held_by: object) -> tuple[TensorSpec, ...]:
-        with self._observed(), DisableTorchFunction():  # torch.export has four modes that would see each question for a shape
+        with (
+            self._observed(),
+            DisableTorchFunction(),
+        ):  # torch.export has four modes that would see each question for a shape
             tensors = self._recorded(given, call, held_by)
             self._watch(call, side, tensors)
             return tensor_specs(tensors)

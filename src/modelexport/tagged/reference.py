@@ -23,7 +23,7 @@ from modelexport.format import documents, keys
 from modelexport.format.dtypes import SAFETENSORS_NAMES, dtype_name, parse_dtype
 from modelexport.graph.nodes import required_inputs
 from modelexport.runtime.choices import Choice
-from modelexport.runtime.evidence import Computed, Evidence, SeenTensor
+from modelexport.runtime.evidence import Computed, Decision, Evidence, SeenTensor
 from modelexport.runtime.fingerprints import Fingerprint
 from modelexport.tagged.file import TaggedFile
 
@@ -77,6 +77,10 @@ class ReferenceValues:
 
     def array(self, content: str) -> Any:
         return self.read_key(self.keys[content]).reshape(-1)
+
+    @property
+    def decisions(self) -> Sequence[Decision]:
+        return ()
 
     def in_float64(self, *, from_right_values: bool) -> None:
         """``None``: rounding was not measured when the values were stored."""

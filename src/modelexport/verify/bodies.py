@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from modelexport.graph.copies import copy_of, typed_as
 from modelexport.graph.nodes import nested_graphs, nodes_of
 from modelexport.graph.owners import OWNER, owner_of
 from modelexport.runtime import sessions
+from modelexport.runtime.evidence import Evidence
 from modelexport.tagged.file import TaggedFile
 
 _REST = ".rest"
@@ -52,6 +54,36 @@ def calls_in_bodies(tagged: TaggedFile) -> frozenset[ModuleCall]:
         calls = {a for c in owner.calls if c in tagged.calls for a in tagged.calls.stack(c)} if owner else set()
         (outside if node.graph is tagged.model.graph else inside).update(calls)
     return frozenset(inside - outside)
+
+
+def deciding_numbers(
+    tagged: TaggedFile, shapes: Mapping[str, tuple[int, ...]], dtypes: Mapping[str, str], evidence: Evidence
+) -> dict[str, str]:
+    """The numbers that conditions of an opened file compare, to PyTorch's: a wrong one may decide rightly by chance.
+
+    Conditions are in the order in which they end. They are those of PyTorch if there are as many, of the same calls.
+    """
+    nodes = [node for node in tagged.model.graph if node.op_identifier() == ("", "If", "")]
+    owners = [owner_of(node) for node in nodes]
+    if [owner and owner.call for owner in owners] != [one.call for one in evidence.decisions]:
+        return {}
+    found: dict[str, str] = {}
+    for node, decision in zip(nodes, evidence.decisions, strict=True):
+        names = [value.name or "" for value in _compared(node.inputs[0])]
+        facts = [(dtypes.get(name), prod(shapes.get(name, (0,)))) for name in names]
+        if facts == [(number.dtype, prod(number.shape)) for number in decision.numbers]:
+            found.update(zip(names, (number.content for number in decision.numbers), strict=True))
+    return found
+
+
+def _compared(condition: ir.Value | None) -> list[ir.Value]:
+    """The numbers from which a condition is computed by comparisons."""
+    producer = condition.producer() if condition is not None else None
+    if condition is None or producer is None:
+        return []
+    if condition.dtype is ir.DataType.BOOL:
+        return [one for value in producer.inputs for one in _compared(value)]
+    return [condition]
 
 
 def _runs(model: ir.Model, folder: Path, feeds: Mapping[str, Any], provider: str) -> bool:
@@ -118,7 +150,7 @@ class _Opening:
             for inner in nodes_of(body):
                 inner.meta.pop(OWNER, None)
                 inner.name = f"{inner.name}{_REST}"
-            for value in _values_of(body):
+            for value in list(_values_of(body)):
                 value.name = f"{value.name}{_REST}"
             for formal, value in zip(list(first.inputs), given, strict=True):
                 formal.replace_all_uses_with(value, replace_graph_outputs=True)
@@ -197,7 +229,7 @@ class _Opening:
 def _values_of(graph: ir.Graph) -> Iterator[ir.Value]:
     """The values that a graph and those nested in it define."""
     yield from graph.inputs
-    yield from graph.initializers.values()
+    yield from list(graph.initializers.values())
     for node in graph:
         yield from node.outputs
         for nested in nested_graphs(node):

@@ -121,7 +121,9 @@ def _documents(tagged: TaggedFile) -> Iterator[FalseClaim]:
         for tag, said in _pairs(load_dag(dag), here):
             yield from false_claim("dag", tag, *said)
     if operations.is_file():
-        for name, said in _pairs(*map(_in_order, (load_operations(operations), operations_document(tagged.model, tags)))):
+        for name, said in _pairs(
+            *map(_in_order, (load_operations(operations), operations_document(tagged.model, tags)))
+        ):
             yield from false_claim("operations", name, *said)
 
 

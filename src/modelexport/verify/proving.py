@@ -24,7 +24,7 @@ from modelexport.runtime import sessions
 from modelexport.runtime.evidence import Evidence
 from modelexport.tagged.file import TaggedFile
 from modelexport.verify.blaming import fitting_values, measure_noise, move_blame
-from modelexport.verify.bodies import calls_in_bodies, opened
+from modelexport.verify.bodies import calls_in_bodies, deciding_numbers, opened
 from modelexport.verify.comparing import compare_hints
 from modelexport.verify.layouts import LaidOut, find_layouts
 from modelexport.verify.localizing import find_suspects
@@ -74,6 +74,7 @@ def prove_calls(
     ends = _ends(tagged, run, evidence)
     hints = {**_best(run), **guessed, **others, **ends}
     hints.update({pair.indices: pair.choice.indices for pair in choices})
+    hints.update(deciding_numbers(tagged, run.shapes, run.dtypes, evidence))
     proof = Proof(tagged, laid, run, feeds, provider, batch_bytes, hints, choices)
     compare_hints(proof, {*guessed, *others} - ends.keys(), others.keys() - ends.keys(), set(modules))
     measure_noise(proof)

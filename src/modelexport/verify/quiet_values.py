@@ -76,13 +76,16 @@ def _deciding(graph: ir.Graph) -> set[ir.Node]:
     """The nodes that compute only whether a branch is taken, or a loop goes on: they belong to those who ask."""
     found: set[ir.Node] = set()
 
-    def decides(use: ir.Usage) -> bool:
-        asks = bool(nested_graphs(use.node)) and use.idx == _CONDITION.get(use.node.op_type)
-        return asks or use.node in found
+    def decides(user: ir.Node, place: int) -> bool:
+        return user in found or (bool(nested_graphs(user)) and place == _CONDITION.get(user.op_type))
 
     for node in reversed(graph):
         uses = [use for value in node.outputs for use in value.uses()]
-        if uses and all(map(decides, uses)) and not any(value.is_graph_output() for value in node.outputs):
+        if (
+            uses
+            and all(decides(user, place) for user, place in uses)
+            and not any(value.is_graph_output() for value in node.outputs)
+        ):
             found.add(node)
     return found
 

@@ -18,7 +18,7 @@ import onnx_ir as ir
 from modelexport.core.calls import ModuleCall
 from modelexport.graph.nodes import all_nodes, is_random
 from modelexport.runtime.choices import Choice
-from modelexport.runtime.evidence import Computed, Evidence, SeenTensor
+from modelexport.runtime.evidence import Computed, Decision, Evidence, SeenTensor
 from modelexport.verify.differences import Difference, worst
 from modelexport.verify.outputs import WholeComparison
 from modelexport.verify.verdicts import CallVerdict, OtherInputs
@@ -40,6 +40,8 @@ class Repeatable:
     tensors: Sequence[SeenTensor]
     computed: Sequence[Computed]
     choices: Sequence[Choice]
+    decisions: Sequence[Decision] = ()
+    """None: what decides may be random."""
 
     @property
     def outputs(self) -> Sequence[Any]:
