@@ -52,6 +52,8 @@ STOPPED = {
     "qwen3-moe": r"UnsupportedOperatorError in model.layers.0.mlp.experts: Exporting the operator 'aten::histc'",
     "whisper": r"UnsupportedOperatorError in decoder: Exporting the operator 'aten::diff'",
     "condition": r"RuntimeError in \. \(models.py:\d+\): Detected that you are using FX to torch.jit.trace",
+    "nested-branches": r"RuntimeError in gate \(models.py:\d+\): Detected that you are using FX to torch.jit.trace",
+    "loop": r"RuntimeError in \. \(models.py:\d+\): Detected that you are using FX to torch.jit.trace",
     "data-dependent": r"DecisionError in \. \(models.py:\d+\): data-dependent: Python reads a tensor \(bool\)",
 }
 """Models that `torchscript` cannot export, and the operator or line that prevents it."""

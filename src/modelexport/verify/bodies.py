@@ -24,8 +24,12 @@ from modelexport.graph.nodes import nested_graphs, nodes_of
 from modelexport.graph.owners import OWNER, owner_of
 from modelexport.runtime import sessions
 from modelexport.runtime.evidence import Evidence
+from modelexport.runtime.fingerprints import fingerprint_of
 from modelexport.tagged.file import TaggedFile
+from modelexport.verify.matching import FileRun
 
+_MOVED = "modelexport.moved"
+"""Marks the nodes that were moved into the main graph."""
 _REST = ".rest"
 """Appended to the names of a loop's own body, whose names its first iteration has."""
 
@@ -52,28 +56,38 @@ def calls_in_bodies(tagged: TaggedFile) -> frozenset[ModuleCall]:
     for node in tagged.nodes:
         owner = owner_of(node)
         calls = {a for c in owner.calls if c in tagged.calls for a in tagged.calls.stack(c)} if owner else set()
-        (outside if node.graph is tagged.model.graph else inside).update(calls)
+        is_outside = node.graph is tagged.model.graph and _MOVED not in node.meta
+        (outside if is_outside else inside).update(calls)
     return frozenset(inside - outside)
 
 
-def deciding_numbers(
-    tagged: TaggedFile, shapes: Mapping[str, tuple[int, ...]], dtypes: Mapping[str, str], evidence: Evidence
-) -> dict[str, str]:
+def deciding_numbers(tagged: TaggedFile, run: FileRun, evidence: Evidence) -> tuple[dict[str, str], dict[str, str]]:
     """The numbers that conditions of an opened file compare, to PyTorch's: a wrong one may decide rightly by chance.
 
     Conditions are in the order in which they end. They are those of PyTorch if there are as many, of the same calls.
+
+    Returns:
+        Names of values to the contents that they should be, and nodes that ask another condition to what is wrong.
     """
     nodes = [node for node in tagged.model.graph if node.op_identifier() == ("", "If", "")]
     owners = [owner_of(node) for node in nodes]
+    hints: dict[str, str] = {}
+    wrong: dict[str, str] = {}
     if [owner and owner.call for owner in owners] != [one.call for one in evidence.decisions]:
-        return {}
-    found: dict[str, str] = {}
+        return hints, wrong
+    known = {n.content: fingerprint_of(evidence.array(n.content)) for one in evidence.decisions for n in one.numbers}
     for node, decision in zip(nodes, evidence.decisions, strict=True):
         names = [value.name or "" for value in _compared(node.inputs[0])]
-        facts = [(dtypes.get(name), prod(shapes.get(name, (0,)))) for name in names]
-        if facts == [(number.dtype, prod(number.shape)) for number in decision.numbers]:
-            found.update(zip(names, (number.content for number in decision.numbers), strict=True))
-    return found
+        facts = [(run.dtypes.get(name), prod(run.shapes.get(name, (0,)))) for name in names]
+        if facts != [(number.dtype, prod(number.shape)) for number in decision.numbers]:
+            continue
+        for name, number in zip(names, decision.numbers, strict=True):
+            same = {content for content, one in known.items() if one.near(run.prints[name])}
+            if same and number.content not in same:
+                wrong[node.name or ""] = f"{name} decides, which is not what PyTorch decides by"
+            else:
+                hints[name] = number.content
+    return hints, wrong
 
 
 def _compared(condition: ir.Value | None) -> list[ir.Value]:
@@ -179,6 +193,7 @@ class _Opening:
         inner = list(body)
         body.remove(inner)
         for one in inner:
+            one.meta[_MOVED] = True
             one.name = self._free(one.name or "", self._nodes)
             for value in one.outputs:
                 value.name = self._free(value.name or "", self._names) if value.name else value.name

@@ -74,8 +74,9 @@ def prove_calls(
     ends = _ends(tagged, run, evidence)
     hints = {**_best(run), **guessed, **others, **ends}
     hints.update({pair.indices: pair.choice.indices for pair in choices})
-    hints.update(deciding_numbers(tagged, run.shapes, run.dtypes, evidence))
-    proof = Proof(tagged, laid, run, feeds, provider, batch_bytes, hints, choices)
+    numbers, wrong_decisions = deciding_numbers(tagged, run, evidence)
+    hints.update(numbers)
+    proof = Proof(tagged, laid, run, feeds, provider, batch_bytes, hints, choices, wrong_decisions=wrong_decisions)
     compare_hints(proof, {*guessed, *others} - ends.keys(), others.keys() - ends.keys(), set(modules))
     measure_noise(proof)
     move_blame(proof)
