@@ -50,6 +50,8 @@ STOPPED = {
     "mixtral": r"UnsupportedOperatorError in model.layers.0.mlp.experts: Exporting the operator 'aten::_grouped_mm'",
     "qwen3-moe": r"UnsupportedOperatorError in model.layers.0.mlp.experts: Exporting the operator 'aten::_grouped_mm'",
     "condition": r"RuntimeError in \. \(models.py:\d+\): Detected that you are using FX to torch.jit.trace",
+    "nested-branches": r"RuntimeError in gate \(models.py:\d+\): Detected that you are using FX to torch.jit.trace",
+    "loop": r"RuntimeError in \. \(models.py:\d+\): Detected that you are using FX to torch.jit.trace",
     "data-dependent": r"DecisionError in \. \(models.py:\d+\): data-dependent: Python reads a tensor \(bool\)",
 }
 """Models that `torchscript` cannot export, and the operator or line that prevents it."""

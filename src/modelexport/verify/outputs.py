@@ -78,8 +78,10 @@ class ModelRuns:
 
     def outputs(self, inputs: Inputs, name: str = "") -> list[Any]:
         """The outputs alone."""
-        guarded = _facts(self.model, self.tagged)[1]
-        return self.kept.get(("outputs", name), lambda: run_module(self.model, inputs, self.weights, guarded=guarded))
+        bodies = _facts(self.model, self.tagged)[1]
+        return self.kept.get(
+            ("outputs", name), lambda: run_module(self.model, inputs, self.weights, guarded=True, bodies=bodies)
+        )
 
 
 def compare_whole(
@@ -171,16 +173,15 @@ def run_observed(
         others: The weights to use instead of the model's own.
         seed: The seed of the model's random numbers.
     """
-    never, operations = _facts(model, tagged)
-    return ModelRun(model, inputs, weights, parameters=others, never_called=never, operations=operations, seed=seed)
+    never, compiles = _facts(model, tagged)
+    return ModelRun(model, inputs, weights, parameters=others, never_called=never, seed=seed, bodies=compiles)
 
 
 def _facts(model: nn.Module, tagged: TaggedFile) -> tuple[frozenset[str], bool]:
-    """The modules that are never called, and whether to record operations."""
+    """The modules that are never called, and whether the model may have branches or loops, which PyTorch compiles."""
     called = {traced.call.path for traced in tagged.calls}
     never = {path for path, _ in model.named_modules()} - called
-    # PyTorch compiles the branches of a condition, which is not possible while operations are recorded.
-    return frozenset(never), not any(nested_graphs(node) for node in tagged.model.graph)
+    return frozenset(never), any(nested_graphs(node) for node in tagged.model.graph)
 
 
 def _other_weights(
@@ -234,17 +235,19 @@ def run_module(
     *,
     seed: int | None = None,
     guarded: bool = False,
+    bodies: bool = False,
 ) -> list[Any]:
     """The tensors in what a model returns, in order.
 
     Args:
         seed: The seed of the model's random numbers.
         guarded: The model compiles nothing, so that its writes to parameters can be watched in every operation.
+        bodies: Nor its branches and loops, which run as Python.
     """
     if weights is not None:
         raise UsageError("the model was built without weights and cannot run: give its weights")
     args, kwargs = run_arguments(inputs)
-    with untouched(model, guarded=guarded), collected():
+    with untouched(model, guarded=guarded, bodies=bodies), collected():
         if seed is not None:
             torch.manual_seed(seed)
         return [as_array(tensor) for _, tensor in tensors_in(model(*args, **kwargs))]

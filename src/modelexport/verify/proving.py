@@ -28,6 +28,7 @@ from modelexport.runtime.evidence import Evidence
 from modelexport.runtime.kernels import with_double_kernels
 from modelexport.tagged.file import TaggedFile
 from modelexport.verify.blaming import fitting_values, measure_noise, move_blame
+from modelexport.verify.bodies import calls_in_bodies, deciding_numbers, opened
 from modelexport.verify.comparing import compare_hints
 from modelexport.verify.layouts import LaidOut, find_layouts
 from modelexport.verify.localizing import find_suspects
@@ -57,8 +58,9 @@ def prove_calls(
     Raises:
         UsageError: ONNX Runtime does not load the file, or does not have the provider.
     """
+    _read_weights(tagged.model)
+    tagged = opened(tagged, feeds, provider=provider)
     model, folder = tagged.model, tagged.path.parent
-    _read_weights(model)
     batch_bytes = batch_bytes or max(
         BATCH_BYTES, 2 * sum(v.const_value.nbytes for v in initializers(model) if v.const_value)
     )
@@ -76,7 +78,9 @@ def prove_calls(
     ends = _ends(tagged, run, evidence)
     hints = {**_best(run), **guessed, **others, **ends}
     hints.update({pair.indices: pair.choice.indices for pair in choices})
-    proof = Proof(tagged, laid, run, feeds, provider, batch_bytes, hints, choices)
+    numbers, wrong_decisions = deciding_numbers(tagged, run, evidence)
+    hints.update(numbers)
+    proof = Proof(tagged, laid, run, feeds, provider, batch_bytes, hints, choices, wrong_decisions=wrong_decisions)
     compare_hints(proof, {*guessed, *others} - ends.keys(), others.keys() - ends.keys(), set(modules))
     measure_noise(proof)
     move_blame(proof)
@@ -189,4 +193,11 @@ def same_calls(tagged: TaggedFile, evidence: Evidence) -> list[ModuleCall]:
     once in the other."""
     there = Counter(call.path for call in evidence.parents)
     here = Counter(traced.call.path for traced in tagged.calls)
-    return [t.call for t in tagged.calls if there[t.call.path] == here[t.call.path]]
+    # Branches that PyTorch did not run are left out of its run; their calls are numbered after the others.
+    inside = calls_in_bodies(tagged)
+    outside = Counter(traced.call.path for traced in tagged.calls if traced.call not in inside)
+    return [
+        call
+        for call in (traced.call for traced in tagged.calls)
+        if there[call.path] == here[call.path] or (there[call.path] == outside[call.path] and call not in inside)
+    ]

@@ -19,7 +19,7 @@ from modelexport.core.calls import ModuleCall
 from modelexport.graph.nodes import all_nodes, is_random
 from modelexport.graph.requested import requested_outputs
 from modelexport.runtime.choices import Choice
-from modelexport.runtime.evidence import Computed, Evidence, SeenTensor
+from modelexport.runtime.evidence import Computed, Decision, Evidence, SeenTensor
 from modelexport.verify.differences import Difference, worst
 from modelexport.verify.outputs import WholeComparison
 from modelexport.verify.verdicts import CallVerdict, OtherInputs
@@ -41,6 +41,8 @@ class Repeatable:
     tensors: Sequence[SeenTensor]
     computed: Sequence[Computed]
     choices: Sequence[Choice]
+    decisions: Sequence[Decision] = ()
+    """None: what decides may be random."""
 
     @property
     def outputs(self) -> Sequence[Any]:
