@@ -47,6 +47,20 @@ def _properties(entries: Iterable[onnx.StringStringEntryProto]) -> dict[str, str
     return {entry.key: entry.value for entry in entries} or None
 
 
+class SerializedTensor(ir.TensorProtoTensor):
+    """A tensor that decodes its shape once, and not each time that it is asked for its shape or size."""
+
+    __slots__ = ("_decoded",)
+
+    def __init__(self, proto: onnx.TensorProto, shape: ir.Shape) -> None:
+        super().__init__(proto)
+        self._decoded = shape
+
+    @property
+    def shape(self) -> ir.Shape:
+        return self._decoded
+
+
 class _Reader:
     """Reads one graph without nested graphs."""
 
@@ -86,24 +100,26 @@ class _Reader:
         )
 
     def _initializer(self, proto: onnx.TensorProto) -> ir.Value:
-        tensor, name = ir.serde.deserialize_tensor(proto), proto.name
+        tensor, name = self._tensor(proto), proto.name
         value = self._values.get(name)
         if value is not None:  # the default of an input
             value.const_value = tensor
             return value
-        if isinstance(tensor, ir.TensorProtoTensor):
-            sizes = tuple(proto.dims)
-            if sizes not in self._shapes:
-                self._shapes[sizes] = tensor.shape
-            shape = self._shapes[sizes]
-        else:
-            shape = tensor.shape  # type: ignore[assignment]  # every tensor that is read has an ir.Shape
+        shape: ir.Shape = tensor.shape  # type: ignore[assignment]  # every tensor that is read has an ir.Shape
         info = self._infos.get(name)
         value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=shape, const_value=tensor)
         if info is not None:
             ir.serde.deserialize_value_info_proto(info, value)
         self._values[name] = value
         return value
+
+    def _tensor(self, proto: onnx.TensorProto) -> ir.TensorProtocol:
+        if proto.data_location == onnx.TensorProto.EXTERNAL or proto.data_type == onnx.TensorProto.STRING:
+            return ir.serde.deserialize_tensor(proto)
+        sizes = tuple(proto.dims)
+        if sizes not in self._shapes:
+            self._shapes[sizes] = ir.Shape(sizes, frozen=True)
+        return SerializedTensor(proto, self._shapes[sizes])
 
     def _outputs(self, node: onnx.NodeProto) -> list[ir.Value] | None:
         """The values that a node makes; ``None`` if another one makes one of them as well."""

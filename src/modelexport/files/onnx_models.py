@@ -25,7 +25,7 @@ from modelexport.files.order import check_acyclic, check_opsets
 from modelexport.files.serializing import to_proto
 from modelexport.files.tensors import check_data, check_nodes
 from modelexport.files.text_fields import parse_model
-from modelexport.files.wire import SMALL, with_weights, without_weights
+from modelexport.files.wire import LOCATION, SMALL, with_weights, without_weights
 from modelexport.format import keys
 from modelexport.graph.initializers import bind_tensors
 from modelexport.graph.nodes import initializers
@@ -85,7 +85,7 @@ def _read(path: Path, ours: bool) -> ir.Model:
             if value.const_value is not None:
                 _move_properties(value.const_value, value)
         bind_tensors(dict(_embedded_tensors(model, file, places)))
-        if b"location" in rest:  # the key of every tensor in another file
+        if LOCATION in rest:
             read_linked(model, path.parent, ours=ours)
     except BaseException:
         file.close()

@@ -105,9 +105,14 @@ class _Writer:
                 self._properties[key] = onnx.NodeProto(metadata_props=entries).SerializeToString()
             proto.MergeFromString(self._properties[key])
         proto.op_type = node.op_type
-        for name in ("name", "domain", "overload", "doc_string"):
-            if text := getattr(node, name):
-                setattr(proto, name, text)
+        if node.name:
+            proto.name = node.name
+        if node.domain:
+            proto.domain = node.domain
+        if node.overload:
+            proto.overload = node.overload
+        if node.doc_string:
+            proto.doc_string = node.doc_string
         proto.input.extend(["" if value is None else value.name for value in node.inputs])
         outputs = [value.name for value in node.outputs]
         while outputs and not outputs[-1]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from math import prod
 
 import onnx
@@ -15,7 +15,7 @@ def with_nested(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
     for node in nodes:
         yield node
         for attribute in node.attribute:
-            for graph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+            for graph in graphs_in(attribute):
                 yield from with_nested(graph.node)
 
 
@@ -25,16 +25,34 @@ def serialized_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
         yield from with_nested(graph.node)
 
 
+def serialized_attributes(model: onnx.ModelProto) -> Iterator[onnx.AttributeProto]:
+    """Every attribute, those of nodes in nested graphs and functions included, after that of the nested graph."""
+    for graph in (model.graph, *model.functions):
+        yield from _attributes(graph.node)
+
+
+def _attributes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.AttributeProto]:
+    for node in nodes:
+        for attribute in node.attribute:
+            yield attribute
+            for graph in graphs_in(attribute):
+                yield from _attributes(graph.node)
+
+
+def graphs_in(attribute: onnx.AttributeProto) -> Sequence[onnx.GraphProto]:
+    """The graphs that an attribute holds."""
+    return (attribute.g, *attribute.graphs) if attribute.HasField("g") else attribute.graphs
+
+
 def serialized_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
     """Initializers and the tensors of attributes, those of nested graphs and functions included."""
     yield from model.graph.initializer
-    for node in serialized_nodes(model):
-        for attribute in node.attribute:
-            if attribute.HasField("t"):
-                yield attribute.t
-            yield from attribute.tensors
-            for graph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-                yield from graph.initializer
+    for attribute in serialized_attributes(model):
+        if attribute.HasField("t"):
+            yield attribute.t
+        yield from attribute.tensors
+        for graph in graphs_in(attribute):
+            yield from graph.initializer
 
 
 def check_nodes(model: onnx.ModelProto) -> None:
@@ -78,8 +96,9 @@ def check_data(model: onnx.ModelProto, elsewhere: Collection[str]) -> None:
             raise FileFormatError(f"the tensor {tensor.name!r} has texts as bytes, which ONNX does not allow")
         if apart:
             continue
-        size = prod(tensor.dims)
-        if any(dim < 0 for dim in tensor.dims):
+        dims = tensor.dims
+        size = prod(dims)
+        if dims and min(dims) < 0:
             raise FileFormatError(f"the tensor {tensor.name!r} has a negative size")
         if tensor.HasField("raw_data"):
             bits = _BITS.get(tensor.data_type)

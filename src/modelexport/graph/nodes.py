@@ -47,9 +47,10 @@ def is_sorted(graph: ir.Graph) -> bool:
 
 def _is_sorted(graph: ir.Graph, before: set[ir.Node]) -> bool:
     for node in graph:
-        if any(producer not in before for producer in producers(node)):
-            return False
-        if not all(_is_sorted(nested, before) for nested in nested_graphs(node)):
+        for value in node.inputs:
+            if value is not None and (producer := value.producer()) is not None and producer not in before:
+                return False
+        if node.attributes.data and not all(_is_sorted(nested, before) for nested in nested_graphs(node)):
             return False
         before.add(node)
     return True
