@@ -48,17 +48,22 @@ def _properties(entries: Iterable[onnx.StringStringEntryProto]) -> dict[str, str
 
 
 class SerializedTensor(ir.TensorProtoTensor):
-    """A tensor that decodes its shape once, and not each time that it is asked for its shape or size."""
+    """A tensor that decodes its type and shape once, and not each time that it is asked for these or its size."""
 
-    __slots__ = ("_decoded",)
+    __slots__ = ("_decoded_shape", "_decoded_type")
 
     def __init__(self, proto: onnx.TensorProto, shape: ir.Shape) -> None:
         super().__init__(proto)
-        self._decoded = shape
+        self._decoded_type = ir.DataType(proto.data_type)
+        self._decoded_shape = shape
+
+    @property
+    def dtype(self) -> ir.DataType:
+        return self._decoded_type
 
     @property
     def shape(self) -> ir.Shape:
-        return self._decoded
+        return self._decoded_shape
 
 
 class _Reader:

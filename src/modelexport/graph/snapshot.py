@@ -76,7 +76,7 @@ def take_snapshot(model: ir.Model) -> SourceGraph:
             tuple(None if value is None else f"{scope}{value.name}" for value in node.inputs),
             tuple(name for name, _ in outputs),
             owner_of(node),
-            dict(node.attributes),
+            dict(node.attributes.data),
             node.name or "",
         )
         nodes.append(record)

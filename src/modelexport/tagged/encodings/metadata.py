@@ -93,8 +93,7 @@ def drop_torch_metadata(model: ir.Model) -> None:
         stores.extend(value.metadata_props for value in (*graph.inputs, *graph.initializers.values()))
     for node in all_nodes(model):
         node.doc_string = None
-        stores.append(node.metadata_props)
-        stores.extend(value.metadata_props for value in node.outputs)
+        stores += [node.metadata_props, *[value.metadata_props for value in node.outputs]]
     for store in stores:
         if store:
             for key in [key for key in store if key == keys.NAMESPACE or key.startswith(_TORCH_KEYS)]:
