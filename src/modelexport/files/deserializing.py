@@ -58,11 +58,11 @@ class SerializedTensor(ir.TensorProtoTensor):
         self._decoded_shape = shape
 
     @property
-    def dtype(self) -> ir.DataType:
+    def dtype(self) -> ir.DataType:  # type: ignore[override]  # the protocol declares it writable, its classes do not
         return self._decoded_type
 
     @property
-    def shape(self) -> ir.Shape:
+    def shape(self) -> ir.Shape:  # type: ignore[override]
         return self._decoded_shape
 
 
@@ -110,11 +110,10 @@ class _Reader:
         if value is not None:  # the default of an input
             value.const_value = tensor
             return value
-        shape: ir.Shape = tensor.shape  # type: ignore[assignment]  # every tensor that is read has an ir.Shape
-        info = self._infos.get(name)
-        value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=shape, const_value=tensor)
-        if info is not None:
-            ir.serde.deserialize_value_info_proto(info, value)
+        value = self._value(name)
+        if name not in self._infos:
+            value.type, value.shape = ir.TensorType(tensor.dtype), tensor.shape  # type: ignore[assignment]
+        value.const_value = tensor
         self._values[name] = value
         return value
 

@@ -7,6 +7,7 @@ of a node, is encoded once.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import onnx
 import onnx_ir as ir
@@ -144,7 +145,7 @@ class _Writer:
         noted = [value for value in values if value.meta]
         del self._proto.quantization_annotation[:]
         if noted:
-            view = ir.GraphView(noted, (), nodes=())
+            view: Any = ir.GraphView(noted, (), nodes=())  # Any: its annotations do not fit onnx_ir's own protocol
             self._proto.quantization_annotation.extend(ir.serde.serialize_graph(view).quantization_annotation)
 
 
