@@ -56,16 +56,17 @@ class Bodies(OperationMode):
         if not self._opened:
             with self._recorder.suspended(), self:
                 return chosen(*operands)
-        result = None
+        results = []
         for branch in branches:
             if branch is chosen:
                 with self._recorder.body(), self:
-                    result = branch(*operands)
+                    results.append(branch(*operands))
             else:
-                self._run_beside(branch, operands)
-        return result
+                results.append(self._run_beside(branch, operands))
+        self._recorder.results = results
+        return results[branches.index(chosen)]
 
-    def _run_beside(self, function: Callable[..., Any], operands: Any) -> None:
+    def _run_beside(self, function: Callable[..., Any], operands: Any) -> Any:
         """Run what the model does not run with these values, without effects on it.
 
         Raises:
@@ -74,7 +75,7 @@ class Bodies(OperationMode):
         before, self._made = self._made, set() if self._made is None else self._made
         try:
             with torch.random.fork_rng(devices=[]), self._recorder.body(), self:
-                function(*operands)
+                return function(*operands)
         except Exception as error:  # any code of the model, which relies on not being run
             raise BodyError(str(error)) from error
         finally:

@@ -175,11 +175,14 @@ class ModelRun:
             self.choices.append(Choice(call, self._content(scores), shapes[0], self._content(indices), shapes[1]))
 
     def _decide(self, call: ModuleCall, numbers: Sequence[torch.Tensor]) -> None:
-        kept = [
-            Number(self._content(number), str(number.dtype).removeprefix("torch."), tuple(number.shape))
-            for number in numbers
-        ]
-        self.decisions.append(Decision(call, tuple(kept)))
+        def kept(tensors: Sequence[torch.Tensor]) -> tuple[Number, ...]:
+            return tuple(
+                Number(self._content(one), str(one.dtype).removeprefix("torch."), tuple(one.shape)) for one in tensors
+            )
+
+        results = [[one for one in _leaves(value) if isinstance(one, torch.Tensor)] for value in self._recorder.results]
+        self.decisions.append(Decision(call, kept(numbers), tuple(map(kept, results))))
+        self._recorder.results = []
 
     def _content(self, tensor: torch.Tensor) -> str:
         # What a call returns, its caller mostly passes on as it is.

@@ -45,6 +45,8 @@ class CallRecorder:
         apart: Callable[[object], bool] | None = None,
     ) -> None:
         self.seen: list[TracedCall] = []
+        self.results: list[object] = []
+        """What the branches of the condition that ended last returned, for a caller who runs both."""
         self._model = model
         self._around = around
         self._watch = watch

@@ -35,7 +35,7 @@ class Computed(NamedTuple):
 
 
 class Number(NamedTuple):
-    """A tensor that a condition is computed from by comparisons."""
+    """A tensor that a condition is computed from by comparisons, or that a branch returns."""
 
     content: str
     dtype: str
@@ -47,6 +47,8 @@ class Decision(NamedTuple):
 
     call: ModuleCall
     numbers: tuple[Number, ...]
+    results: tuple[tuple[Number, ...], ...] = ()
+    """What each branch returns; empty if only one was run."""
 
 
 class Evidence(Protocol):

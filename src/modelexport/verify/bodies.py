@@ -23,13 +23,15 @@ from modelexport.graph.copies import copy_of, typed_as
 from modelexport.graph.nodes import nested_graphs, nodes_of
 from modelexport.graph.owners import OWNER, owner_of
 from modelexport.runtime import sessions
-from modelexport.runtime.evidence import Evidence
+from modelexport.runtime.evidence import Decision, Evidence
 from modelexport.runtime.fingerprints import fingerprint_of
 from modelexport.tagged.file import TaggedFile
 from modelexport.verify.matching import FileRun
 
 _MOVED = "modelexport.moved"
 """Marks the nodes that were moved into the main graph."""
+_RESULTS = "modelexport.results"
+"""What the branches of a node return, by their names."""
 _REST = ".rest"
 """Appended to the names of a loop's own body, whose names its first iteration has."""
 
@@ -77,6 +79,7 @@ def deciding_numbers(tagged: TaggedFile, run: FileRun, evidence: Evidence) -> tu
         return hints, wrong
     known = {n.content: fingerprint_of(evidence.array(n.content)) for one in evidence.decisions for n in one.numbers}
     for node, decision in zip(nodes, evidence.decisions, strict=True):
+        hints.update(_results(node, decision, run))
         names = [value.name or "" for value in _compared(node.inputs[0])]
         facts = [(run.dtypes.get(name), prod(run.shapes.get(name, (0,)))) for name in names]
         if facts != [(number.dtype, prod(number.shape)) for number in decision.numbers]:
@@ -88,6 +91,17 @@ def deciding_numbers(tagged: TaggedFile, run: FileRun, evidence: Evidence) -> tu
             else:
                 hints[name] = number.content
     return hints, wrong
+
+
+def _results(node: ir.Node, decision: Decision, run: FileRun) -> dict[str, str]:
+    """What the branches of a node return, to what PyTorch's return: that of the one not taken is nobody's output."""
+    found: dict[str, str] = {}
+    for name, right in zip(("then_branch", "else_branch"), decision.results, strict=False):
+        names = [value.name or "" for value in node.meta.get(_RESULTS, {}).get(name, ())]
+        facts = [(run.dtypes.get(each), run.shapes.get(each)) for each in names]
+        if facts == [(number.dtype, number.shape) for number in right]:
+            found.update(zip(names, (number.content for number in right), strict=True))
+    return found
 
 
 def _compared(condition: ir.Value | None) -> list[ir.Value]:
@@ -156,7 +170,9 @@ class _Opening:
         self._seen.add(node)
         if node.op_identifier() == ("", "If", ""):
             for name in branches:
-                self._move(node, node.attributes[name].as_graph())
+                body = node.attributes[name].as_graph()
+                node.meta.setdefault(_RESULTS, {})[name] = list(body.outputs)
+                self._move(node, body)
         elif node.op_identifier() in (("", "Loop", ""), ("", "Scan", "")):
             body = node.attributes["body"].as_graph()
             first = body.clone(allow_outer_scope_values=True)

@@ -15,6 +15,7 @@ from typing import Any
 import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
+from modelexport.graph.nodes import nested_graphs
 from modelexport.graph.owners import owner_of
 from modelexport.runtime import sessions
 from modelexport.runtime.evidence import Evidence
@@ -156,7 +157,8 @@ def copied_values(model: ir.Model, run: FileRun) -> set[str]:
     found: set[str] = set()
     for node in model.graph:
         given = [value for value in values_taken(node) if not value.is_initializer()]
-        moved = {value.name or "" for value in given} if len(given) == 1 else set()
+        passes_on = len(given) == 1 or bool(nested_graphs(node))  # a condition chooses
+        moved = {value.name or "" for value in given} if passes_on else set()
         for value in node.outputs:
             name = value.name or ""
             own = run.prints.get(name)
