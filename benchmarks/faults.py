@@ -55,7 +55,7 @@ from plants import Place
 
 MODELS = (
     "blocks", "equal-values", "unet", "recurrent", "bert", "albert", "gpt2", "llama", "t5", "mixtral", "vit", "resnet",
-    "clip", "whisper", "minilm", "bert+dynamic", "llama+dynamic",
+    "clip", "whisper", "minilm", "bert+dynamic", "llama+dynamic", "condition", "nested-branches", "loop",
 )  # fmt: skip
 """Cases of the tests' table, some of them with dynamic axes."""
 SAME = 4e-6

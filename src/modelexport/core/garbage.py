@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 FULL = 50
 """The least number of smaller collections between two full ones inside a block."""
-NEVER = 1000
-"""The same for a block that keeps nearly all that it makes: seven million objects."""
+NEVER = 0
+"""No collections inside: for a block that keeps nearly all that it makes."""
 _GROWTH = 1.25
 """How many times the objects of the last full collection there may be at the start of a block: Python's own rule."""
 
@@ -32,7 +32,7 @@ def only_new_garbage(full: int = FULL) -> Iterator[None]:
     Nothing is done in a program that froze objects itself, and inside another such block.
 
     Args:
-        full: The least number of smaller collections between two full ones inside the block.
+        full: The least number of smaller collections between two full ones inside the block; or :data:`NEVER`.
     """
     if _Heap.frozen or not gc.isenabled() or gc.get_freeze_count():
         yield
@@ -45,7 +45,7 @@ def only_new_garbage(full: int = FULL) -> Iterator[None]:
         gc.freeze()
         _Heap.counted = gc.get_freeze_count()
     youngest, young, before = gc.get_threshold()
-    gc.set_threshold(youngest, young, max(before, full))
+    gc.set_threshold(youngest if full else 0, young, max(before, full))
     try:
         yield
     finally:

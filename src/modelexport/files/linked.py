@@ -23,7 +23,7 @@ from modelexport.errors import FileFormatError, WeightsError
 from modelexport.files.regular import open_regular
 from modelexport.files.safetensors_files import read_header
 from modelexport.files.tensors import serialized_tensors
-from modelexport.files.wire import read_serialized
+from modelexport.files.wire import names_other_files, read_serialized
 from modelexport.format import documents, keys
 from modelexport.graph.initializers import bind_tensors
 from modelexport.graph.nodes import all_nodes, initializers
@@ -275,14 +275,25 @@ def recorded_files(properties: Mapping[str, str], key: str, kind: type[T]) -> di
 
 def weights_beside(model: ir.Model) -> list[WeightsBeside]:
     """The files that hold weights of a model that was read from a file."""
-    tensors: list[ir.TensorProtocol | None] = [value.const_value for value in initializers(model)]
-    for node in all_nodes(model):
-        tensors += [
-            attribute.as_tensor()
-            for attribute in node.attributes.data.values()
-            if attribute.type is ir.AttributeType.TENSOR and not attribute.is_ref()
-        ]
+    return _beside([*_in_initializers(model), *_in_attributes(model)])
+
+
+def _beside(tensors: Iterable[ir.TensorProtocol]) -> list[WeightsBeside]:
     return list(dict.fromkeys(tensor.beside for tensor in tensors if isinstance(tensor, LinkedTensor)))
+
+
+def _in_initializers(model: ir.Model) -> list[ir.TensorProtocol]:
+    return [value.const_value for value in initializers(model) if value.const_value is not None]
+
+
+def _in_attributes(model: ir.Model) -> list[ir.TensorProtocol]:
+    return [
+        attribute.as_tensor()
+        for node in all_nodes(model)
+        if node.attributes.data
+        for attribute in node.attributes.data.values()
+        if attribute.type is ir.AttributeType.TENSOR and not attribute.is_ref()
+    ]
 
 
 def check_files(path: Path | None, model: ir.Model) -> None:
@@ -304,10 +315,10 @@ def changed_files(path: Path | None, model: ir.Model) -> list[str]:
     Args:
         path: The model's file; ``None`` for a model in memory, whose tensors know their files.
     """
-    faults = [fault for beside in weights_beside(model) if (fault := beside.fault())]
+    tensors = _in_initializers(model)
+    faults = [fault for beside in _beside([*tensors, *_in_attributes(model)]) if (fault := beside.fault())]
     ends: dict[Path, int] = {}
-    for value in initializers(model):
-        tensor = value.const_value
+    for tensor in tensors:
         if isinstance(tensor, ir.ExternalTensor) and not isinstance(tensor, LinkedTensor):
             file = Path(tensor.path) if path is None else path.parent / tensor.location
             end = (tensor.offset or 0) + (tensor.nbytes if tensor.length is None else tensor.length)
@@ -347,6 +358,8 @@ def data_files(path: Path) -> list[Path]:
     Raises:
         FileFormatError: It is not an ONNX file.
     """
+    if not names_other_files(path):
+        return []
     model = read_serialized(path)
     locations = {
         entry.value for tensor in serialized_tensors(model) for entry in tensor.external_data if entry.key == "location"

@@ -17,16 +17,18 @@ import onnx_ir as ir
 from modelexport.core.limits import PROTO_BYTES
 from modelexport.errors import FileFormatError
 from modelexport.files.atomic import check_space, scratch
+from modelexport.files.deserializing import to_model
 from modelexport.files.embedded import EmbeddedTensor, OpenFile
 from modelexport.files.expansion import check_functions
 from modelexport.files.linked import read_linked, seal_data
 from modelexport.files.order import check_acyclic, check_opsets
+from modelexport.files.serializing import to_proto
 from modelexport.files.tensors import check_data, check_nodes
 from modelexport.files.text_fields import parse_model
-from modelexport.files.wire import SMALL, with_weights, without_weights
+from modelexport.files.wire import LOCATION, SMALL, with_weights, without_weights
 from modelexport.format import keys
 from modelexport.graph.initializers import bind_tensors
-from modelexport.graph.nodes import initializers, nested_graphs
+from modelexport.graph.nodes import initializers
 
 LARGEST_INSIDE = 10**9
 """Bytes of weights above which they are written to a separate file."""
@@ -47,6 +49,8 @@ def load_onnx(path: Path, *, ours: bool = True) -> ir.Model:
     Raises:
         FileFormatError: It is missing, empty, or not an ONNX file.
     """
+    if path.is_dir():
+        raise FileFormatError(f"{path} is a folder: give one of the .onnx files in it")
     if not path.is_file():
         raise FileFormatError(f"there is no file {path}")
     if path.stat().st_size == 0:
@@ -76,14 +80,14 @@ def _read(path: Path, ours: bool) -> ir.Model:
         check_nodes(proto)
         check_acyclic(proto)
         check_data(proto, places)
-        model = ir.serde.deserialize_model(proto)
+        model = to_model(proto)
         weakref.finalize(model, file.close).atexit = False
         _upgrade(model)
         for value in initializers(model):
             if value.const_value is not None:
                 _move_properties(value.const_value, value)
         bind_tensors(dict(_embedded_tensors(model, file, places)))
-        if b"location" in rest:  # the key of every tensor in another file
+        if LOCATION in rest:
             read_linked(model, path.parent, ours=ours)
     except BaseException:
         file.close()
@@ -228,7 +232,7 @@ def save_with_references(
     described = {value: _without_data(tensor) for value, tensor in streamed.items()}
     try:
         rest = to_proto(model, {**placed, **described}).SerializeToString()
-    except (ir.serde.SerdeError, UnicodeError) as error:  # names that are not valid text
+    except (ir.serde.SerdeError, UnicodeError, TypeError) as error:  # names that are not valid text
         reason = " ".join(str(error.__cause__ or error).split())[:200]
         raise FileFormatError(f"the model contains data that cannot be written: {reason}") from error
     parts = with_weights(rest, {value.name or "": tensor for value, tensor in streamed.items()})
@@ -257,80 +261,6 @@ def _replaced(path: Path) -> Iterator[BinaryIO]:
             yield file
         shutil.copymode(target, new)
         new.replace(target)
-
-
-def to_proto(model: ir.Model, tensors: Mapping[ir.Value, ir.TensorProtocol]) -> onnx.ModelProto:
-    """Serialize a model with other tensors for some initializers; their properties are written to their tensors.
-
-    No ``value_info`` is written for initializers: a tensor contains its type and shape, and ONNX Runtime's quantizers
-    fail on initializers that have both.
-    """
-    graph = model.graph
-    stand_ins = []
-    for value in graph.initializers.values():
-        stand_ins.append(ir.Value(name=value.name, const_value=tensors.get(value, value.const_value)))
-        stand_ins[-1].meta.update(value.meta)
-    view = ir.GraphView(
-        graph.inputs,
-        graph.outputs,
-        nodes=graph,
-        initializers=stand_ins,
-        doc_string=graph.doc_string,
-        opset_imports=dict(graph.opset_imports),
-        name=graph.name,
-        metadata_props=dict(graph.metadata_props),
-    )
-    with_view = ir.Model(
-        view,  # type: ignore[arg-type]  # GraphView says that a model of a view can be serialized
-        ir_version=model.ir_version,
-        producer_name=model.producer_name,
-        producer_version=model.producer_version,
-        domain=model.domain,
-        model_version=model.model_version,
-        doc_string=model.doc_string,
-        functions=tuple(model.functions.values()),
-        metadata_props=dict(model.metadata_props),
-        device_configurations=model.device_configurations,
-    )
-    proto = ir.serde.serialize_model(with_view)
-    _settle_initializers(graph, proto.graph, {})  # the tensors of the stand-ins are right
-    _settle_nested(graph, proto.graph, tensors)
-    return proto
-
-
-def _settle_initializers(
-    graph: ir.Graph, proto: onnx.GraphProto, tensors: Mapping[ir.Value, ir.TensorProtocol]
-) -> None:
-    """Replace initializers of a serialized graph by these tensors, and write the properties of all to their tensors."""
-    written = {tensor.name: tensor for tensor in proto.initializer}
-    for value in graph.initializers.values():
-        if (tensor := written.get(value.name or "")) is not None:
-            if value in tensors:
-                tensor.CopyFrom(ir.serde.serialize_tensor(tensors[value]))
-                tensor.name = value.name or ""
-            properties = {entry.key: entry.value for entry in tensor.metadata_props} | dict(value.metadata_props)
-            del tensor.metadata_props[:]
-            for key, text in sorted(properties.items()):
-                tensor.metadata_props.add(key=key, value=text)
-    kept = [info for info in proto.value_info if info.name not in written]
-    if len(kept) < len(proto.value_info):
-        del proto.value_info[:]
-        proto.value_info.extend(kept)
-    for info in (*proto.input, *proto.output):
-        if info.name in written:
-            del info.metadata_props[:]
-
-
-def _settle_nested(graph: ir.Graph, proto: onnx.GraphProto, tensors: Mapping[ir.Value, ir.TensorProtocol]) -> None:
-    for node, node_proto in zip(graph, proto.node, strict=True):
-        protos = [
-            nested
-            for attribute in node_proto.attribute
-            for nested in ([attribute.g] if attribute.type == onnx.AttributeProto.GRAPH else attribute.graphs)
-        ]
-        for nested, nested_proto in zip(nested_graphs(node), protos, strict=True):
-            _settle_initializers(nested, nested_proto, tensors)
-            _settle_nested(nested, nested_proto, tensors)
 
 
 def _without_data(tensor: ir.TensorProtocol) -> ir.TensorProtocol:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import onnx
 
 from modelexport.core.limits import OPSET
 from modelexport.errors import FileFormatError
-from modelexport.files.tensors import serialized_nodes
+from modelexport.files.tensors import graphs_in, serialized_attributes
 
 
 def check_opsets(model: onnx.ModelProto) -> None:
@@ -30,7 +30,7 @@ def check_acyclic(model: onnx.ModelProto) -> None:
         FileFormatError: Names a node on the cycle.
     """
     pending: list[Sequence[onnx.NodeProto]] = [model.graph.node, *(function.node for function in model.functions)]
-    pending += [graph.node for node in serialized_nodes(model) for graph in _graphs(node)]
+    pending += [graph.node for attribute in serialized_attributes(model) for graph in graphs_in(attribute)]
     for nodes in pending:
         if (node := _on_cycle(nodes)) is not None:
             raise FileFormatError(f"the node {node.name!r} ({node.op_type}) depends on its own outputs")
@@ -65,8 +65,8 @@ def _are_sorted(nodes: Sequence[onnx.NodeProto]) -> bool:
     taken: set[str] = set()
     for node in nodes:
         taken.update(_taken(node) if node.attribute else node.input)
-        taken.discard("")
-        if not taken.isdisjoint(node.output):
+        made = node.output
+        if not taken.isdisjoint(made) and any(name and name in taken for name in made):
             return False
     return True
 
@@ -74,15 +74,8 @@ def _are_sorted(nodes: Sequence[onnx.NodeProto]) -> bool:
 def _taken(node: onnx.NodeProto) -> Iterator[str]:
     """The values that a node takes, with those that its nested graphs take from outside."""
     yield from node.input
-    for graph in _graphs(node):
+    for graph in (graph for attribute in node.attribute for graph in graphs_in(attribute)):
         inside = {name for inner in graph.node for name in inner.output}
         inside.update(value.name for value in graph.input)
         inside.update(tensor.name for tensor in graph.initializer)
         yield from (name for inner in graph.node for name in _taken(inner) if name not in inside)
-
-
-def _graphs(node: onnx.NodeProto) -> Iterable[onnx.GraphProto]:
-    for attribute in node.attribute:
-        if attribute.HasField("g"):
-            yield attribute.g
-        yield from attribute.graphs

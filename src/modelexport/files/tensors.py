@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from math import prod
 
 import onnx
@@ -14,9 +14,10 @@ def with_nested(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
     """Nodes, each followed by the nodes of its nested graphs."""
     for node in nodes:
         yield node
-        for attribute in node.attribute:
-            for graph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-                yield from with_nested(graph.node)
+        if attributes := node.attribute:
+            for attribute in attributes:
+                for graph in graphs_in(attribute):
+                    yield from with_nested(graph.node)
 
 
 def serialized_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
@@ -25,16 +26,34 @@ def serialized_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
         yield from with_nested(graph.node)
 
 
+def serialized_attributes(model: onnx.ModelProto) -> Iterator[onnx.AttributeProto]:
+    """Every attribute, those of nodes in nested graphs and functions included."""
+    for graph in (model.graph, *model.functions):
+        yield from _attributes(graph.node)
+
+
+def _attributes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.AttributeProto]:
+    for attributes in [found for node in nodes if (found := node.attribute)]:  # most nodes have none
+        for attribute in attributes:
+            yield attribute
+            for graph in graphs_in(attribute):
+                yield from _attributes(graph.node)
+
+
+def graphs_in(attribute: onnx.AttributeProto) -> Sequence[onnx.GraphProto]:
+    """The graphs that an attribute holds."""
+    return (attribute.g, *attribute.graphs) if attribute.HasField("g") else attribute.graphs
+
+
 def serialized_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
     """Initializers and the tensors of attributes, those of nested graphs and functions included."""
     yield from model.graph.initializer
-    for node in serialized_nodes(model):
-        for attribute in node.attribute:
-            if attribute.HasField("t"):
-                yield attribute.t
-            yield from attribute.tensors
-            for graph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-                yield from graph.initializer
+    for attribute in serialized_attributes(model):
+        if attribute.HasField("t"):
+            yield attribute.t
+        yield from attribute.tensors
+        for graph in graphs_in(attribute):
+            yield from graph.initializer
 
 
 def check_nodes(model: onnx.ModelProto) -> None:
@@ -46,7 +65,7 @@ def check_nodes(model: onnx.ModelProto) -> None:
     for node in serialized_nodes(model):
         if not node.output:
             raise FileFormatError(f"the node {node.name!r} ({node.op_type}) has no outputs")
-        for attribute in node.attribute:
+        for attribute in node.attribute or ():
             field = _VALUES.get(attribute.type)
             if field is not None and not attribute.ref_attr_name and not attribute.HasField(field):
                 raise FileFormatError(f"the attribute {attribute.name!r} of the node {node.name!r} has no value")
@@ -65,24 +84,26 @@ def check_data(model: onnx.ModelProto, elsewhere: Collection[str]) -> None:
         FileFormatError: Names the first such tensor.
     """
     for tensor in serialized_tensors(model):
-        if tensor.data_type not in _BITS or tensor.data_type == onnx.TensorProto.UNDEFINED:
-            raise FileFormatError(f"the tensor {tensor.name!r} has the unknown type {tensor.data_type}")
+        data_type, raw = tensor.data_type, tensor.HasField("raw_data")
+        if data_type not in _BITS or data_type == onnx.TensorProto.UNDEFINED:
+            raise FileFormatError(f"the tensor {tensor.name!r} has the unknown type {data_type}")
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            if tensor.data_type == onnx.TensorProto.STRING:
+            if data_type == onnx.TensorProto.STRING:
                 raise FileFormatError(
                     f"the tensor {tensor.name!r} has texts in another file, which ONNX does not allow"
                 )
             continue
-        apart = not tensor.HasField("raw_data") and tensor.name in elsewhere
-        if tensor.data_type == onnx.TensorProto.STRING and (apart or tensor.HasField("raw_data")):
+        apart = not raw and tensor.name in elsewhere
+        if data_type == onnx.TensorProto.STRING and (apart or raw):
             raise FileFormatError(f"the tensor {tensor.name!r} has texts as bytes, which ONNX does not allow")
         if apart:
             continue
-        size = prod(tensor.dims)
-        if any(dim < 0 for dim in tensor.dims):
+        dims = tensor.dims
+        size = prod(dims)
+        if dims and min(dims) < 0:
             raise FileFormatError(f"the tensor {tensor.name!r} has a negative size")
-        if tensor.HasField("raw_data"):
-            bits = _BITS.get(tensor.data_type)
+        if raw:
+            bits = _BITS[data_type]
             if bits is not None and len(tensor.raw_data) != (size * bits + 7) // 8:
                 raise FileFormatError(
                     f"the tensor {tensor.name!r} has {len(tensor.raw_data):,} bytes for {size:,} elements"

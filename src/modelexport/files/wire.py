@@ -26,6 +26,8 @@ _NAME = onnx.TensorProto.DESCRIPTOR.fields_by_name["name"].number
 _RAW_DATA = onnx.TensorProto.DESCRIPTOR.fields_by_name["raw_data"].number
 _LENGTH = 2
 """Protobuf's wire type of a length-delimited field; 0 is a varint, 1 and 5 are eight and four bytes."""
+LOCATION = b"location"
+"""The key of the file in a reference to data in another file."""
 SMALL = 1024
 """Initializers of fewer bytes are left to the protobuf library."""
 
@@ -55,18 +57,37 @@ def without_weights(data: mmap.mmap) -> tuple[bytes, dict[str, range]]:
         raise ValueError("the file ends in the middle of a message") from error
 
 
+def names_other_files(path: Path) -> bool:
+    """Whether a file may keep weights in other files: the key of every reference to one occurs in it.
+
+    Raises:
+        FileFormatError: It is not an ONNX file.
+    """
+    return LOCATION in _without_weights(path)
+
+
 def read_serialized(path: Path) -> onnx.ModelProto:
     """A model as it is in its file, without large weights.
 
     Raises:
         FileFormatError: It is not an ONNX file.
     """
+    rest = _without_weights(path)
     try:
-        with open_regular(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return parse_model(without_weights(data)[0])
+        return parse_model(rest)
     except FileFormatError:
         raise
     except Exception as error:  # protobuf's exception type is not public
+        raise FileFormatError(f"{path} is not an ONNX file, or damaged ({type(error).__name__})") from error
+
+
+def _without_weights(path: Path) -> bytes:
+    try:
+        with open_regular(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return without_weights(data)[0]
+    except FileFormatError:
+        raise
+    except Exception as error:  # it is no message of protobuf, or is empty
         raise FileFormatError(f"{path} is not an ONNX file, or damaged ({type(error).__name__})") from error
 
 

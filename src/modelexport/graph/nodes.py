@@ -47,9 +47,10 @@ def is_sorted(graph: ir.Graph) -> bool:
 
 def _is_sorted(graph: ir.Graph, before: set[ir.Node]) -> bool:
     for node in graph:
-        if any(producer not in before for producer in producers(node)):
-            return False
-        if not all(_is_sorted(nested, before) for nested in nested_graphs(node)):
+        for value in node.inputs:
+            if value is not None and (producer := value.producer()) is not None and producer not in before:
+                return False
+        if node.attributes.data and not all(_is_sorted(nested, before) for nested in nested_graphs(node)):
             return False
         before.add(node)
     return True
@@ -89,6 +90,8 @@ def default_shape(value: ir.Value) -> list[int]:
 def may_be(one: ir.Shape | None, other: ir.Shape | None) -> bool:
     """Whether two values may have the same shape: a dynamic or unknown size may be any number."""
     if one is None or other is None:
+        return True
+    if one.dims == other.dims:  # as nearly always
         return True
     return len(one) == len(other) and all(
         a == b or not isinstance(a, int) or not isinstance(b, int) for a, b in zip(one, other, strict=True)

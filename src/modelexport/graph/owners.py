@@ -16,8 +16,7 @@ OWNER = "modelexport.owner"
 
 def owner_of(node: ir.Node) -> Owner | None:
     """The owner that travels with a node, if it has one."""
-    owner = node.meta.data.get(OWNER)
-    assert owner is None or isinstance(owner, Owner)
+    owner: Owner | None = node.meta.data.get(OWNER)
     return owner
 
 

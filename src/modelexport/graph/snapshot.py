@@ -76,7 +76,7 @@ def take_snapshot(model: ir.Model) -> SourceGraph:
             tuple(None if value is None else f"{scope}{value.name}" for value in node.inputs),
             tuple(name for name, _ in outputs),
             owner_of(node),
-            dict(node.attributes),
+            dict(node.attributes.data),
             node.name or "",
         )
         nodes.append(record)
@@ -84,7 +84,7 @@ def take_snapshot(model: ir.Model) -> SourceGraph:
         for name, value in outputs:
             producer[name] = index
             types[name] = value.dtype, value.shape
-        if not nested_graphs(node) and all(name is None or name in constant for name in record.inputs):
+        if constant.issuperset(name for name in record.inputs if name is not None) and not nested_graphs(node):
             constant.update(record.outputs)
     inputs = tuple(value.name or "" for value in model.graph.inputs)
     return SourceGraph(tuple(nodes), producer, tensors, frozenset(constant), types, inputs)

@@ -32,7 +32,7 @@ from modelexport.lineage.matching.by_name import match_by_derived_name, match_by
 from modelexport.lineage.matching.by_parameter import match_by_parameter
 from modelexport.lineage.matching.by_position import match_by_position
 from modelexport.lineage.matching.by_removal import match_by_removal
-from modelexport.lineage.matching.state import REGION, Matching, computed_inputs
+from modelexport.lineage.matching.state import REGION, Matching
 from modelexport.lineage.matching.through_moves import match_through_moves
 from modelexport.lineage.ownership import LostCalls, infer_from_neighbours, place_new_nodes
 
@@ -142,7 +142,10 @@ def _owner(state: Matching, node: ir.Node, lost: LostCalls) -> tuple[Owner | Non
 
 def _takes_result(state: Matching, node: ir.Node, before: SourceNode) -> bool:
     """Whether a node uses the output of a source node, or a variant of it: then nothing before it was fused in."""
-    return any(state.names.get(value) in before.outputs for value in computed_inputs(node))
+    for value in node.inputs:
+        if value is not None and state.names.get(value) in before.outputs and not value.is_initializer():
+            return True
+    return False
 
 
 def _had(state: Matching, node: ir.Node, owner: Owner) -> bool:

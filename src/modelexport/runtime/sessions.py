@@ -15,7 +15,7 @@ import onnxruntime
 
 from modelexport.errors import UsageError
 from modelexport.files.linked import check_tensors, check_weight_files
-from modelexport.files.onnx_models import to_proto
+from modelexport.files.serializing import to_proto
 from modelexport.graph.copies import copy_of
 from modelexport.graph.nodes import initializers
 from modelexport.graph.widening import narrow_values, widened

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import msgspec
+
 from modelexport.core.calls import ModuleCall
 from modelexport.core.decoding import decode_json
 from modelexport.core.modules import ModuleTree
@@ -116,8 +118,18 @@ def _documents(tagged: TaggedFile) -> Iterator[FalseClaim]:
         for tag, said in _pairs(load_dag(dag), here):
             yield from false_claim("dag", tag, *said)
     if operations.is_file():
-        for name, said in _pairs(load_operations(operations), operations_document(tagged.model, tags)):
+        for name, said in _pairs(
+            *map(_in_order, (load_operations(operations), operations_document(tagged.model, tags)))
+        ):
             yield from false_claim("operations", name, *said)
+
+
+def _in_order(operations: Mapping[str, documents.Operation]) -> dict[str, documents.Operation]:
+    """The operations with the tags of initializers sorted: where nested graphs use one, their order has no meaning."""
+    return {
+        name: msgspec.structs.replace(one, tags=sorted(one.tags)) if one.op_type == "Initializer" else one
+        for name, one in operations.items()
+    }
 
 
 def _pairs(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[tuple[str, tuple[Any, Any]]]:

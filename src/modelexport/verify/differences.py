@@ -9,6 +9,7 @@ scaled. The tolerance is a multiple of rounding noise:
 
 Elements ten thousand times larger than the others and above a thousand (added by a mask) are a separate group: they
 would hide the rest. Where most elements nearly vanish instead (a gate that is closed), they are rounded as the others.
+Numbers below the smallest normal one of a type have few digits, or are zero in some kernels: so much is rounding, too.
 A norm hides a wrong element among a million, so that no element may be off by many times the tolerance of the norm,
 relative to itself or to the typical element: rounding errors are spread over all elements. A value that was computed
 from the right ones before it must not have a wrong row, either.
@@ -30,6 +31,13 @@ Verdict = Literal["agree", "tie", "differ", "not compared"]
 
 UNITS: Mapping[str, float] = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 """The unit roundoff of each floating-point type."""
+VANISHING: Mapping[str, float] = {
+    "float64": 2.0**-1022,
+    "float32": 2.0**-126,
+    "float16": 2.0**-24,
+    "bfloat16": 2.0**-126,
+}
+"""What an element of each type may be off by, whatever its size: below that, kernels may make it zero."""
 ALLOWED_UNITS = 32.0
 """The error in units up to which a tensor agrees without measuring its noise."""
 ALLOWED_NOISE = 8.0
@@ -219,6 +227,8 @@ def _compare_numbers(
     one, two = one[finite], two[finite]
     right = exact.astype(np.float64).reshape(-1)[finite] if exact is not None and exact.size == expected.size else None
     relative, noise, of_one, largest, wrong = 0.0, unit, 0.0, 0.0, infinite > 0
+    least = VANISHING[str(actual.dtype)]
+    two = np.where(np.abs(two - one) <= least, one, two)
     groups = _groups(one)
     for group in groups:
         error, size = _norm(two[group] - one[group]), _norm(one[group])

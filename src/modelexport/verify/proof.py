@@ -42,6 +42,9 @@ class Proof:
     wrong_weights: Mapping[ModuleCall, str] = field(default_factory=dict)
     """Calls whose nodes use initializers that are not the model's, to what is wrong."""
 
+    wrong_decisions: Mapping[str, str] = field(default_factory=dict)
+    """Nodes of branches that are taken by another condition than PyTorch's, to what is wrong."""
+
     @cached_property
     def nodes(self) -> Mapping[str, ir.Node]:
         """Name of a value of the main graph to the node that makes it."""

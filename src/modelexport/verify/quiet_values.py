@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from modelexport.core.calls import CallTree, ModuleCall
 from modelexport.core.owners import Evidence as OwnerEvidence
+from modelexport.graph.nodes import nested_graphs
 from modelexport.graph.owners import owner_of
 from modelexport.runtime.evidence import Evidence
 from modelexport.runtime.fingerprints import has_several
@@ -39,12 +40,13 @@ def misplaced_quiet_nodes(
         may_lead_to: Whether what a call computes can be a part of what another does.
     """
     quiet: set[ModuleCall] | None = None
+    deciding = _deciding(model.graph)
     for node in model.graph:
         owner, right = owner_of(node), reached.get(node, frozenset())
         own = run.prints.get(node.outputs[0].name or "")
         if owner is None or not right or own is None:
             continue
-        if own.kind != "f" or own.size < _LEAST or own.telling:
+        if own.telling or ((own.kind != "f" or own.size < _LEAST) and node not in deciding):
             continue
         near = right | {around for call in right if call in calls for around in calls.stack(call)}
         if owner.evidence is not OwnerEvidence.EXACT:
@@ -62,6 +64,28 @@ def misplaced_quiet_nodes(
 
 
 _LEAST = 4
+
+
+def _deciding(graph: ir.Graph) -> set[ir.Node]:
+    """The nodes that compute only whether a branch is taken, or a loop goes on: they belong to those who ask."""
+    found: set[ir.Node] = set()
+
+    def decides(user: ir.Node, place: int) -> bool:
+        return user in found or (bool(nested_graphs(user)) and place == _CONDITION.get(user.op_type))
+
+    for node in reversed(graph):
+        uses = [use for value in node.outputs for use in value.uses()]
+        if (
+            uses
+            and all(decides(user, place) for user, place in uses)
+            and not any(value.is_graph_output() for value in node.outputs)
+        ):
+            found.add(node)
+    return found
+
+
+_CONDITION = {"If": 0, "Loop": 1}
+"""The input of each operator that decides."""
 
 
 def _owners_beside(node: ir.Node) -> Iterator[ModuleCall]:

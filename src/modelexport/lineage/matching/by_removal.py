@@ -14,13 +14,18 @@ def match_by_removal(state: Matching, node: ir.Node) -> None:
     Case: OnnxSlim removes a ``Pad`` of nothing, and the value before it gets the name of its result.
     """
     found = state.matches.get(node, [])
-    if len(found) != 1 or len(node.outputs) != 1 or node in state.approximate or has_new_parameter(state, node):
+    nodes = state.source.nodes
+    if len(found) != 1 or nodes[found[0]].op == node.op_identifier():
         return
-    index, nodes = found[0], state.source.nodes
+    if len(node.outputs) != 1 or node in state.approximate or has_new_parameter(state, node):
+        return
+    index = found[0]
     for _ in range(CHAIN):
+        if nodes[index].op == node.op_identifier():
+            return
         given = [name for name in nodes[index].inputs if name is not None]
         before = [name for name in given if name not in state.source.constant]
-        if nodes[index].op == node.op_identifier() or len(before) != 1 or before[0] not in state.source.producer:
+        if len(before) != 1 or before[0] not in state.source.producer:
             return
         if any(is_parameter(state.source.initializers.get(name)) for name in given):
             return  # it did not return its input

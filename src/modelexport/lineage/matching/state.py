@@ -147,8 +147,9 @@ class Matching:
         """Record that a node is a source node and produces the same values, under the same names or others."""
         self.matches[node] = [index]
         before = self.source.nodes[index]
-        pairs = list(zip(before.outputs, node.outputs, strict=False)) if is_same_operation(node, before) else []
-        pairs += [(value.name or "", value) for value in node.outputs if value.name in self.source.producer]
+        outputs = node.outputs
+        pairs = list(zip(before.outputs, outputs, strict=False)) if is_same_operation(node, before) else []
+        pairs += [(name, value) for value in outputs if (name := value.name or "") in self.source.producer]
         for name, value in pairs:
             if value.name == name or (value not in self.names and name not in self.values):
                 self.record_value(name, value)

@@ -32,13 +32,13 @@ def write_metadata(
     """Write every node's owner and every initializer's origin and users into the model, in place."""
     if not keep_torch_metadata:
         drop_torch_metadata(model)
-    written: dict[Owner, dict[str, str]] = {}
+    written: dict[int, tuple[Owner, dict[str, str]]] = {}  # by identity: nodes of one owner share it
     for node in all_nodes(model):
         owner = owner_of(node)
         if owner is not None:  # nodes of adopted files may have none; export checks for them
-            if owner not in written:
-                written[owner] = owner_properties(owner, tags)
-            _replace_tags(node, written[owner])
+            if id(owner) not in written:
+                written[id(owner)] = owner, owner_properties(owner, tags)
+            _replace_tags(node, written[id(owner)][1])
     for value in initializers(model):
         properties = value.metadata_props
         properties[keys.HIERARCHY_TAGS] = json.dumps(initializer_tags(value, tags))
@@ -93,8 +93,7 @@ def drop_torch_metadata(model: ir.Model) -> None:
         stores.extend(value.metadata_props for value in (*graph.inputs, *graph.initializers.values()))
     for node in all_nodes(model):
         node.doc_string = None
-        stores.append(node.metadata_props)
-        stores.extend(value.metadata_props for value in node.outputs)
+        stores += [node.metadata_props, *[value.metadata_props for value in node.outputs]]
     for store in stores:
         if store:
             for key in [key for key in store if key == keys.NAMESPACE or key.startswith(_TORCH_KEYS)]:

@@ -1,0 +1,175 @@
+"""Models are read and written as onnx_ir does it, which is slower; of initializers, only the tensors are written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.backend.test
+import onnx_ir as ir
+import pytest
+from onnx import TensorProto, helper
+
+from modelexport.files.deserializing import to_model
+from modelexport.files.serializing import to_proto
+
+BACKEND = sorted((Path(onnx.backend.test.__file__).parent / "data").glob("*/*/model.onnx"))
+"""ONNX's own test models."""
+
+
+def by_onnx_ir(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """What onnx_ir makes of a model, without the types of initializers."""
+    written = ir.serde.serialize_model(ir.serde.deserialize_model(proto))
+    drop_types(written.graph)
+    return written
+
+
+def drop_types(graph: onnx.GraphProto) -> None:
+    tensors = {tensor.name for tensor in graph.initializer}
+    kept = [info for info in graph.value_info if info.name not in tensors]
+    del graph.value_info[:]
+    graph.value_info.extend(kept)
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                drop_types(attribute.g)
+
+
+def copy_of(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy, since onnx_ir's tensors refer to the model that they were read from."""
+    copied = onnx.ModelProto()
+    copied.CopyFrom(proto)
+    return copied
+
+
+def check(proto: onnx.ModelProto) -> None:
+    expected = by_onnx_ir(copy_of(proto)).SerializeToString()
+    assert to_proto(to_model(copy_of(proto)), {}).SerializeToString() == expected
+    assert by_onnx_ir(ir.serde.serialize_model(to_model(copy_of(proto)))).SerializeToString() == expected
+
+
+def test_every_test_model_of_onnx() -> None:
+    assert len(BACKEND) > 100
+    for path in BACKEND:
+        check(onnx.load(path, load_external_data=False))
+
+
+def plain() -> onnx.ModelProto:
+    """A model with everything that a flat graph may have."""
+    weight = helper.make_tensor("weight", TensorProto.FLOAT, [2, 2], np.ones(4, np.float32).tobytes(), raw=True)
+    weight.doc_string = "of a layer"
+    default = helper.make_tensor("default", TensorProto.FLOAT, [2, 2], [1.0, 2.0, 3.0, 4.0])
+    texts = helper.make_tensor("texts", TensorProto.STRING, [2], [b"a", b"b"])
+    apart = TensorProto(name="apart", data_type=TensorProto.FLOAT, dims=[8], data_location=TensorProto.EXTERNAL)
+    apart.external_data.add(key="location", value="weights.data")
+    nodes = [
+        helper.make_node("Add", ["x", "weight"], ["a"], name="first", doc_string="adds"),
+        helper.make_node("Relu", ["b"], ["y"], name=""),
+        helper.make_node("Mul", ["a", "default"], ["b"], domain="ai.onnx"),
+        helper.make_node("Clip", ["a", "", "one"], ["c"]),
+        helper.make_node("LSTM", ["s", "w", "r"], ["", "h", ""], hidden_size=2, direction="forward"),
+        helper.make_node("SequenceConstruct", ["a", "b"], ["list"]),
+        helper.make_node("Mine", ["apart"], ["m"], domain="mine", kernel=helper.make_tensor("", 1, [1], [2.0])),
+    ]
+    nodes[0].metadata_props.add(key="z", value="last")
+    nodes[0].metadata_props.add(key="a", value="first")
+    one = helper.make_tensor("one", TensorProto.FLOAT, [], [1.0])
+    recurrent = [helper.make_tensor(name, TensorProto.FLOAT, [1, 8, 2], [0.5] * 16) for name in ("w", "r")]
+    matrix = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        nodes,
+        "main",
+        [matrix("x", TensorProto.FLOAT, ["batch", None]), matrix("s", 1, [3, 1, 2]), matrix("default", 1, [2, 2])],
+        [matrix("y", TensorProto.FLOAT, ["batch", 2])],
+        [weight, default, texts, apart, one, *recurrent],
+        doc_string="the graph",
+    )
+    infos = [matrix("a", TensorProto.FLOAT, ["batch", 2], "a sum"), matrix("b", TensorProto.FLOAT, ["batch", 2])]
+    infos += [matrix("c", TensorProto.FLOAT, None), helper.make_tensor_sequence_value_info("list", 1, ["batch", 2])]
+    infos += [matrix("weight", TensorProto.FLOAT, [2, 2]), matrix("unknown", TensorProto.FLOAT, [2])]
+    infos[0].metadata_props.add(key="made by", value="hand")
+    infos[1].type.denotation = "TENSOR"
+    infos[1].type.tensor_type.shape.dim[0].denotation = "DATA_BATCH"
+    graph.value_info.extend(infos)
+    graph.metadata_props.add(key="of", value="the graph")
+    model = helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", 20), helper.make_opsetid("mine", 1)], producer_name="someone"
+    )
+    model.metadata_props.add(key="of", value="the model")
+    return model
+
+
+def annotated() -> onnx.ModelProto:
+    model = plain()
+    for name in ("a", "weight", "y", "x"):
+        note = model.graph.quantization_annotation.add(tensor_name=name)
+        note.quant_parameter_tensor_names.add(key="SCALE_TENSOR", value="one")
+    return model
+
+
+def nested() -> onnx.ModelProto:
+    model = plain()
+    half = helper.make_tensor("half", TensorProto.FLOAT, [], [0.5])
+    inner = [helper.make_node("Mul", ["a", "half"], ["inside"])]
+    branch = helper.make_graph(inner, "branch", [], [helper.make_tensor_value_info("inside", 1, None)], [half])
+    model.graph.node.append(helper.make_node("If", ["flag"], ["chosen"], then_branch=branch, else_branch=branch))
+    model.graph.initializer.append(helper.make_tensor("flag", TensorProto.BOOL, [], [True]))
+    return model
+
+
+def with_function() -> onnx.ModelProto:
+    model = plain()
+    body = [helper.make_node("Tanh", ["i"], ["o"])]
+    model.functions.append(helper.make_function("mine", "Mine", ["i"], ["o"], body, [helper.make_opsetid("", 20)]))
+    return model
+
+
+def on_devices() -> onnx.ModelProto:
+    model = plain()
+    model.ir_version = 11
+    model.configuration.add(name="two", num_devices=2)
+    model.graph.node[0].device_configurations.add(configuration_id="two", pipeline_stage=1)
+    return model
+
+
+def with_loose_ends() -> onnx.ModelProto:
+    """Nothing computes an input of a node and an output of the graph."""
+    model = plain()
+    model.graph.node[1].input[0] = "nowhere"
+    model.graph.output.append(helper.make_tensor_value_info("nothing", 1, [2]))
+    return model
+
+
+@pytest.mark.parametrize("build", [plain, annotated, nested, with_function, on_devices, with_loose_ends])
+def test_a_model_with(build: Callable[[], onnx.ModelProto]) -> None:
+    check(build())
+
+
+def test_a_value_that_two_nodes_make_is_refused_as_onnx_ir_does() -> None:
+    model = plain()
+    model.graph.node.append(helper.make_node("Neg", ["a"], ["b"]))
+    with pytest.raises(ir.serde.SerdeError, match="main") as expected:
+        ir.serde.deserialize_model(copy_of(model))
+    with pytest.raises(ir.serde.SerdeError, match="main") as found:
+        to_model(model)
+    assert str(found.value) == str(expected.value)
+
+
+def test_values_share_no_types() -> None:
+    model = to_model(plain())
+    first, second = model.graph[0].outputs[0], model.graph[2].outputs[0]
+    first.dtype = ir.DataType.FLOAT16
+    assert second.dtype == ir.DataType.FLOAT
+
+
+def test_properties_of_initializers_are_written_to_their_tensors() -> None:
+    model = to_model(plain())
+    model.graph.initializers["weight"].metadata_props["b"] = "2"
+    model.graph.initializers["weight"].metadata_props["a"] = "1"
+    tensor = ir.tensor(np.zeros((2, 2), np.float32))
+    written = to_proto(model, {model.graph.initializers["weight"]: tensor}).graph.initializer[0]
+    assert [(entry.key, entry.value) for entry in written.metadata_props] == [("a", "1"), ("b", "2")]
+    assert written.name == "weight"
+    assert onnx.numpy_helper.to_array(written).tolist() == [[0, 0], [0, 0]]
