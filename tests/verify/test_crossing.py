@@ -173,3 +173,4 @@ def test_a_fault_that_changed_weights_hide_is_found_in_its_call(tmp_path: Path) 
     assert report.perturbed
     assert report.diverging is not None
     assert report.diverging.address == "1"
+    assert "the model's own weights" in report.diverging.reason

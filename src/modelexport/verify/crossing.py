@@ -8,6 +8,7 @@ a single number, which no other rule places.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 
 import onnx_ir as ir
@@ -31,12 +32,15 @@ def nodes_outside(
     """
     boundaries = _Boundaries(model, calls, run, evidence)
     latest = _Latest(model, calls, evidence, computed)
+    there, here = Counter(call.path for call in evidence.parents), Counter(traced.call.path for traced in calls)
     for node in model.graph:
         owner = owner_of(node)
         # What a tool merged has owners that need not have computed it.
         if owner is None or owner.evidence is not OwnerEvidence.EXACT:
             continue
-        wrong = [call for call in owner.calls if boundaries.excludes(call, node) or latest.excludes(call, node)]
+        # Calls that PyTorch made another number of times have other numbers there.
+        judged = [call for call in owner.calls if there[call.path] == here[call.path]]
+        wrong = [call for call in judged if boundaries.excludes(call, node) or latest.excludes(call, node)]
         if wrong:
             beside = [call for call in owner.calls if call not in wrong]
             yield node, wrong, frozenset(beside or boundaries.owners_before(node))
