@@ -11,6 +11,7 @@ names. A model may refuse a variation; that is not a fault of the file.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import onnx_ir as ir
@@ -61,7 +62,7 @@ def _changes(inputs: Inputs, model: ir.Model, kept: Collection[str]) -> Iterator
         yield "other numbers", lambda name, t: _reversed(t) if name in numbers else t
     if any(nested_graphs(node) for node in model.graph):
         for factor in (-3, 3):  # one of them changes a sum's sign, whatever is added to it
-            yield f"{factor} times the inputs", lambda name, t, by=factor: t if name in kept else _times(by, t)
+            yield f"{factor} times the inputs", partial(_times, factor, kept)
 
 
 def _changed(inputs: Inputs, changes: Sequence[Change]) -> Inputs:
@@ -90,8 +91,8 @@ def _has_fractions(tensor: torch.Tensor) -> bool:
     return bool(tensor.is_floating_point() or tensor.is_complex())
 
 
-def _times(factor: int, tensor: torch.Tensor) -> torch.Tensor:
-    return factor * tensor if tensor.is_floating_point() else tensor
+def _times(factor: int, kept: Collection[str], name: str, tensor: torch.Tensor) -> torch.Tensor:
+    return factor * tensor if tensor.is_floating_point() and name not in kept else tensor
 
 
 def _is_mask(tensor: torch.Tensor) -> bool:
