@@ -124,6 +124,30 @@ def test_the_file_computes_what_pytorch_does(case: str, tmp_path: Path) -> None:
     assert (result.coverage.inferred, result.coverage.untagged) == (0, 0)
 
 
+TRACED: dict[str, Callable[..., Any]] = {
+    "differences": lambda t, x: (
+        *(x.diff(), torch.diff(x, n=2, dim=0), x.diff(prepend=x[..., :2], append=x[..., :1])),
+        (x > 0).diff(),
+    ),
+    "histogram": lambda t, x: (x.histc(7), torch.histc(x, bins=5, min=-0.5, max=0.5), torch.histc(x, 3, 2, 4)),
+    "two linear": lambda t, x: (
+        F.bilinear(x, x + 1, t[0, 0] * torch.ones(2, 5, 5)),
+        F.bilinear(x, x[..., :2], torch.linspace(-1, 1, 3 * 2 * x.shape[-1]).reshape(3, -1, 2), torch.arange(3.0)),
+    ),
+    "sums of conditions": lambda t, x: ((x > 0).cumsum(-1), torch.cumsum(x, 1)),
+    "far below zero": lambda t, x: F.logsigmoid(x * 80),
+}
+
+
+@pytest.mark.parametrize("case", TRACED)
+@pytest.mark.parametrize("frontend", ["dynamo", "torchscript"])
+def test_both_front_ends_compute_what_pytorch_does(case: str, frontend: Any, tmp_path: Path) -> None:
+    model = Computes(TRACED[case]).eval()
+    result = export(model, (A,), tmp_path / "m.onnx", frontend=frontend, check=False)
+    assert wrong(tmp_path / "m.onnx", model, (A,)) == ""
+    assert (result.coverage.inferred, result.coverage.untagged) == (0, 0)
+
+
 @pytest.mark.parametrize(
     "layer",
     [

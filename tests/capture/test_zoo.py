@@ -22,9 +22,7 @@ REFUSED = {
     "branches": "data-dependent",
     "func-grad": "constant",
     "tacotron2": "packed sequences",
-    "mimi": "data-dependent",
     "fastspeech2": "data-dependent",
-    "lumina2": "unhashable type",
 }
 """Name to part of the reason."""
 CASES = [case for case in zoo.cases() if case.family != "with transformers inside"]

@@ -240,8 +240,9 @@ BUILDS: dict[str, Callable[[], Built]] = {
     "adapter": _of("T2IAdapter", {"x": floats(1, 3, 32, 32)}, channels=[8, 8], num_res_blocks=1, downscale_factor=8),
 }  # fmt: skip
 
+CONSTANTS = {"lumina2": ("encoder_attention_mask",)}
 CASES = [
-    Case("diffusers", name, build)
+    Case("diffusers", name, build, CONSTANTS.get(name, ()))
     for name, build in BUILDS.items()
     if importlib.util.find_spec("diffusers") is not None
 ]
