@@ -12,8 +12,9 @@ model: models that have one are not run again, so that the whole can be run in p
 
 What is not found is run again, both files in ONNX Runtime: where the outputs are the same within rounding, for the
 example inputs and for three others, the fault computes the same by its nature and is listed apart, with the largest
-difference measured. Everything else that is not found or not located ends with status 1, and so does a report on the
-sound file that does not agree.
+difference measured. So is another owner of a node that only moves elements, where PyTorch's tensors show that this call
+gets or returns those very elements: the node may be in either. Everything else that is not found or not located ends
+with status 1, and so does a report on the sound file that does not agree.
 
 Needs what `make test` installs; about forty minutes.
 """
@@ -36,6 +37,7 @@ import msgspec
 import numpy as np
 import onnx_ir as ir
 import onnxruntime
+import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
@@ -53,7 +55,7 @@ from plants import Place
 
 MODELS = (
     "blocks", "equal-values", "unet", "recurrent", "bert", "albert", "gpt2", "llama", "t5", "mixtral", "vit", "resnet",
-    "clip", "whisper", "minilm", "bert+dynamic", "llama+dynamic",
+    "clip", "whisper", "minilm", "bert+dynamic", "llama+dynamic", "condition", "nested-branches", "loop",
 )  # fmt: skip
 """Cases of the tests' table, some of them with dynamic axes."""
 SAME = 4e-6
@@ -111,6 +113,27 @@ def run_with_others(path: Path, feeds: dict[str, Any], seed: int) -> list[Any]:
     options.log_severity_level = 3
     session = onnxruntime.InferenceSession(ir.to_proto(model).SerializeToString(), options)
     return list(session.run(None, {v.name: given[v.name] for v in session.get_inputs()}))
+
+
+def tensors_of(model: torch.nn.Module, inputs: Any, address: str) -> list[Any]:
+    """The tensors that a call gets and returns, as hooks see them."""
+    path, _, number = address.partition("@")
+    seen: list[list[Any]] = []
+
+    def hook(module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        leaves = torch.utils._pytree.tree_leaves((args, kwargs, output))
+        seen.append([leaf.numpy(force=True) for leaf in leaves if isinstance(leaf, torch.Tensor)])
+
+    handle = model.get_submodule(path).register_forward_hook(hook, with_kwargs=True)
+    with torch.no_grad():
+        model(*([] if isinstance(inputs, dict) else inputs), **(inputs if isinstance(inputs, dict) else {}))
+    handle.remove()
+    return seen[int(number or 0)] if len(seen) > int(number or 0) else []
+
+
+def same_elements(one: Any, other: Any) -> bool:
+    """Whether two arrays have the same elements, in any order."""
+    return one.size == other.size and np.allclose(np.sort(one, axis=None), np.sort(other, axis=None), atol=1e-5)
 
 
 def places_of(
@@ -252,14 +275,27 @@ class Bench:
             if report.verdict != "differ":
                 is_tag = place.documents or place.tags or "given to" in place.kind
                 difference = float("inf") if is_tag else largest_difference(source, path, feeds)
-                if difference < SAME:
-                    same = f"{what}: largest difference {difference:.1e}"
+                same = f"{what}: largest difference {difference:.1e}" if difference < SAME else ""
+                if is_tag and (moved := self.moved_by(name, place, source, feeds)):
+                    same = f"{what}: it moves elements that {moved} gets or returns"
+                if same:
                     return self.counted(place, found=False, located=False, same=same)
             wrong = ""
             if not located:
                 wrong = f"{'not located' if report.verdict == 'differ' else 'MISSED'}: {line}"
                 print(f"  {wrong}", file=sys.stderr, flush=True)
             return self.counted(place, found=report.verdict == "differ", located=located, wrong=wrong)
+
+    def moved_by(self, name: str, place: Place, source: Path, feeds: Any) -> str:
+        """The call that a node was given to, if the node only moves elements that the call gets or returns."""
+        node = next((node for node in load_onnx(source).graph if node.name == place.node), None)
+        if node is None or node.op_type not in plants.COPIES:
+            return ""
+        (given,) = (*(place.expected - plants.owners(node)), "")[:1]
+        value = node.outputs[0].name or ""
+        moved = run_values(source, feeds, [value])[value]
+        case = models.case(name.partition("+")[0])
+        return given if any(same_elements(moved, one) for one in tensors_of(case.build(), case.inputs(), given)) else ""
 
     def counted(self, place: Place, *, found: bool, located: bool, same: str = "", wrong: str = "") -> bool:
         self.result.placements.append(Planted(place.kind, found, located, same, wrong))

@@ -30,6 +30,7 @@ from plants import (
     is_number,
     owners,
     static_shape,
+    tell_initializers,
     weight_of,
 )  # fmt: skip
 
@@ -94,6 +95,7 @@ def owner_faults(model: ir.Model) -> Iterator[Place]:
             give(node, those[0], source[those[0]], own[those[0]])
             node.metadata_props[CALLS] = json.dumps(those)
             node.metadata_props[TAGS] = json.dumps([source[one] for one in those])
+            tell_initializers(node)
             return True
 
         def one_more(model: ir.Model, path: Path, p: int = position, w: str = wrong) -> bool:

@@ -383,6 +383,19 @@ def give(node: ir.Node, address: str, tag: str, own: str) -> None:
     for key in (CALLS, TAGS):
         node.metadata_props.pop(key, None)
     node.metadata_props.update({CALL: address, SOURCE: tag, "namespace": own[1:]})
+    if "layer_ann" in node.metadata_props:
+        path, _, number = address.partition("@")
+        node.metadata_props["layer_ann"] = f"{path}.{f'@{number}.' if number else ''}"
+    tell_initializers(node)
+
+
+def tell_initializers(node: ir.Node) -> None:
+    """Write the tags of their users to the initializers of a node, whose own tags have changed."""
+    for value in node.inputs:
+        if value is not None and TAGS in value.metadata_props:
+            those = [user.metadata_props for user, _ in value.uses()]
+            listed = [json.loads(props[TAGS]) if TAGS in props else [props[SOURCE]] for props in those]
+            value.metadata_props[TAGS] = json.dumps(list(dict.fromkeys(itertools.chain(*listed))))
 
 
 def tags(model: ir.Model) -> Iterator[Place]:

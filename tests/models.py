@@ -185,6 +185,54 @@ class Branches(nn.Module):
         return torch.cond(x.sum() > 0, positive, negative, (y,))
 
 
+class Gate(nn.Module):
+    """Decides by a module, inside of it: it is called twice, and one of its blocks from outside, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.score = nn.Linear(8, 8)
+        self.yes, self.no = Block(), Block()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        decides = self.score(x).mean() > 0
+        return torch.cond(decides, lambda y: self.yes(y) * 2, lambda y: self.no(y) + self.yes(y), (x,))
+
+
+class NestedBranches(nn.Module):
+    """Conditions in both branches of a condition, which call blocks that others call, and one that only one calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.rare, self.last = Gate(), Block(), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gate, rare = self.gate, self.rare
+
+        def positive(y: torch.Tensor) -> torch.Tensor:
+            z = gate.no(y)
+            return gate.yes(torch.cond(z.sum() > 4, lambda v: gate.no(v) - v, lambda v: gate.yes(v) * 3, (z,)))
+
+        def negative(y: torch.Tensor) -> torch.Tensor:
+            return torch.cond(y.sum() > 4, lambda v: rare(v), lambda v: gate.no(v), (y,))  # noqa: PLW0108
+
+        y = gate.yes(gate(x))
+        y = torch.cond(x.sum() > 0, positive, negative, (y,))
+        return self.last(gate(y - 1))
+
+
+class Loop(nn.Module):
+    """torch.while_loop: calls a block in each iteration, and before and after the loop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block, self.last = Block(), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        start = torch.zeros((), dtype=torch.int64), self.block(x)
+        _, y = torch.while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, self.block(y) + x), start)
+        return self.last(self.block(y))
+
+
 class Nested(nn.Module):
     """Takes and returns nested structures: a dict of tuples, one of them with an input passed through."""
 
@@ -554,6 +602,13 @@ CUSTOM: tuple[ModelCase, ...] = (
             "": "/Branches", "before": "/Branches/Block.before", "before@1": "/Branches/Block.before@1",
             "positive.0": "/Branches/Block.0", "positive.0@1": "/Branches/Block.0@1",
         },
+    )),
+    ModelCase("nested-branches", "custom", seeded(NestedBranches), ROWS, lambda: {"x": -ROWS_2()["x"]}, Expected(
+        repeated={"gate": 2, "gate.yes": 6, "gate.no": 5},
+        tags={"": "/NestedBranches", "gate@1": "/NestedBranches/Gate@1", "rare": "/NestedBranches/Block"},
+    )),
+    ModelCase("loop", "custom", seeded(Loop), ROWS, ROWS_2, Expected(
+        repeated={"block": 3}, tags={"": "/Loop", "block@1": "/Loop/Block@1", "block@2": "/Loop/Block@2"},
     )),
     ModelCase("nested-structures", "custom", seeded(Nested), nested_pair(2), nested_pair(3),
               Expected(tags={"": "/Nested", "left": "/Nested/Block.left", "right": "/Nested/Block.right"})),

@@ -94,6 +94,23 @@ def test_an_input_that_says_how_many_steps_is_a_constant(constants: list[str], t
     assert torch.allclose(torch.from_numpy(y), model(X + 1, LENGTH), atol=1e-6)
 
 
+class Shifted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
+        return self.inner(x) + shift
+
+
+@pytest.mark.parametrize("inputs", [{"x": X, "shift": X * 2}, (X, X * 2)], ids=["named", "positional"])
+def test_a_constant_does_not_change_when_other_inputs_are_tried(inputs: Any, tmp_path: Path) -> None:
+    result = export(Shifted().eval(), inputs, tmp_path / "m.onnx", constants=["shift"], verify=True)
+    assert result.verified is not None
+    assert [one.what for one in result.verified.others] == ["other numbers"]
+    assert result.verified.agrees
+
+
 def test_the_error_offers_the_input_that_the_structure_depends_on(tmp_path: Path) -> None:
     with pytest.raises(CaptureError, match="--constant length") as caught:
         export(Steps().eval(), {"x": X, "length": LENGTH}, tmp_path / "m.onnx")
@@ -112,6 +129,18 @@ def test_data_that_decides_is_not_offered_as_a_constant(tmp_path: Path) -> None:
     with pytest.raises(CaptureError, match="data-dependent") as caught:
         export(Branches().eval(), (X,), tmp_path / "m.onnx", frontend="dynamo")
     assert caught.value.constants == ()
+
+
+class BranchesAndSteps(Steps):
+    def forward(self, x: torch.Tensor, length: torch.Tensor) -> torch.Tensor:
+        return super().forward(x if x.mean() > 0 else x * 3, length)
+
+
+def test_a_constant_that_does_not_help_is_not_offered(tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match="data-dependent") as caught:
+        export(BranchesAndSteps().eval(), {"x": X, "length": LENGTH}, tmp_path / "m.onnx")
+    assert caught.value.constants == ()
+    assert "--constant" not in str(caught.value)
 
 
 def test_a_constant_that_is_no_argument_is_refused(tmp_path: Path) -> None:

@@ -69,6 +69,11 @@ def _square_root(y: torch.Tensor) -> torch.Tensor:
 
 
 CASES: dict[str, Callable[[torch.Tensor], Any]] = {
+    "complex: several types": lambda y: (
+        torch.view_as_real(_complex(y) * _complex(y.double()) + y.double()),
+        torch.view_as_real(_complex(y.double()).to(torch.complex64) / y),
+        torch.real(_complex(y)).double() - torch.view_as_real(y.to(torch.complex128)).sum(-1),
+    ),
     "complex: products": lambda y: torch.view_as_real(torch.einsum("bli,io->blo", _complex(y)[:, :, :6], WEIGHT)),
     "complex: functions": lambda y: ((1j * y).exp().real, (_complex(y) + 3).sqrt().imag, torch.tanh(_complex(y)).abs()),
     "complex: written into": _assigned,

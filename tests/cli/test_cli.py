@@ -188,6 +188,7 @@ def test_hierarchy_shows_the_module_tree_without_an_export(mode: str, folder: Pa
         (["export", "nets.py:good", "-o", "x.onnx", "--inputs", "none.json"], "none.json"),
         (["export", "nets.py:good"], "Missing option '-o'"),
         (["tree", "missing.onnx"], "there is no file missing.onnx"),
+        (["strip", ".", "-o", "x.onnx"], ". is a folder: give one of the .onnx files in it"),
         (["tree", "empty.onnx"], "empty.onnx is empty"),
         (["tree", "nets.py"], "nets.py is not an ONNX file"),
         (["tree", "plain.onnx"], "plain.onnx has no tags"),

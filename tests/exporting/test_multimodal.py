@@ -15,6 +15,7 @@ import decoders
 import modelexport
 from commands import run
 from modelexport.errors import CaptureError, InputsError
+from modelexport.measure.parts import cost_parts, profile_parts
 from modelexport.pytorch.generation import generation_parts
 from modelexport.pytorch.multimodal import Encode, Merge, find_modality
 from modelexport.runtime.generation import Generator
@@ -167,6 +168,19 @@ def test_three_graphs_generate_pytorchs_tokens_from_images(tmp_path: Path) -> No
     assert runs.keys() == {"batch", "prompt 0", "prompt 1", "prompt 2"}
     assert len(set(runs["batch"]["prompts"])) == 3
     assert runs["batch"]["tokens"] == [runs[f"prompt {index}"]["tokens"][0] for index in range(3)]
+    # A prompt is measured with an image in it.
+    measured = profile_parts(tmp_path / "out", sizes={"batch": 2, "sequence": 12}, runs=1, warmup=1)
+    assert list(measured) == ["vision", "embedding", "prefill", "decode"]
+    assert (measured["embedding"].feeds["input_ids"] == IMAGE).sum(1).tolist() == [4, 4]
+    shapes = {name: one.facts.inputs for name, one in measured.items()}
+    assert shapes["vision"]["pixel_values"] == "float32[2, 3, 16, 16]"
+    assert shapes["prefill"]["inputs_embeds"] == "float32[2, 12, 32]"
+    assert shapes["decode"]["inputs_embeds"] == "float32[2, 1, 32]"
+    assert shapes["decode"]["past_key_values.0.key"] == "float32[2, 2, 12, 8]"
+    with pytest.raises(InputsError, match="takes 4 tokens of a prompt"):
+        profile_parts(tmp_path / "out", sizes={"sequence": 4})
+    open_sizes = {str(symbol) for symbol in cost_parts(tmp_path / "out")["decode"].whole["macs"].free_symbols}
+    assert open_sizes == {"batch", "past_sequence"}
     # The image decides: another one gives other logits.
     generator = Generator(read_package(tmp_path / "out").files)
     ids = np.array([[5, *[IMAGE] * 4, 9, 12]])

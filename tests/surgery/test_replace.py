@@ -81,12 +81,35 @@ def test_a_module_replaced_by_itself_changes_nothing(
     same(outputs(file.path, file), outputs(tmp_path / "out.onnx", file))
     tags = {node.name: owner_of(node).calls for node in load(file.path).nodes}
     back = {node.name: owner_of(node).calls[:1] for node in load(tmp_path / "out.onnx").nodes}
+    inside = {call for call in load(file.path).tags if str(call) == module or str(call).startswith(f"{module}.")}
+
+    def left(calls: tuple[ModuleCall, ...]) -> tuple[ModuleCall, ...]:
+        """What a node that it shared with others computes for them stays; the module has a copy of its own."""
+        return tuple(call for call in calls if call not in inside) or calls
+
     assert {name: calls for name, calls in back.items() if name in tags} == {
-        name: tags[name][:1] for name in back if name in tags
+        name: left(tags[name])[:1] for name in back if name in tags
     }
     assert [call.call for call in result.calls] == [module]
     entries = (state_dict_of(load(path).model) for path in (file.path, tmp_path / "out.onnx"))
     assert next(entries) == next(entries)
+
+
+def test_nodes_that_a_replaced_module_shared_with_others_are_of_the_others(exported: Exporter, tmp_path: Path) -> None:
+    file, module = exported("bert"), "encoder.layer.0.attention"
+    shared = {node.name for node in load(file.path).nodes if is_of(node, module) and len(owner_of(node).calls) > 1}
+    assert shared
+    replaced(file, module, Identity(), tmp_path / "out.onnx")
+    tagged = load(tmp_path / "out.onnx")
+    here = {node.name: node for node in tagged.nodes}
+    assert shared <= here.keys()
+    assert not [name for name in shared if is_of(here[name], module)]
+    assert not [call for call in tagged.tags if str(call).startswith(f"{module}.")]
+
+
+def is_of(node: ir.Node, module: str) -> bool:
+    """Whether a node has an owner inside a module."""
+    return any(str(call) == module or str(call).startswith(f"{module}.") for call in owner_of(node).calls)
 
 
 OPERATORS = [("llama", "model.layers.*"), ("llama", "**.mlp"), ("bert", "class:LayerNorm"), ("blocks", "shared")]

@@ -152,6 +152,96 @@ def test_a_gate_that_is_mostly_closed_is_rounded_as_a_number_near_one() -> None:
     assert compare_arrays("gate", right, (x * (open_by + 2.0**-16)).astype(np.float32)).status == "differ"
 
 
+class Gated(nn.Module):
+    """A gate that is closed for every element, so that what it lets through is next to nothing, or nothing at all."""
+
+    def __init__(self, gate: Callable[[torch.Tensor], torch.Tensor], by: float, bias: bool) -> None:
+        super().__init__()
+        self.up, self.gate, self.down = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8, bias=bias)
+        nn.init.constant_(self.gate.bias, by)
+        self.function = gate
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(self.up(x) * self.function(self.gate(x)))
+
+
+@pytest.mark.parametrize(
+    ("gate", "by", "bias"),
+    [
+        (torch.sigmoid, -20, True),  # 2e-9, of which float32 kernels compute nothing
+        (torch.sigmoid, -60, False),  # the runtime's float64 kernel gives zero
+        (torch.sigmoid, -100, False),  # too small for a normal number
+        (nn.functional.silu, -30, False),
+        (nn.functional.softplus, -100, False),
+        (nn.functional.mish, -100, False),
+        (nn.functional.relu, -100, True),
+        (nn.functional.logsigmoid, -60, False),  # it was the logarithm of zero
+    ],
+)
+@pytest.mark.parametrize("fault", [False, True])
+def test_a_gate_that_is_closed_everywhere(
+    gate: Callable[[torch.Tensor], torch.Tensor], by: float, bias: bool, fault: bool, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    model, inputs, path = Gated(gate, by, bias).eval(), numbers(3, 8), tmp_path / "model.onnx"
+    export(model, inputs, path)
+    if fault:  # what the gate hides
+        file = load_onnx(path)
+        node = next(node for node in file.graph if node.metadata_props["modelexport.call"] == "up")
+        users = list(node.outputs[0].uses())
+        negated = ir.Node("", "Neg", [node.outputs[0]], metadata_props=dict(node.metadata_props), name="negated")
+        file.graph.insert_after(node, negated)
+        for user, index in users:
+            user.replace_input_with(index, negated.outputs[0])
+        negated.outputs[0].name, negated.outputs[0].type = "negated", node.outputs[0].type
+        negated.outputs[0].shape = node.outputs[0].shape
+        save_model(file, path, same_graph=True)
+        path.with_suffix(".hierarchy.json").unlink()
+    report = verify(model, inputs, path)
+    if fault:
+        assert not report.agrees
+        assert report.diverging is not None
+        assert report.diverging.address == "up"
+    else:
+        assert accused(report) == []
+        assert report.agrees
+
+
+class ZeroInside(nn.Module):
+    """Branches that fresh parameters scale by zero: an end of zeros, a scale, a gate that a layer of zeros computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.end, self.modulation = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.scale = nn.Parameter(torch.zeros(8))
+        self.norm = nn.LayerNorm(8, elementwise_affine=False)
+        for layer in (self.end, self.modulation):
+            nn.init.zeros_(layer.weight)
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.scale * self.first(self.norm(x))
+        x = x + self.modulation(x) * self.second(self.norm(x))
+        return self.end(x)
+
+
+@pytest.mark.parametrize("perturb", [None, False, True])
+@pytest.mark.parametrize("fault", [False, True])
+def test_branches_that_fresh_parameters_close(perturb: bool | None, fault: bool, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, inputs, path = ZeroInside().eval(), numbers(3, 8), tmp_path / "model.onnx"
+    export(model, inputs, path)
+    if fault:  # exchange two biases that a product with zero hides
+        file = load_onnx(path)
+        one, other = (file.graph.initializers[f"{name}.bias"] for name in ("first", "second"))
+        one.replace_all_uses_with(other)
+        save_model(file, path, same_graph=True)
+    report = verify(model, inputs, path, perturb=perturb)
+    assert report.agrees != fault
+    assert accused(report) == [] or fault
+
+
 def accused(report: VerifyReport) -> list[str]:
     return [
         *(f"{call.address}: {call.reason}" for call in report.calls if call.status == "differ"),

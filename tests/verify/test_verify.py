@@ -91,14 +91,6 @@ def test_every_call_with_nodes_is_comparable_and_agrees(name: str, proven: Prove
     assert any(call.per_module is not None for call in report.calls)
 
 
-def test_only_calls_inside_a_branch_cannot_be_compared(proven: Proven) -> None:
-    report = verify_reference(proven("condition"))
-    inside = [call for call in report.calls if call.status == "not compared"]
-    assert inside
-    assert all(call.reason.startswith("PyTorch's run has no such call: it is inside a branch") for call in inside)
-    assert report.agrees
-
-
 @pytest.mark.parametrize("name", ["blocks", "bert", "nested-structures"])
 def test_reference_values_give_the_verdicts_that_the_model_gives(name: str, proven: Proven) -> None:
     case, path = models.case(name), proven(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -81,7 +82,7 @@ def _none_passes(errors: Sequence[Exception]) -> Exception:
     )
     if isinstance(first, CaptureError):
         combined: Exception = CaptureError(
-            f"{first.problem}{others}", address=first.address, reason=first.reason, constants=first.constants
+            f"{first.problem}{others}", address=first.address, reason=first.reason, constants=_offered(errors)
         )
     elif isinstance(first, CheckError):
         combined = CheckError(f"{first}{others}", reason=first.reason)
@@ -89,6 +90,11 @@ def _none_passes(errors: Sequence[Exception]) -> Exception:
         return first
     combined.__cause__ = first
     return combined
+
+
+def _offered(errors: Sequence[Exception]) -> tuple[str, ...]:
+    """The constants with which a front end can capture the model: those of the first that offers any."""
+    return next((one.constants for one in errors if isinstance(one, CaptureError) and one.constants), ())
 
 
 def capture(
@@ -149,7 +155,7 @@ def _capture(
             f"{first.problem}; the front end torchscript failed too: {_reason(second)}",
             address=first.address,
             reason=first.reason,
-            constants=first.constants,
+            constants=_offered([first, second]),
         ) from first
     return dataclasses.replace(exported, dynamo_failure=first.problem)
 
@@ -165,18 +171,30 @@ def _capture_by(
     """Capture with one front end. Where the model decides by the values of inputs, offer those or take them."""
     named = [name for name in constants if name != AUTO]
     try:
-        with scripts_converted(model, inputs) as captured:
-            exported = FRONT_ENDS[frontend](captured, inputs, constants=named, **options)
-        return dataclasses.replace(exported, constants=prepare_inputs(model, inputs, named).constants)
+        return _capture_with(frontend, model, inputs, named, **options)
     except CaptureError as error:
         offered = [name for name in inputs_read(model, inputs) if name not in named]
         if not offered:
             raise
-        if AUTO not in constants:
-            raise CaptureError(
-                error.problem, address=error.address, reason=error.reason, constants=offered
-            ) from error.__cause__
-    return _capture_by(frontend, model, inputs, constants=[*named, *offered], **options)
+        failure = error
+    if AUTO in constants:
+        return _capture_by(frontend, model, inputs, constants=[*named, *offered], **options)
+    with contextlib.suppress(UsageError):  # what does not help is not offered
+        _capture_with(frontend, model, inputs, [*named, *offered], **options)
+        failure = CaptureError(failure.problem, address=failure.address, reason=failure.reason, constants=offered)
+    raise failure from failure.__cause__
+
+
+def _capture_with(
+    frontend: FrontEnd,
+    model: nn.Module,
+    inputs: Mapping[str, Any] | Sequence[Any],
+    constants: list[str],
+    **options: Any,
+) -> Exported:
+    with scripts_converted(model, inputs) as captured:
+        exported = FRONT_ENDS[frontend](captured, inputs, constants=constants, **options)
+    return dataclasses.replace(exported, constants=prepare_inputs(model, inputs, constants).constants)
 
 
 def _reason(error: Exception) -> str:

@@ -55,12 +55,12 @@ class FxOwners:
                 renamed[(producer.name or "").removeprefix("node_")] = value.name or ""
         fx_nodes: dict[str, torch.fx.Node] = {}
         owners: dict[torch.fx.Node, Owner] = {}
-        fx_graph = self.fx_graphs.get(graph) if isinstance(graph, ir.Graph) else None
-        fx_graph = fx_graph or _fx_graph(graph)
-        if fx_graph is not None:
-            fx_nodes = {fx_node.name: fx_node for fx_node in fx_graph.nodes}
-            self._read_ports(fx_nodes, renamed)
-            owners = self._read_owners(fx_graph)
+        known = self.fx_graphs.get(graph) if isinstance(graph, ir.Graph) else None
+        for fx_graph in [known] if known is not None else _fx_graphs(graph):
+            of_graph = {fx_node.name: fx_node for fx_node in fx_graph.nodes}
+            fx_nodes = {**of_graph, **fx_nodes}
+            self._read_ports(of_graph, renamed)
+            owners.update(self._read_owners(fx_graph))
         for node in graph:
             made_for = node.meta.pop("node", None) or fx_nodes.get(_fx_name(node))
             if made_for in owners:
@@ -152,9 +152,12 @@ def is_annotated(graph: torch.fx.Graph) -> bool:
     return not made or any(ADDRESS_KEY in (node.meta.get("custom") or {}) for node in made)
 
 
-def _fx_graph(graph: ir.Graph | ir.Function) -> torch.fx.Graph | None:
-    """The FX graph that a graph was translated from; ``None`` for a graph that a translation made."""
-    return next((fx_node.graph for node in graph if (fx_node := node.meta.get("node")) is not None), None)
+def _fx_graphs(graph: ir.Graph | ir.Function) -> list[torch.fx.Graph]:
+    """The FX graphs that a graph was translated from: two for a loop, of its body and of its condition.
+
+    A graph that a translation made has none.
+    """
+    return list(dict.fromkeys(fx_node.graph for node in graph if (fx_node := node.meta.get("node")) is not None))
 
 
 def _own_nested(graph: ir.Graph, owner: Owner | None = None) -> None:

@@ -35,7 +35,7 @@ from modelexport.capture.decisions import NoDecisions
 from modelexport.capture.exported import Exported
 from modelexport.capture.hints import OTHER_OPERATIONS, check_returned, line_of, way_out
 from modelexport.capture.passes_off import nothing_merged
-from modelexport.capture.repairs.functions import values_not_read
+from modelexport.capture.repairs.functions import translatable
 from modelexport.core.calls import ROOT, CallTree, ModuleCall, Port, Side, TensorSpec, TracedCall
 from modelexport.core.messages import collected
 from modelexport.core.owners import Evidence, Owner
@@ -89,7 +89,7 @@ def capture_by_tracing(
     }
     file = io.BytesIO()
     failure: CaptureError | None = None
-    with untouched(model), traced.recorder.attached(), collected(), nothing_merged(), values_not_read():
+    with untouched(model), traced.recorder.attached(), collected(), nothing_merged(), translatable():
         try:
             torch.onnx.export(
                 traced,

@@ -14,9 +14,9 @@ import onnx
 from modelexport.core.stages import Stages
 from modelexport.errors import CheckError, UsageError
 from modelexport.exporting.fixed_axes import FixedAxesError, find_fixed_axes, told_of_fixed
-from modelexport.exporting.interface import requested_outputs
 from modelexport.exporting.options import Options
 from modelexport.format import documents
+from modelexport.graph.requested import requested_outputs
 from modelexport.tagged.flattening import runnable
 from modelexport.verify.differences import UNITS, Difference, compare_arrays
 from modelexport.verify.verdicts import VerifyReport
@@ -53,7 +53,6 @@ def _check_written(
     Args:
         inputs: The example inputs; not changed.
         path: The file, in a place where it can be run.
-        hierarchy: The sidecar, which maps the file's outputs to the model's if it does not have all of them.
         weights: The places of its weights.
     """
     lent = options.weights.to_check
@@ -63,7 +62,7 @@ def _check_written(
         # onnx.checker does not know ONNX Runtime's operators in the standard domain.
         if not weights.linked and not options.fusing.fuse and (fault := _invalid(file)):
             return FileCheck(status="failed", step="onnx.checker", reason=fault)
-        return _check_outputs(model, inputs, file, [tensor.value for tensor in hierarchy.calls[0].outputs])
+        return _check_outputs(model, inputs, file)
 
 
 def _with_weights(
@@ -123,9 +122,7 @@ _FEW_KERNELS = ("float16", "bfloat16", "float64")
 """Types of parameters for which ONNX Runtime implements many operators on other devices only."""
 
 
-def _check_outputs(
-    model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any], path: Path, names: Sequence[str | None]
-) -> FileCheck:
+def _check_outputs(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any], path: Path) -> FileCheck:
     from modelexport.runtime.sessions import open_session, run_session
     from modelexport.verify.feeding import feeds
     from modelexport.verify.given_choices import run_in_double, run_with_choices
@@ -142,7 +139,7 @@ def _check_outputs(
         unsupported = not types.isdisjoint(_FEW_KERNELS) and _NO_KERNEL in str(error)
         status: Literal["failed", "skipped"] = "skipped" if unsupported else "failed"
         return FileCheck(status=status, step=step, reason=str(error)[:_REASON])
-    expected = requested_outputs(expected, names, list(actual))
+    expected = requested_outputs(runs.get_modelmeta().custom_metadata_map, expected)
     if len(expected) != len(actual):
         reason = f"PyTorch returns {len(expected)} tensors, the file {len(actual)}"
         return FileCheck(status="failed", step="outputs", reason=reason)

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from modelexport.exporting.interface import requested_outputs
 from modelexport.files.onnx_models import load_onnx
 from modelexport.format import documents
+from modelexport.graph.requested import requested_outputs
 from modelexport.verify.verdicts import OtherInputs, VerifyReport
 
 if TYPE_CHECKING:
@@ -76,8 +76,7 @@ def find_fixed_axes(
     sizes = given_sizes(inputs, file)
     if not sizes:
         return []
-    names = [tensor.value for tensor in hierarchy.calls[0].outputs]
-    search = _Search(_runner(model, inputs, path, file, names))
+    search = _Search(_runner(model, inputs, path, file))
     if not search.symbols(sizes):
         return []
     call = _call_of(search.reasons, hierarchy)
@@ -99,9 +98,7 @@ def find_fixed_axes(
     ]
 
 
-def _runner(
-    model: nn.Module, inputs: Inputs, path: Path, file: ir.Model, names: Sequence[str | None]
-) -> Callable[[Collection[str]], OtherInputs]:
+def _runner(model: nn.Module, inputs: Inputs, path: Path, file: ir.Model) -> Callable[[Collection[str]], OtherInputs]:
     """Compares the outputs with other sizes of some symbols, in the first way that the model accepts."""
     from modelexport.pytorch.other_sizes import WAYS, resized
     from modelexport.runtime.sessions import open_session
@@ -110,10 +107,9 @@ def _runner(
     from modelexport.verify.outputs import run_module
 
     session = open_session(path, optimized=False)
-    kept = [value.name or "" for value in file.graph.outputs]
 
     def right(other: Inputs) -> list[Any]:
-        return requested_outputs(run_module(model, other), names, kept)
+        return requested_outputs(file.metadata_props, run_module(model, other))
 
     def compared(symbols: Collection[str]) -> OtherInputs:
         for way in WAYS:

@@ -14,6 +14,7 @@ from modelexport.capture.exported import Exported
 from modelexport.core.calls import CallTree, TensorSpec
 from modelexport.core.text import nearest
 from modelexport.errors import UsageError
+from modelexport.graph.requested import keep_outputs
 from modelexport.graph.sizes import SYMBOL, put_size, rename_sizes
 
 
@@ -44,9 +45,7 @@ class Interface:
             value.name = name
         names = list(_renamed(exported.output_names, self.outputs, "output").values())
         kept = _kept(names, self.kept)
-        outputs = [graph.outputs[index] for index in kept]
-        graph.outputs.clear()
-        graph.outputs.extend(outputs)
+        keep_outputs(exported.model, kept)
         symbols = _symbols(exported, {**self._leading(exported), **self.axes})
         rename_sizes(exported.model, symbols)
         return dataclasses.replace(
@@ -89,19 +88,6 @@ def widened(inputs: Mapping[str, Any], interface: Interface) -> dict[str, Any]:
 
 AS_CAPTURED = Interface()
 """The interface that keeps the names of the capture."""
-
-
-def requested_outputs(returned: Sequence[Any], names: Sequence[str | None], kept: Sequence[str]) -> list[Any]:
-    """What a model returns, without the outputs that a file was not to keep.
-
-    Args:
-        names: The values of everything that the model returns.
-        kept: The names of the file's outputs.
-    """
-    if len(returned) != len(names) or not set(kept) < set(names):
-        return list(returned)
-    by_name = dict(zip(names, returned, strict=True))
-    return [by_name[name] for name in kept]
 
 
 def with_fixed_axes(exported: Exported, axes: Mapping[tuple[str, int], int]) -> Exported:

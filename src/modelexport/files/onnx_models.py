@@ -49,6 +49,8 @@ def load_onnx(path: Path, *, ours: bool = True) -> ir.Model:
     Raises:
         FileFormatError: It is missing, empty, or not an ONNX file.
     """
+    if path.is_dir():
+        raise FileFormatError(f"{path} is a folder: give one of the .onnx files in it")
     if not path.is_file():
         raise FileFormatError(f"there is no file {path}")
     if path.stat().st_size == 0:

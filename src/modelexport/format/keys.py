@@ -65,6 +65,8 @@ LOST = "modelexport.lost"
 """In what another tool changed: a JSON array of the used entries that no initializer comes from any more."""
 WEIGHTS = "modelexport.weights"
 """A JSON object: the location of each safetensors file that initializers are linked to, to its :class:`WeightsFile`."""
+OUTPUTS = "modelexport.outputs"
+"""A JSON array: for each tensor that the model returns, whether it is an output of the file; absent if all are."""
 CALL_TREE = "modelexport.call_tree"
 """A JSON array of :class:`CallTreeEntry`: tags and addresses alone do not tell which call ran in which."""
 

@@ -1,4 +1,8 @@
-"""A model in which nodes compute in float64, from float32 numbers, and round what they give to float32."""
+"""A model in which nodes compute in float64, from float32 numbers, and round what they give to float32.
+
+``Sigmoid`` is written with ``Exp``: ONNX Runtime's float64 kernel adds to a half, so that nothing is left below -37.
+``Softplus`` stays in float32: its float64 kernel takes the logarithm of a sum with one, the float32 one is exact.
+"""
 
 from __future__ import annotations
 
@@ -43,9 +47,9 @@ def in_doubles(model: ir.Model, can: Callable[[Doubled], bool]) -> tuple[ir.Mode
 def _doubled(node: ir.Node, version: int) -> Doubled | None:
     """The float32 inputs and outputs of one type parameter that may be float64; ``None`` if there are none."""
     schema = schema_of(node, version)
-    if schema is None or any(
-        a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for a in node.attributes.values()
-    ):
+    if schema is None or (node.domain, node.op_type) == ("", "Softplus"):
+        return None
+    if any(a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for a in node.attributes.values()):
         return None
     free = {
         one.type_param_str
@@ -99,6 +103,25 @@ def _compute_in_double(doubled: Doubled, wide: dict[ir.Value, ir.Value]) -> None
             if output is value:
                 graph.outputs[index] = single
         value.name, single.name, value.type = f"{name}.in_double", name, ir.TensorType(ir.DataType.DOUBLE)
+    if (node.domain, node.op_type) == ("", "Sigmoid"):
+        _write_out_sigmoid(node)
+
+
+def _write_out_sigmoid(node: ir.Node) -> None:
+    graph, result = node.graph, node.outputs[0]
+    assert graph is not None
+    one = ir.Node("", "Constant", [], [ir.AttrTensor("value", ir.tensor(1.0, ir.DataType.DOUBLE))])
+    negative = ir.Node("", "Neg", [node.inputs[0]])
+    grown = ir.Node("", "Exp", negative.outputs)
+    total = ir.Node("", "Add", [one.outputs[0], grown.outputs[0]])
+    inverse = ir.Node("", "Reciprocal", total.outputs)
+    for made, what in ((one, "one"), (negative, "negative"), (grown, "exp"), (total, "sum"), (inverse, "inverse")):
+        made.name = made.outputs[0].name = f"{result.name}.{what}"
+        made.outputs[0].type = ir.TensorType(ir.DataType.DOUBLE)
+        graph.insert_before(node, made)
+    for user, index in list(result.uses()):
+        user.replace_input_with(index, inverse.outputs[0])
+    graph.remove(node, safe=True)
 
 
 def _cast(value: ir.Value, dtype: ir.DataType, name: str) -> ir.Node:

@@ -12,13 +12,21 @@ from modelexport.pytorch.private_torch import operator_utilities
 
 
 @contextmanager
-def run_as_python() -> Iterator[None]:
+def run_as_python(*, bodies: bool = False) -> Iterator[None]:
     """Inside, what ``torch.compile`` made runs as the Python code that it was made from: its calls and operations are
     seen, and nothing is compiled.
 
     PyTorch compiles the branches of ``torch.cond``, and the bodies of its other operators with nested graphs, when they
-    run. That stays as it is: modules that are called inside a branch are not recorded as calls of the run.
+    run. That stays as it is, so that modules that are called inside a branch are not recorded as calls of the run.
+
+    Args:
+        bodies: These run as Python, too, for a caller who tells their calls from others
+            (:class:`modelexport.pytorch.bodies.Bodies`).
     """
+    if bodies:
+        with torch.compiler.set_stance("force_eager"):
+            yield
+        return
     whole = operator_utilities.setup_compilation_env
 
     @contextmanager

@@ -7,7 +7,6 @@ import copy
 import hashlib
 import tempfile
 import weakref
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,8 @@ from modelexport.core.calls import ROOT, ModuleCall, Side
 from modelexport.core.limits import BATCH_BYTES
 from modelexport.core.messages import collected
 from modelexport.errors import UsageError
-from modelexport.pytorch.dispatch_modes import OperationMode
+from modelexport.pytorch.bodies import Bodies
+from modelexport.pytorch.dispatch_modes import RUN_FUNCTIONS, OperationMode
 from modelexport.pytorch.lazy_weights import lend_weights
 from modelexport.pytorch.private_torch import tree_map, version_of
 from modelexport.pytorch.recorder import CallRecorder
@@ -35,11 +35,12 @@ from modelexport.pytorch.values import (
     tensors_in,
 )
 from modelexport.runtime.choices import Choice, chosen_axis
-from modelexport.runtime.evidence import Computed, SeenTensor
+from modelexport.runtime.evidence import Computed, Decision, Number, SeenTensor
 from modelexport.runtime.fingerprints import Fingerprint, fingerprint_of
 from modelexport.weights.sources import Weights
 
 _SEEN = "_modelexport_fingerprint"
+_COMPARED = "_modelexport_compared"
 
 
 class ModelRun:
@@ -51,6 +52,7 @@ class ModelRun:
         tensors: The tensors that calls got and returned.
         computed: The results of operations; empty if PyTorch cannot record them.
         choices: The places where operations took the largest or the smallest of some scores; empty likewise.
+        decisions: The conditions of branches; empty likewise.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class ModelRun:
         operations: bool = True,
         right: ModelRun | None = None,
         seed: int | None = None,
+        bodies: bool = False,
     ) -> None:
         """Run a model; its state is restored afterwards.
 
@@ -74,6 +77,7 @@ class ModelRun:
             operations: Whether to record single operations.
             right: Another run, whose tensors each call gets, and gives to others; what it got and gave is recorded.
             seed: The seed of the model's random numbers; by default those of the caller's state.
+            bodies: The model may have branches and loops of PyTorch's operators, whose calls are recorded, too.
         """
         self._model, self._inputs, self._weights, self._parameters = model, inputs, weights, parameters or {}
         self._never_called, self._right, self._seed = never_called, right, seed
@@ -81,33 +85,56 @@ class ModelRun:
         self.tensors: list[SeenTensor] = []
         self.computed: list[Computed] = []
         self.choices: list[Choice] = []
+        self.decisions: list[Decision] = []
         self._arrays: dict[str, Any] = {}
         self._contents: dict[int, tuple[weakref.ref[torch.Tensor] | None, int | None, str]] = {}
         """Tensors by identity, with the state of their memory."""
         self._bytes = 0
         self._folder: tempfile.TemporaryDirectory[str] | None = None
-        self._recorder = CallRecorder(model, watch=self._watch)
-        try:
-            self.outputs = self._run(operations)
-        except Exception:
-            if not operations:
-                raise
-            # Compiled code cannot always be recorded; then only the boundaries are available.
-            self.tensors, self.computed, self.choices = [], [], []
+        self._numbers: dict[ModuleCall, ModuleCall | None] = {}
+        # Not everything can be recorded in all code; at least the boundaries of calls outside of branches are.
+        ways = [(operations, bodies, bodies), *([(operations, True, False)] if bodies else []), (False, False, False)]
+        for way in dict.fromkeys(ways):
+            self.tensors, self.computed, self.choices, self.decisions = [], [], [], []
             self._recorder = CallRecorder(model, watch=self._watch)
-            self.outputs = self._run(operations=False)
-        self.parents = {traced.call: traced.parent for traced in self._recorder.seen}
+            try:
+                self.outputs = self._run(*way)
+                break
+            except Exception:
+                if way == ways[-1]:
+                    raise
+        self._opened = way[1:]
+        self._number()
 
     def array(self, content: str) -> Any:
         """The elements of a content, flat."""
         return self._arrays[content]
 
-    def _run(self, operations: bool) -> list[Any]:
+    def _number(self) -> None:
+        """Give the calls in branches and loops the numbers that they have in a file."""
+        self._numbers = self._recorder.numbers()
+        numbers = self._numbers
+
+        def numbered(call: ModuleCall | None) -> ModuleCall | None:
+            return numbers.get(call, call) if call is not None else None
+
+        if numbers:
+            self.tensors = [t._replace(call=call) for t in self.tensors if (call := numbered(t.call)) is not None]
+            self.computed = [c._replace(call=call) for c in self.computed if (call := numbered(c.call)) is not None]
+            self.choices = [c._replace(call=call) for c in self.choices if (call := numbered(c.call)) is not None]
+            self.decisions = [d._replace(call=call) for d in self.decisions if (call := numbered(d.call)) is not None]
+        self.parents = {
+            call: numbered(one.parent) for one in self._recorder.seen if (call := numbered(one.call)) is not None
+        }
+
+    def _run(self, operations: bool, bodies: bool, opened: bool) -> list[Any]:
         args, kwargs = run_arguments(self._inputs)
         with contextlib.ExitStack() as stack:
             # A module without weights cannot overwrite any.
             has_weights = self._weights is None
-            guard = stack.enter_context(untouched(self._model, runs=has_weights, guarded=operations, in_mode=True))
+            guard = stack.enter_context(
+                untouched(self._model, runs=has_weights, guarded=operations, in_mode=True, bodies=bodies)
+            )
             if self._seed is not None:
                 torch.manual_seed(self._seed)
             if self._weights is not None:
@@ -118,10 +145,12 @@ class ModelRun:
             stack.enter_context(collected())
             stack.enter_context(self._recorder.attached())
             if self._right is not None:
-                stack.enter_context(_reset(self._model, self._right))
+                stack.enter_context(_reset(self._model, self._right, self._recorder))
+            if bodies:
+                stack.enter_context(Bodies(self._recorder, opened=opened))
             if operations:
                 own = [] if self._weights is not None else list(self._model.parameters())
-                stack.enter_context(_Operations(self._recorder, self.computed, self._choose, own, guard))
+                stack.enter_context(_Operations(self._recorder, self.computed, self._choose, self._decide, own, guard))
             result = self._model(*args, **kwargs)
             self._see_returned(output_tensors(result))
             return [as_array(tensor) for _, tensor in tensors_in(result)]
@@ -144,6 +173,13 @@ class ModelRun:
         if chosen_axis(as_array(scores), as_array(indices)) is not None:
             shapes = tuple(scores.shape), tuple(indices.shape)
             self.choices.append(Choice(call, self._content(scores), shapes[0], self._content(indices), shapes[1]))
+
+    def _decide(self, call: ModuleCall, numbers: Sequence[torch.Tensor]) -> None:
+        kept = [
+            Number(self._content(number), str(number.dtype).removeprefix("torch."), tuple(number.shape))
+            for number in numbers
+        ]
+        self.decisions.append(Decision(call, tuple(kept)))
 
     def _content(self, tensor: torch.Tensor) -> str:
         # What a call returns, its caller mostly passes on as it is.
@@ -192,7 +228,8 @@ class ModelRun:
                 entries[key].data = tensor
             model = model.double()
             with _AlwaysInFloat64():
-                run = ModelRun(model, inputs, operations=False, right=self if from_right_values else None)
+                right = self if from_right_values else None
+                run = ModelRun(model, inputs, operations=False, right=right, bodies=self._opened[0])
         except Exception:  # some code requires float32; the caller then goes without this run
             return None
         return run if len(run.tensors) == len(self.tensors) else None
@@ -207,19 +244,19 @@ def _widened(value: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _reset(model: nn.Module, right: ModelRun) -> Iterator[None]:
+def _reset(model: nn.Module, right: ModelRun, recorder: CallRecorder) -> Iterator[None]:
     """Make each call of a copy of a model get and return the tensors of another run, inside the block.
 
-    Hooks that were there before see what there is without it.
+    Hooks that were there before see what there is without it; those of the recorder are among them.
     """
-    known = {(t.call, t.side, t.name): t for t in right.tensors}
-    counts: Counter[str] = Counter()
-    running: list[ModuleCall] = []
+    own = {call: one for one, call in right._numbers.items()}
+    known = {(own.get(t.call, t.call), t.side, t.name): t for t in right.tensors}
+    running: list[ModuleCall | None] = []
 
-    def replaced(named: NamedTensors, call: ModuleCall, side: Side) -> dict[int, torch.Tensor]:
+    def replaced(named: NamedTensors, call: ModuleCall | None, side: Side) -> dict[int, torch.Tensor]:
         found = {}
         for name, tensor in named:
-            seen = known.get((call, side, name))
+            seen = known.get((call, side, name)) if call is not None else None
             if seen is not None and tensor.is_floating_point() and tuple(tensor.shape) == seen.shape:
                 array = right.array(seen.content).astype(np.float64).reshape(seen.shape)
                 found[id(tensor)] = torch.from_numpy(array)
@@ -228,23 +265,18 @@ def _reset(model: nn.Module, right: ModelRun) -> Iterator[None]:
     def exchange(value: Any, found: Mapping[int, torch.Tensor]) -> Any:
         return tree_map(lambda part: found.get(id(part), part), value)
 
-    def hooks(path: str) -> tuple[Any, Any]:
-        def enter(module: nn.Module, args: Any, kwargs: Any) -> Any:
-            call = ModuleCall(path, counts[path])
-            counts[path] += 1
-            running.append(call)
-            found = replaced(input_tensors(module, args, kwargs), call, "inputs")
-            return exchange(args, found), exchange(kwargs, found)
+    def enter(module: nn.Module, args: Any, kwargs: Any) -> Any:
+        call = recorder.running
+        running.append(call)
+        found = replaced(input_tensors(module, args, kwargs), call, "inputs")
+        return exchange(args, found), exchange(kwargs, found)
 
-        def leave(module: nn.Module, args: Any, output: Any) -> Any:
-            call = running.pop()
-            return output if call == ROOT else exchange(output, replaced(output_tensors(output), call, "outputs"))
-
-        return enter, leave
+    def leave(module: nn.Module, args: Any, output: Any) -> Any:
+        call = running.pop()
+        return output if call == ROOT else exchange(output, replaced(output_tensors(output), call, "outputs"))
 
     handles = []
-    for path, module in model.named_modules():
-        enter, leave = hooks(path)
+    for module in model.modules():
         handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
         handles.append(module.register_forward_hook(leave))
     try:
@@ -259,7 +291,7 @@ class _AlwaysInFloat64(OperationMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = tree_map(_wide_type, (args, kwargs or {}))
-        return func(*given[0], **given[1])
+        return func(*self.inside(func, given[0]), **given[1])
 
 
 def _wide_type(value: Any) -> Any:
@@ -274,29 +306,34 @@ class _Operations(OperationMode):
         recorder: CallRecorder,
         computed: list[Computed],
         choose: Callable[[ModuleCall, torch.Tensor, torch.Tensor], None],
+        decide: Callable[[ModuleCall, Sequence[torch.Tensor]], None],
         parameters: Collection[torch.Tensor],
         guard: Guard | None,
     ) -> None:
         super().__init__()
         self._guard = guard
-        self._recorder, self._computed, self._choose = recorder, computed, choose
+        self._recorder, self._computed, self._choose, self._decide = recorder, computed, choose, decide
         self._parameters = {_memory(parameter) for parameter in parameters}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if self._guard is not None:
             self._guard.before(func, args, kwargs)
-        output = func(*args, **kwargs)
+        output = func(*self.inside(func, args), **kwargs)
         call = self._recorder.running
         if call is None:
             return output
         given = list(_leaves((args, kwargs)))
+        if func is torch.ops.higher_order.cond:
+            self._decide(call, _compared(args[0]))
         taken = [getattr(value, _SEEN, (None, None))[0] for value in given]
         tensors = [value for value in given if isinstance(value, torch.Tensor) and has_elements(value)]
         scores = next((tensor for tensor in tensors if tensor.is_floating_point()), None)
         for tensor in _leaves(output):
             if not isinstance(tensor, torch.Tensor) or not has_elements(tensor):
                 continue
+            if tensor.dtype is torch.bool and tensor.numel() == 1:
+                setattr(tensor, _COMPARED, [number for one in given for number in _compared(one)])
             if scores is not None and tensor.dtype is torch.long:
                 self._choose(call, scores, tensor)
             if (tensor.is_floating_point() or tensor.is_complex()) and tensor.numel() > 3:
@@ -304,9 +341,8 @@ class _Operations(OperationMode):
                     continue  # transposed for the product: as much to read as the whole model
                 fingerprint = _shared(tensor, tensors) or fingerprint_of(as_array(tensor))
                 if fingerprint.telling and not _is_parameter(fingerprint, tensors, tensor):
-                    self._computed.append(
-                        Computed(call, fingerprint, not any(one is not None and fingerprint.same(one) for one in taken))
-                    )
+                    new = not any(one is not None and fingerprint.same(one) for one in taken)
+                    self._computed.append(Computed(call, fingerprint, new, chosen=func in RUN_FUNCTIONS))
                 setattr(tensor, _SEEN, (fingerprint, version_of(tensor)))
             if tensor._base is not None and any(tensor is value for value in given):
                 self._record_written_through(call, tensor._base)
@@ -318,6 +354,13 @@ class _Operations(OperationMode):
             fingerprint = fingerprint_of(as_array(base))
             if fingerprint.telling:
                 self._computed.append(Computed(call, fingerprint, new=True))
+
+
+def _compared(value: Any) -> list[torch.Tensor]:
+    """The numbers from which a condition was computed by comparisons; a number itself."""
+    if not isinstance(value, torch.Tensor) or not has_elements(value):
+        return []
+    return getattr(value, _COMPARED, []) if value.dtype is torch.bool else [value]
 
 
 def _leaves(value: Any) -> Iterator[Any]:

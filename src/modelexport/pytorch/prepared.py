@@ -53,6 +53,8 @@ def prepare_inputs(model: nn.Module, inputs: Inputs, constants: Collection[str] 
     bound = arguments_by_name(model, used)
     if isinstance(used, Mapping) and bound.keys() == used.keys():
         used = bound  # in the order of the parameters, which is that of a graph's inputs
+    elif constants and not isinstance(used, Mapping) and _has_names_for(model, used):
+        used = bound  # a file without some of the inputs does not know the others by their order
     known = dict.fromkeys([*bound, *(name for name, _ in input_tensors(model, *run_arguments(used)))])
     for name in constants:
         if name != AUTO and name not in known:
@@ -85,6 +87,23 @@ def arguments_by_name(model: nn.Module, inputs: Inputs) -> dict[str, Any]:
         elif signature.parameters[name].kind is not kind.VAR_POSITIONAL:
             named[name] = value
     return named
+
+
+def _has_names_for(model: nn.Module, args: Sequence[Any]) -> bool:
+    """Whether ``forward`` takes these positional arguments by name as well."""
+    parameters = list(inspect.signature(model.forward).parameters.values())[: len(args)]
+    return len(parameters) == len(args) and all(one.kind is one.POSITIONAL_OR_KEYWORD for one in parameters)
+
+
+def kept_tensors(model: nn.Module, inputs: Inputs, constants: Collection[str]) -> frozenset[str]:
+    """The names of the tensors in inputs that are constants of a file, as :func:`tensors_in` names them."""
+    args, kwargs = ((), inputs) if isinstance(inputs, Mapping) else (tuple(inputs), {})
+    kept = {
+        id(tensor)
+        for name, tensor in input_tensors(model, args, kwargs)
+        if any(name == one or name.startswith(f"{one}.") for one in constants)
+    }
+    return frozenset(name for name, tensor in tensors_in(inputs) if id(tensor) in kept)
 
 
 def _as_transformers_has_them(model: nn.Module, inputs: Inputs) -> tuple[Inputs, list[str]]:

@@ -24,6 +24,9 @@ from modelexport.pytorch.values import (
     tensors_held,
 )
 
+_CALLS_OF_A_BODY = 2**32
+"""More than the calls of a module in the body of a branch or loop; these are numbered in the end."""
+
 
 class CallRecorder:
     """Records the calls of a model while it is attached, in the order in which they begin.
@@ -48,6 +51,10 @@ class CallRecorder:
         self._apart = apart
         self._running: list[tuple[int, ExitStack]] = []
         self._counts: Counter[str] = Counter()
+        self._first = 0
+        self._bodies = 0
+        self._suspended = self._observing = False
+        self._working: set[int] = set()
         self._step = 0
         self._outer_error = sys.exception()
         self._raised: tuple[BaseException | None, ModuleCall | None] = (None, None)
@@ -98,22 +105,68 @@ class CallRecorder:
     @property
     def running(self) -> ModuleCall | None:
         """The innermost call that has begun and not ended. It is still set when torch.export has failed."""
-        return self.seen[self._running[-1][0]].call if self._running else None
+        return self.seen[self._running[-1][0]].call if self._running and not self._suspended else None
+
+    @contextmanager
+    def body(self) -> Iterator[None]:
+        """Number the calls inside apart from others: they are in the body of a branch or loop."""
+        if self._suspended:
+            yield
+            return
+        counts, first, running = self._counts, self._first, len(self._running)
+        self._bodies += 1
+        self._counts, self._first = Counter(), self._bodies * _CALLS_OF_A_BODY
+        try:
+            yield
+        finally:
+            while len(self._running) > running:
+                self._running.pop()[1].close()
+            self._counts, self._first = counts, first
+
+    @contextmanager
+    def suspended(self) -> Iterator[None]:
+        """Record no calls inside."""
+        before, self._suspended = self._suspended, True
+        try:
+            yield
+        finally:
+            self._suspended = before
+
+    def note_work(self) -> None:
+        """Note that the running calls computed something."""
+        if self._first and not (self._suspended or self._observing):
+            self._working.update(position for position, _ in self._running)
+
+    def numbers(self) -> dict[ModuleCall, ModuleCall | None]:
+        """The calls in bodies to the calls that they are in a file; ``None`` for one that it does not have.
+
+        A file numbers them after the others, in the order of the bodies, and has no call that computes nothing.
+        """
+        counts: Counter[str] = Counter(one.call.path for one in self.seen if one.call.index < _CALLS_OF_A_BODY)
+        found: dict[ModuleCall, ModuleCall | None] = {}
+        inside = [(i, one.call) for i, one in enumerate(self.seen) if one.call.index >= _CALLS_OF_A_BODY]
+        for position, call in sorted(inside, key=lambda one: one[1].index // _CALLS_OF_A_BODY):
+            if position in self._working:
+                found[call] = ModuleCall(call.path, counts[call.path])
+                counts[call.path] += 1
+            else:
+                found[call] = None
+        return found
 
     def _hooks(self, path: str) -> tuple[Callable[..., None], Callable[..., None]]:
         # By path, not by module: torch.export passes proxies to the hooks for modules that have several names.
         def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if not torch.compiler.is_dynamo_compiling():
+            if not (self._suspended or torch.compiler.is_dynamo_compiling()):
                 self._enter(path, module, args, kwargs)
 
         def leave(module: nn.Module, args: tuple[Any, ...], output: object) -> None:
-            if not torch.compiler.is_dynamo_compiling():
+            if not (self._suspended or torch.compiler.is_dynamo_compiling()):
                 self._leave(path, output)
 
         return enter, leave
 
     def _enter(self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        call = ModuleCall(path, self._counts[path])
+        call = ModuleCall(path, self._first + self._counts[path])
         self._counts[path] += 1
         parent = self.seen[self._running[-1][0]].call if self._running else None
         specs = self._described(call, "inputs", input_tensors(module, args, kwargs), (args, kwargs))
@@ -139,10 +192,22 @@ class CallRecorder:
             self._raised = (error, traced.call)
 
     def _described(self, call: ModuleCall, side: Side, given: NamedTensors, held_by: object) -> tuple[TensorSpec, ...]:
-        with DisableTorchFunction():  # torch.export has four modes that would see each question for a shape
+        with (
+            self._observed(),
+            DisableTorchFunction(),
+        ):  # torch.export has four modes that would see each question for a shape
             tensors = self._recorded(given, call, held_by)
             self._watch(call, side, tensors)
             return tensor_specs(tensors)
+
+    @contextmanager
+    def _observed(self) -> Iterator[None]:
+        """Inside, operations are not those of the model."""
+        self._observing = True
+        try:
+            yield
+        finally:
+            self._observing = False
 
     def _recorded(self, tensors: NamedTensors, call: ModuleCall, held_by: object) -> NamedTensors:
         tensors = _dense(tensors)

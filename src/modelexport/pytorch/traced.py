@@ -70,6 +70,7 @@ def untouched(
     masks: bool = True,
     guarded: bool = False,
     in_mode: bool = False,
+    bodies: bool = False,
 ) -> Iterator[Guard | None]:
     """Evaluation mode, no gradients and a separate random state inside the block; the model is restored afterwards.
 
@@ -82,6 +83,7 @@ def untouched(
         guarded: Watch for such writes in every operation, not by copies of the parameters of every module. It is
             several times faster.
         in_mode: The caller, who has a mode that sees every operation, calls the guard that it gets before each.
+        bodies: The bodies of branches and loops run as Python, too, for a caller who has a mode for them.
 
     Raises:
         InputsError: The model has lazy parameters, which its first run would create.
@@ -93,7 +95,7 @@ def untouched(
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
         if not captures:
-            stack.enter_context(run_as_python())
+            stack.enter_context(run_as_python(bodies=bodies))
         if masks:
             stack.enter_context(masks_kept())
             stack.enter_context(nothing_fused())
@@ -171,7 +173,7 @@ class Guard(OperationMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.before(func, args, kwargs)
-        return func(*args, **(kwargs or {}))
+        return func(*self.inside(func, args), **(kwargs or {}))
 
     def before(self, func: Any, args: Any, kwargs: Any) -> None:
         """Copy the parameters that an operation may write to."""

@@ -2,14 +2,15 @@
 
 With a mask of ones it does not show that a file ignores the mask, and ids that never reach most rows do not show a
 wrong row. An output that is a constant is right for the inputs that it was computed from, and so is one that does not
-depend on an input; so every input changes, whether the file uses it or not. A branch that is not taken shows nothing;
+depend on an input; so every input changes, whether the file uses it or not, but for those that are constants of the
+file by request. A branch that is not taken shows nothing;
 with larger numbers of the other sign it may be taken. Inputs to vary are chosen by values and by the graph, not by
 names. A model may refuse a variation; that is not a fault of the file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -25,17 +26,21 @@ Inputs = Mapping[str, Any] | Sequence[Any]
 Change = Callable[[str, torch.Tensor], torch.Tensor]
 
 
-def telling_inputs(inputs: Inputs, model: ir.Model) -> Iterator[tuple[str, Inputs]]:
-    """Each variation of the inputs that a file with this graph can run, with its description; other sizes apart."""
-    for what, change in _changes(inputs, model):
+def telling_inputs(inputs: Inputs, model: ir.Model, kept: Collection[str] = ()) -> Iterator[tuple[str, Inputs]]:
+    """Each variation of the inputs that a file with this graph can run, with its description; other sizes apart.
+
+    Args:
+        kept: The names of tensors that stay as they are: the file has their values.
+    """
+    for what, change in _changes(inputs, model, kept):
         yield what, _changed(inputs, [change])
 
 
-def all_at_once(inputs: Inputs, model: ir.Model) -> tuple[str, Inputs] | None:
+def all_at_once(inputs: Inputs, model: ir.Model, kept: Collection[str] = ()) -> tuple[str, Inputs] | None:
     """All variations in one, with their descriptions; ``None`` if there are less than two, or branches to be taken."""
     if any(nested_graphs(node) for node in model.graph):
         return None
-    changes = dict(_changes(inputs, model))
+    changes = dict(_changes(inputs, model, kept))
     names, changed = list(changes), _changed(inputs, list(changes.values()))
     for way, other in other_sizes(changed, model):
         names, changed = [*names, way], other
@@ -43,21 +48,21 @@ def all_at_once(inputs: Inputs, model: ir.Model) -> tuple[str, Inputs] | None:
     return (", ".join(names), changed) if len(names) > 1 else None
 
 
-def _changes(inputs: Inputs, model: ir.Model) -> Iterator[tuple[str, Change]]:
-    names = [name for name, _ in tensors_in(inputs)]
-    masks = {name for name, tensor in tensors_in(inputs) if _is_mask(tensor)}
+def _changes(inputs: Inputs, model: ir.Model, kept: Collection[str]) -> Iterator[tuple[str, Change]]:
+    names = [name for name, _ in tensors_in(inputs) if name not in kept]
+    masks = {name for name, tensor in tensors_in(inputs) if name in names and _is_mask(tensor)}
     if masks:
         yield "padded masks", lambda name, t: _padded(t) if name in masks else t
     rows = _rows_of_ids(model)
     plain = {name: rows[plain] for name in names if (plain := matching_name(name, rows)) is not None}
     if plain:
         yield "whole vocabulary", lambda name, t: _drawn(t, plain[name]) if name in plain else t
-    numbers = {name for name, tensor in tensors_in(inputs) if name not in masks and name not in plain}
+    numbers = {name for name in names if name not in masks and name not in plain}
     if numbers:
         yield "other numbers", lambda name, t: _reversed(t) if name in numbers else t
     if any(nested_graphs(node) for node in model.graph):
         for factor in (-3, 3):  # one of them changes a sum's sign, whatever is added to it
-            yield f"{factor} times the inputs", partial(_times, factor)
+            yield f"{factor} times the inputs", partial(_times, factor, kept)
 
 
 def _changed(inputs: Inputs, changes: Sequence[Change]) -> Inputs:
@@ -86,8 +91,8 @@ def _has_fractions(tensor: torch.Tensor) -> bool:
     return bool(tensor.is_floating_point() or tensor.is_complex())
 
 
-def _times(factor: int, name: str, tensor: torch.Tensor) -> torch.Tensor:
-    return factor * tensor if tensor.is_floating_point() else tensor
+def _times(factor: int, kept: Collection[str], name: str, tensor: torch.Tensor) -> torch.Tensor:
+    return factor * tensor if tensor.is_floating_point() and name not in kept else tensor
 
 
 def _is_mask(tensor: torch.Tensor) -> bool:

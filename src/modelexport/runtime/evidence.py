@@ -30,6 +30,23 @@ class Computed(NamedTuple):
     fingerprint: Fingerprint
     new: bool
     """Whether it differs from the operation's inputs: it is not a view or a copy of one."""
+    chosen: bool = False
+    """Whether it is the result of a branch or a loop, where other operations computed it."""
+
+
+class Number(NamedTuple):
+    """A tensor that a condition is computed from by comparisons."""
+
+    content: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class Decision(NamedTuple):
+    """The condition of a branch."""
+
+    call: ModuleCall
+    numbers: tuple[Number, ...]
 
 
 class Evidence(Protocol):
@@ -44,6 +61,10 @@ class Evidence(Protocol):
     @property
     def choices(self) -> Sequence[Choice]:
         """Where it took the largest or the smallest of some scores, in the order of the run."""
+
+    @property
+    def decisions(self) -> Sequence[Decision]:
+        """The conditions of branches, those in both branches of another before it; empty if they were not recorded."""
 
     @property
     def outputs(self) -> Sequence[Any]: ...

@@ -16,6 +16,8 @@ NEAR = 2e-4
 """The largest distance of two fingerprints of one content, in norms: above the rounding of a whole model."""
 _HUGE = 1e18
 """Numbers of this size or above are a mask's substitute for infinity: they are counted, not measured."""
+_SMALL = 1e-12
+"""The norm below which sums are made in float64."""
 _FIRST = 64
 _LOOK = 4096
 _KEPT = 32
@@ -81,13 +83,17 @@ def fingerprint_of(array: Any) -> Fingerprint:
     flat = np.ascontiguousarray(array).reshape(-1).astype(np.float32, copy=False)
     if flat.size and not (flat.max() < _HUGE and flat.min() > -_HUGE):  # comparisons with NaN are false
         flat = np.where(np.abs(flat) < _HUGE, flat, np.float32(0))
+    norm = float(np.linalg.norm(flat))
+    if (norm < _SMALL and norm > 0) or (norm == 0 and flat.any()):  # the squares of its elements vanish
+        flat = flat.astype(np.float64)
+        norm = float(np.linalg.norm(flat))
     direction = _directions(flat.size)
     scale = sqrt(max(flat.size, 1))
     telling = kind == "f" and has_several(flat)
     return Fingerprint(
         kind,
         flat.size,
-        float(np.linalg.norm(flat)) / scale,
+        norm / scale,
         float(direction @ flat) / scale,
         float(_directions.backwards(flat.size) @ flat) / scale,
         telling,

@@ -16,6 +16,8 @@ from modelexport.runtime.sessions import CPU, input_names, open_session, run_ses
 PAST, PRESENT = "past_key_values", "present"
 CACHE_POSITION = "cache_position"
 """The input of a graph with a static cache: the positions in it that the new tokens take, ``[sequence]``."""
+ENCODERS = ("encoder", "vision", "speech")
+"""Parts that run once, before the first step."""
 _PAST_AXIS = 2
 _BATCH = "batch"
 _DTYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(double)": np.float64}
@@ -54,6 +56,8 @@ class Generator:
         self.token_input = "decoder_input_ids" if "decoder_input_ids" in inputs else "input_ids"
         self.static_cache = _static_cache(self.sessions["decode"])
         """The number of positions of the cache; ``None`` if it grows."""
+        self.taken: dict[str, Mapping[str, Any]] = {}
+        """Name of a part to the inputs that it last ran with."""
 
     def steps(
         self, inputs: Mapping[str, Any], new_tokens: int, *, eos: Collection[int] = (), pad: int = 0
@@ -69,11 +73,9 @@ class Generator:
             UsageError: The prompt and the new tokens are too many for a static cache, or an input is missing.
         """
         values = dict(inputs)
-        for encoder in ("encoder", "vision", "speech"):
-            if encoder in self.sessions:
-                values |= self._encoded(encoder, values)
+        values |= self.encode(values)
         if "positions" in self.sessions:
-            values |= run_session(self.sessions["positions"], self._chosen("positions", values))
+            values |= self.run("positions", values)
         tokens = np.asarray(values.pop(self.token_input), dtype=np.int64)
         self._check_length(tokens.shape[1], new_tokens)
         own_mask = self.token_input == "input_ids"
@@ -81,11 +83,10 @@ class Generator:
         cache = _as_past(values)
         for index in range(new_tokens):
             part = "prefill" if index == 0 and "prefill" in self.sessions else "decode"
-            feeds = self._feeds(part, values, tokens, cache)
-            outputs = run_session(self.sessions[part], feeds)
+            outputs = self.run(part, self._given(part, values, tokens, cache))
             logits = outputs["logits"][:, -1, :]
             chosen = np.where(ended, pad, logits.argmax(-1))
-            yield Step(part, feeds, logits, chosen)
+            yield Step(part, self.taken[part], logits, chosen)
             ended |= np.isin(chosen, list(eos))
             if ended.all():
                 return
@@ -98,23 +99,48 @@ class Generator:
                 last = values["position_ids"].max(axis=(0, 2), keepdims=True)
                 values["position_ids"] = np.repeat(last + 1, len(values["position_ids"]), axis=0)
 
+    def run(self, part: str, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The outputs of a part.
+
+        Args:
+            values: Name to array; others than the inputs of the part are ignored.
+
+        Raises:
+            UsageError: An input is missing, or ONNX Runtime does not run the part.
+        """
+        wanted = self._inputs[part]
+        if missing := [name for name in wanted if name not in values]:
+            raise UsageError(f"the part {part} needs the input {missing[0]}, which was not given")
+        self.taken[part] = {name: values[name] for name in wanted}
+        return run_session(self.sessions[part], self.taken[part])
+
+    def encode(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The results of the encoders of the package.
+
+        Raises:
+            UsageError: An input is missing or of another size, or ONNX Runtime does not run a part.
+        """
+        encoders = [name for name in ENCODERS if name in self.sessions]
+        return {name: array for part in encoders for name, array in self._encoded(part, values).items()}
+
     def _encoded(self, part: str, values: Mapping[str, Any]) -> dict[str, Any]:
         """The results of an encoder; one that takes a fixed number of rows runs once for each so many of them."""
-        session, given = self.sessions[part], self._chosen(part, values)
         rows = {name: one.shape[0] for name, one in self._inputs[part].items() if isinstance(one.shape[0], int)}
-        times = {len(given[name]) / count for name, count in rows.items()}
+        times = {len(values[name]) / count for name, count in rows.items() if name in values}
         if not times or times == {1}:
-            return run_session(session, given)
+            return self.run(part, values)
         if len(times) > 1 or (count := times.pop()) % 1:
             told = ", ".join(f"{count} of {name}" for name, count in rows.items())
             raise UsageError(
                 f"the part {part} takes images of one size, {told} for each: export again with the size of yours"
             )
         shares = [
-            {name: np.split(array, int(count))[index] for name, array in given.items()} for index in range(int(count))
+            {name: np.split(values[name], int(count))[index] for name in self._inputs[part] if name in values}
+            for index in range(int(count))
         ]
-        made = [run_session(session, share) for share in shares]
-        empty = {value.name: np.zeros((0, *value.shape[1:]), _DTYPES[value.type]) for value in session.get_outputs()}
+        made = [self.run(part, share) for share in shares]
+        given_back = self.sessions[part].get_outputs()
+        empty = {value.name: np.zeros((0, *value.shape[1:]), _DTYPES[value.type]) for value in given_back}
         return {name: np.concatenate([none, *(one[name] for one in made)]) for name, none in empty.items()}
 
     def _on_axes(self, part: str, positions: Any) -> Any:
@@ -137,13 +163,7 @@ class Generator:
             f"{prompt + new_tokens - 1}: generate {size - prompt + 1} at most (--new-tokens)"
         )
 
-    def _chosen(self, part: str, values: Mapping[str, Any]) -> dict[str, Any]:
-        wanted = self._inputs[part]
-        if missing := [name for name in wanted if name not in values]:
-            raise UsageError(f"the part {part} needs the input {missing[0]}, which was not given")
-        return {name: values[name] for name in wanted}
-
-    def _feeds(self, part: str, values: Mapping[str, Any], tokens: Any, cache: Mapping[str, Any]) -> dict[str, Any]:
+    def _given(self, part: str, values: Mapping[str, Any], tokens: Any, cache: Mapping[str, Any]) -> dict[str, Any]:
         given = {**values, self.token_input: tokens}
         if "attention_mask" in values and "position_ids" not in values and self.token_input == "input_ids":
             positions = np.maximum(np.cumsum(values["attention_mask"], axis=1) - 1, 0)
@@ -154,11 +174,11 @@ class Generator:
             given["attention_mask"] = np.pad(mask, ((0, 0), (0, self.static_cache - filled)))
             given[CACHE_POSITION] = np.arange(filled - tokens.shape[1], filled)
         if "embedding" in self.sessions:
-            given |= run_session(self.sessions["embedding"], self._chosen("embedding", given))
+            given |= self.run("embedding", given)
         for value in self._inputs[part].values():
             if value.name.startswith(PAST):
                 given[value.name] = cache[value.name] if value.name in cache else _empty(value, len(tokens))
-        return self._chosen(part, given)
+        return given
 
 
 def _static_cache(session: onnxruntime.InferenceSession) -> int | None:

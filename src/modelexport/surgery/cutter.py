@@ -253,7 +253,8 @@ class Cutter:
         entries = call_tree_entries(
             (traced for traced in self._tagged.calls if traced.call in calls), self._tagged.tags.__getitem__
         )
-        properties = {keys.CALL_TREE: encode_call_tree(entries), **_used_entries(whole, graph)}
+        kept = {**whole.metadata_props, keys.CALL_TREE: encode_call_tree(entries), **_used_entries(whole, graph)}
+        is_whole = [value.name for value in graph.outputs] == [value.name for value in whole.graph.outputs]
         return ir.Model(
             graph,
             ir_version=whole.ir_version,
@@ -263,7 +264,7 @@ class Cutter:
             model_version=whole.model_version,
             doc_string=whole.doc_string,
             functions=list(functions.values()),
-            metadata_props={**whole.metadata_props, **properties},
+            metadata_props={key: text for key, text in kept.items() if key != keys.OUTPUTS or is_whole},
         )
 
 

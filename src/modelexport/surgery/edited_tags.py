@@ -33,6 +33,8 @@ class EditedTags:
         self._sources = dict(tagged.source_tags)
         self.renamed: set[ModuleCall] = set()
         """Calls that were there before and have another tag now."""
+        self._new: set[ModuleCall] = set()
+        """Calls of new modules, with those that were there before and became such."""
         for call in tagged.tags:
             self._sources.setdefault(call, self._guess(tagged, call))
         self._classes = {call: class_in_tag(tag) for call, tag in self._tags.items()}
@@ -79,6 +81,10 @@ class EditedTags:
                 for facts in (self._calls, self._tags, self._sources, self._classes, self._levels):
                     del facts[traced.call]
 
+    def remove_old(self, call: ModuleCall, used: Iterable[ModuleCall]) -> None:
+        """Remove the calls inside a replaced call that remained of the old module and own no node any more."""
+        self.remove_inside(call, (*used, *self._new))
+
     def graft(
         self, call: ModuleCall, class_name: str, *, level: bool, inside: Sequence[NewCall]
     ) -> tuple[ModuleCall, ...]:
@@ -95,6 +101,7 @@ class EditedTags:
         changes = (class_name, level) != (self.class_of(call), self.is_level(call))
         self._classes[call], self._levels[call] = class_name, level
         added = self._add(call, inside, claimed)
+        self._new.update(added)
         self.renamed.update(claimed.values())
         siblings = self._siblings()
         if changes:

@@ -101,13 +101,12 @@ def replace(
         check_opsets(tagged.model, substitute.model, substitute.path)
         substitute.rule = rule_of(tagged.hierarchy) if tagged.hierarchy is not None else None
     sites = [replacer.site(call, copied=substitute.keep_body) for call in calls]
-    before = {id(node) for node in tagged.nodes}
     documents = Documents(tagged)
     if isinstance(substitute, FromModel):
         replacer.clear([site for site in sites if not substitute.is_part_of(site.call, replacer.tags)])
     replaced = [replacer.replace(site, substitute) for site in sites]
     replacer.finish()
-    kept = sum(id(node) in before for node in all_nodes(tagged.model))
+    kept = sum(id(node) in replacer.before for node in all_nodes(tagged.model))
     beside = documents.of_edited(replacer.tags, replacer.now, replacer.grafts)
     model = encoded(tagged, replacer.tags)
     with written_together(output.parent) as staging:
@@ -145,6 +144,7 @@ class _Replacer:
         self._entries = state_dict_of(self._model) if keys.STATE_DICT in self._model.metadata_props else {}
         self._record = replaced_before(self._model)
         self._dirty: set[ir.Value] = set()
+        self.before = {id(node) for node in tagged.nodes}
 
     def calls(self, selectors: Sequence[str], every_call: bool) -> list[ModuleCall]:
         """The calls to replace, without those inside another of them."""
@@ -413,6 +413,7 @@ class _Replacer:
     def finish(self) -> None:
         """Update the metadata."""
         write_keys(self._model, self._dirty, self._keys, [place.path for place in self.replaced if place.path])
+        self._release()
         for node in self._nodes():
             owner = owner_of(node)
             if owner is not None and not self.tags.renamed.isdisjoint(owner.calls):
@@ -434,6 +435,28 @@ class _Replacer:
         properties[keys.STATE_DICT] = msgspec.json.encode(entries).decode()
         properties[keys.CALL_TREE] = self.tags.entries()
         properties[keys.REPLACED] = json.dumps(self._record)
+
+    def _release(self) -> None:
+        """Take replaced calls from the owners of the nodes that they shared with others: these alone use them now.
+
+        What a replaced call computes, its new nodes compute. A node of before that is still there is used by its other
+        owners, and is not in the call, nor in one inside it.
+        """
+        tree = self._tagged.calls
+        gone = {call for call in self._tagged.tags if not set(self.replaced).isdisjoint(tree.stack(call))}
+        used: set[ModuleCall] = set()
+        for node in self._nodes():
+            owner = owner_of(node)
+            if owner is None:
+                continue
+            left = tuple(call for call in owner.calls if call not in gone)
+            if left and left != owner.calls and id(node) in self.before:
+                owner = node.meta[OWNER] = dataclasses.replace(owner, calls=left)
+                write_owner(node, owner, self.tags)
+                self._dirty.update(value for value in node.inputs if value is not None and value.is_initializer())
+            used.update(owner.calls)
+        for call in self.replaced:
+            self.tags.remove_old(call, used)
 
 
 def _family(node: ir.Node) -> Iterator[ir.Node]:

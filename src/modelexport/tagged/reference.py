@@ -22,8 +22,9 @@ from modelexport.files.safetensors_files import Place, encode_header, read_heade
 from modelexport.format import documents, keys
 from modelexport.format.dtypes import SAFETENSORS_NAMES, dtype_name, parse_dtype
 from modelexport.graph.nodes import required_inputs
+from modelexport.graph.requested import requested_outputs
 from modelexport.runtime.choices import Choice
-from modelexport.runtime.evidence import Computed, Evidence, SeenTensor
+from modelexport.runtime.evidence import Computed, Decision, Evidence, SeenTensor
 from modelexport.runtime.fingerprints import Fingerprint
 from modelexport.tagged.file import TaggedFile
 
@@ -78,6 +79,10 @@ class ReferenceValues:
     def array(self, content: str) -> Any:
         return self.read_key(self.keys[content]).reshape(-1)
 
+    @property
+    def decisions(self) -> Sequence[Decision]:
+        return ()
+
     def in_float64(self, *, from_right_values: bool) -> None:
         """``None``: rounding was not measured when the values were stored."""
         return
@@ -94,6 +99,8 @@ class _Run(msgspec.Struct, frozen=True, array_like=True):
     """Call and the fingerprint of an operation's result, and whether the result was new."""
     choices: list[tuple[int, str, list[int], str, list[int]]] = []
     """Call, scores, and the indices chosen from them: contents and shapes."""
+    results: list[int] = []
+    """The places in ``computed`` of the results of branches and loops."""
 
 
 def write_reference(
@@ -122,9 +129,10 @@ def write_reference(
         OutputError: There is not enough space on the disk.
     """
     seen = [t for t in run.tensors if not modules or _is_inside(t.call, set(modules), run.parents)]
-    outputs = _output_names(tagged, len(run.outputs))
+    requested = requested_outputs(tagged.model.metadata_props, run.outputs)
+    outputs = _output_names(tagged, len(requested))
     found = {f"{_INPUTS}{name}": _Kept.of(array) for name, array in inputs.items()}
-    found |= {f"{_VALUES}{name}": _Kept.of(array) for name, array in zip(outputs, run.outputs, strict=True)}
+    found |= {f"{_VALUES}{name}": _Kept.of(array) for name, array in zip(outputs, requested, strict=True)}
     where = _add_boundaries(found, seen, run, _names(sidecar, tagged))
     for choice in () if modules else run.choices:
         for content, shape in ((choice.scores, choice.scores_shape), (choice.indices, choice.indices_shape)):
@@ -225,6 +233,7 @@ def _as_data(run: Evidence, tensors: Sequence[SeenTensor], contents: set[str]) -
         ],
         [(numbers[c.call], *c.fingerprint, c.new) for c in run.computed],
         [(numbers[c.call], c.scores, list(c.scores_shape), c.indices, list(c.indices_shape)) for c in choices],
+        [place for place, one in enumerate(run.computed) if one.chosen],
     )
 
 
@@ -243,6 +252,7 @@ def open_reference(tagged: TaggedFile) -> Iterator[ReferenceValues]:
         )
     stored = _read_stored(path)
     run, calls = stored.run, stored.calls
+    results = set(run.results)
     with stored.opened as file:
         names = [value.name for value in required_inputs(tagged.model)]
         kept = [key.removeprefix(_INPUTS) for key in stored.places if key.startswith(_INPUTS)]
@@ -258,8 +268,8 @@ def open_reference(tagged: TaggedFile) -> Iterator[ReferenceValues]:
             read=lambda name: file.get_tensor(f"{_VALUES}{name}"),
             tensors=stored.tensors,
             computed=[
-                Computed(calls[call], Fingerprint(kind, size, norm, one, two, telling), new)
-                for call, kind, size, norm, one, two, telling, new in run.computed
+                Computed(calls[call], Fingerprint(kind, size, norm, one, two, telling), new, place in results)
+                for place, (call, kind, size, norm, one, two, telling, new) in enumerate(run.computed)
             ],
             choices=[
                 Choice(calls[call], scores, tuple(shape), indices, tuple(chosen))

@@ -39,6 +39,7 @@ def measure_noise(proof: Proof) -> None:
             proof.right(name),
             array,
             exact=precise.reshape(array.shape) if precise is not None else None,
+            by_row=True,
             **({} if precise is not None else {"units": UNMEASURED_UNITS}),
         )
 

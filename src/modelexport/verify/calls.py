@@ -79,8 +79,12 @@ class _Verdicts:
                 suspect(call, one.node)
             for call in one.belongs:
                 suspect(call, one.node, lacking=True)
+        self._decides: dict[ModuleCall, str] = {}
         for node in self._proof.tagged.model.graph:
             owner = owner_of(node)
+            if owner is not None and (node.name or "") in self._proof.wrong_decisions:
+                self._decides.setdefault(owner.call, self._proof.wrong_decisions[node.name or ""])
+                suspect(owner.call, node.name or "")
             for call in owner.calls if owner is not None else ():
                 if call in self._proof.wrong_weights and any(v and v.is_initializer() for v in node.inputs):
                     suspect(call, node.name or "")
@@ -140,6 +144,8 @@ class _Verdicts:
             difference = worst(self._wrong[call])
             assert difference is not None
             return "differ", f"{difference.name}: {difference.reason}"
+        if call in self._decides:
+            return "differ", self._decides[call]
         if call not in self._inside:
             return "no nodes", ""
         seen = worst([*compared, *self._own[call]])
@@ -153,7 +159,10 @@ class _Verdicts:
 
     def _unseen(self, call: ModuleCall) -> str:
         if call not in self._proof.evidence.parents:
-            return "PyTorch's run has no such call: it is inside a branch, or its module runs differently when exported"
+            return (
+                "PyTorch's run has no such call: it is inside a branch that cannot run with these inputs, "
+                "or its module runs differently when exported"
+            )
         if call not in self._same:
             return "PyTorch calls its module a different number of times than the file"
         if not self._returns.get(call):

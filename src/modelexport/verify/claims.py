@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import msgspec
+
 from modelexport.core.calls import ModuleCall
 from modelexport.core.decoding import decode_json
 from modelexport.core.modules import ModuleTree
@@ -18,7 +20,7 @@ from modelexport.format.dtypes import dtype_name
 from modelexport.format.node_tags import read_source_tags
 from modelexport.graph.nodes import default_shape, initializers
 from modelexport.graph.owners import owner_of
-from modelexport.runtime.evidence import Evidence, SeenTensor
+from modelexport.runtime.evidence import Evidence
 from modelexport.tagged.documents.dag import dag_document
 from modelexport.tagged.documents.operations import operations_document
 from modelexport.tagged.documents.reading import load_dag, load_operations
@@ -26,13 +28,12 @@ from modelexport.tagged.documents.sidecar import graph_value
 from modelexport.tagged.encodings.metadata import initializer_tags
 from modelexport.tagged.file import FileTags, TaggedFile
 from modelexport.verify.claimed_graph import (
-    Shapes,
     false_claims_of_calls,
     false_claims_of_entries,
     false_claims_of_outputs,
 )
 from modelexport.verify.claimed_modules import false_claim, false_claims_of_modules
-from modelexport.verify.matching import distance
+from modelexport.verify.claimed_values import ValuesInRun
 from modelexport.verify.verdicts import FalseClaim
 from modelexport.weights.transforms import parameter_plan
 
@@ -41,25 +42,23 @@ def false_claims(
     tagged: TaggedFile,
     sidecar: documents.Hierarchy | None,
     evidence: Evidence,
-    contents: Mapping[str, str],
+    values: ValuesInRun,
     tree: ModuleTree | None,
     *,
-    shapes: Shapes,
     entries: Collection[str] = (),
 ) -> list[FalseClaim]:
     """Everything that the tags or documents claim and that is not true.
 
     Args:
         sidecar: The sidecar, if it is not yet beside the file.
-        contents: Values of the file to the contents of the run that they have.
+        values: The values of the file in the run.
         tree: The modules of the model, if it is available.
-        shapes: The shapes of the values of the file in the run, with those of its inputs.
         entries: The keys of the model's entries, if it is available.
     """
     classes = {path: module.class_name for module in tree or () for path in (module.path, *module.aliases)}
     checks: list[Callable[[], Iterator[FalseClaim]]] = [
         lambda: _metadata(tagged, evidence, classes),
-        lambda: false_claims_of_outputs(tagged, evidence, shapes),
+        lambda: false_claims_of_outputs(tagged, evidence, values.shapes),
         lambda: false_claims_of_calls(tagged, evidence),
         lambda: false_claims_of_entries(tagged.model, entries),
         lambda: _documents(tagged),
@@ -72,7 +71,7 @@ def false_claims(
         sidecar = None
     if sidecar is not None:
         said = sidecar
-        checks.append(lambda: _sidecar(tagged, said, evidence, contents))
+        checks.append(lambda: _sidecar(tagged, said, evidence, values))
         checks.append(lambda: false_claims_of_modules(tagged, said, tree))
     for check in checks:
         try:
@@ -119,8 +118,18 @@ def _documents(tagged: TaggedFile) -> Iterator[FalseClaim]:
         for tag, said in _pairs(load_dag(dag), here):
             yield from false_claim("dag", tag, *said)
     if operations.is_file():
-        for name, said in _pairs(load_operations(operations), operations_document(tagged.model, tags)):
+        for name, said in _pairs(
+            *map(_in_order, (load_operations(operations), operations_document(tagged.model, tags)))
+        ):
             yield from false_claim("operations", name, *said)
+
+
+def _in_order(operations: Mapping[str, documents.Operation]) -> dict[str, documents.Operation]:
+    """The operations with the tags of initializers sorted: where nested graphs use one, their order has no meaning."""
+    return {
+        name: msgspec.structs.replace(one, tags=sorted(one.tags)) if one.op_type == "Initializer" else one
+        for name, one in operations.items()
+    }
 
 
 def _pairs(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[tuple[str, tuple[Any, Any]]]:
@@ -132,15 +141,15 @@ def _sidecar(
     tagged: TaggedFile,
     sidecar: documents.Hierarchy,
     evidence: Evidence,
-    contents: Mapping[str, str],
+    values: ValuesInRun,
 ) -> Iterator[FalseClaim]:
     tags = _ClaimedTags(tagged)
     yield from false_claim("hierarchy", "coverage", sidecar.coverage, tagged.coverage)
     yield from false_claim("hierarchy", "opset", sidecar.model.opset, tagged.model.opset_imports.get("", 0))
-    for side, values in (("inputs", tagged.model.graph.inputs), ("outputs", tagged.model.graph.outputs)):
+    for side, there in (("inputs", tagged.model.graph.inputs), ("outputs", tagged.model.graph.outputs)):
         listed = getattr(sidecar, side)
-        yield from false_claim("hierarchy", side, [value.name for value in listed], [value.name for value in values])
-        for said, value in zip(listed, values, strict=False):
+        yield from false_claim("hierarchy", side, [value.name for value in listed], [value.name for value in there])
+        for said, value in zip(listed, there, strict=False):
             yield from false_claim("hierarchy", said.name, said, graph_value(value))
     own = dict.fromkeys((traced.call.address for traced in tagged.calls), 0)
     nodes = {node.name or "": node for node in tagged.nodes}
@@ -163,7 +172,7 @@ def _sidecar(
             )
             yield from false_claim("hierarchy", entry.name, said, so)
     yield from _initializers(tagged, sidecar, tags)
-    yield from _calls(tagged, sidecar, evidence, contents, own)
+    yield from _calls(tagged, sidecar, evidence, values, own)
 
 
 def _initializers(tagged: TaggedFile, sidecar: documents.Hierarchy, tags: _ClaimedTags) -> Iterator[FalseClaim]:
@@ -188,7 +197,7 @@ def _calls(
     tagged: TaggedFile,
     sidecar: documents.Hierarchy,
     evidence: Evidence,
-    contents: Mapping[str, str],
+    values: ValuesInRun,
     own: Mapping[str, int],
 ) -> Iterator[FalseClaim]:
     seen = {(tensor.call.address, str(tensor.side), tensor.name): tensor for tensor in evidence.tensors}
@@ -216,33 +225,14 @@ def _calls(
                 if its is None or not same:
                     continue
                 yield from false_claim("hierarchy", where, *_type(tensor, its.dtype, its.shape))
-                content = contents.get(tensor.value or "")
-                if (
-                    content is not None
-                    and content.partition(":")[0] == its.dtype
-                    and not _equal(evidence, content, its)
-                ):
-                    yield from _value(where, tensor, its.content, contents)
+                if tensor.value is not None:
+                    yield from false_claim("hierarchy", where, tensor.value, values.named(tensor.value, its, evidence))
 
 
 def _type(tensor: documents.CallTensor, dtype: str, shape: tuple[int, ...]) -> tuple[object, object]:
     """The claimed and the actual type and shape of a tensor; a claimed dynamic size matches any size."""
     so = [size if isinstance(said, int) else said for said, size in zip(tensor.shape, shape, strict=False)]
     return (tensor.dtype, list(tensor.shape)), (dtype, so if len(shape) == len(tensor.shape) else list(shape))
-
-
-def _equal(evidence: Evidence, content: str, its: SeenTensor) -> bool:
-    """Whether a content is a tensor's, or differs from it by no more than rounding: then a value is either."""
-    return content == its.content or distance(evidence.array(content), evidence.array(its.content)) <= _ROUNDING
-
-
-_ROUNDING = 1e-5
-
-
-def _value(where: str, tensor: documents.CallTensor, content: str, contents: Mapping[str, str]) -> Iterator[FalseClaim]:
-    """A false claim if the tensor is another value of the file than the claimed one."""
-    names = [name for name, its in contents.items() if its == content]
-    yield from false_claim("hierarchy", where, tensor.value, names[0] if names else "another tensor")
 
 
 @dataclass(frozen=True)

@@ -109,7 +109,8 @@ def _is_settled(proof: Proof, name: str) -> bool:
     if difference.relative is None:
         return True
     allowed = ALLOWED_UNITS * (difference.noise or 0.0)
-    return difference.relative <= allowed and (difference.of_one or 0.0) <= ALLOWED_OF_ONE * allowed
+    of_one, of_row = difference.of_one or 0.0, difference.of_row or 0.0
+    return difference.relative <= allowed and of_one <= ALLOWED_OF_ONE * allowed and of_row <= allowed
 
 
 def run_segments(proof: Proof, wanted: Sequence[str]) -> dict[str, Difference]:
@@ -125,7 +126,7 @@ def run_segments(proof: Proof, wanted: Sequence[str]) -> dict[str, Difference]:
         session = sessions.open_session(cut, folder=folder, provider=proof.provider)
         arrays = sessions.run_session(session, proof.inputs_of(sessions.input_names(session)))
         for name in batch:
-            found[name] = compare_arrays(name, proof.right(name), arrays[name])
+            found[name] = compare_arrays(name, proof.right(name), arrays[name], by_row=True)
             if found[name].status == "differ":
                 run.arrays[name] = arrays[name]
                 pair = choices.get(name)

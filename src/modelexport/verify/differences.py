@@ -9,24 +9,35 @@ scaled. The tolerance is a multiple of rounding noise:
 
 Elements ten thousand times larger than the others and above a thousand (added by a mask) are a separate group: they
 would hide the rest. Where most elements nearly vanish instead (a gate that is closed), they are rounded as the others.
+Numbers below the smallest normal one of a type have few digits, or are zero in some kernels: so much is rounding, too.
 A norm hides a wrong element among a million, so that no element may be off by many times the tolerance of the norm,
-relative to itself or to the typical element: rounding errors are spread over all elements.
+relative to itself or to the typical element: rounding errors are spread over all elements. A value that was computed
+from the right ones before it must not have a wrong row, either.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from math import sqrt
+from math import prod, sqrt
 from typing import Any, Literal
 
 import msgspec
 import numpy as np
+
+from modelexport.verify.rows import errors_of_rows, has_rows, outlier
 
 Verdict = Literal["agree", "tie", "differ", "not compared"]
 """``tie``: it selected other elements of equal value than PyTorch, whose selection was then fed to the next segment."""
 
 UNITS: Mapping[str, float] = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 """The unit roundoff of each floating-point type."""
+VANISHING: Mapping[str, float] = {
+    "float64": 2.0**-1022,
+    "float32": 2.0**-126,
+    "float16": 2.0**-24,
+    "bfloat16": 2.0**-126,
+}
+"""What an element of each type may be off by, whatever its size: below that, kernels may make it zero."""
 ALLOWED_UNITS = 32.0
 """The error in units up to which a tensor agrees without measuring its noise."""
 ALLOWED_NOISE = 8.0
@@ -54,6 +65,8 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     """The norm of the difference divided by the norm of the right value, for the worse group of elements."""
     of_one: float | None = None
     """The largest error of an element, relative to itself or to the root mean square of all, whichever is larger."""
+    of_row: float | None = None
+    """The error of a row that is off by more than the others, relative to itself or to the typical row."""
     noise: float | None = None
     """The rounding noise in the same measure: measured, or the unit of the type."""
     measured: bool = False
@@ -97,13 +110,20 @@ def compare_outputs(
 
 
 def compare_arrays(
-    name: str, expected: Any, actual: Any, *, exact: Any | None = None, units: float = ALLOWED_UNITS
+    name: str,
+    expected: Any,
+    actual: Any,
+    *,
+    exact: Any | None = None,
+    units: float = ALLOWED_UNITS,
+    by_row: bool = False,
 ) -> Difference:
     """Compare two arrays; another shape or element type is a difference.
 
     Args:
         exact: ``expected`` without rounding, in float64, to measure the noise.
         units: Units of roundoff that are always allowed, independent of the noise.
+        by_row: Whether no row may be wrong either.
     """
     dtype, shape = str(actual.dtype), list(actual.shape)
     if expected.shape != actual.shape or expected.dtype != actual.dtype:
@@ -119,10 +139,10 @@ def compare_arrays(
             shape=shape,
             absolute=float(np.max(np.abs(expected.astype(np.float64) - actual), initial=0.0)),
         )
-    return _compare_numbers(name, expected, actual, exact, UNITS[dtype], units)
+    return _compare_numbers(name, expected, actual, exact, UNITS[dtype], units, by_row)
 
 
-def _agreeing(name: str, expected: Any, actual: Any, unit: float, units: float) -> Difference | None:
+def _agreeing(name: str, expected: Any, actual: Any, unit: float, units: float, by_row: bool) -> Difference | None:
     """The comparison of arrays of ordinary numbers that agree, which is most often so; ``None`` where it has to be done
     with more care."""
     one, two = expected.reshape(-1), actual.reshape(-1)
@@ -147,6 +167,11 @@ def _agreeing(name: str, expected: Any, actual: Any, unit: float, units: float) 
         of_one = _of_one(np.abs(two - one), np.abs(one), typical)
     if of_one > ALLOWED_OF_ONE * units * unit:
         return None
+    of_row = None
+    if _may_hide_a_row(expected.shape, error / size, of_one, unit):
+        of_row = outlier(errors_of_rows(two - one, one, expected.shape)) or None
+    if by_row and (of_row or 0.0) > units * unit:
+        return None
     return Difference(
         name=name,
         status="agree",
@@ -155,8 +180,15 @@ def _agreeing(name: str, expected: Any, actual: Any, unit: float, units: float) 
         absolute=absolute,
         relative=error / size,
         of_one=of_one,
+        of_row=of_row,
         noise=unit,
     )
+
+
+def _may_hide_a_row(shape: Sequence[int], relative: float, of_one: float, unit: float) -> bool:
+    """Whether a row may be off by too much: by no more than its worst element or the typical one, and than all rows."""
+    least = ALLOWED_UNITS * unit
+    return has_rows(shape) and sqrt(2) * of_one > least and relative * sqrt(prod(shape[:-1])) > least
 
 
 def blocks(*arrays: Any) -> Iterator[tuple[Any, ...]]:
@@ -177,9 +209,11 @@ _PLAIN = (1e-12, 1e12)
 """Between these, squares of float32 numbers neither vanish nor overflow."""
 
 
-def _compare_numbers(name: str, expected: Any, actual: Any, exact: Any | None, unit: float, units: float) -> Difference:
+def _compare_numbers(
+    name: str, expected: Any, actual: Any, exact: Any | None, unit: float, units: float, by_row: bool
+) -> Difference:
     if exact is None and actual.dtype in (np.float32, np.float64):
-        quick = _agreeing(name, expected, actual, unit, units)
+        quick = _agreeing(name, expected, actual, unit, units, by_row)
         if quick is not None:
             return quick
     one, two = expected.astype(np.float64).reshape(-1), actual.astype(np.float64).reshape(-1)
@@ -192,24 +226,33 @@ def _compare_numbers(name: str, expected: Any, actual: Any, exact: Any | None, u
     finite = ~unbounded & ~other
     one, two = one[finite], two[finite]
     right = exact.astype(np.float64).reshape(-1)[finite] if exact is not None and exact.size == expected.size else None
-    relative, noise, of_one, wrong = 0.0, unit, 0.0, infinite > 0
-    for group in _groups(one):
+    relative, noise, of_one, largest, wrong = 0.0, unit, 0.0, 0.0, infinite > 0
+    least = VANISHING[str(actual.dtype)]
+    two = np.where(np.abs(two - one) <= least, one, two)
+    groups = _groups(one)
+    for group in groups:
         error, size = _norm(two[group] - one[group]), _norm(one[group])
         own = _norm(one[group] - right[group]) if right is not None else 0.0
         allowed = max(units * unit * size, ALLOWED_NOISE * own)
         single, its = _errors_of_one(one[group], two[group], right[group] if right is not None else None)
-        wrong = wrong or error > allowed
+        wrong, largest = wrong or error > allowed, max(largest, single)
         if single > max(ALLOWED_OF_ONE * units * unit, ALLOWED_OF_ONE * ALLOWED_NOISE * its):
             wrong, of_one = True, max(of_one, single)
         share = error / size if size else np.inf if error else 0.0
         if share >= relative:
             relative, noise = share, max(own / size if size else 0.0, unit)
+    of_row = None
+    if len(groups) == 1 and one.size == expected.size and _may_hide_a_row(expected.shape, relative, largest, unit):
+        errors = errors_of_rows(two - one, one, expected.shape)
+        own = errors_of_rows(one - right, one, expected.shape) if right is not None else np.zeros_like(errors)
+        of_row = outlier(errors, ALLOWED_NOISE * np.maximum(own, noise)) or None
+        wrong = wrong or (by_row and (of_row or 0.0) > units * unit)
     differing = np.count_nonzero(np.abs(one - two) > units * unit * np.abs(one))
     reason = ""
     if wrong:
         reason = f"{differing + infinite:,} of {expected.size:,} elements differ, by {relative:.1e} of its size"
         reason += f", {relative / noise:,.0f} times the rounding noise" if np.isfinite(relative) else ""
-        reason += f"; a single one by {of_one:.1e}" if of_one else ""
+        reason += f"; a single one by {of_one:.1e}" if of_one else f"; a row by {of_row:.1e}" if of_row else ""
     return Difference(
         name=name,
         status="differ" if wrong else "agree",
@@ -219,6 +262,7 @@ def _compare_numbers(name: str, expected: Any, actual: Any, exact: Any | None, u
         absolute=float(np.max(np.abs(one - two), initial=0.0)),
         relative=float(relative),
         of_one=of_one or None,
+        of_row=of_row,
         noise=float(noise),
         measured=right is not None,
         nans=nans,

@@ -19,7 +19,7 @@ from modelexport.core.calls import ModuleCall
 from modelexport.core.limits import BATCH_BYTES
 from modelexport.runtime import sessions
 from modelexport.runtime.choices import Choice
-from modelexport.runtime.evidence import Computed, Evidence, SeenTensor
+from modelexport.runtime.evidence import Computed, Decision, Evidence, SeenTensor
 from modelexport.runtime.fingerprints import NEAR, fingerprint_of
 from modelexport.verify.matching import FileRun
 from modelexport.verify.segments import given_name, segmented
@@ -48,6 +48,10 @@ class LaidOut:
     @property
     def choices(self) -> Sequence[Choice]:
         return self._evidence.choices
+
+    @property
+    def decisions(self) -> Sequence[Decision]:
+        return self._evidence.decisions
 
     @property
     def outputs(self) -> Sequence[Any]:

@@ -19,6 +19,7 @@ from modelexport.graph.owners import owner_of
 from modelexport.runtime import sessions
 from modelexport.runtime.evidence import Evidence
 from modelexport.runtime.fingerprints import NEAR, Index, fingerprint_of
+from modelexport.surgery.repeating import values_taken
 from modelexport.verify.differences import Difference
 from modelexport.verify.matching import FileRun
 from modelexport.verify.segments import GIVEN, segmented
@@ -52,8 +53,8 @@ def nodes_between(node: ir.Node, boundaries: Collection[str]) -> dict[ir.Node, N
     pending = [node]
     while pending:
         current = pending.pop()
-        for value in current.inputs:
-            producer = value.producer() if value is not None and value.name not in boundaries else None
+        for value in values_taken(current):
+            producer = value.producer() if value.name not in boundaries else None
             if producer is not None and producer not in found:
                 found[producer] = None
                 pending.append(producer)
@@ -62,7 +63,7 @@ def nodes_between(node: ir.Node, boundaries: Collection[str]) -> dict[ir.Node, N
 
 def taken_by(nodes: Iterable[ir.Node], boundaries: Collection[str]) -> set[str]:
     """The boundaries that nodes take."""
-    return {name for n in nodes for value in n.inputs if value is not None and (name := value.name or "") in boundaries}
+    return {name for node in nodes for value in values_taken(node) if (name := value.name or "") in boundaries}
 
 
 def find_suspects(
@@ -154,7 +155,7 @@ def copied_values(model: ir.Model, run: FileRun) -> set[str]:
     first: Index[str] = Index()
     found: set[str] = set()
     for node in model.graph:
-        given = [value for value in node.inputs if value is not None and not value.is_initializer()]
+        given = [value for value in values_taken(node) if not value.is_initializer()]
         moved = {value.name or "" for value in given} if len(given) == 1 else set()
         for value in node.outputs:
             name = value.name or ""

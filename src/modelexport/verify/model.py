@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from modelexport.graph.nodes import required_inputs
 from modelexport.pytorch.model_run import as_array
 from modelexport.pytorch.other_sizes import one_row, other_sizes
 from modelexport.pytorch.perturbation import as_arrays, entries_of
-from modelexport.pytorch.prepared import prepare_inputs
+from modelexport.pytorch.prepared import arguments_by_name, kept_tensors, prepare_inputs
 from modelexport.pytorch.static import module_tree
 from modelexport.pytorch.values import as_stored
 from modelexport.pytorch.variations import all_at_once, telling_inputs
@@ -101,11 +101,12 @@ def _verify(
     kept: KeptRuns | None,
     tell: Tell,
 ) -> VerifyReport:
-    inputs = prepare_inputs(model, inputs).inputs
     tagged = _open(model, path)
+    constants = _constants(sidecar or tagged.hierarchy)
+    inputs = prepare_inputs(model, inputs, [one for one in constants if one in arguments_by_name(model, inputs)]).inputs
     chosen = tagged.select(*modules).calls if modules else ()
     parameters = _parameters(model, tagged.model, weights)
-    runs, constants = ModelRuns(model, tagged, weights, kept or KeptRuns()), _constants(sidecar or tagged.hierarchy)
+    runs = ModelRuns(model, tagged, weights, kept or KeptRuns())
     whole = compare_whole(runs, inputs, constants, perturb=perturb, others=others, provider=provider, tell=tell)
     if whole.perturbed:
         put_in(tagged.model, as_arrays(model, whole.perturbed, as_array).__getitem__, whole.perturbed)
@@ -119,8 +120,11 @@ def _verify(
         proof = prove_calls(tagged, whole.given, repeatable, provider=provider, modules=chosen)
         proof.wrong_weights = _wrong_weights(tagged, parameters)
         calls = repeatable.explained(verdicts_of(proof, chosen))
+    if repeatable is None and not any(call.status == "differ" for call in calls):
+        calls = _worst_with_own_weights(calls, proof, inputs, whole, runs, chosen, tell)
     if not any(call.status == "differ" for call in calls):
-        calls = _worst_on_others(calls, proof, inputs, whole, runs, chosen, tell)
+        kept_as_given = kept_tensors(model, inputs, constants)
+        calls = _worst_on_others(calls, proof, inputs, kept_as_given, whole, runs, chosen, tell)
     return VerifyReport(
         outputs=whole.outputs,
         calls=calls,
@@ -131,9 +135,8 @@ def _verify(
             tagged,
             sidecar,
             whole.run,
-            proof.contents,
+            proof.values,
             module_tree(model),
-            shapes=proof.shapes,
             entries=entries_of(model),
         ),
         others=whole.others,
@@ -152,7 +155,7 @@ def _repeatable(
         return None
     tell("verify: random numbers")
     other = run_observed(runs.model, inputs, runs.tagged, None, whole.perturbed, seed=_OTHER_SEED)
-    return without_random(whole.run, other)
+    return without_random(whole.run, other, runs.tagged.model.metadata_props)
 
 
 _OTHER_SEED = 20_113
@@ -163,7 +166,7 @@ def _constants(sidecar: documents.Hierarchy | None) -> tuple[str, ...]:
     return () if sidecar is None else tuple(sidecar.settings.constants)
 
 
-def _worst_on_others(
+def _worst_with_own_weights(
     calls: list[CallVerdict],
     proof: Proof,
     inputs: Inputs,
@@ -172,8 +175,28 @@ def _worst_on_others(
     chosen: Sequence[ModuleCall],
     tell: Tell,
 ) -> list[CallVerdict]:
+    """Compare the calls with the model's own weights, too, if its outputs differ: others may hide a wrong epsilon."""
+    if not whole.perturbed or whole.optimizer or not any(one.status == "differ" for one in whole.outputs):
+        return calls
+    tell("verify: every call, with the model's own weights")
+    own = read_tagged(runs.tagged.path)  # the weights of the other were changed in memory
+    again = prove_calls(own, whole.given, runs.observed(inputs, {}), provider=proof.provider, modules=chosen)
+    told = "the model's own weights"
+    return [_worse(call, its, told) for call, its in zip(calls, verdicts_of(again, chosen), strict=True)]
+
+
+def _worst_on_others(
+    calls: list[CallVerdict],
+    proof: Proof,
+    inputs: Inputs,
+    kept: Collection[str],
+    whole: WholeComparison,
+    runs: ModelRuns,
+    chosen: Sequence[ModuleCall],
+    tell: Tell,
+) -> list[CallVerdict]:
     """Compare the calls on the variations of the inputs on which the outputs differ, too; the worst verdict counts."""
-    for one, other in _differing_inputs(inputs, runs.tagged, whole.others):
+    for one, other in _differing_inputs(inputs, kept, runs.tagged, whole.others):
         what = one.what
         tell(f"verify: every call, with {what}")
         given = under_names(other, [value.name or "" for value in runs.tagged.model.graph.inputs])
@@ -187,11 +210,12 @@ def _worst_on_others(
 
 
 def _differing_inputs(
-    inputs: Inputs, tagged: TaggedFile, others: Sequence[OtherInputs]
+    inputs: Inputs, kept: Collection[str], tagged: TaggedFile, others: Sequence[OtherInputs]
 ) -> Iterator[tuple[OtherInputs, Inputs]]:
     """The variations of the inputs on which the outputs differ, or the file does not run."""
-    together = all_at_once(inputs, tagged.model)
-    changed = telling_inputs(inputs, tagged.model), other_sizes(inputs, tagged.model), one_row(inputs, tagged.model)
+    together = all_at_once(inputs, tagged.model, kept)
+    telling = telling_inputs(inputs, tagged.model, kept)
+    changed = telling, other_sizes(inputs, tagged.model), one_row(inputs, tagged.model)
     ways = {**dict(chain(*changed)), **dict([together] if together is not None else [])}
     return ((one, ways[one.what]) for one in others if one.status == "differ")
 

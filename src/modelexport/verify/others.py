@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -32,22 +32,24 @@ def run_others(
     run_module: Callable[[str, Inputs], list[Any]],
     run: Callable[[str, Inputs], Evidence],
     provider: str,
+    kept: Collection[str] = (),
 ) -> list[OtherInputs]:
     """Compare the outputs on all variations of the inputs at once, or one by one if they do not agree so.
 
     Args:
         run_module: Called with what the inputs are, and these: gives what the model returns.
         run: The same with all that it shows; where outputs differ, choices among equal scores are looked for.
+        kept: The names of tensors that do not change: the file has their values.
     """
 
     def compared(what: str, other: Inputs) -> OtherInputs:
         compare = _Compare(partial(run, what, other), tagged, provider)
         return run_one(what, other, session, partial(run_module, what), compare)
 
-    together = all_at_once(inputs, tagged.model)
+    together = all_at_once(inputs, tagged.model, kept)
     found = [compared(*together)] if together is not None else []
     if not found or found[0].status not in ("agree", "tie"):
-        one_by_one = [compared(what, other) for what, other in telling_inputs(inputs, tagged.model)]
+        one_by_one = [compared(what, other) for what, other in telling_inputs(inputs, tagged.model, kept)]
         one_by_one += with_other_sizes(inputs, tagged.model, compared)
         # What differs only together is a difference, too; what the model refuses together it may take one by one.
         tells = any(one.status == "differ" for one in one_by_one) or any(one.status == "not compared" for one in found)
@@ -88,7 +90,7 @@ class _Compare:
     provider: str
 
     def __call__(self, right: list[Any], given: Mapping[str, Any], outputs: Mapping[str, Any]) -> list[Difference]:
-        whole = WholeOutputs(right, self.run, measured=False, file=self.tagged.model)
+        whole = WholeOutputs(right, self.tagged.model, self.run, measured=False)
         compared = whole.compare_with_ties(outputs, self.tagged, given, self.provider)
         if any(one.status == "differ" for one in compared):
             return whole.compare_with_kernels(self.tagged, given, self.provider) or compared

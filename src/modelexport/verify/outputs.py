@@ -13,10 +13,12 @@ import torch
 from torch import nn
 
 from modelexport.core.messages import collected
+from modelexport.core.text import plural
 from modelexport.errors import UsageError
 from modelexport.graph.nodes import nested_graphs
 from modelexport.pytorch.model_run import ModelRun, as_array
 from modelexport.pytorch.perturbation import entries_of, indistinct, perturbed, weak
+from modelexport.pytorch.prepared import kept_tensors
 from modelexport.pytorch.traced import untouched
 from modelexport.pytorch.values import run_arguments, tensors_in
 from modelexport.runtime.evidence import Evidence
@@ -76,8 +78,10 @@ class ModelRuns:
 
     def outputs(self, inputs: Inputs, name: str = "") -> list[Any]:
         """The outputs alone."""
-        guarded = _facts(self.model, self.tagged)[1]
-        return self.kept.get(("outputs", name), lambda: run_module(self.model, inputs, self.weights, guarded=guarded))
+        bodies = _facts(self.model, self.tagged)[1]
+        return self.kept.get(
+            ("outputs", name), lambda: run_module(self.model, inputs, self.weights, guarded=True, bodies=bodies)
+        )
 
 
 def compare_whole(
@@ -106,8 +110,10 @@ def compare_whole(
         outputs = run_session(session, given)
         tell("verify: PyTorch")
         run, other_weights = _run_with_others(runs, inputs, perturb, notes)
-        right = runs.outputs(inputs) if other_weights else run.outputs
-        whole = WholeOutputs(right, lambda: runs.observed(inputs, {}), file=tagged.model)
+        returned = runs.outputs(inputs) if other_weights else run.outputs
+        whole = WholeOutputs(returned, tagged.model, lambda: runs.observed(inputs, {}))
+        if missing := len(returned) - len(whole.right):
+            notes.append(f"{plural(missing, 'output')} of the model left out at export")
         compared = whole.compare_with_ties(outputs, tagged, given, provider)
         optimizer = ""
         if any(one.status == "differ" for one in compared) and not session.narrow:
@@ -126,6 +132,7 @@ def compare_whole(
                 lambda what, other: runs.outputs(other, what),
                 lambda what, other: runs.observed(other, {}, what),
                 provider,
+                kept_tensors(runs.model, inputs, constants),
             )
         del session  # before its file is removed
     return WholeComparison(
@@ -166,16 +173,15 @@ def run_observed(
         others: The weights to use instead of the model's own.
         seed: The seed of the model's random numbers.
     """
-    never, operations = _facts(model, tagged)
-    return ModelRun(model, inputs, weights, parameters=others, never_called=never, operations=operations, seed=seed)
+    never, compiles = _facts(model, tagged)
+    return ModelRun(model, inputs, weights, parameters=others, never_called=never, seed=seed, bodies=compiles)
 
 
 def _facts(model: nn.Module, tagged: TaggedFile) -> tuple[frozenset[str], bool]:
-    """The modules that are never called, and whether to record operations."""
+    """The modules that are never called, and whether the model may have branches or loops, which PyTorch compiles."""
     called = {traced.call.path for traced in tagged.calls}
     never = {path for path, _ in model.named_modules()} - called
-    # PyTorch compiles the branches of a condition, which is not possible while operations are recorded.
-    return frozenset(never), not any(nested_graphs(node) for node in tagged.model.graph)
+    return frozenset(never), any(nested_graphs(node) for node in tagged.model.graph)
 
 
 def _other_weights(
@@ -229,17 +235,19 @@ def run_module(
     *,
     seed: int | None = None,
     guarded: bool = False,
+    bodies: bool = False,
 ) -> list[Any]:
     """The tensors in what a model returns, in order.
 
     Args:
         seed: The seed of the model's random numbers.
         guarded: The model compiles nothing, so that its writes to parameters can be watched in every operation.
+        bodies: Nor its branches and loops, which run as Python.
     """
     if weights is not None:
         raise UsageError("the model was built without weights and cannot run: give its weights")
     args, kwargs = run_arguments(inputs)
-    with untouched(model, guarded=guarded), collected():
+    with untouched(model, guarded=guarded, bodies=bodies), collected():
         if seed is not None:
             torch.manual_seed(seed)
         return [as_array(tensor) for _, tensor in tensors_in(model(*args, **kwargs))]

@@ -16,9 +16,11 @@ import onnx_ir as ir
 
 from modelexport.core.calls import CallTree, ModuleCall
 from modelexport.core.owners import Evidence as OwnerEvidence
+from modelexport.graph.nodes import nested_graphs
 from modelexport.graph.owners import owner_of
 from modelexport.runtime.evidence import Evidence
 from modelexport.runtime.fingerprints import NEAR, Fingerprint, Index, fingerprint_of
+from modelexport.verify.crossing import nodes_outside
 from modelexport.verify.leading import MOVES, reached_calls
 from modelexport.verify.matching import FileRun, first_makers, tensors_by_call
 from modelexport.verify.quiet_values import misplaced_quiet_nodes
@@ -38,15 +40,16 @@ class _Where:
     """The calls in which a content was computed."""
 
     call: ModuleCall
-    new: bool
     fingerprint: Fingerprint
+    new: bool
 
 
 def find_misplaced(model: ir.Model, calls: CallTree, run: FileRun, evidence: Evidence) -> list[Misplaced]:
     """The nodes of the main graph whose owners are not the calls in which their values were computed."""
-    index: Index[_Where] = Index()
+    index, results = Index[_Where](), Index[_Where]()
     for operation in evidence.computed:
-        index.add(operation.fingerprint, _Where(operation.call, operation.new, operation.fingerprint))
+        where = _Where(operation.call, operation.fingerprint, operation.new)
+        (results if operation.chosen else index).add(operation.fingerprint, where)
     apart = _apart(run)
     makers = first_makers(evidence)
     travels = _travels(evidence)
@@ -59,7 +62,9 @@ def find_misplaced(model: ir.Model, calls: CallTree, run: FileRun, evidence: Evi
         if (node.domain == "" and node.op_type in MOVES) or any(_same(own, one) for one in given):
             copies[node] = travels.get(run.contents.get(node.outputs[0].name or "", ""), frozenset())
         allowed: set[ModuleCall] = set()
-        for value in node.outputs:
+        for value in node.outputs if nested_graphs(node) else ():
+            allowed |= _allowed(True, value, run, results, {}, apart)
+        for value in () if allowed else node.outputs:
             allowed |= _allowed(node in copies, value, run, index, makers, apart)
         if allowed:
             known[node] = frozenset(allowed)
@@ -100,6 +105,10 @@ def find_misplaced(model: ir.Model, calls: CallTree, run: FileRun, evidence: Evi
     leads = partial(_may_lead_to, calls=calls, order=order)
     quiet = misplaced_quiet_nodes(model, calls, run, evidence, reached, unseen, leads)
     found += [Misplaced(node.name or "", tuple(those), tuple(sorted(right))) for node, those, right in quiet]
+    told = {one.node for one in found}
+    computed = {node: those for node, those in known.items() if node not in copies}
+    outside = (each for each in nodes_outside(model, calls, run, evidence, computed) if each[0].name not in told)
+    found += [Misplaced(node.name or "", tuple(those), tuple(sorted(right))) for node, those, right in outside]
     return found
 
 

@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
 from modelexport.tagged.file import TaggedFile
+from modelexport.verify.claimed_values import ValuesInRun
 from modelexport.verify.differences import Difference
 from modelexport.verify.layouts import LaidOut
 from modelexport.verify.localizing import Suspects
@@ -41,6 +42,9 @@ class Proof:
     wrong_weights: Mapping[ModuleCall, str] = field(default_factory=dict)
     """Calls whose nodes use initializers that are not the model's, to what is wrong."""
 
+    wrong_decisions: Mapping[str, str] = field(default_factory=dict)
+    """Nodes of branches that are taken by another condition than PyTorch's, to what is wrong."""
+
     @cached_property
     def nodes(self) -> Mapping[str, ir.Node]:
         """Name of a value of the main graph to the node that makes it."""
@@ -57,9 +61,15 @@ class Proof:
         return {name: self.evidence.base(content) for name, content in self.hints.items()}
 
     @property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of the values of the file in the run, those of its inputs included."""
-        return {**{name: tuple(array.shape) for name, array in self.feeds.items()}, **self.run.shapes}
+    def values(self) -> ValuesInRun:
+        """What the values of the file were in the run."""
+        return ValuesInRun(
+            inputs=self.feeds,
+            contents=self.contents,
+            nearest={name: self.evidence.base(content) for name, content in self.run.contents.items()},
+            shapes={**{name: tuple(array.shape) for name, array in self.feeds.items()}, **self.run.shapes},
+            dtypes={**{name: str(array.dtype) for name, array in self.feeds.items()}, **self.run.dtypes},
+        )
 
     @property
     def differing(self) -> list[str]:

@@ -18,17 +18,22 @@ import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
 from modelexport.core.limits import BATCH_BYTES
+from modelexport.errors import UsageError
+from modelexport.format import keys
 from modelexport.graph.initializers import bind_tensors
 from modelexport.graph.nodes import initializers
+from modelexport.graph.requested import requested_outputs
 from modelexport.runtime import sessions
 from modelexport.runtime.evidence import Evidence
+from modelexport.runtime.kernels import with_double_kernels
 from modelexport.tagged.file import TaggedFile
 from modelexport.verify.blaming import fitting_values, measure_noise, move_blame
+from modelexport.verify.bodies import calls_in_bodies, deciding_numbers, opened
 from modelexport.verify.comparing import compare_hints
 from modelexport.verify.layouts import LaidOut, find_layouts
 from modelexport.verify.localizing import find_suspects
 from modelexport.verify.matching import FileRun, run_file, tensors_by_call
-from modelexport.verify.placement import find_misplaced
+from modelexport.verify.placement import Misplaced, find_misplaced
 from modelexport.verify.proof import Proof
 from modelexport.verify.segments import given_name
 from modelexport.verify.ties import fed, find_choices, wrong_choices
@@ -53,8 +58,9 @@ def prove_calls(
     Raises:
         UsageError: ONNX Runtime does not load the file, or does not have the provider.
     """
+    _read_weights(tagged.model)
+    tagged = opened(tagged, feeds, provider=provider)
     model, folder = tagged.model, tagged.path.parent
-    _read_weights(model)
     batch_bytes = batch_bytes or max(
         BATCH_BYTES, 2 * sum(v.const_value.nbytes for v in initializers(model) if v.const_value)
     )
@@ -72,7 +78,9 @@ def prove_calls(
     ends = _ends(tagged, run, evidence)
     hints = {**_best(run), **guessed, **others, **ends}
     hints.update({pair.indices: pair.choice.indices for pair in choices})
-    proof = Proof(tagged, laid, run, feeds, provider, batch_bytes, hints, choices)
+    numbers, wrong_decisions = deciding_numbers(tagged, run, evidence)
+    hints.update(numbers)
+    proof = Proof(tagged, laid, run, feeds, provider, batch_bytes, hints, choices, wrong_decisions=wrong_decisions)
     compare_hints(proof, {*guessed, *others} - ends.keys(), others.keys() - ends.keys(), set(modules))
     measure_noise(proof)
     move_blame(proof)
@@ -88,8 +96,37 @@ def prove_calls(
         evidence,
         provider=provider,
     )
-    proof.misplaced.extend(find_misplaced(model, tagged.calls, run, evidence))
+    proof.misplaced.extend(_misplaced(proof, run, given))
     return proof
+
+
+def _misplaced(proof: Proof, run: FileRun, given: Mapping[str, Any]) -> list[Misplaced]:
+    """The misplaced nodes. What the runtime's float32 kernels compute of a closed gate may be no number of PyTorch's.
+
+    Args:
+        given: Values of the file that their users get instead of what the file computes.
+    """
+    model, calls, evidence = proof.tagged.model, proof.tagged.calls, proof.evidence
+    found = find_misplaced(model, calls, run, evidence)
+    if not found:
+        return found
+    precise, operators = with_double_kernels(model, proof.provider)
+    if not operators:
+        return found
+    try:
+        run = run_file(
+            precise,
+            proof.tagged.path.parent,
+            proof.feeds,
+            evidence,
+            provider=proof.provider,
+            given=given,
+            batch_bytes=proof.batch_bytes,
+        )
+    except UsageError:  # the runtime says only then that it has no such kernels
+        return found
+    again = {one.node: one for one in find_misplaced(model, calls, run, evidence)}
+    return [one for one in found if one.node in again]
 
 
 def _read_weights(model: ir.Model) -> None:
@@ -114,11 +151,9 @@ def _best(run: FileRun) -> dict[str, str]:
 def _ends(tagged: TaggedFile, run: FileRun, evidence: Evidence) -> dict[str, str]:
     """The outputs of the file are what the model returns, whatever else they are near."""
     root = tagged.calls.calls[0].call
-    right = [
-        tensor
-        for tensor in evidence.tensors
-        if tensor.call == root and tensor.side == "outputs" and 0 not in tensor.shape  # what holds nothing is left out
-    ]
+    returned = [tensor for tensor in evidence.tensors if tensor.call == root and tensor.side == "outputs"]
+    requested = requested_outputs(tagged.model.metadata_props, returned)
+    right = [tensor for tensor in requested if 0 not in tensor.shape]  # what holds nothing is left out
     values = [value.name or "" for value in tagged.model.graph.outputs]
     if len(right) != len(values):
         return {}
@@ -139,11 +174,12 @@ def _from_tags(tagged: TaggedFile, run: FileRun, evidence: Evidence) -> dict[str
     gets = {call: {t.content for t in tensors} for call, tensors in tensors_by_call(evidence, "inputs").items()}
     same = set(same_calls(tagged, evidence))
     root = tagged.calls.calls[0].call
+    left_out = keys.OUTPUTS in tagged.model.metadata_props  # what is not in the file may be any of its outputs
     for tensor in evidence.tensors:
         call = tensor.call
         if tensor.content in seen or call not in same or 0 in tensor.shape:
             continue
-        if tensor.side == "outputs" and tensor.content in gets.get(call, ()):
+        if tensor.side == "outputs" and (tensor.content in gets.get(call, ()) or (call == root and left_out)):
             continue
         fitting = [n for n in fitting_values(tagged, run, tensor) if n not in run.contents and n not in found]
         if len(fitting) == 1 or (fitting and call == root):
@@ -157,4 +193,11 @@ def same_calls(tagged: TaggedFile, evidence: Evidence) -> list[ModuleCall]:
     once in the other."""
     there = Counter(call.path for call in evidence.parents)
     here = Counter(traced.call.path for traced in tagged.calls)
-    return [t.call for t in tagged.calls if there[t.call.path] == here[t.call.path]]
+    # Branches that PyTorch did not run are left out of its run; their calls are numbered after the others.
+    inside = calls_in_bodies(tagged)
+    outside = Counter(traced.call.path for traced in tagged.calls if traced.call not in inside)
+    return [
+        call
+        for call in (traced.call for traced in tagged.calls)
+        if there[call.path] == here[call.path] or (there[call.path] == outside[call.path] and call not in inside)
+    ]

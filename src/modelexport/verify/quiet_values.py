@@ -12,10 +12,10 @@ import onnx_ir as ir
 
 from modelexport.core.calls import CallTree, ModuleCall
 from modelexport.core.owners import Evidence as OwnerEvidence
+from modelexport.graph.nodes import nested_graphs
 from modelexport.graph.owners import owner_of
 from modelexport.runtime.evidence import Evidence
 from modelexport.runtime.fingerprints import has_several
-from modelexport.surgery.edits import replaced_before
 from modelexport.verify.matching import FileRun, tensors_by_call
 
 Calls = frozenset[ModuleCall]
@@ -32,29 +32,25 @@ def misplaced_quiet_nodes(
 ) -> Iterator[tuple[ir.Node, list[ModuleCall], Calls]]:
     """Nodes that lead only to values of other calls, with the wrong owners and those calls.
 
-    What other owners than exact ones have may be that of the nodes beside them, with which a tool merged them. One of
-    several owners may be a replaced call, which shared the node until then.
+    What other owners than exact ones have may be that of the nodes beside them, with which a tool merged them.
 
     Args:
         reached: For every node the calls of the first values with a known call that it leads to.
         unseen: The calls whose outputs are not values of the file.
         may_lead_to: Whether what a call computes can be a part of what another does.
     """
-    replaced = set(replaced_before(model))
-    shared_before = {each.call for each in calls if any(str(call) in replaced for call in calls.stack(each.call))}
     quiet: set[ModuleCall] | None = None
+    deciding = _deciding(model.graph)
     for node in model.graph:
         owner, right = owner_of(node), reached.get(node, frozenset())
         own = run.prints.get(node.outputs[0].name or "")
         if owner is None or not right or own is None:
             continue
-        if own.kind != "f" or own.size < _LEAST or own.telling:
+        if own.telling or ((own.kind != "f" or own.size < _LEAST) and node not in deciding):
             continue
         near = right | {around for call in right if call in calls for around in calls.stack(call)}
         if owner.evidence is not OwnerEvidence.EXACT:
             near |= set(_owners_beside(node))
-            if near.intersection(owner.calls):
-                near |= shared_before
         if all(call in near for call in owner.calls):
             continue
         quiet = unseen | _quiet_calls(evidence) if quiet is None else quiet
@@ -68,6 +64,28 @@ def misplaced_quiet_nodes(
 
 
 _LEAST = 4
+
+
+def _deciding(graph: ir.Graph) -> set[ir.Node]:
+    """The nodes that compute only whether a branch is taken, or a loop goes on: they belong to those who ask."""
+    found: set[ir.Node] = set()
+
+    def decides(user: ir.Node, place: int) -> bool:
+        return user in found or (bool(nested_graphs(user)) and place == _CONDITION.get(user.op_type))
+
+    for node in reversed(graph):
+        uses = [use for value in node.outputs for use in value.uses()]
+        if (
+            uses
+            and all(decides(user, place) for user, place in uses)
+            and not any(value.is_graph_output() for value in node.outputs)
+        ):
+            found.add(node)
+    return found
+
+
+_CONDITION = {"If": 0, "Loop": 1}
+"""The input of each operator that decides."""
 
 
 def _owners_beside(node: ir.Node) -> Iterator[ModuleCall]:

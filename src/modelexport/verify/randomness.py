@@ -17,8 +17,9 @@ import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
 from modelexport.graph.nodes import all_nodes, is_random
+from modelexport.graph.requested import requested_outputs
 from modelexport.runtime.choices import Choice
-from modelexport.runtime.evidence import Computed, Evidence, SeenTensor
+from modelexport.runtime.evidence import Computed, Decision, Evidence, SeenTensor
 from modelexport.verify.differences import Difference, worst
 from modelexport.verify.outputs import WholeComparison
 from modelexport.verify.verdicts import CallVerdict, OtherInputs
@@ -36,10 +37,12 @@ class Repeatable:
     random: frozenset[int]
     """The positions of those tensors."""
     random_outputs: frozenset[int]
-    """The positions of the outputs that do."""
+    """The positions of the file's outputs that do."""
     tensors: Sequence[SeenTensor]
     computed: Sequence[Computed]
     choices: Sequence[Choice]
+    decisions: Sequence[Decision] = ()
+    """None: what decides may be random."""
 
     @property
     def outputs(self) -> Sequence[Any]:
@@ -86,8 +89,11 @@ def draws_numbers(model: ir.Model) -> bool:
     )
 
 
-def without_random(run: Evidence, other: Evidence) -> Repeatable | None:
+def without_random(run: Evidence, other: Evidence, properties: Mapping[str, str]) -> Repeatable | None:
     """A run without what differs in another one, on the same inputs with other random numbers.
+
+    Args:
+        properties: The ``metadata_props`` of the file.
 
     Returns:
         ``None`` if nothing differs.
@@ -102,10 +108,12 @@ def without_random(run: Evidence, other: Evidence) -> Repeatable | None:
 
     random = frozenset(index for index, tensor in enumerate(run.tensors) if differs(tensor))
     same = len(run.outputs) == len(other.outputs)
+    right = requested_outputs(properties, run.outputs)
+    twins = requested_outputs(properties, other.outputs)
     outputs = frozenset(
         index
-        for index, array in enumerate(run.outputs)
-        if not same or array.shape != other.outputs[index].shape or _apart(array, other.outputs[index])
+        for index, array in enumerate(right)
+        if not same or array.shape != twins[index].shape or _apart(array, twins[index])
     )
     if not random and not outputs:
         return None

@@ -49,14 +49,14 @@ def verify_reference(path: str | Path, *, modules: Sequence[str] = (), provider:
         shown = chosen or reference.modules
         proof = prove_calls(tagged, reference.inputs, reference, provider=provider, modules=shown)
         proof.wrong_weights = wrong
-        whole = WholeOutputs(reference.outputs, lambda: reference, measured=False, file=tagged.model)
+        whole = WholeOutputs(reference.outputs, tagged.model, lambda: reference, measured=False)
         return VerifyReport(
             outputs=whole.compare_with_ties(outputs, tagged, reference.inputs, provider),
             calls=verdicts_of(proof, shown),
             provider=provider,
             units=dict(UNITS),
             parameters=None,
-            claims=false_claims(tagged, None, reference, proof.contents, None, shapes=proof.shapes),
+            claims=false_claims(tagged, None, reference, proof.values, None),
             notes=[told] if told else [],
         )
 

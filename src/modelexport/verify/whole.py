@@ -16,6 +16,7 @@ import onnxruntime
 from modelexport.errors import UsageError
 from modelexport.files.onnx_models import load_onnx
 from modelexport.graph.nodes import initializers
+from modelexport.graph.requested import requested_outputs
 from modelexport.graph.widening import narrow_values
 from modelexport.runtime.evidence import Evidence
 from modelexport.runtime.sessions import open_session
@@ -55,21 +56,26 @@ def open_as_run(file: Path, provider: str) -> tuple[onnxruntime.InferenceSession
 class WholeOutputs:
     """What a model returns. Rounding adds up on the way: its size is measured if a few units are not enough."""
 
-    right: Sequence[Any]
+    returned: Sequence[Any]
+    file: ir.Model
+    """Its types say how coarsely the outputs may be rounded on the way."""
     make_run: Callable[[], Evidence]
     """Gives the run of the model, with the weights that the file has."""
     measured: bool = True
     """Whether the noise is measured; or else as much is allowed as adds up over a deep model."""
-    file: ir.Model | None = None
-    """The file, whose types say how coarsely the outputs may be rounded on the way."""
 
     @cached_property
     def unmeasured(self) -> Mapping[str, float]:
         """Type of an output to the units that are allowed without a measurement."""
         allowed = dict.fromkeys(UNITS, WHOLE_UNITS)
-        if self.file is not None and _computes_in_float32(self.file):
+        if _computes_in_float32(self.file):
             allowed["float64"] *= UNITS["float32"] / UNITS["float64"]
         return allowed
+
+    @cached_property
+    def right(self) -> Sequence[Any]:
+        """The outputs that the file is to have."""
+        return requested_outputs(self.file.metadata_props, self.returned)
 
     @cached_property
     def run(self) -> Evidence:
@@ -78,7 +84,7 @@ class WholeOutputs:
     @cached_property
     def exact(self) -> Sequence[Any] | None:
         precise = self.run.in_float64(from_right_values=False) if self.measured else None
-        return None if precise is None else precise.outputs
+        return None if precise is None else requested_outputs(self.file.metadata_props, precise.outputs)
 
     def compare(self, found: Mapping[str, Any]) -> list[Difference]:
         """Compare outputs, in order."""

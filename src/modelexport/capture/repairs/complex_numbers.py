@@ -6,6 +6,7 @@ and imaginary parts of the others' results. It is private, and only this file us
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -44,13 +45,45 @@ def complex_decompositions(present: Mapping[Any, Callable[..., Any]]) -> Decompo
         if operator in translated:  # but not with a complex number of Python
             if by_parts is not None:
                 made[operator] = _where(_is_complex_number, _in_parts(by_parts), present.get(operator))
+            if torch.Tag.pointwise in operator.tags:
+                made[operator] = _promoting(operator, made.get(operator, present.get(operator)))
             continue
         whole = defaults.get(operator, torch._decomp.decomposition_table.get(operator))
         if by_parts is not None and (whole is None or operator.overloadpacket not in _BY_DEFINITION):
             made[operator] = _where(_is_complex, _in_parts(by_parts), present.get(operator))
         elif operator not in present and whole is not None:
             made[operator] = _where(_is_complex, whole, None)
+    convert = torch.ops.prims.convert_element_type.default
+    made[convert] = _where(_is_complex, _converted, present.get(convert))
     return made
+
+
+def _promoting(operator: Any, otherwise: Callable[..., Any] | None) -> Callable[..., Any]:
+    """The operator with its arguments converted to one type, where some are complex and have different ones.
+
+    ``torch.onnx`` inserts such conversions itself, and does not translate them.
+    """
+
+    def decompose(*args: Any, **kwargs: Any) -> Any:
+        numbers = [one for one in tree_leaves(args) if isinstance(one, torch.Tensor)]
+        if any(one.is_complex() for one in numbers) and len({one.dtype for one in numbers}) > 1:
+            dtype = functools.reduce(torch.promote_types, (one.dtype for one in numbers))
+            args = tree_map(lambda one: _converted(one, dtype) if isinstance(one, torch.Tensor) else one, args)
+            return operator(*args, **kwargs)
+        return NotImplemented if otherwise is None else otherwise(*args, **kwargs)
+
+    return decompose
+
+
+def _converted(x: Any, dtype: torch.dtype) -> Any:
+    """The conversion to another type, of which one or both are complex."""
+    if x.dtype == dtype:
+        return x
+    pairs = torch.view_as_real(x.resolve_conj()) if x.is_complex() else torch.stack([x, torch.zeros_like(x)], -1)
+    if not dtype.is_complex:
+        return pairs.select(-1, 0).to(dtype)
+    pairs = pairs.to(dtype.to_real())
+    return torch.complex(pairs.select(-1, 0), pairs.select(-1, 1))
 
 
 def _overloads() -> set[Any]:

@@ -20,7 +20,14 @@ def values_not_read() -> Iterator[None]:
 
     Its distributions do so by default, in Python, and some functions in C++. No front end can follow either.
     """
-    with attribute_set(torch.distributions.Distribution, "_validate_args", False), _Rewritten():
+    with attribute_set(torch.distributions.Distribution, "_validate_args", False), _Rewritten(_REWRITTEN):
+        yield
+
+
+@contextmanager
+def translatable() -> Iterator[None]:
+    """Inside, the same holds, and functions that the TorchScript exporter does not translate are computed by others."""
+    with values_not_read(), _Rewritten(_TRANSLATABLE):
         yield
 
 
@@ -41,12 +48,16 @@ def values_not_read_in_captures() -> Iterator[None]:
 
 
 class _Rewritten(TorchFunctionMode):
-    """Inside, those functions are computed by others."""
+    """Inside, some functions are computed by others."""
+
+    def __init__(self, functions: Mapping[Any, Callable[..., Any]]) -> None:
+        super().__init__()
+        self._functions = functions
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        return _REWRITTEN.get(func, func)(*args, **(kwargs or {}))
+        return self._functions.get(func, func)(*args, **(kwargs or {}))
 
 
 def covariance(input: Any, *, correction: int = 1, fweights: Any = None, aweights: Any = None) -> Any:
@@ -94,4 +105,63 @@ _REWRITTEN: Mapping[Any, Callable[..., Any]] = {
     torch.Tensor.corrcoef: correlation,
     torch.combinations: combinations,
     torch.nn.functional.gaussian_nll_loss: gaussian_loss,
+}
+
+
+def difference(input: Any, n: int = 1, dim: int = -1, prepend: Any = None, append: Any = None) -> Any:
+    """``torch.diff``."""
+    parts = [one for one in (prepend, input, append) if one is not None]
+    x = torch.cat([one if one.dim() else one.expand(_of_one(input.shape, dim)) for one in parts], dim)
+    for _ in range(min(n, x.shape[dim])):
+        size = x.shape[dim]
+        after, before = x.narrow(dim, 1, size - 1), x.narrow(dim, 0, size - 1)
+        x = after ^ before if x.dtype == torch.bool else after - before
+    return x
+
+
+def _of_one(shape: Any, dim: int) -> list[int]:
+    sizes = list(shape)
+    sizes[dim] = 1
+    return sizes
+
+
+def bilinear(input1: Any, input2: Any, weight: Any, bias: Any = None) -> Any:
+    """``torch.bilinear``."""
+    left = torch.matmul(input1.unsqueeze(-2).unsqueeze(-2), weight).squeeze(-2)
+    product = torch.matmul(left, input2.unsqueeze(-1)).squeeze(-1)
+    return product if bias is None else product + bias
+
+
+def histogram(input: Any, bins: int = 100, min: float = 0, max: float = 0) -> Any:
+    """``torch.histc``: elements out of bounds are not counted; the last bin has its upper bound."""
+    x = input.reshape(-1)
+    low, high = (x.min(), x.max()) if min == max == 0 else (torch.tensor(float(one)) for one in (min, max))
+    low, high = (torch.where(low == high, edge, one) for one, edge in ((low, low - 1), (high, high + 1)))
+    place = ((x - low) * bins / (high - low)).floor()
+    place = torch.where(x == high, torch.full_like(place, bins - 1), place)
+    place = torch.where((x < low) | (x > high), torch.full_like(place, -1), place)
+    numbers = torch.arange(bins, dtype=place.dtype).unsqueeze(-1)
+    return (place.unsqueeze(0) == numbers).to(x.dtype).sum(-1)
+
+
+def running_sum(input: Any, dim: int, **kwargs: Any) -> Any:
+    """``torch.cumsum``, which takes conditions as numbers; ONNX's ``CumSum`` does not."""
+    return torch.cumsum(input.long() if input.dtype == torch.bool else input, dim, **kwargs)
+
+
+def log_sigmoid(input: Any) -> Any:
+    """``logsigmoid``, which is translated to the logarithm of ``Sigmoid``: nothing is left of it far below zero."""
+    return input.clamp(max=0) - torch.nn.functional.softplus(torch.minimum(input, -input))
+
+
+_TRANSLATABLE: Mapping[Any, Callable[..., Any]] = {
+    torch.diff: difference,
+    torch.Tensor.diff: difference,
+    torch.bilinear: bilinear,
+    torch.nn.functional.bilinear: bilinear,
+    torch.histc: histogram,
+    torch.Tensor.histc: histogram,
+    torch.nn.functional.logsigmoid: log_sigmoid,
+    torch.cumsum: running_sum,
+    torch.Tensor.cumsum: running_sum,
 }

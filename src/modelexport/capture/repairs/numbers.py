@@ -32,6 +32,12 @@ def is_negative(x: Any) -> Any:
     return op.Or(op.Less(x, zero), op.And(op.Equal(x, zero), op.Less(op.Reciprocal(x), zero)))
 
 
+def log_sigmoid(self: Any) -> Any:
+    """It is translated to the logarithm of ``Sigmoid``, of which nothing is left for numbers far below zero."""
+    zero = op.CastLike(op.Constant(value_float=0.0), self)
+    return op.Sub(op.Min(self, zero), op.Softplus(op.Min(self, op.Neg(self))))
+
+
 def log_gamma(self: Any) -> Any:
     """Nothing translates it. In double precision, since the sum alternates; reflected below a half."""
     x = op.Cast(self, to=DOUBLE)

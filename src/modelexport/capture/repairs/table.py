@@ -52,6 +52,7 @@ def translations() -> Table:
         aten.linalg_matrix_exp.default: linalg.matrix_exponential,
         aten._cdist_forward.default: linalg.distances,
         aten._pdist_forward.default: linalg.distances_within,
+        aten.log_sigmoid.default: numbers.log_sigmoid,
         aten.lgamma.default: numbers.log_gamma,
         prims.lgamma.default: numbers.log_gamma,
         aten.erfinv.default: numbers.error_inverse,

@@ -1,0 +1,151 @@
+"""Nodes that cannot be in a call, by what crosses its boundary and by when it ran.
+
+A call computes from what it gets, and from nothing else. A node that takes none of that, nor anything that the call
+made of it, is not in the call if it makes what the call gets, or leads to nothing that the call returns. Nor is a node
+that takes what was computed after the call had ended. This holds for nodes that only move elements, and for values of
+a single number, which no other rule places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import onnx_ir as ir
+
+from modelexport.core.calls import CallTree, ModuleCall
+from modelexport.core.owners import Evidence as OwnerEvidence
+from modelexport.graph.owners import owner_of
+from modelexport.runtime.evidence import Evidence
+from modelexport.verify.matching import FileRun, tensors_by_call
+
+Calls = frozenset[ModuleCall]
+
+
+def nodes_outside(
+    model: ir.Model, calls: CallTree, run: FileRun, evidence: Evidence, computed: Mapping[ir.Node, Calls]
+) -> Iterator[tuple[ir.Node, list[ModuleCall], Calls]]:
+    """The nodes of the main graph that cannot be in some of their owners, with these and the calls that they may be in.
+
+    Args:
+        computed: The calls in which PyTorch computed the values of nodes that compute something.
+    """
+    boundaries = _Boundaries(model, calls, run, evidence)
+    latest = _Latest(model, calls, evidence, computed)
+    for node in model.graph:
+        owner = owner_of(node)
+        # What a tool merged has owners that need not have computed it.
+        if owner is None or owner.evidence is not OwnerEvidence.EXACT:
+            continue
+        wrong = [call for call in owner.calls if boundaries.excludes(call, node) or latest.excludes(call, node)]
+        if wrong:
+            beside = [call for call in owner.calls if call not in wrong]
+            yield node, wrong, frozenset(beside or boundaries.owners_before(node))
+
+
+class _Latest:
+    """For every node the calls, of all before it, in which PyTorch computed something last."""
+
+    def __init__(self, model: ir.Model, calls: CallTree, evidence: Evidence, computed: Mapping[ir.Node, Calls]) -> None:
+        self._calls = calls
+        self._order = {call: index for index, call in enumerate(evidence.parents)}
+        self._before: dict[ir.Node, Calls] = {}
+        after: dict[ir.Node, Calls] = {}
+        for node in model.graph:
+            producers = (value.producer() for value in node.inputs if value is not None)
+            known = [after[producer] for producer in producers if producer is not None and after.get(producer)]
+            self._before[node] = max(known, key=self._first, default=frozenset())
+            own = frozenset(call for call in computed.get(node, ()) if call in self._order)
+            after[node] = max(own, self._before[node], key=self._first) if own else self._before[node]
+
+    def excludes(self, call: ModuleCall, node: ir.Node) -> bool:
+        """Whether a node takes what was computed after a call had ended, in calls that began later and not in it."""
+        before = self._before[node]
+        return (
+            bool(before)
+            and call in self._order
+            and self._first(before) > self._order[call]
+            and all(one in self._calls and call not in self._calls.stack(one) for one in before)
+        )
+
+    def _first(self, calls: Calls) -> int:
+        return min((self._order[call] for call in calls), default=-1)
+
+
+class _Boundaries:
+    def __init__(self, model: ir.Model, calls: CallTree, run: FileRun, evidence: Evidence) -> None:
+        self._calls, self._run, self._evidence = calls, run, evidence
+        gets, returns = tensors_by_call(evidence, "inputs"), tensors_by_call(evidence, "outputs")
+        self._gets = {call: {tensor.content for tensor in gets.get(call, [])} for call in evidence.parents}
+        self._returns = {call: {tensor.content for tensor in returns.get(call, [])} for call in evidence.parents}
+        self._values: dict[str, list[ir.Value]] = {}
+        """Contents to the values that are them, in the order of the graph."""
+        for node in model.graph:
+            for value in node.outputs:
+                if (content := self._content(value)) is not None:
+                    self._values.setdefault(content, []).append(value)
+        self._before: dict[ModuleCall, set[ir.Node]] = {}
+
+    def excludes(self, call: ModuleCall, node: ir.Node) -> bool:
+        """Whether a call cannot have made a node."""
+        if call not in self._evidence.parents or self._evidence.parents[call] is None or call not in self._calls:
+            return False
+        taken = [value for value in node.inputs if value is not None and not value.is_initializer()]
+        if not taken or any(self._is_within(call, value) for value in taken):
+            return False
+        return self._makes_input(call, node, taken) or self._leads_elsewhere(call, node)
+
+    def owners_before(self, node: ir.Node) -> Iterator[ModuleCall]:
+        """The owners of the nodes that a node takes values of."""
+        for value in node.inputs:
+            producer = value.producer() if value is not None else None
+            owner = owner_of(producer) if producer is not None else None
+            yield from owner.calls if owner is not None else ()
+
+    def _is_within(self, call: ModuleCall, value: ir.Value) -> bool:
+        """Whether a value may be at hand in a call: a tensor that it gets, what it made, or what nobody knows."""
+        producer = value.producer()
+        owner = owner_of(producer) if producer is not None else None
+        own = self._run.prints.get(value.name or "")
+        if producer is None or owner is None or own is None or not own.telling:
+            return True
+        if any(one in self._calls and call in self._calls.stack(one) for one in owner.calls):
+            return True
+        return self._run.contents.get(value.name or "") in self._gets[call]
+
+    def _makes_input(self, call: ModuleCall, node: ir.Node, taken: list[ir.Value]) -> bool:
+        """Whether a node is the first of the file to make what a call gets."""
+        before = {self._content(value) for value in taken}
+        for value in node.outputs:
+            content = self._content(value)
+            if content is None or content in before or content not in self._gets[call] - self._returns[call]:
+                continue
+            if self._values[content][0] is value:
+                return True
+        return False
+
+    def _leads_elsewhere(self, call: ModuleCall, node: ir.Node) -> bool:
+        """Whether all that a call returns is in the file, and computed without a node."""
+        returned = self._returns[call]
+        if not returned or any(content not in self._values for content in returned):
+            return False
+        if call not in self._before:
+            pending = [value.producer() for content in returned for value in self._values[content]]
+            found: set[ir.Node] = set()
+            while pending:
+                current = pending.pop()
+                if current is not None and current not in found:
+                    found.add(current)
+                    pending += [value.producer() for value in current.inputs if value is not None]
+            self._before[call] = found
+        return node not in self._before[call]
+
+    def _content(self, value: ir.Value) -> str | None:
+        """The tensor of PyTorch that a value is beyond doubt."""
+        name = value.name or ""
+        own = self._run.prints.get(name)
+        if own is None or not own.telling or self._run.errors.get(name, 1.0) > _CLOSE:
+            return None
+        return self._run.contents.get(name)
+
+
+_CLOSE = 2e-5

@@ -1,0 +1,48 @@
+"""The error of single rows of an array: the vectors along its last axis.
+
+The norm of a whole array hides a row that is wrong among many that are right: an error of one row of n has 1/sqrt(n) of
+its size there. Rounding errors are spread over all rows, so that a row is wrong only if it is several times as far off
+as most are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod, sqrt
+from typing import Any
+
+import numpy as np
+
+_LEAST = 4
+"""Shorter rows are single elements, which have a tolerance of their own."""
+
+
+def errors_of_rows(apart: Any, right: Any, shape: Sequence[int]) -> Any:
+    """The errors of the rows, each relative to its norm or to the typical row's, whichever is larger.
+
+    Args:
+        apart: The differences of the elements.
+        right: The right elements, in the same order.
+        shape: That of the array, which has rows.
+    """
+    errors, sizes = (np.sqrt(np.einsum("ij,ij->i", x, x)) for x in (a.reshape(-1, shape[-1]) for a in (apart, right)))
+    typical = sqrt(float(sizes @ sizes) / sizes.size)
+    return errors / np.maximum(sizes, typical or 1.0)
+
+
+def outlier(errors: Any, noise: Any = 0.0) -> float:
+    """The largest of the errors of rows that is several times as large as most are; 0 if there is none.
+
+    Args:
+        noise: What each of them may be by rounding.
+    """
+    wrong = errors[(errors > _APART * np.median(errors)) & (errors > noise)]
+    return float(wrong.max(initial=0.0))
+
+
+_APART = 4.0
+
+
+def has_rows(shape: Sequence[int]) -> bool:
+    """Whether an array has several rows of several elements."""
+    return len(shape) > 1 and shape[-1] >= _LEAST and prod(shape[:-1]) > 1
