@@ -105,6 +105,22 @@ def test_a_wrong_number_that_decides_rightly_is_found(exported: Exporter, tmp_pa
     assert {one.status for one in report.outputs} == {"agree"}
 
 
+def test_a_call_that_takes_what_was_before_an_operation_is_found_if_it_only_decides(
+    exported: Exporter, tmp_path: Path
+) -> None:
+    source = load_onnx(exported("nested-branches").path)
+    scores = next(one for one in source.graph if one.metadata_props["modelexport.call"] == "gate.score@1")
+    taken = scores.inputs[0]
+    before = taken.producer() if taken is not None else None
+    assert before is not None
+    assert before.op_type == "Sub"
+    scores.replace_input_with(0, before.inputs[0])
+    save_model(source, tmp_path / "m.onnx")
+    case = models.case("nested-branches")
+    report = verify(case.build(), case.inputs(), tmp_path / "m.onnx")
+    assert {call.address for call in report.calls if call.status == "differ"} == {"gate.score@1"}
+
+
 class Tables(nn.Module):
     """The first branch does not run for the numbers for which the other one is taken."""
 

@@ -14,7 +14,7 @@ from modelexport.runtime.kernels import run_in_double
 from modelexport.tagged.file import TaggedFile
 from modelexport.verify.comparing import run_segments
 from modelexport.verify.differences import UNMEASURED_UNITS, Difference, compare_arrays
-from modelexport.verify.localizing import copied_values, nodes_between
+from modelexport.verify.localizing import copied_values, nodes_between, taken_by
 from modelexport.verify.matching import FileRun
 from modelexport.verify.proof import Proof
 from modelexport.verify.segments import segmented
@@ -92,6 +92,9 @@ _TRIALS = 12
 def _is_cause(proof: Proof, value: str, content: str, name: str, unsure: set[str]) -> bool:
     """Whether a value that differs is right once another one is. If so, that one is compared from now on.
 
+    It is not if something else that follows from it was right, and no longer is: what takes a value instead of what
+    another node makes of it is no reason to ask the value for that.
+
     Args:
         unsure: Boundaries between them that may not be any: their numbers are those of an earlier value.
     """
@@ -99,8 +102,10 @@ def _is_cause(proof: Proof, value: str, content: str, name: str, unsure: set[str
     for other in unsure:
         del proof.hints[other]
     proof.hints[value] = content
-    compared = run_segments(proof, [value, name])
-    if compared[value].status == "differ" and compared[name].status != "differ":
+    agreeing = (n for n, one in proof.per_module.items() if one.status == "agree" and n in proof.hints and n != value)
+    right = [n for n in agreeing if value in taken_by(nodes_between(proof.nodes[n], proof.hints), proof.hints)]
+    compared = run_segments(proof, [value, name, *right], anew=right)
+    if compared[value].status == "differ" and all(compared[n].status != "differ" for n in (name, *right)):
         for other in unsure:
             proof.per_module.pop(other, None)
         proof.per_module.update(compared)
