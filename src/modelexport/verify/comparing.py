@@ -12,7 +12,7 @@ from modelexport.graph.owners import owner_of
 from modelexport.runtime import sessions
 from modelexport.tagged.file import TaggedFile
 from modelexport.verify.differences import ALLOWED_OF_ONE, ALLOWED_UNITS, Difference, compare_arrays
-from modelexport.verify.layouts import other_layouts
+from modelexport.verify.layouts import other_layouts, with_rows_of
 from modelexport.verify.localizing import nodes_between, taken_by
 from modelexport.verify.proof import Proof
 from modelexport.verify.segments import segmented
@@ -45,16 +45,15 @@ def _is_laid_out_wrongly(proof: Proof, laid: set[str], settled: set[str]) -> boo
     """Whether the other layout of a value may be a fault, since what follows from it is wrong.
 
     It is not if the value itself is wrong and all that follows from it is right once it is given, or if what follows is
-    wrong in every order of the axes. In the order in which it becomes right, it is compared from now on.
+    wrong in every order of the axes. In the order in which it becomes right, it is compared from now on. Nor is the
+    order of rows, if what is wrong after it leads to what is right once that has its rows in the same order.
 
     Args:
         settled: Values whose layout is known; more are added.
     """
     found = False
     for name in sorted((laid - settled) & proof.hints.keys()):
-        after = [
-            n for n in proof.per_module if name in taken_by(nodes_between(proof.nodes[n], proof.hints), proof.hints)
-        ]
+        after = [n for n in proof.per_module if _takes(proof, n, [name])]
         wrong = [n for n in after if proof.per_module[n].status == "differ"]
         if not wrong:
             settled.update([name] if proof.per_module[name].status == "differ" else [])
@@ -69,10 +68,45 @@ def _is_laid_out_wrongly(proof: Proof, laid: set[str], settled: set[str]) -> boo
                 break
         else:
             proof.hints[name] = now
-        if others:
-            settled.add(name)
-        found = found or not others
+        known = bool(others) or _keeps_rows(proof, name, wrong)
+        settled.update([name] if known else [])
+        found = found or not known
     return found
+
+
+def _keeps_rows(proof: Proof, name: str, wrong: Sequence[str]) -> bool:
+    """Whether rows have the order of the file, and what is wrong after them has it too; it is compared so from now on.
+
+    If what is wrong becomes right in PyTorch's order of the rows, it is their order that is wrong.
+
+    Args:
+        name: A value with its rows in another order.
+        wrong: Those that follow from it and differ.
+    """
+    evidence, shapes, before = proof.evidence, proof.run.shapes, dict(proof.hints)
+    laid, width = before[name], shapes[name][-1]
+    ordered = {
+        n: content
+        for n in wrong
+        if shapes[n] and (content := with_rows_of(evidence, laid, width, before[n], n, shapes[n][-1])) is not None
+    }
+    proof.hints[name] = evidence.base(laid)
+    if ordered and any(one.status == "differ" for one in _tried(proof, wrong).values()):
+        proof.hints.update({name: laid, **ordered})
+        after = [n for n in proof.per_module if n not in ordered and (n in wrong or _takes(proof, n, ordered))]
+        compared = _tried(proof, after)
+        tells = any(one.relative is not None for one in compared.values())
+        if tells and all(one.status != "differ" for one in compared.values()):
+            proof.per_module.update(run_segments(proof, [*ordered, *after]))
+            return True
+    proof.hints.clear()
+    proof.hints.update(before)
+    return False
+
+
+def _takes(proof: Proof, name: str, others: Collection[str]) -> bool:
+    """Whether a value is computed from one of some boundaries, with no other boundary between them."""
+    return not taken_by(nodes_between(proof.nodes[name], proof.hints), proof.hints).isdisjoint(others)
 
 
 def _without_effect(proof: Proof, wanted: Sequence[str], unsure: Collection[str]) -> set[str]:

@@ -94,6 +94,29 @@ def other_layouts(evidence: LaidOut, laid: str, name: str, shape: tuple[int, ...
                     yield evidence.add(content, f"{name} in order {index}", one)
 
 
+def with_rows_of(evidence: LaidOut, laid: str, width: int, content: str, name: str, other: int) -> str | None:
+    """A content with its rows in the order that those of another one have, which is added.
+
+    Args:
+        laid: A content with its rows in another order.
+        width: The length of its rows.
+        content: As PyTorch has it, or in any order.
+        name: The value that it is for.
+        other: The length of its rows.
+
+    Returns:
+        ``None`` if it does not have as many rows, or has them in this order already.
+    """
+    base = evidence.base(content)
+    right, now, rows = evidence.array(evidence.base(laid)), evidence.array(laid), evidence.array(base)
+    if not width or not other or right.size // width * other != rows.size:
+        return None
+    ordered = rows.reshape(-1, other)[_order_of_rows(right.reshape(-1, width), now.reshape(-1, width))]
+    if np.array_equal(ordered.reshape(-1), evidence.array(content).reshape(-1)):
+        return None
+    return evidence.add(base, f"{name} in rows of {laid}", ordered)
+
+
 def find_layouts(
     model: ir.Model,
     folder: Path,
@@ -178,11 +201,17 @@ def _in_rows(right: Any, value: Any) -> Any | None:
     if width < 2 or not value.ndim or value.shape[-1] != width or right.size // width < 2:
         return None
     one, two = right.reshape(-1, width), value.reshape(-1, width)
-    direction = np.random.default_rng(isqrt(right.size)).standard_normal(width)
-    order = np.argsort(two.astype(np.float64) @ direction, kind="stable")
-    laid = np.empty_like(one)
-    laid[order] = one[np.argsort(one.astype(np.float64) @ direction, kind="stable")]
+    laid = one[_order_of_rows(one, two)]
     return laid if _is_near(laid, two) else None
+
+
+def _order_of_rows(right: Any, found: Any) -> Any:
+    """For each row of a matrix the index of that row of another which it is, if they have the same rows."""
+    direction = np.random.default_rng(isqrt(right.size)).standard_normal(right.shape[-1])
+    one, two = (np.argsort(rows.astype(np.float64) @ direction, kind="stable") for rows in (right, found))
+    order = np.empty_like(one)
+    order[two] = one
+    return order
 
 
 def _is_near(right: Any, value: Any) -> bool:
