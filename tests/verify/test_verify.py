@@ -650,6 +650,40 @@ def test_a_recurrence_in_another_layout_is_compared_and_its_batch_is_not_reverse
     assert report.diverging.address == "lstm"
 
 
+def test_a_fault_among_tokens_in_the_order_of_their_experts_is_found_in_its_call(
+    proven: Proven, tmp_path: Path
+) -> None:
+    """Both a wrong activation of rows in another order than PyTorch's, and a wrong order of the rows."""
+    case, address = models.case("mixtral"), "model.layers.1.mlp.experts"
+
+    def sigmoid(file: ir.Model) -> ir.Node:
+        owned = (one for one in file.graph if one.metadata_props[keys.CALL] == f"{address}.act_fn")
+        return next(one for one in owned if one.op_type == "Sigmoid")
+
+    other = load(proven("mixtral")).model
+    sigmoid(other).op_type = "Tanh"
+    ir.save(other, tmp_path / "other.onnx")
+    report = verify(case.build(), case.inputs(), tmp_path / "other.onnx")
+    assert {call.address for call in report.calls if call.status == "differ"} == {f"{address}.act_fn"}
+
+    file = load(proven("mixtral")).model
+    value = sigmoid(file).inputs[0]
+    before = value.producer() if value is not None else None
+    assert value is not None and before is not None and value.shape is not None
+    backwards = ir.Value(name="backwards", const_value=ir.tensor(np.arange(int(value.shape[0]))[::-1].copy()))
+    file.graph.initializers.add(backwards)
+    uses = list(value.uses())
+    turned = ir.Node("", "Gather", [value, backwards], metadata_props=before.metadata_props, name="turned")
+    file.graph.insert_after(before, turned)
+    for user, index in uses:
+        user.replace_input_with(index, turned.outputs[0])
+    turned.outputs[0].name, turned.outputs[0].type, turned.outputs[0].shape = "turned", value.type, value.shape
+    ir.save(file, tmp_path / "turned.onnx")
+    report = verify(case.build(), case.inputs(), tmp_path / "turned.onnx")
+    assert report.diverging is not None
+    assert report.diverging.address == address
+
+
 def test_runs_that_are_kept_give_the_same_report(proven: Proven) -> None:
     case, kept = models.case("bert"), KeptRuns()
     model, inputs = case.build(), case.inputs()
