@@ -14,6 +14,7 @@ from modelexport.runtime.kernels import run_in_double
 from modelexport.tagged.file import TaggedFile
 from modelexport.verify.comparing import run_segments
 from modelexport.verify.differences import UNMEASURED_UNITS, Difference, compare_arrays
+from modelexport.verify.layouts import with_rows_of
 from modelexport.verify.localizing import copied_values, nodes_between, taken_by
 from modelexport.verify.matching import FileRun
 from modelexport.verify.proof import Proof
@@ -81,15 +82,38 @@ def move_blame(proof: Proof) -> None:
             if len(fitting) != 1 or (fitting[0], tensor.content) in tried or len(tried) == _TRIALS:
                 continue
             tried.add((fitting[0], tensor.content))
-            if _is_cause(proof, fitting[0], tensor.content, name, (made & proof.hints.keys()) - {name}):
+            unsure = (made & proof.hints.keys()) - {name}
+            ways = [(tensor.content, dict[str, str]()), *_in_rows_before(proof, fitting[0], tensor.content, made)]
+            if any(_is_cause(proof, fitting[0], content, name, unsure, laid) for content, laid in ways):
                 break
+
+
+def _in_rows_before(
+    proof: Proof, name: str, content: str, made: Collection[str]
+) -> Iterator[tuple[str, dict[str, str]]]:
+    """The contents that a value may be if its rows have the order of those that a value before it had.
+
+    That was given up, since what follows is wrong. Each content is with the values that have their rows in this order.
+
+    Args:
+        made: The values before.
+    """
+    width = proof.run.shapes[name][-1] if proof.run.shapes[name] else 0
+    found: dict[bytes, tuple[str, dict[str, str]]] = {}
+    for one, laid in proof.layouts.items():
+        if one in made and one not in proof.hints and one != name:
+            ordered = with_rows_of(proof.evidence, laid, proof.run.shapes[one][-1], content, name, width)
+            if ordered is not None:
+                key = proof.evidence.array(ordered).tobytes()
+                found.setdefault(key, (ordered, {}))[1][one] = laid
+    yield from found.values()
 
 
 _TRIALS = 12
 """How many values are tried for one that differs: each is a session."""
 
 
-def _is_cause(proof: Proof, value: str, content: str, name: str, unsure: set[str]) -> bool:
+def _is_cause(proof: Proof, value: str, content: str, name: str, unsure: set[str], laid: Mapping[str, str]) -> bool:
     """Whether a value that differs is right once another one is. If so, that one is compared from now on.
 
     It is not if something else that follows from it was right, and no longer is: what takes a value instead of what
@@ -97,15 +121,16 @@ def _is_cause(proof: Proof, value: str, content: str, name: str, unsure: set[str
 
     Args:
         unsure: Boundaries between them that may not be any: their numbers are those of an earlier value.
+        laid: Values before it that are boundaries again then, to their contents in another layout.
     """
     before = dict(proof.hints)
     for other in unsure:
         del proof.hints[other]
-    proof.hints[value] = content
+    proof.hints.update({**laid, value: content})
     agreeing = (n for n, one in proof.per_module.items() if one.status == "agree" and n in proof.hints and n != value)
     right = [n for n in agreeing if value in taken_by(nodes_between(proof.nodes[n], proof.hints), proof.hints)]
-    compared = run_segments(proof, [value, name, *right], anew=right)
-    if compared[value].status == "differ" and all(compared[n].status != "differ" for n in (name, *right)):
+    compared = run_segments(proof, [value, name, *right, *laid], anew=right)
+    if compared[value].status == "differ" and all(compared[n].status != "differ" for n in (name, *right, *laid)):
         for other in unsure:
             proof.per_module.pop(other, None)
         proof.per_module.update(compared)

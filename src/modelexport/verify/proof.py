@@ -33,6 +33,8 @@ class Proof:
     batch_bytes: int
     hints: dict[str, str]
     """Name of a value of the main graph to the content that it is, or should be."""
+    layouts: Mapping[str, str] = field(default_factory=dict)
+    """Name of a value to the content in another layout that it has, a hint or not."""
     choices: Sequence[FileChoice] = ()
     """Where the file takes the largest or the smallest of some scores, as PyTorch does."""
     per_module: dict[str, Difference] = field(default_factory=dict)

@@ -80,7 +80,9 @@ def prove_calls(
     hints.update({pair.indices: pair.choice.indices for pair in choices})
     numbers, wrong_decisions = deciding_numbers(tagged, run, evidence)
     hints.update(numbers)
-    proof = Proof(tagged, laid, run, feeds, provider, batch_bytes, hints, choices, wrong_decisions=wrong_decisions)
+    proof = Proof(
+        tagged, laid, run, feeds, provider, batch_bytes, hints, others, choices, wrong_decisions=wrong_decisions
+    )
     compare_hints(proof, {*guessed, *others} - ends.keys(), others.keys() - ends.keys(), set(modules))
     measure_noise(proof)
     move_blame(proof)
