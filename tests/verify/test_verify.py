@@ -650,36 +650,50 @@ def test_a_recurrence_in_another_layout_is_compared_and_its_batch_is_not_reverse
     assert report.diverging.address == "lstm"
 
 
+def put_after(value: ir.Value, operator: str, operand: Any) -> None:
+    """Let the users of a value take the result of an operation on it and a constant, in the same call."""
+    node = value.producer()
+    assert node is not None and isinstance(node.graph, ir.Graph)
+    constant = ir.Value(name="planted.constant", const_value=ir.tensor(operand))
+    node.graph.initializers.add(constant)
+    uses = list(value.uses())
+    planted = ir.Node("", operator, [value, constant], metadata_props=node.metadata_props, name="planted")
+    node.graph.insert_after(node, planted)
+    for user, index in uses:
+        user.replace_input_with(index, planted.outputs[0])
+    result = planted.outputs[0]
+    result.name, result.type, result.shape = "planted.result", value.type, value.shape
+
+
 def test_a_fault_among_tokens_in_the_order_of_their_experts_is_found_in_its_call(
     proven: Proven, tmp_path: Path
 ) -> None:
-    """Both a wrong activation of rows in another order than PyTorch's, and a wrong order of the rows."""
+    """A wrong activation of rows in another order than PyTorch's, one behind it, and a wrong order of the rows."""
     case, address = models.case("mixtral"), "model.layers.1.mlp.experts"
 
-    def sigmoid(file: ir.Model) -> ir.Node:
+    def with_fault(plant: Callable[[ir.Node], None]) -> VerifyReport:
+        file = load(proven("mixtral")).model
         owned = (one for one in file.graph if one.metadata_props[keys.CALL] == f"{address}.act_fn")
-        return next(one for one in owned if one.op_type == "Sigmoid")
+        plant(next(one for one in owned if one.op_type == "Sigmoid"))
+        ir.save(file, tmp_path / "x.onnx")
+        return verify(case.build(), case.inputs(), tmp_path / "x.onnx")
 
-    other = load(proven("mixtral")).model
-    sigmoid(other).op_type = "Tanh"
-    ir.save(other, tmp_path / "other.onnx")
-    report = verify(case.build(), case.inputs(), tmp_path / "other.onnx")
-    assert {call.address for call in report.calls if call.status == "differ"} == {f"{address}.act_fn"}
+    def other(sigmoid: ir.Node) -> None:
+        sigmoid.op_type = "Tanh"
 
-    file = load(proven("mixtral")).model
-    value = sigmoid(file).inputs[0]
-    before = value.producer() if value is not None else None
-    assert value is not None and before is not None and value.shape is not None
-    backwards = ir.Value(name="backwards", const_value=ir.tensor(np.arange(int(value.shape[0]))[::-1].copy()))
-    file.graph.initializers.add(backwards)
-    uses = list(value.uses())
-    turned = ir.Node("", "Gather", [value, backwards], metadata_props=before.metadata_props, name="turned")
-    file.graph.insert_after(before, turned)
-    for user, index in uses:
-        user.replace_input_with(index, turned.outputs[0])
-    turned.outputs[0].name, turned.outputs[0].type, turned.outputs[0].shape = "turned", value.type, value.shape
-    ir.save(file, tmp_path / "turned.onnx")
-    report = verify(case.build(), case.inputs(), tmp_path / "turned.onnx")
+    def scaled(sigmoid: ir.Node) -> None:
+        (product,) = sigmoid.outputs[0].consumers()
+        put_after(product.outputs[0], "Mul", np.float32(1.0009))
+
+    def turned(sigmoid: ir.Node) -> None:
+        value = sigmoid.inputs[0]
+        assert value is not None and value.shape is not None
+        put_after(value, "Gather", np.arange(int(value.shape[0]))[::-1].copy())
+
+    for plant in (other, scaled):
+        report = with_fault(plant)
+        assert {call.address for call in report.calls if call.status == "differ"} == {f"{address}.act_fn"}
+    report = with_fault(turned)
     assert report.diverging is not None
     assert report.diverging.address == address
 
