@@ -170,11 +170,11 @@ class Gated(nn.Module):
     [
         (torch.sigmoid, -20, True),  # 2e-9, of which float32 kernels compute nothing
         (torch.sigmoid, -60, False),  # the runtime's float64 kernel gives zero
-        (torch.sigmoid, -100, False),  # too small for a normal number
-        (nn.functional.silu, -30, False),
-        (nn.functional.softplus, -100, False),
-        (nn.functional.mish, -100, False),
-        (nn.functional.relu, -100, True),
+        pytest.param(torch.sigmoid, -100, False, marks=pytest.mark.slow),  # too small for a normal number
+        pytest.param(nn.functional.silu, -30, False, marks=pytest.mark.slow),
+        pytest.param(nn.functional.softplus, -100, False, marks=pytest.mark.slow),
+        pytest.param(nn.functional.mish, -100, False, marks=pytest.mark.slow),
+        pytest.param(nn.functional.relu, -100, True, marks=pytest.mark.slow),
         (nn.functional.logsigmoid, -60, False),  # it was the logarithm of zero
     ],
 )

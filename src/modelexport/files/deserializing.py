@@ -10,6 +10,8 @@ from collections.abc import Iterable
 import onnx
 import onnx_ir as ir
 
+from modelexport.graph.initializers import bind_tensors
+
 _GRAPHS = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
 
 
@@ -72,6 +74,7 @@ class _Reader:
     def __init__(self, proto: onnx.GraphProto) -> None:
         self._proto = proto
         self._values: dict[str, ir.Value] = {}
+        self._tensors: dict[ir.Value, ir.TensorProtocol] = {}
         self._infos = {info.name: info for info in proto.value_info}
         self._types: dict[bytes, tuple[ir.TypeProtocol | None, ir.Shape | None]] = {}
         """A serialized type to what it holds. Values share shapes, which are immutable, and not types."""
@@ -83,6 +86,7 @@ class _Reader:
         inputs = [ir.serde.deserialize_value_info_proto(info, None) for info in proto.input]
         values.update((value.name or "", value) for value in inputs)
         initializers = [self._initializer(tensor) for tensor in proto.initializer]
+        bind_tensors(self._tensors)
         outputs = [self._outputs(node) for node in proto.node]
         if None in outputs or "" in values:
             return None
@@ -108,12 +112,12 @@ class _Reader:
         tensor, name = self._tensor(proto), proto.name
         value = self._values.get(name)
         if value is not None:  # the default of an input
-            value.const_value = tensor
+            self._tensors[value] = tensor
             return value
         value = self._value(name)
         if name not in self._infos:
             value.type, value.shape = ir.TensorType(tensor.dtype), tensor.shape  # type: ignore[assignment]
-        value.const_value = tensor
+        self._tensors[value] = tensor
         self._values[name] = value
         return value
 

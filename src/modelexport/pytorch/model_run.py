@@ -21,6 +21,7 @@ from modelexport.core.messages import collected
 from modelexport.errors import UsageError
 from modelexport.pytorch.bodies import Bodies
 from modelexport.pytorch.dispatch_modes import RUN_FUNCTIONS, OperationMode
+from modelexport.pytorch.exact_run import AlwaysInFloat64, given_tensors_of
 from modelexport.pytorch.lazy_weights import lend_weights
 from modelexport.pytorch.private_torch import tree_map, version_of
 from modelexport.pytorch.recorder import CallRecorder
@@ -29,7 +30,6 @@ from modelexport.pytorch.values import (
     NamedTensors,
     as_stored,
     has_elements,
-    input_tensors,
     output_tensors,
     run_arguments,
     tensors_in,
@@ -145,7 +145,8 @@ class ModelRun:
             stack.enter_context(collected())
             stack.enter_context(self._recorder.attached())
             if self._right is not None:
-                stack.enter_context(_reset(self._model, self._right, self._recorder))
+                running = {call: one for one, call in self._right._numbers.items() if call is not None}
+                stack.enter_context(given_tensors_of(self._model, self._right, running, self._recorder))
             if bodies:
                 stack.enter_context(Bodies(self._recorder, opened=opened))
             if operations:
@@ -230,7 +231,7 @@ class ModelRun:
             for key, tensor in self._parameters.items():
                 entries[key].data = tensor
             model = model.double()
-            with _AlwaysInFloat64():
+            with AlwaysInFloat64():
                 right = self if from_right_values else None
                 run = ModelRun(model, inputs, operations=False, right=right, bodies=self._opened[0])
         except Exception:  # some code requires float32; the caller then goes without this run
@@ -244,61 +245,6 @@ def _entries(model: nn.Module) -> dict[str, torch.Tensor]:
 
 def _widened(value: Any) -> Any:
     return value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
-
-
-@contextlib.contextmanager
-def _reset(model: nn.Module, right: ModelRun, recorder: CallRecorder) -> Iterator[None]:
-    """Make each call of a copy of a model get and return the tensors of another run, inside the block.
-
-    Hooks that were there before see what there is without it; those of the recorder are among them.
-    """
-    own = {call: one for one, call in right._numbers.items()}
-    known = {(own.get(t.call, t.call), t.side, t.name): t for t in right.tensors}
-    running: list[ModuleCall | None] = []
-
-    def replaced(named: NamedTensors, call: ModuleCall | None, side: Side) -> dict[int, torch.Tensor]:
-        found = {}
-        for name, tensor in named:
-            seen = known.get((call, side, name)) if call is not None else None
-            if seen is not None and tensor.is_floating_point() and tuple(tensor.shape) == seen.shape:
-                array = right.array(seen.content).astype(np.float64).reshape(seen.shape)
-                found[id(tensor)] = torch.from_numpy(array)
-        return found
-
-    def exchange(value: Any, found: Mapping[int, torch.Tensor]) -> Any:
-        return tree_map(lambda part: found.get(id(part), part), value)
-
-    def enter(module: nn.Module, args: Any, kwargs: Any) -> Any:
-        call = recorder.running
-        running.append(call)
-        found = replaced(input_tensors(module, args, kwargs), call, "inputs")
-        return exchange(args, found), exchange(kwargs, found)
-
-    def leave(module: nn.Module, args: Any, output: Any) -> Any:
-        call = running.pop()
-        return output if call == ROOT else exchange(output, replaced(output_tensors(output), call, "outputs"))
-
-    handles = []
-    for module in model.modules():
-        handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
-        handles.append(module.register_forward_hook(leave))
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-class _AlwaysInFloat64(OperationMode):
-    """Makes operations that ask for float32 give float64: code that computes angles in float32 rounds them too."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = tree_map(_wide_type, (args, kwargs or {}))
-        return func(*self.inside(func, given[0]), **given[1])
-
-
-def _wide_type(value: Any) -> Any:
-    return torch.float64 if value is torch.float32 else value
 
 
 class _Operations(OperationMode):
