@@ -604,7 +604,7 @@ CUSTOM: tuple[ModelCase, ...] = (
         },
     )),
     ModelCase("nested-branches", "custom", seeded(NestedBranches), ROWS, lambda: {"x": -ROWS_2()["x"]}, Expected(
-        repeated={"gate": 2, "gate.yes": 6, "gate.no": 5},
+        repeated={"gate": 2, "gate.yes": 7, "gate.no": 5},
         tags={"": "/NestedBranches", "gate@1": "/NestedBranches/Gate@1", "rare": "/NestedBranches/Block"},
     )),
     ModelCase("loop", "custom", seeded(Loop), ROWS, ROWS_2, Expected(

@@ -78,7 +78,9 @@ class _Boundaries:
     def _edge(self, value: ir.Value, user: ir.Node | None) -> None:
         """Let a value leave and enter calls on its way from its producer to a node, or out of the graph."""
         producer = value.producer()
-        makers = [self._around[self._owners[node]] for node in self._with_enclosing(producer)]
+        # What a loop's body gets in each iteration comes from the loop.
+        maker = producer or (self._enclosing.get(value.graph) if isinstance(value.graph, ir.Graph) else None)
+        makers = [self._around[self._owners[node]] for node in self._with_enclosing(maker)]
         for node in self._with_enclosing(user):
             for call in self._owners[node]:
                 for above in self._stacks[call]:
