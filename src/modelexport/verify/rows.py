@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
-_LEAST = 4
-"""Shorter rows are single elements, which have a tolerance of their own."""
+_LEAST = 16
+"""The rounding errors of shorter rows spread nearly as widely as those of single elements, which have a tolerance of
+their own: of the 2,304 rows of four of a convolution in GoogLeNet, one is off by 42 units."""
 
 
 def errors_of_rows(apart: Any, right: Any, shape: Sequence[int]) -> Any:
@@ -40,7 +41,7 @@ def outlier(errors: Any, noise: Any = 0.0) -> float:
     return float(wrong.max(initial=0.0))
 
 
-_APART = 4.0
+_APART = 8.0
 
 
 def has_rows(shape: Sequence[int]) -> bool:
