@@ -80,17 +80,30 @@ def deciding_numbers(tagged: TaggedFile, run: FileRun, evidence: Evidence) -> tu
     known = {n.content: fingerprint_of(evidence.array(n.content)) for one in evidence.decisions for n in one.numbers}
     for node, decision in zip(nodes, evidence.decisions, strict=True):
         hints.update(_results(node, decision, run))
-        names = [value.name or "" for value in _compared(node.inputs[0])]
+        compared = _compared(node.inputs[0])
+        names = [value.name or "" for value in compared]
         facts = [(run.dtypes.get(name), prod(run.shapes.get(name, (0,)))) for name in names]
         if facts != [(number.dtype, prod(number.shape)) for number in decision.numbers]:
             continue
-        for name, number in zip(names, decision.numbers, strict=True):
+        for value, name, number in zip(compared, names, decision.numbers, strict=True):
+            if _cancels(value, run):
+                continue
             same = {content for content, one in known.items() if one.near(run.prints[name])}
             if same and number.content not in same:
                 wrong[node.name or ""] = f"{name} decides, which is not what PyTorch decides by"
             else:
                 hints[name] = number.content
     return hints, wrong
+
+
+def _cancels(value: ir.Value, run: FileRun) -> bool:
+    """Whether a number is so much smaller than what it is computed from that rounding may be most of it."""
+    producer, own = value.producer(), run.prints[value.name or ""]
+    given = (run.prints.get(one.name or "") for one in (producer.inputs if producer is not None else ()) if one)
+    return any(one is not None and own.norm < _CANCELLED * one.norm for one in given)
+
+
+_CANCELLED = 1e-5
 
 
 def _results(node: ir.Node, decision: Decision, run: FileRun) -> dict[str, str]:
