@@ -114,6 +114,14 @@ CASES = {
         {"a": "a", "b": "b", "c": "c", "d": "d", "y": "e"},
         {"a": ("exact", ["a"]), "c": ("derived", ["c", "b"]), "d": ("exact", ["d"]), "y": ("exact", ["e"])},
     ),
+    "of two nodes of one operator the second is gone, and the first gives its value": Case(
+        match_by_removal,
+        """(float[2] x) => (float[2] y) <float[2] w = {0.0, 0.0}>
+            { a = Abs(x)  b = Add(a, x)  c = Add(b, w)  y = Exp(c) }""",
+        "(float[2] x) => (float[2] y) { a = Abs(x)  c = Add(a, x)  y = Exp(c) }",
+        {"a": "a", "b": "b", "c": "c", "y": "d"},
+        {"a": ("exact", ["a"]), "c": ("exact", ["b"]), "y": ("exact", ["d"])},
+    ),
     "a fused node takes what the operator in its name took": Case(
         match_by_fusion,
         "(float[2] x) => (float[2] y) { t = Exp(x)  u = Sin(t)  y = Abs(u) }",

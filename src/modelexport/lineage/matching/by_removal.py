@@ -15,9 +15,12 @@ def match_by_removal(state: Matching, node: ir.Node) -> None:
     """
     found = state.matches.get(node, [])
     nodes = state.source.nodes
-    if len(found) != 1 or nodes[found[0]].op == node.op_identifier():
+    if len(found) != 1 or len(node.outputs) != 1 or node in state.approximate:
         return
-    if len(node.outputs) != 1 or node in state.approximate or has_new_parameter(state, node):
+    if nodes[found[0]].op == node.op_identifier():
+        _match_the_one_before(state, node, found)
+        return
+    if has_new_parameter(state, node):
         return
     index = found[0]
     for _ in range(CHAIN):
@@ -34,3 +37,20 @@ def match_by_removal(state: Matching, node: ir.Node) -> None:
             found.append(index)
             state.values[before[0]] = node.outputs[0]
             return
+
+
+def _match_the_one_before(state: Matching, node: ir.Node, found: list[int]) -> None:
+    """Match a node with the one before the removed one, if both are of one operator and it takes what that one takes.
+
+    Case: OnnxSlim removes the second of two ``Add``, of a parameter that is zero.
+    """
+    nodes, removed = state.source.nodes, state.source.nodes[found[0]]
+    taken = [state.names.get(value) if value is not None else None for value in node.inputs]
+    before = [name for name in removed.inputs if name is not None and name not in state.source.constant]
+    if taken == list(removed.inputs) or len(before) != 1 or before[0] not in state.source.producer:
+        return
+    index = state.source.producer[before[0]]
+    same = is_same_operation(node, nodes[index]) and taken == list(nodes[index].inputs)
+    if same and not state.is_present(before[0]):
+        found[:] = [index]
+        state.values[before[0]] = node.outputs[0]
