@@ -60,11 +60,11 @@ class SerializedTensor(ir.TensorProtoTensor):
         self._decoded_shape = shape
 
     @property
-    def dtype(self) -> ir.DataType:  # type: ignore[override]  # the protocol declares it writable, its classes do not
+    def dtype(self) -> ir.DataType:  # type: ignore[override]  # writable in the protocol, in no class of onnx_ir
         return self._decoded_type
 
     @property
-    def shape(self) -> ir.Shape:  # type: ignore[override]
+    def shape(self) -> ir.Shape:  # type: ignore[override]  # the same
         return self._decoded_shape
 
 
@@ -116,7 +116,8 @@ class _Reader:
             return value
         value = self._value(name)
         if name not in self._infos:
-            value.type, value.shape = ir.TensorType(tensor.dtype), tensor.shape  # type: ignore[assignment]
+            value.type = ir.TensorType(tensor.dtype)
+            value.shape = tensor.shape  # type: ignore[assignment]  # a Shape in every class, a protocol in the type
         self._tensors[value] = tensor
         self._values[name] = value
         return value

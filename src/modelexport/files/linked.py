@@ -11,15 +11,14 @@ import os
 import stat
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import msgspec
 import numpy as np
 import onnx
 import onnx_ir as ir
 
-from modelexport.core.decoding import decode_json
 from modelexport.errors import FileFormatError, WeightsError
+from modelexport.files.records import recorded_files
 from modelexport.files.regular import open_regular
 from modelexport.files.safetensors_files import read_header
 from modelexport.files.tensors import serialized_tensors
@@ -28,7 +27,6 @@ from modelexport.format import documents, keys
 from modelexport.graph.initializers import bind_tensors
 from modelexport.graph.nodes import all_nodes, initializers
 
-T = TypeVar("T")
 _TAIL = hashlib.sha256().digest_size
 """Bytes at the end of a data file: the SHA-256 of everything before them."""
 _BLOCK = 16 * 2**20
@@ -254,23 +252,6 @@ def read_linked(model: ir.Model, folder: Path, *, ours: bool = True) -> None:
                     node.attributes[name] = ir.AttrTensors(
                         name, [checked(t) if isinstance(t, ir.ExternalTensor) else t for t in several]
                     )
-
-
-def recorded_files(properties: Mapping[str, str], key: str, kind: type[T]) -> dict[str, T]:
-    """The records of a model's weights files in its properties, by location.
-
-    Args:
-        key: The property, :data:`keys.WEIGHTS` or :data:`keys.DATA`.
-        kind: What it holds of each file.
-
-    Raises:
-        FileFormatError: It is damaged.
-    """
-    try:
-        text = properties.get(key, "{}")
-        return decode_json(text, kind=dict[str, kind])  # type: ignore[valid-type]  # a variable, for msgspec
-    except (msgspec.DecodeError, UnicodeError) as error:
-        raise FileFormatError(f"the property {key} is damaged ({error}): export it again") from error
 
 
 def weights_beside(model: ir.Model) -> list[WeightsBeside]:

@@ -87,7 +87,7 @@ def _without_weights(path: Path) -> bytes:
             return without_weights(data)[0]
     except FileFormatError:
         raise
-    except Exception as error:  # it is no message of protobuf, or is empty
+    except Exception as error:  # the file is empty, or does not hold a protobuf message
         raise FileFormatError(f"{path} is not an ONNX file, or damaged ({type(error).__name__})") from error
 
 

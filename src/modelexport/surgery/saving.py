@@ -11,9 +11,10 @@ import msgspec
 import onnx_ir as ir
 
 from modelexport.errors import FileFormatError, OutputError
-from modelexport.files.linked import check_files, recorded_files
+from modelexport.files.linked import check_files
 from modelexport.files.links import clone, clone_or_link
 from modelexport.files.onnx_models import LARGEST_INSIDE, record_documents, save_model, save_with_references
+from modelexport.files.records import recorded_files
 from modelexport.format import documents, keys
 from modelexport.graph.nodes import initializers
 from modelexport.surgery import Sharing

@@ -116,8 +116,7 @@ _TRIALS = 12
 def _is_cause(proof: Proof, value: str, content: str, name: str, unsure: set[str], laid: Mapping[str, str]) -> bool:
     """Whether a value that differs is right once another one is. If so, that one is compared from now on.
 
-    It is not if something else that follows from it was right, and no longer is: what takes a value instead of what
-    another node makes of it is no reason to ask the value for that.
+    The other value is not the cause if something else that follows from it was right before and is wrong now.
 
     Args:
         unsure: Boundaries between them that may not be any: their numbers are those of an earlier value.
