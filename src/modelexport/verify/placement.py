@@ -8,7 +8,7 @@ other steps) has to lead to values of its call.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -87,7 +87,7 @@ def find_misplaced(model: ir.Model, calls: CallTree, run: FileRun, evidence: Evi
         if node in copies:
             near = near | copies[node] | reached.get(node, frozenset())
             near = near | _around(node, known) | _users(node, known)
-        near = near | (_alike(node, right, known) if node in known else leading)
+        near = near | (_alike(node, right, known, copies) if node in known else leading)
         wrong: Sequence[ModuleCall] = [] if owner.call in near else owner.calls
         if len(owner.calls) > 1:
             # A node fused from several calls also computes what the others did; the file does not have that as a value.
@@ -183,15 +183,32 @@ def _taken(value: ir.Value, own: Fingerprint | None, run: FileRun) -> Fingerprin
 
 
 def _alike(
-    node: ir.Node, right: frozenset[ModuleCall], known: Mapping[ir.Node, frozenset[ModuleCall]]
+    node: ir.Node,
+    right: frozenset[ModuleCall],
+    known: Mapping[ir.Node, frozenset[ModuleCall]],
+    copies: Collection[ir.Node],
 ) -> frozenset[ModuleCall]:
     """The calls that computed what follows from a node, as those did that computed the node's value.
 
-    Of two calls that compute the same, PyTorch may show the value in one only: ``torch.vmap`` takes a layer apart.
+    Of two calls that compute the same, PyTorch may show the value in one only: ``torch.vmap`` takes a layer apart. What
+    only moves the elements tells nothing: it may be in any call that the value passes.
     """
-    users = [known.get(user, frozenset()) for value in node.outputs for user, _ in value.uses()]
+    users = [known.get(user, frozenset()) for user in _computing_users(node, copies)]
     alike = users[0].intersection(*users) if users else frozenset()
     return alike if alike & right else frozenset()
+
+
+def _computing_users(node: ir.Node, copies: Collection[ir.Node]) -> Iterator[ir.Node]:
+    """The first nodes after a node that do not only move elements."""
+    pending, seen = [node], {node}
+    while pending:
+        current = pending.pop()
+        for user in (user for value in current.outputs for user, _ in value.uses() if user not in seen):
+            seen.add(user)
+            if user in copies:
+                pending.append(user)
+            else:
+                yield user
 
 
 def _users(node: ir.Node, known: Mapping[ir.Node, frozenset[ModuleCall]]) -> frozenset[ModuleCall]:
