@@ -59,9 +59,10 @@ def find_misplaced(model: ir.Model, calls: CallTree, run: FileRun, evidence: Evi
     for node in model.graph:
         own = run.prints.get(node.outputs[0].name or "")
         given = [_taken(taken, own, run) for taken in node.inputs if taken is not None]
-        if (node.domain == "" and node.op_type in MOVES) or any(_same(own, one) for one in given):
+        looked_up = _places(node.outputs[0], run, index, apart) if _looks_up(node) else []
+        allowed = {place.call for place in looked_up if place.new}
+        if (node.domain == "" and node.op_type in MOVES and not allowed) or any(_same(own, one) for one in given):
             copies[node] = travels.get(run.contents.get(node.outputs[0].name or "", ""), frozenset())
-        allowed: set[ModuleCall] = set()
         for value in node.outputs if nested_graphs(node) else ():
             allowed |= _allowed(True, value, run, results, {}, apart)
         for value in () if allowed else node.outputs:
@@ -246,13 +247,30 @@ def _allowed(
     own = run.prints.get(value.name or "")
     if own is None or not own.telling:
         return set()
-    places = [place for place in index.near(own) if own.near(place.fingerprint, apart)]
+    places = _places(value, run, index, apart)
     new = {place.call for place in places if place.new}
     allowed = new if new and not copies else {place.call for place in places}
     content = run.contents.get(value.name or "")
     if content is not None and content in makers and (copies or not allowed):
         allowed.add(makers[content])
     return allowed
+
+
+def _places(value: ir.Value, run: FileRun, index: Index[_Where], apart: float) -> list[_Where]:
+    """Where PyTorch had a value."""
+    own = run.prints.get(value.name or "")
+    if own is None or not own.telling:
+        return []
+    return [place for place in index.near(own) if own.near(place.fingerprint, apart)]
+
+
+def _looks_up(node: ir.Node) -> bool:
+    """Whether a node takes rows of a weight that numbers of the run choose: no call had them before."""
+    if node.domain != "" or node.op_type not in MOVES or not node.inputs or node.inputs[0] is None:
+        return False
+    producers = [value.producer() for value in node.inputs[1:] if value is not None and not value.is_initializer()]
+    chosen = any(producer is None or producer.inputs for producer in producers)  # not all by constants
+    return node.inputs[0].is_initializer() and chosen
 
 
 def _apart(run: FileRun) -> float:
