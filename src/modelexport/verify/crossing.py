@@ -81,6 +81,8 @@ class _Boundaries:
         gets, returns = tensors_by_call(evidence, "inputs"), tensors_by_call(evidence, "outputs")
         self._gets = {call: {tensor.content for tensor in gets.get(call, [])} for call in evidence.parents}
         self._returns = {call: {tensor.content for tensor in returns.get(call, [])} for call in evidence.parents}
+        self._given = {t.content for call, those in gets.items() if evidence.parents[call] is None for t in those}
+        """What the root gets."""
         self._values: dict[str, list[ir.Value]] = {}
         """Contents to the values that are them, in the order of the graph."""
         for node in model.graph:
@@ -96,7 +98,7 @@ class _Boundaries:
         taken = [value for value in node.inputs if value is not None and not value.is_initializer()]
         if not taken or any(self._is_within(call, value) for value in taken):
             return False
-        return self._makes_input(call, node, taken) or self._leads_elsewhere(call, node)
+        return self._all_seen(call) or self._makes_input(call, node, taken) or self._leads_elsewhere(call, node)
 
     def owners_before(self, node: ir.Node) -> Iterator[ModuleCall]:
         """The owners of the nodes that a node takes values of."""
@@ -115,6 +117,10 @@ class _Boundaries:
         if any(one in self._calls and call in self._calls.stack(one) for one in owner.calls):
             return True
         return self._run.contents.get(value.name or "") in self._gets[call]
+
+    def _all_seen(self, call: ModuleCall) -> bool:
+        """Whether all that a call gets is in the file, so that what takes none of it is not in the call."""
+        return all(content in self._values or content in self._given for content in self._gets[call])
 
     def _makes_input(self, call: ModuleCall, node: ir.Node, taken: list[ir.Value]) -> bool:
         """Whether a node is the first of the file to make what a call gets."""

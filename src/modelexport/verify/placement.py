@@ -73,7 +73,7 @@ def find_misplaced(model: ir.Model, calls: CallTree, run: FileRun, evidence: Evi
     passing = _calls_with_unseen_outputs(calls, run, evidence, passed=True)
     several = any((owner := owner_of(node)) is not None and len(owner.calls) > 1 for node in model.graph)
     gone = _calls_with_lost_values(run, evidence, calls) if several else frozenset()
-    ends = _Ends(evidence)
+    ends = _Ends(run, evidence)
     order = {call: index for index, call in enumerate(evidence.parents)}
     reached = reached_calls(model, known, run, evidence)
     found = []
@@ -85,6 +85,8 @@ def find_misplaced(model: ir.Model, calls: CallTree, run: FileRun, evidence: Evi
         near = right
         beyond = passing if node in copies else unseen
         leading = {call for call in beyond if any(_may_lead_to(call, r, calls, order) for r in right)}
+        if node not in copies and owner.evidence is OwnerEvidence.EXACT and len(owner.calls) == 1:
+            leading = {call for call in leading if any(ends.may_lead_to(call, r, calls) for r in right)}
         if node in copies:
             near = near | copies[node] | reached.get(node, frozenset())
             near = near | _around(node, known) | _users(node, known)
@@ -114,10 +116,15 @@ def find_misplaced(model: ir.Model, calls: CallTree, run: FileRun, evidence: Evi
 
 
 class _Ends:
-    """Where calls begin and end: the contents that they get, and that they return."""
+    """Where calls begin and end: the contents that they get and return, and which of these the file has."""
 
-    def __init__(self, evidence: Evidence) -> None:
+    def __init__(self, run: FileRun, evidence: Evidence) -> None:
         gets, returns = tensors_by_call(evidence, "inputs"), tensors_by_call(evidence, "outputs")
+        self._known = evidence.parents
+        self._shown = frozenset(run.contents.values())
+        for call, around in evidence.parents.items():
+            if around is None:  # what the root gets is the file's, too
+                self._shown |= {tensor.content for tensor in gets.get(call, [])}
         self._get: dict[str, set[ModuleCall]] = defaultdict(set)
         self._return: dict[str, set[ModuleCall]] = defaultdict(set)
         self._taken = {call: {tensor.content for tensor in tensors} for call, tensors in gets.items()}
@@ -132,6 +139,15 @@ class _Ends:
         """The calls that return what others get."""
         taken = {content for call in calls for content in self._taken.get(call, ())}
         return {call for content in taken for call in self._return.get(content, ())}
+
+    def may_lead_to(self, call: ModuleCall, other: ModuleCall, calls: CallTree) -> bool:
+        """Whether what a call computes can be on the way to a value of another, between that and what the file has.
+
+        It can inside the other. From elsewhere it comes as what the other gets: not if all of that is in the file.
+        """
+        if call not in self._known or other not in self._known or (call in calls and other in calls.stack(call)):
+            return True
+        return any(content not in self._shown for content in self._taken.get(other, ()))
 
     def apart_from(self, node: ir.Node, run: FileRun) -> set[ModuleCall]:
         """The calls that a node is not in: those that get what it gives, or return what it takes."""
