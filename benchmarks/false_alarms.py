@@ -4,7 +4,7 @@
 
 Ways: both front ends; static and dynamic; fresh weights, and *other* ones, of which no two are equal, put into the file
 with `update-weights` and verified as they are; after each tool of `optimize` that keeps the numbers. `--quick` leaves
-out the tools. A file that the exporter or a tool refuses is no run, and is listed. Ends with status 1 if a sound file is
+out the tools. What the exporter or a tool refuses is listed, and no run. Ends with status 1 if a sound file is
 accused, if nothing of it was compared, or without any run; prints the table of alarms by runs.
 
 Needs what `make test` installs; about forty minutes.
