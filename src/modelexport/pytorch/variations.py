@@ -61,11 +61,11 @@ def _changes(inputs: Inputs, model: ir.Model, kept: Collection[str]) -> Iterator
     numbers = {name for name in names if name not in masks and name not in plain}
     if numbers:
         yield "other numbers", lambda name, t: _reversed(t) if name in numbers else t
-    if spread := {name for name, tensor in tensors_in(inputs) if name in numbers and _has_both_signs(tensor)}:
-        yield "larger and smaller numbers", lambda name, t: _spread(t) if name in spread else t
     if any(nested_graphs(node) for node in model.graph):
         for factor in (-3, 3):  # one of them changes a sum's sign, whatever is added to it
             yield f"{factor} times the inputs", partial(_times, factor, kept)
+    elif spread := {name for name, tensor in tensors_in(inputs) if name in numbers and _has_both_signs(tensor)}:
+        yield "larger and smaller numbers", lambda name, t: _spread(t) if name in spread else t
 
 
 def _changed(inputs: Inputs, changes: Sequence[Change]) -> Inputs:
@@ -139,13 +139,22 @@ def _rows_of_ids(model: ir.Model) -> dict[str, int]:
     for value in model.graph.inputs:
         if value.dtype not in (ir.DataType.INT64, ir.DataType.INT32):
             continue
-        users = [node for node, _ in value.uses()]
-        for node in users:
-            table = node.inputs[0] if node.op_type == "Gather" and node.inputs[1] is value else None
-            if table is not None and table.is_initializer() and table.const_value is not None:
-                rows = int(table.const_value.shape.numpy()[0])
-                found[value.name or ""] = min(rows, found.get(value.name or "", rows))
+        pending, seen = [value], {value}
+        while pending:
+            current = pending.pop()
+            for node, _ in current.uses():
+                table = node.inputs[0] if node.op_type == "Gather" and node.inputs[1] is current else None
+                if table is not None and table.is_initializer() and table.const_value is not None:
+                    rows = int(table.const_value.shape.numpy()[0])
+                    found[value.name or ""] = min(rows, found.get(value.name or "", rows))
+                elif node.op_type in _WITHIN and node.outputs[0] not in seen:
+                    seen.add(node.outputs[0])
+                    pending.append(node.outputs[0])
     return found
+
+
+_WITHIN = {"Abs", "Cast", "Clip", "Flatten", "Identity", "Max", "Min", "Mod", "Neg", "Reshape", "Squeeze", "Unsqueeze"}
+"""Operators whose results are in the range of the integers that they get, or of rows counted from the end."""
 
 
 def _drawn(ids: torch.Tensor, rows: int) -> torch.Tensor:
