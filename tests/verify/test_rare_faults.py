@@ -205,3 +205,31 @@ def test_what_a_mask_leaves_nothing_of_acquits_nothing(tmp_path: Path) -> None:
     assert report.diverging is not None
     assert report.diverging.address == ""
     assert "where" in report.diverging.reason
+
+
+class Residual(nn.Module):
+    """Normalizes twice with one module: before a branch, and after it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(8)
+        self.branch = nn.Linear(8, 8, bias=False)
+        self.head = nn.Linear(8, 8, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.branch(self.norm(x))
+        return x + self.head(self.norm(x))
+
+
+def test_a_branch_that_is_zero_does_not_make_the_sum_right(tmp_path: Path) -> None:
+    """The sum is the input then, and the second normalization computes what the first one did."""
+
+    def plant(graph: ir.Graph) -> None:
+        norm = node_of(graph, "LayerNormalization")
+        ((user, index),) = norm.outputs[0].uses()
+        insert_before(user, index, "Mul", np.array(0, np.float32))
+        graph.node("planted").metadata_props.update(norm.metadata_props)
+
+    report = verified(seeded(Residual), {"x": numbers(3, 8)}, tmp_path, plant)
+    assert report.diverging is not None
+    assert report.diverging.address == "norm"

@@ -69,7 +69,9 @@ def move_blame(proof: Proof) -> None:
 
     A value has to be a tensor of PyTorch's if what follows it becomes right once it is.
     """
-    copies = copied_values(proof.tagged.model, proof.run) | _foreign_values(proof) if proof.differing else set()
+    copies: set[str] = set()
+    if proof.differing:
+        copies = copied_values(proof.tagged.model, proof.run, proof.feeds) | _foreign_values(proof)
     for name in proof.differing:
         sure = proof.hints.keys() - copies
         nodes = nodes_between(proof.nodes[name], sure)

@@ -103,7 +103,7 @@ def find_suspects(
     agreeing = [name for name, one in compared.items() if one.status == "agree" and name not in laid]
     segments = _Segments(model, folder, boundaries, inputs, provider)
     arrays = segments.run(_names_within(wrong))
-    known = _known(wrong, boundaries, compared, run, evidence, model, arrays)
+    known = _known(wrong, boundaries, compared, run, evidence, model, inputs, arrays)
     right = {node for name in agreeing for node in nodes_between(made[name], boundaries)}
     entering = {
         value
@@ -181,6 +181,7 @@ def _known(
     run: FileRun,
     evidence: Evidence,
     model: ir.Model,
+    inputs: Mapping[str, Any],
     arrays: Mapping[str, Any],
 ) -> dict[str, set[ir.Node]]:
     """For each wrong value the nodes before it that compute what PyTorch's operations do, with all before them.
@@ -194,7 +195,7 @@ def _known(
     index: Index[Any] = Index()
     for operation in evidence.computed:
         index.add(operation.fingerprint, operation)
-    copies = copied_values(model, run)
+    copies = copied_values(model, run, inputs)
     for name, nodes in wrong.items():
         relative = compared[name].relative
         apart = NEAR if relative is None else min(NEAR, relative / _SHARE)
@@ -217,23 +218,31 @@ def _is_of(node: ir.Node, calls: set[ModuleCall]) -> bool:
     return not calls.isdisjoint(owner.calls)
 
 
-def copied_values(model: ir.Model, run: FileRun) -> set[str]:
+def copied_values(model: ir.Model, run: FileRun, inputs: Mapping[str, Any]) -> set[str]:
     """Values with the numbers of an earlier one, which no mere move of elements makes of it.
 
-    Taken from the wrong place, a value is PyTorch's all the same.
+    Taken from the wrong place, a value is PyTorch's all the same; so is a sum with what is zero by a fault.
+
+    Args:
+        inputs: Those of the file.
     """
     first: Index[str] = Index()
     found: set[str] = set()
+    known = dict(run.prints)
+    for value in model.graph.inputs:
+        if (name := value.name or "") in inputs:
+            known[name] = fingerprint_of(inputs[name])
+            first.add(known[name], name)
     for node in model.graph:
         given = [value for value in values_taken(node) if not value.is_initializer()]
         passes_on = len(given) == 1 or bool(nested_graphs(node))  # a condition chooses
         moved = {value.name or "" for value in given} if passes_on else set()
         for value in node.outputs:
             name = value.name or ""
-            own = run.prints.get(name)
+            own = known.get(name)
             if own is None or not own.telling:
                 continue
-            earlier = {one for one in first.near(own) if run.prints[one].near(own, _EQUAL)}
+            earlier = {one for one in first.near(own) if known[one].near(own, _EQUAL)}
             if earlier and (moved & found or not moved & earlier):
                 found.add(name)
             first.add(own, name)
