@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import onnx_ir as ir
 import pytest
@@ -13,6 +14,8 @@ from torch import nn
 
 from modelexport import export, verify
 from modelexport.files.onnx_models import load_onnx, save_model
+from modelexport.tagged.documents.reading import load_hierarchy
+from modelexport.verify.model import verify as run_verify
 from modelexport.verify.verdicts import VerifyReport
 
 Inputs = Mapping[str, torch.Tensor]
@@ -233,3 +236,14 @@ def test_a_branch_that_is_zero_does_not_make_the_sum_right(tmp_path: Path) -> No
     report = verified(seeded(Residual), {"x": numbers(3, 8)}, tmp_path, plant)
     assert report.diverging is not None
     assert report.diverging.address == "norm"
+
+
+def test_a_tensor_for_which_the_sidecar_names_a_weight(tmp_path: Path) -> None:
+    model, inputs, path = seeded(Stack), {"x": numbers(3, 16)}, tmp_path / "m.onnx"
+    export(model, inputs, path)
+    sidecar = load_hierarchy(path.with_suffix(".hierarchy.json"))
+    call = next(call for call in sidecar.calls if call.address == "first")
+    wrong = msgspec.structs.replace(call.outputs[0], value="first.weight")
+    calls = [msgspec.structs.replace(one, outputs=[wrong]) if one is call else one for one in sidecar.calls]
+    report = run_verify(model, inputs, path, sidecar=msgspec.structs.replace(sidecar, calls=calls))
+    assert [(one.where.partition(",")[0], one.claimed) for one in report.claims] == [("first", "first.weight")]

@@ -164,7 +164,8 @@ class _Segments:
         found = []
         for name in [name for name in names if arrays[name].dtype.kind == "f"][:_TRIALS]:
             after = [one for one in agreeing if made[name] in nodes_between(made[one], self.boundaries)]
-            one, other = (self.run(after, {name: array}) for array in (arrays[name], arrays[name] * 1.5 + 0.125))
+            # Half as large, since what a mask adds may be the largest number there is.
+            one, other = (self.run(after, {name: array}) for array in (arrays[name], arrays[name] / 2 + 0.125))
             if all(np.array_equal(one[key], other[key], equal_nan=one[key].dtype.kind == "f") for key in after):
                 found.append(name)
         return found
