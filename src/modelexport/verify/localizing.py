@@ -164,8 +164,10 @@ class _Segments:
         found = []
         for name in [name for name in names if arrays[name].dtype.kind == "f"][:_TRIALS]:
             after = [one for one in agreeing if made[name] in nodes_between(made[one], self.boundaries)]
-            # Half as large, since what a mask adds may be the largest number there is.
-            one, other = (self.run(after, {name: array}) for array in (arrays[name], arrays[name] / 2 + 0.125))
+            right = arrays[name]
+            # A softmax hides what is added to all, and twice what a mask adds may be larger than any number.
+            noise = np.random.default_rng(right.size).standard_normal(right.shape).astype(right.dtype)
+            one, other = (self.run(after, {name: array}) for array in (right, right / 2 + noise))
             if all(np.array_equal(one[key], other[key], equal_nan=one[key].dtype.kind == "f") for key in after):
                 found.append(name)
         return found
