@@ -4,8 +4,8 @@
 
 Ways: both front ends; static and dynamic; fresh weights, and *other* ones, of which no two are equal, put into the file
 with `update-weights` and verified as they are; after each tool of `optimize` that keeps the numbers. `--quick` leaves
-out the tools. A file that the exporter or a tool refuses is no run. Ends with status 1 if a sound file is accused, or
-if nothing of it was compared; prints the table of alarms by runs.
+out the tools. What the exporter or a tool refuses is listed, and no run. Ends with status 1 if a sound file is
+accused, if nothing of it was compared, or without any run; prints the table of alarms by runs.
 
 Needs what `make test` installs; about forty minutes.
 """
@@ -74,7 +74,8 @@ def runs(case: models.ModelCase, folder: Path, tools: bool) -> Iterator[tuple[st
             if not path.exists():
                 try:
                     modelexport.export(model, inputs, path, frontend=frontend, dynamic=dynamic)
-                except ModelExportError:
+                except ModelExportError as error:
+                    print(f"  {case.name}: {way}: {str(error)[:150]}", flush=True)
                     continue
             yield f"{way}, fresh", verified(model, inputs, path)
             changed = path.with_name(f"{path.stem}-other.onnx")
@@ -106,6 +107,8 @@ def main() -> int:
     parser.add_argument("--exports", type=Path)
     parser.add_argument("--quick", action="store_true")
     arguments = parser.parse_args()
+    if arguments.exports:
+        arguments.exports.mkdir(parents=True, exist_ok=True)
     count: Counter[str] = Counter()
     alarms: dict[str, list[str]] = defaultdict(list)
     for name in arguments.models.split(","):
@@ -125,7 +128,7 @@ def main() -> int:
     for way, total in count.items():
         print(f"| {way} | {total} | {len(alarms[way])} |")
     print(f"| all | {count.total()} | {sum(map(len, alarms.values()))} |")
-    return bool(sum(map(len, alarms.values())))
+    return bool(alarms) or not count
 
 
 if __name__ == "__main__":
