@@ -3,8 +3,9 @@
     OMP_NUM_THREADS=1 python benchmarks/faults.py [MODEL,...] [--exports FOLDER] [--kinds KIND,...] [--each N]
                                                   [--results FOLDER]
 
-For each model of the table the kinds of `plants.py` and `later_plants.py` are planted where they can be, at N places
-each (1 if left out), drawn by a seed. A fault is *found* if the verdict is `differ`, and *located* if what the report
+For each model of the table the kinds of `plants.py`, `later_plants.py` and `rare_plants.py` are planted where they can
+be, at N places each (1 if left out), drawn by a seed. A fault is *found* if the verdict is `differ`, and *located* if
+what the report
 puts on top is the call that owns the changed node, or a call inside it; faults of documents, of tags' text and of names
 are located if the report names what was changed. A file that ONNX Runtime or the reader refuses fools nobody and is not
 counted, but for a document that is refused by name. With `--results` what became of them is kept in FOLDER, a file a
@@ -45,6 +46,7 @@ import later_plants
 import modelexport
 import models
 import plants
+import rare_plants
 from modelexport.errors import FileFormatError, ModelExportError, UsageError
 from modelexport.files.onnx_models import load_onnx, save_model
 from modelexport.verify.feeding import under_names
@@ -158,6 +160,7 @@ def places_of(
         lambda: plants.more_tags(model),
         lambda: plants.documents(model, path),
         lambda: later_plants.later(model, path, feeds),
+        lambda: rare_plants.rare(model, run),
     )
     for source in sources:
         for place in source():

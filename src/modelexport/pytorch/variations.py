@@ -3,9 +3,10 @@
 With a mask of ones it does not show that a file ignores the mask, and ids that never reach most rows do not show a
 wrong row. An output that is a constant is right for the inputs that it was computed from, and so is one that does not
 depend on an input; so every input changes, whether the file uses it or not, but for those that are constants of the
-file by request. A branch that is not taken shows nothing;
-with larger numbers of the other sign it may be taken. Inputs to vary are chosen by values and by the graph, not by
-names. A model may refuse a variation; that is not a fault of the file.
+file by request. What is cut off at the range of the example, or wrong at zero, shows with larger and smaller numbers
+and zeros; only numbers of both signs get these, since others may have to stay in their range. A branch that is not
+taken shows nothing; with larger numbers of the other sign it may be taken. Inputs to vary are chosen by values and by
+the graph, not by names. A model may refuse a variation; that is not a fault of the file.
 """
 
 from __future__ import annotations
@@ -63,6 +64,8 @@ def _changes(inputs: Inputs, model: ir.Model, kept: Collection[str]) -> Iterator
     if any(nested_graphs(node) for node in model.graph):
         for factor in (-3, 3):  # one of them changes a sum's sign, whatever is added to it
             yield f"{factor} times the inputs", partial(_times, factor, kept)
+    elif spread := {name for name, tensor in tensors_in(inputs) if name in numbers and _has_both_signs(tensor)}:
+        yield "larger and smaller numbers", lambda name, t: _spread(t) if name in spread else t
 
 
 def _changed(inputs: Inputs, changes: Sequence[Change]) -> Inputs:
@@ -80,11 +83,31 @@ def _changed(inputs: Inputs, changes: Sequence[Change]) -> Inputs:
 
 
 def _reversed(tensor: torch.Tensor) -> torch.Tensor:
-    """The same numbers at other places, which stays in the range of the inputs; others where that changes nothing."""
+    """The same numbers at other places, which stays in the range of the inputs; others where that changes nothing.
+
+    Integers above one are one less: lengths and positions that are none of the example's decide otherwise.
+    """
     other = tensor.flip(tuple(range(tensor.ndim)))
+    if tensor.dtype is not torch.bool and not _has_fractions(tensor):
+        other = torch.where(other > 1, other - 1, other)
     if not torch.equal(other, tensor):
         return other
     return ~tensor if tensor.dtype is torch.bool else tensor / 2 if _has_fractions(tensor) else tensor + 1
+
+
+def _has_both_signs(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() and bool((tensor < 0).any() and (tensor > 0).any())
+
+
+def _spread(tensor: torch.Tensor) -> torch.Tensor:
+    """Each number times one of a few factors, some of which are above one and one is zero."""
+    factors = torch.tensor(_FACTORS, dtype=tensor.dtype, device=tensor.device)
+    places = torch.arange(tensor.numel(), device=tensor.device).reshape(tensor.shape)
+    return tensor * factors[places % len(_FACTORS)]
+
+
+_FACTORS = (4.0, 1.0, 0.5, 2.0, 0.0, 1.0, 3.0)
+"""As many as no usual size is a multiple of, and all of them exact in every type."""
 
 
 def _has_fractions(tensor: torch.Tensor) -> bool:
@@ -116,15 +139,28 @@ def _rows_of_ids(model: ir.Model) -> dict[str, int]:
     for value in model.graph.inputs:
         if value.dtype not in (ir.DataType.INT64, ir.DataType.INT32):
             continue
-        users = [node for node, _ in value.uses()]
-        for node in users:
-            table = node.inputs[0] if node.op_type == "Gather" and node.inputs[1] is value else None
-            if table is not None and table.is_initializer() and table.const_value is not None:
-                rows = int(table.const_value.shape.numpy()[0])
-                found[value.name or ""] = min(rows, found.get(value.name or "", rows))
+        pending, seen = [value], {value}
+        while pending:
+            current = pending.pop()
+            for node, _ in current.uses():
+                table = node.inputs[0] if node.op_type == "Gather" and node.inputs[1] is current else None
+                if table is not None and table.is_initializer() and table.const_value is not None:
+                    rows = int(table.const_value.shape.numpy()[0])
+                    found[value.name or ""] = min(rows, found.get(value.name or "", rows))
+                elif node.op_type in _WITHIN and node.outputs[0] not in seen:
+                    seen.add(node.outputs[0])
+                    pending.append(node.outputs[0])
     return found
 
 
+_WITHIN = {"Abs", "Cast", "Clip", "Flatten", "Identity", "Max", "Min", "Mod", "Neg", "Reshape", "Squeeze", "Unsqueeze"}
+"""Operators whose results are in the range of the integers that they get, or of rows counted from the end."""
+
+
 def _drawn(ids: torch.Tensor, rows: int) -> torch.Tensor:
+    """Ids of all rows, the first and the last of them among them: padding often is one of these."""
     generator = torch.Generator().manual_seed(12)
-    return torch.randint(0, rows, ids.shape, generator=generator).to(ids.device, ids.dtype)
+    drawn = torch.randint(0, rows, ids.shape, generator=generator).to(ids.device, ids.dtype)
+    if drawn.numel() > 2:
+        drawn.view(-1)[1], drawn.view(-1)[-1] = 0, rows - 1
+    return drawn

@@ -7,7 +7,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from modelexport.core.calls import Side
+from modelexport.core.calls import ModuleCall, Side
 from modelexport.graph.owners import owner_of
 from modelexport.runtime.evidence import SeenTensor
 from modelexport.runtime.kernels import run_in_double
@@ -84,7 +84,9 @@ def move_blame(proof: Proof) -> None:
 
     A value has to be a tensor of PyTorch's if what follows it becomes right once it is.
     """
-    copies = copied_values(proof.tagged.model, proof.run) if proof.differing else set()
+    copies: set[str] = set()
+    if proof.differing:
+        copies = copied_values(proof.tagged.model, proof.run, proof.feeds) | _foreign_values(proof)
     for name in proof.differing:
         sure = proof.hints.keys() - copies
         nodes = nodes_between(proof.nodes[name], sure)
@@ -101,6 +103,38 @@ def move_blame(proof: Proof) -> None:
             ways = [(tensor.content, dict[str, str]()), *_in_rows_before(proof, fitting[0], tensor.content, made)]
             if any(_is_cause(proof, fitting[0], content, name, unsure, laid) for content, laid in ways):
                 break
+
+
+def _foreign_values(proof: Proof) -> set[str]:
+    """Values that have the numbers of a tensor, and are in the file where this never passes.
+
+    What is wrong in one call may be right in another, as a state of zeros, and what a recurrence makes of it.
+    """
+    calls = proof.tagged.calls
+    travels: dict[str, list[SeenTensor]] = {}
+    for tensor in proof.evidence.tensors:
+        if tensor.call in calls:
+            travels.setdefault(tensor.content, []).append(tensor)
+    found = set()
+    for name, content in proof.hints.items():
+        tensors = travels.get(proof.evidence.base(content), [])
+        if name not in proof.nodes or not tensors:
+            continue
+        node = proof.nodes[name]
+        users = [user for value in node.outputs if value.name == name for user, _ in value.uses()]
+        made, taken = _calls_of(proof, [node]), _calls_of(proof, users)
+        if not made or any(one in calls.stack(t.call) or t.call in calls.stack(one) for one in made for t in tensors):
+            only_taken = taken and all(tensor.side == "inputs" for tensor in tensors)
+            if not only_taken or any(t.call in calls.stack(one) for one in taken for t in tensors):
+                continue
+        found.add(name)
+    return found
+
+
+def _calls_of(proof: Proof, nodes: Collection[ir.Node]) -> set[ModuleCall]:
+    """The owners of some nodes."""
+    owners = (owner_of(node) for node in nodes)
+    return {call for owner in owners if owner is not None for call in owner.calls if call in proof.tagged.calls}
 
 
 def _in_rows_before(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 from modelexport.runtime.evidence import Evidence, SeenTensor
@@ -24,6 +25,8 @@ class ValuesInRun:
     """Values to the contents that they are nearest to, if another value is nearer."""
     shapes: Mapping[str, tuple[int, ...]]
     dtypes: Mapping[str, str]
+    constants: Mapping[str, int] = field(default_factory=dict)
+    """Initializers to their numbers of elements."""
 
     def named(self, claimed: str, its: SeenTensor, evidence: Evidence) -> str:
         """The value that is a tensor: the claimed one unless it is not, and otherwise the first that is.
@@ -31,9 +34,9 @@ class ValuesInRun:
         A value has the elements, the shape and the type of its tensor. Where no value has all three, because the
         exporter computes in another layout or type, the claimed one must not have other elements.
         """
-        if claimed not in self.shapes:
+        if claimed not in self.shapes and self.constants.get(claimed, prod(its.shape)) == prod(its.shape):
             return claimed  # an initializer, or a value of a graph that did not run
-        equal = self._is_equal(claimed, its, evidence)
+        equal = self._is_equal(claimed, its, evidence) if claimed in self.shapes else False
         if equal and self._is_alike(claimed, its):
             return claimed
         right = [

@@ -52,11 +52,20 @@ def _is_laid_out_wrongly(proof: Proof, laid: set[str], settled: set[str]) -> boo
         settled: Values whose layout is known; more are added.
     """
     found = False
-    for name in sorted((laid - settled) & proof.hints.keys()):
+    places = {name: place for place, name in enumerate(proof.nodes)}
+    for name in sorted((laid - settled) & proof.hints.keys(), key=lambda name: places[name]):
+        if name in settled:  # with one before it
+            continue
         after = [n for n in proof.per_module if _takes(proof, n, [name])]
         wrong = [n for n in after if proof.per_module[n].status == "differ"]
+        chain, beyond = _chain(proof, name, laid)
+        differs = any(proof.per_module[n].status == "differ" for n in (*chain[1:], *beyond))
+        if len(chain) > 1 and differs and _is_first_wrong(proof, chain, beyond):
+            settled.update(chain)
+            continue
         if not wrong:
-            settled.update([name] if proof.per_module[name].status == "differ" else [])
+            sure = proof.per_module[name].status == "differ" and not any(n in laid - settled for n in after)
+            settled.update([name] if sure else [])
             continue
         now = proof.hints[name]
         others = list(other_layouts(proof.evidence, now, name, proof.run.shapes[name]))
@@ -72,6 +81,37 @@ def _is_laid_out_wrongly(proof: Proof, laid: set[str], settled: set[str]) -> boo
         settled.update([name] if known else [])
         found = found or not known
     return found
+
+
+def _chain(proof: Proof, name: str, laid: Collection[str]) -> tuple[list[str], list[str]]:
+    """A value in another layout with those that follow from it through others in one, and what follows from these."""
+    chain, beyond, pending = [name], list[str](), [name]
+    while pending:
+        before = [pending.pop()]
+        for other in proof.per_module:
+            if other in chain or other in beyond or not _takes(proof, other, before):
+                continue
+            within = other in laid and other in proof.hints
+            (chain if within else beyond).append(other)
+            pending += [other] if within else []
+    return chain, beyond
+
+
+def _is_first_wrong(proof: Proof, chain: Sequence[str], beyond: Sequence[str]) -> bool:
+    """Whether the first of some values has a wrong layout, which the others only got from it; all are compared so then.
+
+    Many operations give rows or axes in the order in which they get them: all but the first are right, and so is what
+    follows from them, once each gets what PyTorch's values before it are.
+    """
+    before = dict(proof.hints)
+    proof.hints.update({name: proof.evidence.base(proof.hints[name]) for name in chain})
+    wanted = [*chain, *beyond]
+    compared = _tried(proof, wanted, anew=wanted)
+    if all(compared[name].status != "differ" for name in wanted if name != chain[0]):
+        proof.per_module.update(run_segments(proof, wanted, anew=wanted))
+        return True
+    proof.hints.update(before)
+    return False
 
 
 def _keeps_rows(proof: Proof, name: str, wrong: Sequence[str]) -> bool:
@@ -173,10 +213,10 @@ def run_segments(proof: Proof, wanted: Sequence[str], *, anew: Collection[str] =
     return found
 
 
-def _tried(proof: Proof, wanted: Sequence[str]) -> dict[str, Difference]:
+def _tried(proof: Proof, wanted: Sequence[str], *, anew: Collection[str] = ()) -> dict[str, Difference]:
     """Compare values with other boundaries for a moment; what was computed with the present ones stays known."""
     before = dict(proof.run.arrays)
-    found = run_segments(proof, wanted)
+    found = run_segments(proof, wanted, anew=anew)
     proof.run.arrays.clear()
     proof.run.arrays.update(before)
     return found

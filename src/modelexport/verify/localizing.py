@@ -1,8 +1,9 @@
 """Which nodes made a value wrong, where several calls compute between two values that PyTorch has.
 
-A node is acquitted if it also leads to a value that is right, or if what it gives is what an operation of PyTorch gave,
-more closely than the error is large. What is left is blamed, in the order of the graph: the first of it got nothing
-wrong.
+A node is acquitted if it also leads to a value that is right, or if what it gives is what an operation of PyTorch gave
+in its call, more closely than the error is large. What is left is blamed, in the order of the graph: the first of it
+got nothing wrong. A right value acquits only what it depends on: a mask may leave nothing of what leads to it. One in
+another layout acquits nothing: it has that layout from the nodes before it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
@@ -22,8 +24,9 @@ from modelexport.runtime.evidence import Evidence
 from modelexport.runtime.fingerprints import NEAR, Index, fingerprint_of
 from modelexport.surgery.repeating import values_taken
 from modelexport.verify.differences import Difference
+from modelexport.verify.leading import MOVES
 from modelexport.verify.matching import FileRun
-from modelexport.verify.segments import GIVEN, segmented
+from modelexport.verify.segments import GIVEN, given_name, segmented
 
 _LEAST = 3e-7
 """Closer than this, fingerprints of float32 numbers are not told apart."""
@@ -78,6 +81,7 @@ def find_suspects(
     evidence: Evidence,
     *,
     provider: str,
+    laid: Collection[str] = (),
 ) -> dict[str, Suspects]:
     """The suspects of each value that differs.
 
@@ -87,6 +91,7 @@ def find_suspects(
         boundaries: Where the file was cut for that.
         inputs: Those of the file, and PyTorch's values under the names that they are given by.
         run: The file end to end.
+        laid: The values that are compared in another layout than PyTorch's.
 
     Raises:
         UsageError: ONNX Runtime does not run the file.
@@ -95,11 +100,20 @@ def find_suspects(
     if not wrong:
         return {}
     order = {node: index for index, node in enumerate(model.graph)}
-    right: set[ir.Node] = set()
-    for name, one in compared.items():
-        if one.status == "agree":
-            right.update(nodes_between(made[name], boundaries))
-    known = _known(model, folder, wrong, boundaries, inputs, compared, run, evidence, provider)
+    agreeing = [name for name, one in compared.items() if one.status == "agree" and name not in laid]
+    segments = _Segments(model, folder, boundaries, inputs, provider)
+    arrays = segments.run(_names_within(wrong))
+    known = _known(wrong, boundaries, compared, run, evidence, model, inputs, arrays)
+    right = {node for name in agreeing for node in nodes_between(made[name], boundaries)}
+    entering = {
+        value
+        for name, nodes in wrong.items()
+        for value in taken_by(set(nodes) - right - known[name], arrays)
+        if made[value] in right
+    }
+    if entering:
+        ends = [*boundaries, *segments.without_effect(sorted(entering), arrays, made, agreeing)]
+        right = {node for name in agreeing for node in nodes_between(made[name], ends)}
     found = {}
     for name, nodes in wrong.items():
         own = set(nodes) - right - known[name]
@@ -107,64 +121,131 @@ def find_suspects(
     return found
 
 
+def _names_within(wrong: Mapping[str, Collection[ir.Node]]) -> list[str]:
+    """The values of the nodes that compute what is wrong, but for that itself."""
+    values = (value for nodes in wrong.values() for node in nodes for value in node.outputs)
+    names = (v.name for v in values if not isinstance(v.type, ir.SequenceType | ir.OptionalType))
+    return list(dict.fromkeys(name for name in names if name and name not in wrong))
+
+
+@dataclass(frozen=True)
+class _Segments:
+    """A file that is cut at values that PyTorch has, and gets these."""
+
+    model: ir.Model
+    folder: Path
+    boundaries: Mapping[str, str]
+    inputs: Mapping[str, Any]
+    provider: str
+
+    def run(self, names: Sequence[str], given: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Values of the file, computed from the right ones and some others."""
+        if not names:
+            return {}
+        others = given or {}
+        inputs = {**self.inputs, **{given_name(name): array for name, array in others.items()}}
+        types = {name.removesuffix(GIVEN): array.dtype for name, array in inputs.items()}
+        cut = segmented(self.model, dict.fromkeys([*self.boundaries, *others]), list(names), types)
+        session = sessions.open_session(cut, folder=self.folder, provider=self.provider)
+        return sessions.run_session(session, {name: inputs[name] for name in sessions.input_names(session)})
+
+    def without_effect(
+        self,
+        names: Sequence[str],
+        arrays: Mapping[str, Any],
+        made: Mapping[str, ir.Node],
+        agreeing: Sequence[str],
+    ) -> list[str]:
+        """Those of some values that may be other numbers without any change to what is right after them.
+
+        Args:
+            arrays: What they are.
+        """
+        found = []
+        for name in [name for name in names if arrays[name].dtype.kind == "f"][:_TRIALS]:
+            after = [one for one in agreeing if made[name] in nodes_between(made[one], self.boundaries)]
+            right = arrays[name]
+            # A softmax hides what is added to all, and twice what a mask adds may be larger than any number.
+            noise = np.random.default_rng(right.size).standard_normal(right.shape).astype(right.dtype)
+            one, other = (self.run(after, {name: array}) for array in (right, right / 2 + noise))
+            if all(np.array_equal(one[key], other[key], equal_nan=one[key].dtype.kind == "f") for key in after):
+                found.append(name)
+        return found
+
+
+_TRIALS = 12
+"""For how many values it is tried whether they have an effect: each is two runs."""
+
+
 def _known(
-    model: ir.Model,
-    folder: Path,
     wrong: Mapping[str, Collection[ir.Node]],
     boundaries: Mapping[str, str],
-    inputs: Mapping[str, Any],
     compared: Mapping[str, Difference],
     run: FileRun,
     evidence: Evidence,
-    provider: str,
+    model: ir.Model,
+    inputs: Mapping[str, Any],
+    arrays: Mapping[str, Any],
 ) -> dict[str, set[ir.Node]]:
-    """For each wrong value the nodes before it that compute what PyTorch's operations do, with all before them."""
-    names = {
-        value.name or "": node
-        for nodes in wrong.values()
-        for node in nodes
-        for value in node.outputs
-        if value.name and value.name not in wrong and not isinstance(value.type, ir.SequenceType | ir.OptionalType)
-    }
+    """For each wrong value the nodes before it that compute what PyTorch's operations do, with all before them.
+
+    Args:
+        arrays: What these nodes compute from the right values.
+    """
     found: dict[str, set[ir.Node]] = {name: set() for name in wrong}
-    if not evidence.computed or not names:
+    if not evidence.computed or not arrays:
         return found
     index: Index[Any] = Index()
     for operation in evidence.computed:
-        index.add(operation.fingerprint, operation.fingerprint)
-    cut = segmented(model, boundaries, list(names), {n.removesuffix(GIVEN): a.dtype for n, a in inputs.items()})
-    session = sessions.open_session(cut, folder=folder, provider=provider)
-    arrays = sessions.run_session(session, {name: inputs[name] for name in sessions.input_names(session)})
-    copies = copied_values(model, run)
+        index.add(operation.fingerprint, operation)
+    copies = copied_values(model, run, inputs)
     for name, nodes in wrong.items():
         relative = compared[name].relative
         apart = NEAR if relative is None else min(NEAR, relative / _SHARE)
         if apart < _LEAST:
             continue
-        for value in (v.name or "" for node in nodes for v in node.outputs if (v.name or "") in arrays):
-            own = fingerprint_of(arrays[value])
-            if own.telling and value not in copies and any(own.near(other, apart) for other in index.near(own)):
-                found[name].update(nodes_between(names[value], boundaries))
+        for node in nodes:
+            for value in (v.name or "" for v in node.outputs if (v.name or "") in arrays and v.name not in copies):
+                own = fingerprint_of(arrays[value])
+                alike = [one for one in index.near(own) if own.near(one.fingerprint, apart)] if own.telling else []
+                if _is_of(node, {one.call for one in alike}):
+                    found[name].update(nodes_between(node, boundaries))
     return found
 
 
-def copied_values(model: ir.Model, run: FileRun) -> set[str]:
+def _is_of(node: ir.Node, calls: set[ModuleCall]) -> bool:
+    """Whether a node may be what PyTorch computed in some calls: what is wrong in one may be right in another."""
+    owner = owner_of(node)
+    if owner is None or (node.domain == "" and node.op_type in MOVES):
+        return bool(calls)
+    return not calls.isdisjoint(owner.calls)
+
+
+def copied_values(model: ir.Model, run: FileRun, inputs: Mapping[str, Any]) -> set[str]:
     """Values with the numbers of an earlier one, which no mere move of elements makes of it.
 
-    Taken from the wrong place, a value is PyTorch's all the same.
+    Taken from the wrong place, a value is PyTorch's all the same; so is a sum with what is zero by a fault.
+
+    Args:
+        inputs: Those of the file.
     """
     first: Index[str] = Index()
     found: set[str] = set()
+    known = dict(run.prints)
+    for value in model.graph.inputs:
+        if (name := value.name or "") in inputs:
+            known[name] = fingerprint_of(inputs[name])
+            first.add(known[name], name)
     for node in model.graph:
         given = [value for value in values_taken(node) if not value.is_initializer()]
         passes_on = len(given) == 1 or bool(nested_graphs(node))  # a condition chooses
         moved = {value.name or "" for value in given} if passes_on else set()
         for value in node.outputs:
             name = value.name or ""
-            own = run.prints.get(name)
+            own = known.get(name)
             if own is None or not own.telling:
                 continue
-            earlier = {one for one in first.near(own) if run.prints[one].near(own, _EQUAL)}
+            earlier = {one for one in first.near(own) if known[one].near(own, _EQUAL)}
             if earlier and (moved & found or not moved & earlier):
                 found.add(name)
             first.add(own, name)

@@ -115,6 +115,8 @@ def compare_whole(
         if missing := len(returned) - len(whole.right):
             notes.append(f"{plural(missing, 'output')} of the model left out at export")
         compared = whole.compare_with_ties(outputs, tagged, given, provider)
+        if zero := [one.name for one, right in zip(compared, whole.right, strict=False) if _is_zero(right)]:
+            notes.append(f"{', '.join(zero)} is zero everywhere with these inputs: little of what computes it shows")
         optimizer = ""
         if any(one.status == "differ" for one in compared) and not session.narrow:
             tell("verify: the runtime's optimizer")
@@ -222,6 +224,10 @@ def _folded(model: nn.Module, tagged: TaggedFile) -> list[str]:
 
     used = {key for key, entry in state_dict_of(tagged.model).items() if entry.used}
     return sorted((untraced_entries(tagged.model) | merged_entries(tagged.model, is_tied)) & used)
+
+
+def _is_zero(array: Any) -> bool:
+    return bool(array.dtype.kind == "f" and array.size and not array.any())
 
 
 def _finite(run: ModelRun) -> bool:

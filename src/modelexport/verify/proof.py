@@ -71,6 +71,11 @@ class Proof:
             nearest={name: self.evidence.base(content) for name, content in self.run.contents.items()},
             shapes={**{name: tuple(array.shape) for name, array in self.feeds.items()}, **self.run.shapes},
             dtypes={**{name: str(array.dtype) for name, array in self.feeds.items()}, **self.run.dtypes},
+            constants={
+                name: value.const_value.size
+                for name, value in self.tagged.model.graph.initializers.items()
+                if value.const_value is not None
+            },
         )
 
     @property

@@ -97,6 +97,7 @@ def prove_calls(
         run,
         evidence,
         provider=provider,
+        laid={name for name, content in proof.hints.items() if laid.base(content) != content},
     )
     proof.misplaced.extend(_misplaced(proof, run, given))
     return proof

@@ -1,0 +1,249 @@
+"""Faults beyond what the example shows, and faults that what follows them hides: found, and in the right call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import onnx_ir as ir
+import pytest
+import torch
+from torch import nn
+
+from modelexport import export, verify
+from modelexport.files.onnx_models import load_onnx, save_model
+from modelexport.tagged.documents.reading import load_hierarchy
+from modelexport.verify.model import verify as run_verify
+from modelexport.verify.verdicts import VerifyReport
+
+Inputs = Mapping[str, torch.Tensor]
+
+
+def numbers(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(1))
+
+
+def verified(model: nn.Module, inputs: Inputs, path: Path, plant: Callable[[ir.Graph], None]) -> VerifyReport:
+    """Export, see that the sound file agrees, plant a fault, and verify."""
+    sound = path / "sound.onnx"
+    export(model, inputs, sound)
+    assert verify(model, inputs, sound).agrees
+    file = load_onnx(sound)
+    plant(file.graph)
+    faulty = path / "faulty.onnx"
+    save_model(file, faulty)
+    report = verify(model, inputs, faulty)
+    assert report.verdict == "differ"
+    return report
+
+
+def seeded(kind: type[nn.Module]) -> nn.Module:
+    torch.manual_seed(0)
+    return kind().eval()
+
+
+def node_of(graph: ir.Graph, op_type: str, position: int = 0) -> ir.Node:
+    return [node for node in graph if node.op_type == op_type][position]
+
+
+def insert_before(node: ir.Node, index: int, op_type: str, *arrays: np.ndarray, **attributes: list[int]) -> None:
+    """Put an operation before an input of a node, which the node's call owns."""
+    value, graph = node.inputs[index], node.graph
+    assert value is not None and isinstance(graph, ir.Graph)
+    constants = []
+    for place, array in enumerate(arrays):
+        constant = ir.Value(name=f"planted{place}", const_value=ir.tensor(array, name=f"planted{place}"))
+        constant.type, constant.shape = ir.TensorType(ir.DataType.from_numpy(array.dtype)), ir.Shape(array.shape)
+        graph.initializers.add(constant)
+        constants.append(constant)
+    kept = [ir.AttrInt64s(key, sizes) for key, sizes in attributes.items()]
+    new = ir.Node("", op_type, [value, *constants], kept, name="planted", metadata_props=dict(node.metadata_props))
+    new.outputs[0].name, new.outputs[0].type, new.outputs[0].shape = "planted", value.type, value.shape
+    graph.insert_before(node, new)
+    node.replace_input_with(index, new.outputs[0])
+
+
+class Stack(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.act, self.second = nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.act(self.first(x)))
+
+
+def test_numbers_that_are_cut_off_where_the_example_ends(tmp_path: Path) -> None:
+    model, inputs = seeded(Stack), {"x": numbers(3, 16)}
+    assert isinstance(model, Stack)
+    with torch.no_grad():
+        largest = model.first(inputs["x"]).max().numpy()
+
+    def plant(graph: ir.Graph) -> None:
+        insert_before(node_of(graph, "Relu"), 0, "Min", largest)
+
+    report = verified(model, inputs, tmp_path, plant)
+    assert report.diverging is not None
+    assert report.diverging.address == "act"
+
+
+class Lengths(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        inside = torch.arange(5)[None] < lengths[:, None]
+        return self.linear(x) * inside[..., None]
+
+
+def test_a_comparison_that_takes_what_is_equal(tmp_path: Path) -> None:
+    def plant(graph: ir.Graph) -> None:
+        less = next(node for node in graph if node.op_type in ("Less", "Greater"))
+        less.op_type += "OrEqual"
+
+    inputs = {"x": numbers(2, 5, 8), "lengths": torch.tensor([5, 5])}
+    assert verified(seeded(Lengths), inputs, tmp_path, plant).diverging is not None
+
+
+class Words(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(40, 8)
+        self.linear = nn.Linear(8, 4)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.linear(self.words(ids))
+
+
+@pytest.mark.parametrize(("op_type", "bound"), [("Max", 1), ("Min", 38)])
+def test_the_first_and_the_last_row_of_a_table(op_type: str, bound: int, tmp_path: Path) -> None:
+    def plant(graph: ir.Graph) -> None:
+        insert_before(node_of(graph, "Gather"), 1, op_type, np.array(bound, np.int64))
+
+    report = verified(seeded(Words), {"ids": torch.tensor([[7, 9, 11, 30]])}, tmp_path, plant)
+    assert report.diverging is not None
+    assert report.diverging.address == "words"
+
+
+class Picture(nn.Module):
+    """Operations that give the axes of a square in the order in which they get them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.act, self.pool = nn.Conv2d(2, 3, 1), nn.Sigmoid(), nn.MaxPool2d(2)
+        self.head = nn.Linear(27, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.pool(self.act(self.conv(x))).flatten(1))
+
+
+def test_another_order_of_axes_is_of_the_call_that_made_it(tmp_path: Path) -> None:
+    def plant(graph: ir.Graph) -> None:
+        insert_before(node_of(graph, "Sigmoid"), 0, "Transpose", perm=[0, 1, 3, 2])
+
+    report = verified(seeded(Picture), {"x": numbers(2, 2, 6, 6)}, tmp_path, plant)
+    assert report.diverging is not None
+    assert report.diverging.address == "act"
+
+
+class Added(nn.Module):
+    """A value that is pooled, and added to itself: one of the two keeps the axes in any order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.pool = nn.Conv2d(2, 3, 1), nn.MaxPool2d(2)
+        self.up = nn.Upsample(scale_factor=2)
+        self.head = nn.Linear(108, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.conv(x)
+        return self.head((self.up(self.pool(y)) + y).flatten(1))
+
+
+def test_a_value_in_another_layout_acquits_nothing(tmp_path: Path) -> None:
+    def plant(graph: ir.Graph) -> None:
+        conv = node_of(graph, "Conv")
+        insert_before(conv, 0, "Transpose", perm=[0, 1, 3, 2])
+
+    report = verified(seeded(Added), {"x": numbers(2, 2, 6, 6)}, tmp_path, plant)
+    assert report.diverging is not None
+    assert report.diverging.address == "conv"
+
+
+class Step(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.taken, self.kept = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.taken(x) + self.kept(state))
+
+
+class Masked(nn.Module):
+    """A recurrence that keeps its state where a row has ended."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.step = Step()
+
+    def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        state = torch.zeros_like(x[:, 0])
+        for index in range(3):
+            state = torch.where((index < lengths)[:, None], self.step(x[:, index], state), state)
+        return state
+
+
+def test_what_a_mask_leaves_nothing_of_acquits_nothing(tmp_path: Path) -> None:
+    """The state stays zero: the second step then computes what the first one did, and the mask hides it."""
+
+    def plant(graph: ir.Graph) -> None:
+        choice = node_of(graph, "Where")
+        _, one, other = choice.inputs
+        choice.replace_input_with(1, other)
+        choice.replace_input_with(2, one)
+
+    report = verified(seeded(Masked), {"x": numbers(2, 3, 6), "lengths": torch.tensor([3, 2])}, tmp_path, plant)
+    assert report.diverging is not None
+    assert report.diverging.address == ""
+    assert "where" in report.diverging.reason
+
+
+class Residual(nn.Module):
+    """Normalizes twice with one module: before a branch, and after it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(8)
+        self.branch = nn.Linear(8, 8, bias=False)
+        self.head = nn.Linear(8, 8, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.branch(self.norm(x))
+        return x + self.head(self.norm(x))
+
+
+def test_a_branch_that_is_zero_does_not_make_the_sum_right(tmp_path: Path) -> None:
+    """The sum is the input then, and the second normalization computes what the first one did."""
+
+    def plant(graph: ir.Graph) -> None:
+        norm = node_of(graph, "LayerNormalization")
+        ((user, index),) = norm.outputs[0].uses()
+        insert_before(user, index, "Mul", np.array(0, np.float32))
+        graph.node("planted").metadata_props.update(norm.metadata_props)
+
+    report = verified(seeded(Residual), {"x": numbers(3, 8)}, tmp_path, plant)
+    assert report.diverging is not None
+    assert report.diverging.address == "norm"
+
+
+def test_a_tensor_for_which_the_sidecar_names_a_weight(tmp_path: Path) -> None:
+    model, inputs, path = seeded(Stack), {"x": numbers(3, 16)}, tmp_path / "m.onnx"
+    export(model, inputs, path)
+    sidecar = load_hierarchy(path.with_suffix(".hierarchy.json"))
+    call = next(call for call in sidecar.calls if call.address == "first")
+    wrong = msgspec.structs.replace(call.outputs[0], value="first.weight")
+    calls = [msgspec.structs.replace(one, outputs=[wrong]) if one is call else one for one in sidecar.calls]
+    report = run_verify(model, inputs, path, sidecar=msgspec.structs.replace(sidecar, calls=calls))
+    assert [(one.where.partition(",")[0], one.claimed) for one in report.claims] == [("first", "first.weight")]
