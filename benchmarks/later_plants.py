@@ -27,6 +27,7 @@ from plants import (
     constant_of,
     give,
     insert_after,
+    insert_chain,
     is_number,
     owners,
     static_shape,
@@ -220,14 +221,7 @@ def size_faults(model: ir.Model, feeds: dict[str, Any]) -> Iterator[Place]:
                 gone = ir.Node("", "Mul", [rest.outputs[0], zero], name=f"{name}.gone", metadata_props=props)
                 both = ir.Node("", "Concat", [first.outputs[0], gone.outputs[0]], [ir.AttrInt64("axis", axis)],
                                name=f"{name}.both", metadata_props=props)  # fmt: skip
-                after = node
-                for new in (first, rest, gone, both):
-                    new.outputs[0].name, new.outputs[0].type = f"{new.name}_0", value.type
-                    node.graph.insert_after(after, new)
-                    after = new
-                both.outputs[0].shape = value.shape
-                for user, index in users:
-                    user.replace_input_with(index, both.outputs[0])
+                insert_chain(node, (first, rest, gone, both), users)
                 return rank > 1 and all(output is not value for output in node.graph.outputs)
 
             yield Place("zero beyond the example's size", node.name or "", owners(node), zeroed,

@@ -11,7 +11,7 @@ import hashlib
 import itertools
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -207,6 +207,18 @@ class _Copy:
 
 
 # --- faults in edges -----------------------------------------------------------------------------------------------
+
+
+def insert_chain(node: ir.Node, chain: Sequence[ir.Node], users: Sequence[ir.Usage]) -> None:
+    """Put nodes behind a node, the last of which gives these users what the node gave them."""
+    value, after = node.outputs[0], node
+    for new in chain:
+        new.outputs[0].name, new.outputs[0].type = f"{new.name}_0", value.type
+        node.graph.insert_after(after, new)
+        after = new
+    after.outputs[0].shape = value.shape
+    for user, index in users:
+        user.replace_input_with(index, after.outputs[0])
 
 
 def insert_after(node: ir.Node, op_type: str, *inputs: Any, **attributes: int) -> None:

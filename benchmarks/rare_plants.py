@@ -24,6 +24,7 @@ from plants import (
     give,
     insert_after,
     insert_before_input,
+    insert_chain,
     is_number,
     last_size,
     owners,
@@ -255,14 +256,7 @@ def leaking(node: ir.Node) -> bool:
     less = ir.Node("", "Mul", [total.outputs[0], constant_of(node, f"{value.name}.less", np.array(1e-3, np.float32))],
                    name=f"{node.name}.less", metadata_props=props)  # fmt: skip
     both = ir.Node("", "Add", [value, less.outputs[0]], name=f"{node.name}.both", metadata_props=props)
-    after = node
-    for new in (total, less, both):
-        new.outputs[0].name, new.outputs[0].type = f"{new.name}_0", value.type
-        node.graph.insert_after(after, new)
-        after = new
-    both.outputs[0].shape = value.shape
-    for user, index in users:
-        user.replace_input_with(index, both.outputs[0])
+    insert_chain(node, (total, less, both), users)
     return True
 
 
