@@ -6,6 +6,7 @@ The same as :func:`onnx_ir.serde.deserialize_model`, in half of the time: each t
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import onnx
 import onnx_ir as ir
@@ -25,16 +26,20 @@ def to_model(proto: onnx.ModelProto) -> ir.Model:
     if graph is None:
         return ir.serde.deserialize_model(proto)
     graph.opset_imports.update(ir.serde.deserialize_opset_import(proto.opset_import))
-    return ir.Model(
-        graph,
-        ir_version=proto.ir_version,
-        producer_name=_text(proto, "producer_name"),
-        producer_version=_text(proto, "producer_version"),
-        domain=_text(proto, "domain"),
-        model_version=proto.model_version if proto.HasField("model_version") else None,
-        doc_string=_text(proto, "doc_string"),
-        metadata_props=_properties(proto.metadata_props),
-    )
+    return ir.Model(graph, **model_properties(proto))
+
+
+def model_properties(proto: onnx.ModelProto) -> dict[str, Any]:
+    """What a model says of itself, as arguments of :class:`onnx_ir.Model`."""
+    return {
+        "ir_version": proto.ir_version,
+        "producer_name": _text(proto, "producer_name"),
+        "producer_version": _text(proto, "producer_version"),
+        "domain": _text(proto, "domain"),
+        "model_version": proto.model_version if proto.HasField("model_version") else None,
+        "doc_string": _text(proto, "doc_string"),
+        "metadata_props": properties_of(proto.metadata_props),
+    }
 
 
 def _is_rare(proto: onnx.ModelProto) -> bool:
@@ -45,7 +50,8 @@ def _text(proto: onnx.ModelProto | onnx.GraphProto | onnx.ValueInfoProto | onnx.
     return str(getattr(proto, name)) if proto.HasField(name) else None
 
 
-def _properties(entries: Iterable[onnx.StringStringEntryProto]) -> dict[str, str] | None:
+def properties_of(entries: Iterable[onnx.StringStringEntryProto]) -> dict[str, str] | None:
+    """Serialized properties as a mapping; ``None`` if there are none."""
     return {entry.key: entry.value for entry in entries} or None
 
 
@@ -105,7 +111,7 @@ class _Reader:
             initializers=initializers,
             doc_string=_text(proto, "doc_string"),
             name=_text(proto, "name"),
-            metadata_props=_properties(proto.metadata_props),
+            metadata_props=properties_of(proto.metadata_props),
         )
 
     def _initializer(self, proto: onnx.TensorProto) -> ir.Value:
@@ -148,7 +154,7 @@ class _Reader:
         if info is None:
             return ir.Value(name=name)
         kind, shape = self._type(info.type)
-        properties = _properties(info.metadata_props) if info.metadata_props else None
+        properties = properties_of(info.metadata_props) if info.metadata_props else None
         return ir.Value(
             name=name, type=kind, shape=shape, doc_string=_text(info, "doc_string"), metadata_props=properties
         )

@@ -22,6 +22,8 @@ from modelexport.files.embedded import EmbeddedTensor, OpenFile
 from modelexport.files.expansion import check_functions
 from modelexport.files.linked import read_linked, seal_data
 from modelexport.files.order import check_acyclic, check_opsets
+from modelexport.files.plain_reading import to_plain
+from modelexport.files.plain_writing import plain_proto
 from modelexport.files.serializing import to_proto
 from modelexport.files.tensors import check_data, check_nodes
 from modelexport.files.text_fields import parse_model
@@ -29,6 +31,7 @@ from modelexport.files.wire import LOCATION, SMALL, with_weights, without_weight
 from modelexport.format import keys
 from modelexport.graph.initializers import bind_tensors
 from modelexport.graph.nodes import initializers
+from modelexport.graph.plain import PlainModel
 
 LARGEST_INSIDE = 10**9
 """Bytes of weights above which they are written to a separate file."""
@@ -40,11 +43,12 @@ OLDER_FILE = "modelexport.older_file"
 """The key in ``ir.Model.meta`` that marks a model whose file has an older format version."""
 
 
-def load_onnx(path: Path, *, ours: bool = True) -> ir.Model:
+def load_onnx(path: Path, *, ours: bool = True, plain: bool = False) -> ir.Model:
     """Read any ONNX file; large initializers are read when used. A file of an older format version is upgraded.
 
     Args:
         ours: Whether the file's records of its data files still hold: false for a file that another tool wrote.
+        plain: Whether it may be read as a :class:`~modelexport.graph.plain.PlainModel`, which cannot be rewired.
 
     Raises:
         FileFormatError: It is missing, empty, or not an ONNX file.
@@ -56,7 +60,7 @@ def load_onnx(path: Path, *, ours: bool = True) -> ir.Model:
     if path.stat().st_size == 0:
         raise FileFormatError(f"{path} is empty: it was not written completely; export it again")
     try:
-        model = _read(path, ours)
+        model = _read(path, ours, plain)
     except FileFormatError as error:
         if str(path) in str(error):
             raise
@@ -68,19 +72,14 @@ def load_onnx(path: Path, *, ours: bool = True) -> ir.Model:
     return model
 
 
-def _read(path: Path, ours: bool) -> ir.Model:
+def _read(path: Path, ours: bool, plain: bool) -> ir.Model:
     file = OpenFile(path)
     try:
         rest, places = without_weights(file.data)
         if len(rest) > PROTO_BYTES:
             raise FileFormatError(f"{path} has a graph of {len(rest):,} bytes, and at most {PROTO_BYTES:,} are read")
         proto = parse_model(rest)
-        check_functions(proto)
-        check_opsets(proto)
-        check_nodes(proto)
-        check_acyclic(proto)
-        check_data(proto, places)
-        model = to_model(proto)
+        model = (to_plain(proto, places) if plain else None) or _checked(proto, places)
         weakref.finalize(model, file.close).atexit = False
         _upgrade(model)
         for value in initializers(model):
@@ -93,6 +92,16 @@ def _read(path: Path, ours: bool) -> ir.Model:
         file.close()
         raise
     return model
+
+
+def _checked(proto: onnx.ModelProto, places: Mapping[str, range]) -> ir.Model:
+    """The model, if it may be read."""
+    check_functions(proto)
+    check_opsets(proto)
+    check_nodes(proto)
+    check_acyclic(proto)
+    check_data(proto, places)
+    return to_model(proto)
 
 
 def _move_properties(tensor: ir.TensorProtocol, value: ir.Value) -> None:
@@ -231,7 +240,8 @@ def save_with_references(
     streamed = {v: t for v, t in now.items() if t is not None and not isinstance(t, ir.ExternalTensor) and _is_large(t)}
     described = {value: _without_data(tensor) for value, tensor in streamed.items()}
     try:
-        rest = to_proto(model, {**placed, **described}).SerializeToString()
+        write = plain_proto if isinstance(model, PlainModel) else to_proto
+        rest = write(model, {**placed, **described}).SerializeToString()
     except (ir.serde.SerdeError, UnicodeError, TypeError) as error:  # names that are not valid text
         reason = " ".join(str(error.__cause__ or error).split())[:200]
         raise FileFormatError(f"the model contains data that cannot be written: {reason}") from error

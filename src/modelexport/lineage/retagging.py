@@ -105,7 +105,7 @@ def retag(changed: str | Path, *, source: str | Path, output: str | Path) -> Ret
     """
     changed, output = Path(changed), Path(output)
     check_writable(output, [changed, Path(source)])
-    tagged = read_tagged(source)
+    tagged = read_tagged(source, plain=True)
     if tagged.coverage.untagged == len(tagged.nodes):
         raise FileFormatError(
             f"no node of {source} has tags: another tool has dropped them; give the exported file itself"
@@ -171,7 +171,7 @@ def _report(
 
 def _flat(path: Path, tagged: TaggedFile) -> tuple[ir.Model, bool]:
     """The changed model, with local functions inlined and without tags that the tool kept."""
-    model = _read(path)
+    model = _read(path, plain=tagged.encoding != "attributes")
     inlined = bool(model.functions)
     if inlined and tagged.encoding == "functions":
         try:  # a tool that kept the functions may have kept their records of the names in the flat graph
@@ -208,9 +208,9 @@ def _cause(error: BaseException) -> str:
     return " ".join(str(error.__cause__ or error).split())[:300]
 
 
-def _read(path: Path) -> ir.Model:
+def _read(path: Path, *, plain: bool = True) -> ir.Model:
     """Read a file that a tool wrote: our properties that the tool kept may no longer hold for it."""
-    return load_onnx(path, ours=False)
+    return load_onnx(path, ours=False, plain=plain)
 
 
 def _forget_names(model: ir.Model) -> None:

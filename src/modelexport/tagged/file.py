@@ -192,18 +192,19 @@ class FileTags:
         return self.tagged.source_tags[call]
 
 
-def read_tagged(path: str | Path, *, checked: bool = True) -> TaggedFile:
+def read_tagged(path: str | Path, *, checked: bool = True, plain: bool = False) -> TaggedFile:
     """Read a tagged ONNX file. Weights are read from the file when they are first used.
 
     Args:
         checked: Also check that its weights files, if they exist, are unchanged.
+        plain: Whether the model may be a :class:`~modelexport.graph.plain.PlainModel`, which cannot be rewired.
 
     Raises:
         FileFormatError: The file is missing, is not an ONNX file, has no tags, or has an unknown format version; or a
             document or a weights file beside it is not the one that was written with it.
     """
     path = Path(path)
-    model = load_onnx(path)
+    model = load_onnx(path, plain=plain)
     check_version(path, model.metadata_props)
     try:
         calls, tags = read_call_tree(model.metadata_props)

@@ -1,0 +1,215 @@
+"""Serialized models as plain models (:mod:`modelexport.graph.plain`), if there is nothing rare in them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import onnx
+import onnx_ir as ir
+
+from modelexport.errors import FileFormatError
+from modelexport.files.deserializing import SerializedTensor, model_properties, properties_of
+from modelexport.files.order import check_opsets
+from modelexport.files.tensors import check_tensor
+from modelexport.graph.plain import PlainGraph, PlainModel, PlainNode, PlainValue, Store
+
+_TEXTS = (onnx.AttributeProto.FLOAT, onnx.AttributeProto.INT, onnx.AttributeProto.STRING)
+_LISTS = (onnx.AttributeProto.FLOATS, onnx.AttributeProto.INTS, onnx.AttributeProto.STRINGS)
+_SHARED = frozenset((*_TEXTS, *_LISTS))
+"""Attributes that are equal if they are serialized alike."""
+_TENSOR = onnx.AttributeProto.TENSOR
+_NO_ATTRIBUTES = Store()
+
+_Kind = tuple[ir.DataType | None, ir.TypeProtocol | None, ir.Shape | None]
+
+
+class _Rare(Exception):
+    """There is something in the model that a plain one cannot have, or a fault."""
+
+
+def to_plain(proto: onnx.ModelProto, elsewhere: Collection[str]) -> PlainModel | None:
+    """A model that is not rewired; ``None`` if it has something rare or a fault, which the other reader names.
+
+    Rare are functions, nested graphs, nodes that are not sorted, weights in other files, and whatever onnx_ir would
+    write in other bytes than it has. So a plain model needs none of the checks of untrusted files but those made here,
+    and what is written of it is what onnx_ir would write.
+
+    Args:
+        elsewhere: Names of initializers whose data was taken out.
+    """
+    graph = proto.graph
+    if proto.functions or proto.configuration or proto.training_info:
+        return None
+    if graph.quantization_annotation or graph.sparse_initializer:
+        return None
+    check_opsets(proto)
+    try:
+        view = _Reader(proto, elsewhere).read()
+    except (_Rare, KeyError, FileFormatError):
+        return None
+    proto.DiscardUnknownFields()
+    model = PlainModel(view, proto, **model_properties(proto))
+    for node in view:
+        node.graph = model.graph
+    return model
+
+
+class _Reader:
+    def __init__(self, proto: onnx.ModelProto, elsewhere: Collection[str]) -> None:
+        self._model, self._proto, self._elsewhere = proto, proto.graph, elsewhere
+        self._values: dict[str, PlainValue] = {}
+        self._kinds: dict[bytes, _Kind] = {}
+        self._tensor_kinds: dict[tuple[int, tuple[int, ...]], _Kind] = {}
+        self._attributes: dict[bytes, ir.Attr] = {}
+        self._checked: set[tuple[int, tuple[int, ...], int]] = set()
+
+    def read(self) -> PlainGraph:
+        proto = self._proto
+        self._infos = {info.name: info for info in proto.value_info}
+        if len(self._infos) != len(proto.value_info):
+            raise _Rare
+        inputs = [self._input(info) for info in proto.input]
+        initializers = [self._initializer(tensor) for tensor in proto.initializer]
+        nodes = self._nodes()
+        if "" in self._values or len(self._values) != self._made + len(inputs) + len(initializers):
+            raise _Rare  # two values of one name
+        outputs = [self._output(info) for info in proto.output]
+        return PlainGraph(
+            inputs,
+            outputs,
+            nodes=nodes,
+            initializers=initializers,
+            doc_string=proto.doc_string if proto.HasField("doc_string") else None,
+            opset_imports=ir.serde.deserialize_opset_import(self._model.opset_import),
+            name=proto.name if proto.HasField("name") else None,
+            metadata_props=properties_of(proto.metadata_props) or {},
+        )
+
+    def _input(self, info: onnx.ValueInfoProto) -> PlainValue:
+        value = PlainValue(info.name, None, None, None, None)
+        value.role = "input"
+        self._describe(value, info)
+        self._values[info.name] = value
+        return value
+
+    def _output(self, info: onnx.ValueInfoProto) -> PlainValue:
+        value = self._values[info.name]
+        if value.made_by is None or value.leaves:
+            raise _Rare
+        value.leaves = True
+        self._describe(value, info)
+        return value
+
+    def _describe(self, value: PlainValue, info: onnx.ValueInfoProto) -> None:
+        """Set what an input or output of the graph says of its value."""
+        said = ir.Value(name=value.name, type=value.type, shape=value.shape)
+        ir.serde.deserialize_value_info_proto(info, said)
+        value.type, value.shape, value.doc_string = said.type, said.shape, said.doc_string
+        value.dtype = said.dtype
+        value.metadata_props = dict(said.metadata_props)
+
+    def _initializer(self, proto: onnx.TensorProto) -> PlainValue:
+        name, data_type, dims = proto.name, proto.data_type, tuple(proto.dims)
+        size = len(proto.raw_data)
+        if not size or (data_type, dims, size) not in self._checked:
+            if proto.data_location == onnx.TensorProto.EXTERNAL or data_type == onnx.TensorProto.STRING:
+                raise _Rare
+            check_tensor(proto, self._elsewhere)
+            if size:
+                self._checked.add((data_type, dims, size))
+        elif proto.data_location == onnx.TensorProto.EXTERNAL:
+            raise _Rare
+        kind = self._tensor_kinds.get((data_type, dims))
+        if kind is None:
+            dtype = ir.DataType(data_type)
+            kind = self._tensor_kinds[data_type, dims] = dtype, ir.TensorType(dtype), ir.Shape(dims, frozen=True)
+        shape = kind[2]
+        assert shape is not None
+        info = self._infos.get(name)
+        if info is not None:
+            kind = self._kind(info)
+        value = PlainValue(name, *kind, None)
+        value.role = "initializer"
+        value.metadata_props = (properties_of(info.metadata_props) if info is not None else None) or {}
+        value.const_value = SerializedTensor(proto, shape)
+        self._values[name] = value
+        return value
+
+    def _kind(self, info: onnx.ValueInfoProto) -> _Kind:
+        """The type of a value."""
+        data = info.type.SerializeToString()
+        kind = self._kinds.get(data)
+        if kind is None:
+            value = ir.serde.deserialize_value_info_proto(info, None)
+            if ir.serde.serialize_value(value).type.SerializeToString() != data:
+                raise _Rare
+            kind = self._kinds[data] = value.dtype, value.type, value.shape
+        return kind
+
+    def _nodes(self) -> list[PlainNode]:
+        values, infos = self._values, self._infos
+        nodes: list[PlainNode] = []
+        operators: dict[tuple[str, str, str], tuple[str, str, str]] = {}
+        unknown: _Kind = (None, None, None)
+        made = 0
+        for proto in self._proto.node:
+            operator = proto.domain, proto.op_type, proto.overload
+            operator = operators.setdefault(operator, operator)
+            attributes = self._attributes_of(proto) if proto.attribute else _NO_ATTRIBUTES
+            properties = {entry.key: entry.value for entry in proto.metadata_props}
+            node = PlainNode(operator, proto.name, (), (), attributes, properties)
+            node.doc_string = proto.doc_string or None
+            inputs: list[PlainValue | None] = []
+            for index, name in enumerate(proto.input):
+                if name:
+                    value = values[name]
+                    value.users.append((node, index))
+                    inputs.append(value)
+                else:
+                    inputs.append(None)
+            outputs = []
+            for name in proto.output:
+                kind = unknown
+                if (info := infos.get(name)) is not None:
+                    kind = self._kind(info)
+                    if info.doc_string or info.metadata_props:
+                        raise _Rare
+                value = PlainValue(name, *kind, node)
+                outputs.append(value)
+                if name:
+                    made += 1
+                    values[name] = value
+            if not outputs or proto.device_configurations:
+                raise _Rare
+            node.inputs, node.outputs = tuple(inputs), tuple(outputs)
+            nodes.append(node)
+        if any(operator[0] == "ai.onnx" for operator in operators):
+            raise _Rare  # another name of ""
+        self._made = made
+        return nodes
+
+    def _attributes_of(self, node: onnx.NodeProto) -> Store:
+        found = Store()
+        for proto in node.attribute:
+            data = proto.SerializeToString()
+            attribute = self._attributes.get(data)
+            if attribute is None:
+                attribute = self._attribute(proto, data)
+            found[attribute.name] = attribute
+        if len(found) != len(node.attribute):
+            raise _Rare
+        return found
+
+    def _attribute(self, proto: onnx.AttributeProto, data: bytes) -> ir.Attr:
+        if proto.ref_attr_name or (proto.type not in _SHARED and proto.type != _TENSOR):
+            raise _Rare
+        if proto.type == _TENSOR:
+            if not proto.HasField("t") or proto.t.data_location == onnx.TensorProto.EXTERNAL:
+                raise _Rare
+            check_tensor(proto.t, ())
+        attribute = ir.serde.deserialize_attribute(proto)
+        if ir.serde.serialize_attribute(attribute).SerializeToString() != data:
+            raise _Rare
+        if proto.type in _SHARED:
+            self._attributes[data] = attribute
+        return attribute

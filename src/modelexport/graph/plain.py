@@ -1,0 +1,139 @@
+"""Models that are read, get owners and names, and are not rewired: ``retag`` needs nothing else.
+
+Their nodes and values are ``onnx_ir`` nodes and values with attributes in place of properties, made in a fraction of the
+time. What would rewire them fails, since their onnx_ir parts are not set. :mod:`modelexport.files.plain_reading` makes
+them, and :mod:`modelexport.files.plain_writing` writes what was changed into the serialized model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import onnx
+import onnx_ir as ir
+
+NOTHING: Mapping[str, str] = MappingProxyType({})
+"""The properties of a value that has none and gets none."""
+
+
+class Store(dict[str, Any]):
+    """Attributes, or what travels with a node: a mapping that is its own ``data``, which onnx_ir's mappings have."""
+
+    __slots__ = ()
+
+    @property
+    def data(self) -> Store:
+        """The same mapping."""
+        return self
+
+
+class PlainValue(ir.Value):
+    """A value of a plain graph."""
+
+    __slots__ = ("const_value", "dtype", "leaves", "made_by", "metadata_props", "name", "role", "shape", "type", "users")
+
+    if not TYPE_CHECKING:  # the types are those of onnx_ir's properties
+
+        def __init__(self, name, dtype, kind, shape, producer):
+            self.name = name
+            self.dtype = dtype
+            self.type = kind
+            self.shape = shape
+            self.made_by = producer
+            self.users = []
+            self.role = None
+            self.leaves = False
+            self.const_value = None
+            self.metadata_props = NOTHING
+
+    def producer(self) -> ir.Node | None:
+        """The node that produces it."""
+        return self.made_by
+
+    def uses(self) -> Collection[ir.Usage]:
+        """The nodes that use it, with the position of their input."""
+        return self.users
+
+    def is_graph_input(self) -> bool:
+        """Whether it is an input of the graph."""
+        return self.role == "input"
+
+    def is_graph_output(self) -> bool:
+        """Whether it is an output of the graph."""
+        return self.leaves
+
+    def is_initializer(self) -> bool:
+        """Whether it is an initializer."""
+        return self.role == "initializer"
+
+    @property
+    def graph(self) -> ir.Graph | None:
+        """The graph of its producer."""
+        return self.made_by.graph if self.made_by is not None else None
+
+    if TYPE_CHECKING:
+        made_by: PlainNode | None
+        users: list[ir.Usage]
+        role: str | None
+        leaves: bool
+
+
+class PlainNode(ir.Node):
+    """A node of a plain graph."""
+
+    __slots__ = (
+        "attributes",
+        "domain",
+        "graph",
+        "inputs",
+        "meta",
+        "metadata_props",
+        "name",
+        "op_type",
+        "operator",
+        "outputs",
+        "overload",
+    )
+
+    if not TYPE_CHECKING:
+
+        def __init__(self, operator, name, inputs, outputs, attributes, metadata_props):
+            self.operator = operator
+            self.domain, self.op_type, self.overload = operator
+            self.name = name
+            self.inputs = inputs
+            self.outputs = outputs
+            self.attributes = attributes
+            self.metadata_props = metadata_props
+            self.meta = Store()
+            self.graph = None
+
+    def op_identifier(self) -> ir.OperatorIdentifier:
+        """Domain, type and overload of its operator."""
+        return self.operator
+
+    if TYPE_CHECKING:
+        operator: ir.OperatorIdentifier
+
+
+class PlainGraph(ir.GraphView):
+    """A graph without nested graphs, whose nodes are sorted."""
+
+    def all_nodes(self) -> Iterator[ir.Node]:
+        """Its nodes."""
+        return iter(self)
+
+    def subgraphs(self) -> Iterator[ir.Graph]:
+        """The graphs nested in it: none."""
+        return iter(())
+
+
+class PlainModel(ir.Model):
+    """A model with a plain graph and without functions."""
+
+    def __init__(self, graph: PlainGraph, serialized: onnx.ModelProto, **properties: Any) -> None:
+        super().__init__(graph, **properties)  # type: ignore[arg-type]  # GraphView says that a model may have one
+        self.serialized = serialized
+        """What was read. Writing the model changes it."""
