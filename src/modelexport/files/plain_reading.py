@@ -66,8 +66,6 @@ class _Reader:
     def read(self) -> PlainGraph:
         proto = self._proto
         self._infos = {info.name: info for info in proto.value_info}
-        if len(self._infos) != len(proto.value_info):
-            raise _Rare
         inputs = [self._input(info) for info in proto.input]
         initializers = [self._initializer(tensor) for tensor in proto.initializer]
         nodes = self._nodes()

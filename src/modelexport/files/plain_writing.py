@@ -31,15 +31,7 @@ def plain_proto(model: PlainModel, tensors: Mapping[ir.Value, ir.TensorProtocol]
         if field.name not in _KEPT:
             graph.ClearField(field.name)
     proto.MergeFrom(header)
-    for value, tensor in zip(model.graph.initializers.values(), graph.initializer, strict=True):
-        given = tensors.get(value, value.const_value)
-        assert given is not None
-        if not isinstance(given, SerializedTensor) or given.raw is not tensor:
-            tensor.Clear()
-            given.name = value.name
-            write_tensor(tensor, given, value)
-        else:
-            _write_properties(tensor, value.metadata_props)
+    _write_initializers(model, graph, tensors)
     _write_nodes(model, graph)
     _order_types(model, graph)
     return proto
@@ -56,6 +48,24 @@ def _write_properties(proto: onnx.TensorProto | onnx.NodeProto, properties: Mapp
     proto.ClearField("metadata_props")
     for key, text in sorted(properties.items()):
         proto.metadata_props.add(key=key, value=text)
+
+
+def _write_initializers(
+    model: PlainModel, graph: onnx.GraphProto, tensors: Mapping[ir.Value, ir.TensorProtocol]
+) -> None:
+    values = model.graph.initializers.values()
+    given = [tensors.get(value, value.const_value) for value in values]
+    if all(isinstance(tensor, SerializedTensor) for tensor in given):  # they are what was read
+        for value, proto in zip(values, graph.initializer, strict=True):
+            _write_properties(proto, value.metadata_props)
+        return
+    made = onnx.GraphProto()  # the data of a tensor that is described here may be read from the old one later
+    for value, tensor in zip(values, given, strict=True):
+        assert tensor is not None
+        tensor.name = value.name
+        write_tensor(made.initializer.add(), tensor, value)
+    graph.ClearField("initializer")
+    graph.initializer.extend(made.initializer)
 
 
 def _write_nodes(model: PlainModel, graph: onnx.GraphProto) -> None:
@@ -86,7 +96,7 @@ def _order_types(model: PlainModel, graph: onnx.GraphProto) -> None:
         for value in node.outputs
         if value.name in infos and not value.is_graph_output() and (value.type is not None or value.shape is not None)
     ]
-    if made != list(infos):
+    if made != [info.name for info in graph.value_info]:
         ordered = onnx.GraphProto(value_info=[infos[name] for name in made])
         graph.ClearField("value_info")
         graph.value_info.extend(ordered.value_info)
