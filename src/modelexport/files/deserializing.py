@@ -6,6 +6,7 @@ The same as :func:`onnx_ir.serde.deserialize_model`, in half of the time: each t
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import prod
 from typing import Any
 
 import onnx
@@ -58,12 +59,17 @@ def properties_of(entries: Iterable[onnx.StringStringEntryProto]) -> dict[str, s
 class SerializedTensor(ir.TensorProtoTensor):
     """A tensor that decodes its type and shape once, and not each time that it is asked for these or its size."""
 
-    __slots__ = ("_decoded_shape", "_decoded_type")
+    __slots__ = ("_decoded_shape", "_decoded_size", "_decoded_type")
 
-    def __init__(self, proto: onnx.TensorProto, shape: ir.Shape) -> None:
+    def __init__(self, proto: onnx.TensorProto, dtype: ir.DataType, shape: ir.Shape, size: int) -> None:
         super().__init__(proto)
-        self._decoded_type = ir.DataType(proto.data_type)
+        self._decoded_type = dtype
         self._decoded_shape = shape
+        self._decoded_size = size
+
+    @property
+    def size(self) -> int:
+        return self._decoded_size
 
     @property
     def dtype(self) -> ir.DataType:  # type: ignore[override]  # writable in the protocol, in no class of onnx_ir
@@ -84,7 +90,8 @@ class _Reader:
         self._infos = {info.name: info for info in proto.value_info}
         self._types: dict[bytes, tuple[ir.TypeProtocol | None, ir.Shape | None]] = {}
         """A serialized type to what it holds. Values share shapes, which are immutable, and not types."""
-        self._shapes: dict[tuple[int, ...], ir.Shape] = {}
+        self._shapes: dict[tuple[int, ...], tuple[ir.Shape, int]] = {}
+        """The sizes of a tensor to its shape and number of elements."""
 
     def read(self) -> ir.Graph | None:
         """The graph; ``None`` if it has faults or nested graphs."""
@@ -133,8 +140,8 @@ class _Reader:
             return ir.serde.deserialize_tensor(proto)
         sizes = tuple(proto.dims)
         if sizes not in self._shapes:
-            self._shapes[sizes] = ir.Shape(sizes, frozen=True)
-        return SerializedTensor(proto, self._shapes[sizes])
+            self._shapes[sizes] = ir.Shape(sizes, frozen=True), prod(sizes)
+        return SerializedTensor(proto, ir.DataType(proto.data_type), *self._shapes[sizes])
 
     def _outputs(self, node: onnx.NodeProto) -> list[ir.Value] | None:
         """The values that a node makes; ``None`` if another one makes one of them as well."""

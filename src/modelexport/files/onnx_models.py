@@ -17,7 +17,7 @@ import onnx_ir as ir
 from modelexport.core.limits import PROTO_BYTES
 from modelexport.errors import FileFormatError
 from modelexport.files.atomic import check_space, scratch
-from modelexport.files.deserializing import to_model
+from modelexport.files.deserializing import SerializedTensor, to_model
 from modelexport.files.embedded import EmbeddedTensor, OpenFile
 from modelexport.files.expansion import check_functions
 from modelexport.files.linked import read_linked, seal_data
@@ -82,11 +82,12 @@ def _read(path: Path, ours: bool, plain: bool) -> ir.Model:
         model = (to_plain(proto, places) if plain else None) or _checked(proto, places)
         weakref.finalize(model, file.close).atexit = False
         _upgrade(model)
-        for value in initializers(model):
-            if value.const_value is not None:
-                _move_properties(value.const_value, value)
+        if not isinstance(model, PlainModel):
+            for value in initializers(model):
+                if value.const_value is not None:
+                    _move_properties(value.const_value, value)
         bind_tensors(dict(_embedded_tensors(model, file, places)))
-        if LOCATION in rest:
+        if not isinstance(model, PlainModel) and LOCATION in rest:
             read_linked(model, path.parent, ours=ours)
     except BaseException:
         file.close()
@@ -162,7 +163,7 @@ def save_model(
     """
     now = {value: value.const_value for value in initializers(model) if value.const_value is not None}
     if external is None:
-        apart = any(isinstance(tensor, ir.ExternalTensor) for tensor in now.values())
+        apart = any(_is_outside(tensor) for tensor in now.values())
         external = apart or sum(tensor.nbytes for tensor in now.values()) > LARGEST_INSIDE
     now.update(tensors or {})
     if not same_graph:
@@ -208,7 +209,7 @@ def write_data_file(
 
 def inside_file(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
     """The tensor to write into the model file; one from another file is read at that time."""
-    if not isinstance(tensor, ir.ExternalTensor):
+    if not _is_outside(tensor):
         return tensor
     return ir.LazyTensor(
         lambda: ir.Tensor(tensor.numpy(), dtype=tensor.dtype),
@@ -237,7 +238,7 @@ def save_with_references(
     """
     placed = {} if tensors is None else tensors
     now = {value: placed.get(value, value.const_value) for value in model.graph.initializers.values()}
-    streamed = {v: t for v, t in now.items() if t is not None and not isinstance(t, ir.ExternalTensor) and _is_large(t)}
+    streamed = {v: t for v, t in now.items() if t is not None and not _is_outside(t) and _is_large(t)}
     described = {value: _without_data(tensor) for value, tensor in streamed.items()}
     try:
         write = plain_proto if isinstance(model, PlainModel) else to_proto
@@ -281,10 +282,16 @@ def _without_data(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
     return ir.TensorProtoTensor(described)
 
 
+def _is_outside(tensor: ir.TensorProtocol) -> bool:
+    """Whether a tensor is in another file."""
+    # Most are of this class, and a question after any other takes ten times as long: they are protocols.
+    return type(tensor) is not SerializedTensor and isinstance(tensor, ir.ExternalTensor)
+
+
 def _is_large(tensor: ir.TensorProtocol) -> bool:
     if tensor.dtype == ir.DataType.STRING:
         return False
-    if isinstance(tensor, ir.TensorProtoTensor) and tensor.raw.HasField("raw_data") and tensor.raw.ByteSize() < SMALL:
-        return False  # its size would be computed from its shape, which onnx_ir reads anew each time
+    if type(tensor) is SerializedTensor:
+        return tensor.nbytes >= SMALL
     # onnx_ir wraps exceptions raised while a lazy tensor is computed in its own exceptions.
     return tensor.nbytes >= SMALL or isinstance(tensor, ir.LazyTensor)

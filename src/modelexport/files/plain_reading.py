@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from math import prod
 
 import onnx
 import onnx_ir as ir
@@ -18,6 +19,8 @@ _LISTS = (onnx.AttributeProto.FLOATS, onnx.AttributeProto.INTS, onnx.AttributePr
 _SHARED = frozenset((*_TEXTS, *_LISTS))
 """Attributes that are equal if they are serialized alike."""
 _TENSOR = onnx.AttributeProto.TENSOR
+_RARE_TYPES = (onnx.TensorProto.STRING, onnx.TensorProto.FLOAT6E2M3, onnx.TensorProto.FLOAT6E3M2)
+"""Elements that onnx_ir represents in another way, or checks when it writes them."""
 _NO_ATTRIBUTES = Store()
 
 _Kind = tuple[ir.DataType | None, ir.TypeProtocol | None, ir.Shape | None]
@@ -59,9 +62,9 @@ class _Reader:
         self._model, self._proto, self._elsewhere = proto, proto.graph, elsewhere
         self._values: dict[str, PlainValue] = {}
         self._kinds: dict[bytes, _Kind] = {}
-        self._tensor_kinds: dict[tuple[int, tuple[int, ...]], _Kind] = {}
+        self._tensor_kinds: dict[tuple[int, tuple[int, ...], int], tuple[ir.DataType, ir.Shape, int, ir.TensorType]] = {}
+        """Type, sizes and number of bytes of tensors that were checked."""
         self._attributes: dict[bytes, ir.Attr] = {}
-        self._checked: set[tuple[int, tuple[int, ...], int]] = set()
 
     def read(self) -> PlainGraph:
         proto = self._proto
@@ -108,28 +111,29 @@ class _Reader:
 
     def _initializer(self, proto: onnx.TensorProto) -> PlainValue:
         name, data_type, dims = proto.name, proto.data_type, tuple(proto.dims)
-        size = len(proto.raw_data)
-        if not size or (data_type, dims, size) not in self._checked:
-            if proto.data_location == onnx.TensorProto.EXTERNAL or data_type == onnx.TensorProto.STRING:
-                raise _Rare
-            check_tensor(proto, self._elsewhere)
-            if size:
-                self._checked.add((data_type, dims, size))
-        elif proto.data_location == onnx.TensorProto.EXTERNAL:
+        length = len(proto.raw_data)
+        known = self._tensor_kinds.get((data_type, dims, length)) if length else None
+        if proto.data_location == onnx.TensorProto.EXTERNAL:
             raise _Rare
-        kind = self._tensor_kinds.get((data_type, dims))
-        if kind is None:
+        if known is None:
+            check_tensor(proto, self._elsewhere)
             dtype = ir.DataType(data_type)
-            kind = self._tensor_kinds[data_type, dims] = dtype, ir.TensorType(dtype), ir.Shape(dims, frozen=True)
-        shape = kind[2]
-        assert shape is not None
+            if data_type in _RARE_TYPES:
+                raise _Rare
+            known = dtype, ir.Shape(dims, frozen=True), prod(dims), ir.TensorType(dtype)
+            self._tensor_kinds[data_type, dims, length] = known
+        dtype, shape, size, kind_of = known
+        kind: _Kind = dtype, kind_of, shape
         info = self._infos.get(name)
         if info is not None:
             kind = self._kind(info)
         value = PlainValue(name, *kind, None)
         value.role = "initializer"
         value.metadata_props = (properties_of(info.metadata_props) if info is not None else None) or {}
-        value.const_value = SerializedTensor(proto, shape)
+        if proto.metadata_props:
+            value.metadata_props.update(properties_of(proto.metadata_props) or {})
+            proto.ClearField("metadata_props")  # it is written as it was read
+        value.const_value = SerializedTensor(proto, dtype, shape, size)
         self._values[name] = value
         return value
 

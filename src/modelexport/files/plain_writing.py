@@ -55,7 +55,7 @@ def _write_initializers(
 ) -> None:
     values = model.graph.initializers.values()
     given = [tensors.get(value, value.const_value) for value in values]
-    if all(isinstance(tensor, SerializedTensor) for tensor in given):  # they are what was read
+    if all(type(tensor) is SerializedTensor for tensor in given):  # they are what was read
         for value, proto in zip(values, graph.initializer, strict=True):
             _write_properties(proto, value.metadata_props)
         return

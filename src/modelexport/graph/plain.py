@@ -131,9 +131,14 @@ class PlainGraph(ir.GraphView):
 
 
 class PlainModel(ir.Model):
-    """A model with a plain graph and without functions."""
+    """A model with a plain graph, without functions, whose weights are all in its file."""
 
     def __init__(self, graph: PlainGraph, serialized: onnx.ModelProto, **properties: Any) -> None:
         super().__init__(graph, **properties)  # type: ignore[arg-type]  # GraphView says that a model may have one
         self.serialized = serialized
         """What was read. Writing the model changes it."""
+
+    def release(self) -> None:
+        """Take its nodes and values apart: they refer to each other, and only a garbage collection would free them."""
+        for node in self.graph:
+            node.inputs = node.outputs = ()  # type: ignore[misc]  # attributes of plain nodes

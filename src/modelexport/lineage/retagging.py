@@ -21,6 +21,7 @@ from modelexport.graph.coverage import count_coverage
 from modelexport.graph.names import name_nodes_apart
 from modelexport.graph.nodes import all_nodes, initializers, is_sorted
 from modelexport.graph.owners import owner_of
+from modelexport.graph.plain import PlainModel
 from modelexport.graph.snapshot import take_snapshot
 from modelexport.lineage.descent import Descent, Reason, trace_owners
 from modelexport.lineage.inheritance import Inheritance, inherited
@@ -131,7 +132,11 @@ def retag(changed: str | Path, *, source: str | Path, output: str | Path) -> Ret
         for suffix, document in documents.items():
             (staging / output.name).with_suffix(suffix).write_bytes(document)
         files = [str(output.parent / file.name) for file in sorted(staging.iterdir())]
-    return _report(output, files, tagged, model, coverage, descent, inheritance, inlined=inlined)
+    report = _report(output, files, tagged, model, coverage, descent, inheritance, inlined=inlined)
+    for done in (tagged.model, model):
+        if isinstance(done, PlainModel):
+            done.release()
+    return report
 
 
 def _report(
@@ -188,7 +193,7 @@ def _flat(path: Path, tagged: TaggedFile) -> tuple[ir.Model, bool]:
         passes.RemoveUnusedFunctionsPass()(model)  # type: ignore[no-untyped-call]  # onnx_ir has no annotation here
         passes.RemoveUnusedOpsetsPass()(model)
     try:
-        if not is_sorted(model.graph):  # some tools append new nodes at the end
+        if not isinstance(model, PlainModel) and not is_sorted(model.graph):  # some tools append new nodes at the end
             model.graph.sort()
     except ValueError as error:
         raise FileFormatError(f"{path} is damaged: its nodes form a cycle") from error
