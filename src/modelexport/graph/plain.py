@@ -142,3 +142,4 @@ class PlainModel(ir.Model):
         """Take its nodes and values apart: they refer to each other, and only a garbage collection would free them."""
         for node in self.graph:
             node.inputs = node.outputs = ()  # type: ignore[misc]  # attributes of plain nodes
+            node.graph = None
