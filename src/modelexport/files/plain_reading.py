@@ -158,7 +158,8 @@ class _Reader:
             operator = proto.domain, proto.op_type, proto.overload
             operator = operators.setdefault(operator, operator)
             attributes = self._attributes_of(proto) if proto.attribute else _NO_ATTRIBUTES
-            properties = {entry.key: entry.value for entry in proto.metadata_props}
+            entries = proto.metadata_props
+            properties = {entry.key: entry.value for entry in entries} if entries else {}
             node = PlainNode(operator, proto.name, (), (), attributes, properties)
             node.doc_string = proto.doc_string or None
             inputs: list[PlainValue | None] = []

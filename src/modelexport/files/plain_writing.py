@@ -69,20 +69,26 @@ def _write_initializers(
 
 
 def _write_nodes(model: PlainModel, graph: onnx.GraphProto) -> None:
-    encoded: dict[tuple[tuple[str, str], ...], bytes] = {}
+    encoded: dict[int, bytes] = {}
+    """By the identity of properties: the nodes of one owner share them."""
     for node, proto in zip(model.graph, graph.node, strict=True):
         proto.ClearField("metadata_props")
         if properties := node.metadata_props:
-            key = tuple(sorted(properties.items()))
-            if key not in encoded:
-                entries = [onnx.StringStringEntryProto(key=name, value=text) for name, text in key]
-                encoded[key] = onnx.NodeProto(metadata_props=entries).SerializeToString()
-            proto.MergeFromString(encoded[key])
-        if node.name:
-            proto.name = node.name
-        for field in ("name", "domain", "overload", "doc_string"):
-            if not getattr(node, field):
-                proto.ClearField(field)
+            if id(properties) not in encoded:
+                entries = [onnx.StringStringEntryProto(key=key, value=text) for key, text in sorted(properties.items())]
+                encoded[id(properties)] = onnx.NodeProto(metadata_props=entries).SerializeToString()
+            proto.MergeFromString(encoded[id(properties)])
+        if proto.name != node.name:
+            proto.name = node.name or ""
+        # onnx_ir does not write empty texts.
+        if not node.name:
+            proto.ClearField("name")
+        if not node.domain:
+            proto.ClearField("domain")
+        if not node.overload:
+            proto.ClearField("overload")
+        if not node.doc_string:
+            proto.ClearField("doc_string")
         while proto.output and not proto.output[-1]:
             del proto.output[-1]
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, MutableMapping, Sequence
 
 from modelexport.core.calls import CallTree
 from modelexport.core.decoding import decode_json
 from modelexport.core.owners import Evidence, Owner
+from modelexport.core.text import json_texts
 from modelexport.format import keys
 from modelexport.format.call_tree import parse_call
 
@@ -26,7 +26,7 @@ def write_tags(
     several = {keys.HIERARCHY_TAGS: source_tags, keys.CALLS: addresses}
     for key, texts in several.items():
         if len(addresses) > 1:
-            properties[key] = json.dumps(list(texts))
+            properties[key] = json_texts(texts)
         else:
             properties.pop(key, None)
 

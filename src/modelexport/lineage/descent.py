@@ -21,7 +21,7 @@ from typing import Literal
 import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
-from modelexport.core.owners import Evidence, Owner
+from modelexport.core.owners import Owner
 from modelexport.graph.nodes import may_be
 from modelexport.graph.owners import OWNER, owner_of
 from modelexport.graph.snapshot import SourceGraph, SourceNode
@@ -113,7 +113,7 @@ def _place_owners(state: Matching) -> dict[ir.Node, Reason]:
             node.meta[OWNER] = owner
             if reason is not None:
                 reasons[node] = reason
-    place_new_nodes([node for node in state.nodes if node not in state.matches], state.enclosing)
+    place_new_nodes([node for node in state.nodes if node not in state.matches], state.enclosing, state.derived)
     infer_from_neighbours(state.nodes, state.enclosing)
     several: dict[ir.Node, Reason] = {}
     for node in state.nodes:
@@ -137,7 +137,7 @@ def _owner(state: Matching, node: ir.Node, lost: LostCalls) -> tuple[Owner | Non
     if not calls:
         return None, None
     reason: Reason = "merged" if same and not fused else "fused"
-    return Owner(tuple(calls), Evidence.DERIVED), reason if len(calls) > 1 else None
+    return state.derived[tuple(calls)], reason if len(calls) > 1 else None
 
 
 def _takes_result(state: Matching, node: ir.Node, before: SourceNode) -> bool:

@@ -84,7 +84,7 @@ class _Inheritance:
             if any(n in self.source.initializers and n not in self.plans for n in names):
                 self.shared.update(key for plan in plans for key in plan.keys)
             steps = self._recorded(value, name)
-            if steps is not None and all(_done(plan) == _done(plans[0]) for plan in plans):
+            if steps is not None and (len(plans) == 1 or all(_done(plan) == _done(plans[0]) for plan in plans)):
                 return Origin(tuple(dict.fromkeys(key for plan in plans for key in plan.keys)), tuple(steps))
             return _unrecorded([*plans, *lost])
         if name in self.source.constant:
@@ -99,7 +99,8 @@ class _Inheritance:
             return None
         plan = self.plans[name]
         for more in self._changes(before, after, plan):
-            if _same(_applied(more, before.numpy()), after):
+            same = before.tobytes() == after.tobytes() if not more and before.dtype in _FLOATS else None
+            if same or (same is None and _same(_applied(more, before.numpy()), after)):
                 return [*plan.steps, *more]
         return None
 

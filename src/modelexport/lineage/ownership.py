@@ -81,15 +81,26 @@ def place_unowned(model: ir.Model) -> None:
     place_new_nodes([node for node in nodes if OWNER not in node.meta], enclosing_nodes(nodes))
 
 
-def place_new_nodes(new: Sequence[ir.Node], enclosing: Mapping[ir.Graph, ir.Node]) -> None:
+class DerivedOwners(dict[tuple[ModuleCall, ...], Owner]):
+    """Calls to the owner that they are, as derived: one object for all nodes that it has."""
+
+    def __missing__(self, calls: tuple[ModuleCall, ...]) -> Owner:
+        owner = self[calls] = Owner(calls, Evidence.DERIVED)
+        return owner
+
+
+def place_new_nodes(
+    new: Sequence[ir.Node], enclosing: Mapping[ir.Graph, ir.Node], derived: DerivedOwners | None = None
+) -> None:
     """Assign new nodes the owners of the nodes that they lead to, or else of those they come from (``derived``)."""
+    owners = DerivedOwners() if derived is None else derived
     leads: dict[ir.Node, tuple[ModuleCall, ...]] = {}
     for node in reversed(new):
         leads[node] = _calls_of(consumers(node, enclosing), leads)
     for node in new:
         leads[node] = leads[node] or _calls_of(producers(node), leads)
         if leads[node]:
-            node.meta[OWNER] = Owner(leads[node], Evidence.DERIVED)
+            node.meta[OWNER] = owners[leads[node]]
 
 
 def infer_from_neighbours(nodes: Iterable[ir.Node], enclosing: Mapping[ir.Graph, ir.Node]) -> None:

@@ -323,4 +323,5 @@ def _gone(tagged: TaggedFile, model: ir.Model) -> list[str]:
 
 
 def _owners(nodes: Iterable[ir.Node]) -> dict[ModuleCall, None]:
-    return {call: None for node in nodes if (owner := owner_of(node)) is not None for call in owner.calls}
+    owners = {id(owner): owner for node in nodes if (owner := owner_of(node)) is not None}
+    return {call: None for owner in owners.values() for call in owner.calls}
