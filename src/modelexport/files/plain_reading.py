@@ -71,9 +71,11 @@ class _Reader:
         self._infos = {info.name: info for info in proto.value_info}
         inputs = [self._input(info) for info in proto.input]
         initializers = [self._initializer(tensor) for tensor in proto.initializer]
-        nodes = self._nodes()
-        if "" in self._values or len(self._values) != self._made + len(inputs) + len(initializers):
+        if len(self._values) < len(inputs) + len(initializers):
             raise _Rare  # two values of one name
+        nodes = self._nodes()
+        if "" in self._values:
+            raise _Rare
         outputs = [self._output(info) for info in proto.output]
         return PlainGraph(
             inputs,
@@ -149,47 +151,46 @@ class _Reader:
         return kind
 
     def _nodes(self) -> list[PlainNode]:
-        values, infos = self._values, self._infos
-        nodes: list[PlainNode] = []
         operators: dict[tuple[str, str, str], tuple[str, str, str]] = {}
-        unknown: _Kind = (None, None, None)
-        made = 0
-        for proto in self._proto.node:
-            operator = proto.domain, proto.op_type, proto.overload
-            operator = operators.setdefault(operator, operator)
-            attributes = self._attributes_of(proto) if proto.attribute else _NO_ATTRIBUTES
-            entries = proto.metadata_props
-            properties = {entry.key: entry.value for entry in entries} if entries else {}
-            node = PlainNode(operator, proto.name, (), (), attributes, properties)
-            node.doc_string = proto.doc_string or None
-            inputs: list[PlainValue | None] = []
-            for index, name in enumerate(proto.input):
-                if name:
-                    value = values[name]
-                    value.users.append((node, index))
-                    inputs.append(value)
-                else:
-                    inputs.append(None)
-            outputs = []
-            for name in proto.output:
-                kind = unknown
-                if (info := infos.get(name)) is not None:
-                    kind = self._kind(info)
-                    if info.doc_string or info.metadata_props:
-                        raise _Rare
-                value = PlainValue(name, *kind, node)
-                outputs.append(value)
-                if name:
-                    made += 1
-                    values[name] = value
-            if not outputs or proto.device_configurations:
-                raise _Rare
-            node.inputs, node.outputs = tuple(inputs), tuple(outputs)
-            nodes.append(node)
-        if any(operator[0] == "ai.onnx" for operator in operators):
+        nodes = [self._node(proto, operators) for proto in self._proto.node]
+        if any(domain == "ai.onnx" for domain, _, _ in operators):
             raise _Rare  # another name of ""
-        self._made = made
         return nodes
+
+    def _node(self, proto: onnx.NodeProto, operators: dict[tuple[str, str, str], tuple[str, str, str]]) -> PlainNode:
+        values, infos = self._values, self._infos
+        operator = proto.domain, proto.op_type, proto.overload
+        operator = operators.setdefault(operator, operator)
+        given, entries = proto.attribute, proto.metadata_props
+        attributes = self._attributes_of(proto) if given else _NO_ATTRIBUTES
+        properties = {entry.key: entry.value for entry in entries} if entries else {}
+        node = PlainNode(operator, proto.name, attributes, properties, proto.doc_string or None)
+        inputs: list[PlainValue | None] = []
+        for index, name in enumerate(proto.input):
+            if name:
+                value = values[name]
+                value.users.append((node, index))  # type: ignore[arg-type]  # a pair, which takes half of the time
+                inputs.append(value)
+            else:
+                inputs.append(None)
+        outputs = []
+        for name in proto.output:
+            info = infos.get(name) if name else None
+            if info is None:
+                value = PlainValue(name, None, None, None, node)
+            else:
+                if info.doc_string or info.metadata_props:
+                    raise _Rare
+                value = PlainValue(name, *self._kind(info), node)
+            outputs.append(value)
+            if name:
+                if name in values:
+                    raise _Rare  # two values of one name
+                values[name] = value
+        if not outputs or proto.device_configurations:
+            raise _Rare
+        node.inputs, node.outputs = inputs, outputs  # type: ignore[misc]  # attributes of plain nodes
+        return node
 
     def _attributes_of(self, node: onnx.NodeProto) -> Store:
         found = Store()

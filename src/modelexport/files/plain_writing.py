@@ -89,8 +89,9 @@ def _write_nodes(model: PlainModel, graph: onnx.GraphProto) -> None:
             proto.ClearField("overload")
         if not node.doc_string:
             proto.ClearField("doc_string")
-        while proto.output and not proto.output[-1]:
-            del proto.output[-1]
+        if not node.outputs[-1].name:
+            while proto.output and not proto.output[-1]:
+                del proto.output[-1]
 
 
 def _order_types(model: PlainModel, graph: onnx.GraphProto) -> None:

@@ -99,12 +99,11 @@ class PlainNode(ir.Node):
 
     if not TYPE_CHECKING:
 
-        def __init__(self, operator, name, inputs, outputs, attributes, metadata_props):
+        def __init__(self, operator, name, attributes, metadata_props, doc_string):
             self.operator = operator
             self.domain, self.op_type, self.overload = operator
             self.name = name
-            self.inputs = inputs
-            self.outputs = outputs
+            self.doc_string = doc_string
             self.attributes = attributes
             self.metadata_props = metadata_props
             self.meta = Store()

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import msgspec
 import onnx_ir as ir
 
 from modelexport.core.owners import Owner
@@ -16,8 +17,7 @@ from modelexport.graph.owners import owner_of
 _MARK = "modelexport.source_node"
 
 
-@dataclass(frozen=True, slots=True)
-class SourceNode:
+class SourceNode(msgspec.Struct, frozen=True):
     """A node of the source graph, with names instead of values."""
 
     op: ir.OperatorIdentifier
