@@ -5,9 +5,9 @@ The same as :func:`onnx_ir.serde.deserialize_model`, in half of the time: each t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import onnx
 import onnx_ir as ir
@@ -56,28 +56,45 @@ def properties_of(entries: Iterable[onnx.StringStringEntryProto]) -> dict[str, s
     return {entry.key: entry.value for entry in entries} or None
 
 
+class Form(NamedTuple):
+    """What tensors of one type and shape have in common."""
+
+    dtype: ir.DataType
+    shape: ir.Shape
+    size: int
+    nbytes: int
+
+    @classmethod
+    def of(cls, data_type: int, dims: Sequence[int]) -> Form:
+        """The form of a serialized tensor, whose type is known and whose elements have a fixed size."""
+        dtype, size = ir.DataType(data_type), prod(dims)
+        return cls(dtype, ir.Shape(dims, frozen=True), size, (dtype.bitwidth * size + 7) // 8)
+
+
 class SerializedTensor(ir.TensorProtoTensor):
-    """A tensor that decodes its type and shape once, and not each time that it is asked for these or its size."""
+    """A tensor whose type and shape are decoded once, and not each time that it is asked for these or its size."""
 
-    __slots__ = ("_decoded_shape", "_decoded_size", "_decoded_type")
+    __slots__ = ("_form",)
 
-    def __init__(self, proto: onnx.TensorProto, dtype: ir.DataType, shape: ir.Shape, size: int) -> None:
+    def __init__(self, proto: onnx.TensorProto, form: Form) -> None:
         super().__init__(proto)
-        self._decoded_type = dtype
-        self._decoded_shape = shape
-        self._decoded_size = size
-
-    @property
-    def size(self) -> int:
-        return self._decoded_size
+        self._form = form
 
     @property
     def dtype(self) -> ir.DataType:  # type: ignore[override]  # writable in the protocol, in no class of onnx_ir
-        return self._decoded_type
+        return self._form.dtype
 
     @property
     def shape(self) -> ir.Shape:  # type: ignore[override]  # the same
-        return self._decoded_shape
+        return self._form.shape
+
+    @property
+    def size(self) -> int:
+        return self._form.size
+
+    @property
+    def nbytes(self) -> int:
+        return self._form.nbytes
 
 
 class _Reader:
@@ -90,8 +107,8 @@ class _Reader:
         self._infos = {info.name: info for info in proto.value_info}
         self._types: dict[bytes, tuple[ir.TypeProtocol | None, ir.Shape | None]] = {}
         """A serialized type to what it holds. Values share shapes, which are immutable, and not types."""
-        self._shapes: dict[tuple[int, ...], tuple[ir.Shape, int]] = {}
-        """The sizes of a tensor to its shape and number of elements."""
+        self._forms: dict[tuple[int, tuple[int, ...]], Form] = {}
+        """The type and sizes of a tensor to its form."""
 
     def read(self) -> ir.Graph | None:
         """The graph; ``None`` if it has faults or nested graphs."""
@@ -138,10 +155,10 @@ class _Reader:
     def _tensor(self, proto: onnx.TensorProto) -> ir.TensorProtocol:
         if proto.data_location == onnx.TensorProto.EXTERNAL or proto.data_type == onnx.TensorProto.STRING:
             return ir.serde.deserialize_tensor(proto)
-        sizes = tuple(proto.dims)
-        if sizes not in self._shapes:
-            self._shapes[sizes] = ir.Shape(sizes, frozen=True), prod(sizes)
-        return SerializedTensor(proto, ir.DataType(proto.data_type), *self._shapes[sizes])
+        key = proto.data_type, tuple(proto.dims)
+        if key not in self._forms:
+            self._forms[key] = Form.of(*key)
+        return SerializedTensor(proto, self._forms[key])
 
     def _outputs(self, node: onnx.NodeProto) -> list[ir.Value] | None:
         """The values that a node makes; ``None`` if another one makes one of them as well."""

@@ -241,8 +241,9 @@ def save_with_references(
     streamed = {v: t for v, t in now.items() if t is not None and not _is_outside(t) and _is_large(t)}
     described = {value: _without_data(tensor) for value, tensor in streamed.items()}
     try:
-        write = plain_proto if isinstance(model, PlainModel) else to_proto
-        rest = write(model, {**placed, **described}).SerializeToString()
+        written = {**placed, **described}
+        proto = plain_proto(model, written) if isinstance(model, PlainModel) else to_proto(model, written)
+        rest = proto.SerializeToString()
     except (ir.serde.SerdeError, UnicodeError, TypeError) as error:  # names that are not valid text
         reason = " ".join(str(error.__cause__ or error).split())[:200]
         raise FileFormatError(f"the model contains data that cannot be written: {reason}") from error

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from math import prod
 
 import onnx
 import onnx_ir as ir
 
 from modelexport.errors import FileFormatError
-from modelexport.files.deserializing import SerializedTensor, model_properties, properties_of
+from modelexport.files.deserializing import Form, SerializedTensor, model_properties, properties_of
 from modelexport.files.order import check_opsets
 from modelexport.files.tensors import check_tensor
-from modelexport.graph.plain import PlainGraph, PlainModel, PlainNode, PlainValue, Store
+from modelexport.graph.plain import UNKNOWN, Kind, PlainGraph, PlainModel, PlainNode, PlainValue, Store
 
 _TEXTS = (onnx.AttributeProto.FLOAT, onnx.AttributeProto.INT, onnx.AttributeProto.STRING)
 _LISTS = (onnx.AttributeProto.FLOATS, onnx.AttributeProto.INTS, onnx.AttributeProto.STRINGS)
@@ -23,10 +22,8 @@ _RARE_TYPES = (onnx.TensorProto.STRING, onnx.TensorProto.FLOAT6E2M3, onnx.Tensor
 """Elements that onnx_ir represents in another way, or checks when it writes them."""
 _NO_ATTRIBUTES = Store()
 
-_Kind = tuple[ir.DataType | None, ir.TypeProtocol | None, ir.Shape | None]
 
-
-class _Rare(Exception):
+class _RareError(Exception):
     """There is something in the model that a plain one cannot have, or a fault."""
 
 
@@ -47,22 +44,20 @@ def to_plain(proto: onnx.ModelProto, elsewhere: Collection[str]) -> PlainModel |
         return None
     check_opsets(proto)
     try:
-        view = _Reader(proto, elsewhere).read()
-    except (_Rare, KeyError, FileFormatError):
+        reader = _Reader(proto, elsewhere)
+        view = reader.read()
+    except (_RareError, KeyError, FileFormatError):
         return None
     proto.DiscardUnknownFields()
-    model = PlainModel(view, proto, **model_properties(proto))
-    for node in view:
-        node.graph = model.graph
-    return model
+    return PlainModel(view, reader.nodes, proto, **model_properties(proto))
 
 
 class _Reader:
     def __init__(self, proto: onnx.ModelProto, elsewhere: Collection[str]) -> None:
         self._model, self._proto, self._elsewhere = proto, proto.graph, elsewhere
         self._values: dict[str, PlainValue] = {}
-        self._kinds: dict[bytes, _Kind] = {}
-        self._tensor_kinds: dict[tuple[int, tuple[int, ...], int], tuple[ir.DataType, ir.Shape, int, ir.TensorType]] = {}
+        self._kinds: dict[bytes, Kind] = {}
+        self._forms: dict[tuple[int, tuple[int, ...], int], tuple[Form, Kind]] = {}
         """Type, sizes and number of bytes of tensors that were checked."""
         self._attributes: dict[bytes, ir.Attr] = {}
 
@@ -72,15 +67,15 @@ class _Reader:
         inputs = [self._input(info) for info in proto.input]
         initializers = [self._initializer(tensor) for tensor in proto.initializer]
         if len(self._values) < len(inputs) + len(initializers):
-            raise _Rare  # two values of one name
-        nodes = self._nodes()
+            raise _RareError  # two values of one name
+        self.nodes = self._read_nodes()
         if "" in self._values:
-            raise _Rare
+            raise _RareError
         outputs = [self._output(info) for info in proto.output]
         return PlainGraph(
             inputs,
             outputs,
-            nodes=nodes,
+            nodes=self.nodes,
             initializers=initializers,
             doc_string=proto.doc_string if proto.HasField("doc_string") else None,
             opset_imports=ir.serde.deserialize_opset_import(self._model.opset_import),
@@ -89,7 +84,7 @@ class _Reader:
         )
 
     def _input(self, info: onnx.ValueInfoProto) -> PlainValue:
-        value = PlainValue(info.name, None, None, None, None)
+        value = PlainValue(info.name, UNKNOWN, None)
         value.role = "input"
         self._describe(value, info)
         self._values[info.name] = value
@@ -98,7 +93,7 @@ class _Reader:
     def _output(self, info: onnx.ValueInfoProto) -> PlainValue:
         value = self._values[info.name]
         if value.made_by is None or value.leaves:
-            raise _Rare
+            raise _RareError
         value.leaves = True
         self._describe(value, info)
         return value
@@ -114,47 +109,45 @@ class _Reader:
     def _initializer(self, proto: onnx.TensorProto) -> PlainValue:
         name, data_type, dims = proto.name, proto.data_type, tuple(proto.dims)
         length = len(proto.raw_data)
-        known = self._tensor_kinds.get((data_type, dims, length)) if length else None
+        known = self._forms.get((data_type, dims, length)) if length else None
         if proto.data_location == onnx.TensorProto.EXTERNAL:
-            raise _Rare
+            raise _RareError
         if known is None:
             check_tensor(proto, self._elsewhere)
-            dtype = ir.DataType(data_type)
             if data_type in _RARE_TYPES:
-                raise _Rare
-            known = dtype, ir.Shape(dims, frozen=True), prod(dims), ir.TensorType(dtype)
-            self._tensor_kinds[data_type, dims, length] = known
-        dtype, shape, size, kind_of = known
-        kind: _Kind = dtype, kind_of, shape
+                raise _RareError
+            form = Form.of(data_type, dims)
+            known = self._forms[data_type, dims, length] = form, (form.dtype, ir.TensorType(form.dtype), form.shape)
+        form, kind = known
         info = self._infos.get(name)
         if info is not None:
             kind = self._kind(info)
-        value = PlainValue(name, *kind, None)
+        value = PlainValue(name, kind, None)
         value.role = "initializer"
         value.metadata_props = (properties_of(info.metadata_props) if info is not None else None) or {}
         if proto.metadata_props:
             value.metadata_props.update(properties_of(proto.metadata_props) or {})
             proto.ClearField("metadata_props")  # it is written as it was read
-        value.const_value = SerializedTensor(proto, dtype, shape, size)
+        value.const_value = SerializedTensor(proto, form)
         self._values[name] = value
         return value
 
-    def _kind(self, info: onnx.ValueInfoProto) -> _Kind:
+    def _kind(self, info: onnx.ValueInfoProto) -> Kind:
         """The type of a value."""
         data = info.type.SerializeToString()
         kind = self._kinds.get(data)
         if kind is None:
             value = ir.serde.deserialize_value_info_proto(info, None)
             if ir.serde.serialize_value(value).type.SerializeToString() != data:
-                raise _Rare
+                raise _RareError
             kind = self._kinds[data] = value.dtype, value.type, value.shape
         return kind
 
-    def _nodes(self) -> list[PlainNode]:
+    def _read_nodes(self) -> list[PlainNode]:
         operators: dict[tuple[str, str, str], tuple[str, str, str]] = {}
         nodes = [self._node(proto, operators) for proto in self._proto.node]
         if any(domain == "ai.onnx" for domain, _, _ in operators):
-            raise _Rare  # another name of ""
+            raise _RareError  # another name of ""
         return nodes
 
     def _node(self, proto: onnx.NodeProto, operators: dict[tuple[str, str, str], tuple[str, str, str]]) -> PlainNode:
@@ -169,7 +162,7 @@ class _Reader:
         for index, name in enumerate(proto.input):
             if name:
                 value = values[name]
-                value.users.append((node, index))  # type: ignore[arg-type]  # a pair, which takes half of the time
+                value.users.append((node, index))
                 inputs.append(value)
             else:
                 inputs.append(None)
@@ -177,19 +170,19 @@ class _Reader:
         for name in proto.output:
             info = infos.get(name) if name else None
             if info is None:
-                value = PlainValue(name, None, None, None, node)
+                value = PlainValue(name, UNKNOWN, node)
             else:
                 if info.doc_string or info.metadata_props:
-                    raise _Rare
-                value = PlainValue(name, *self._kind(info), node)
+                    raise _RareError
+                value = PlainValue(name, self._kind(info), node)
             outputs.append(value)
             if name:
                 if name in values:
-                    raise _Rare  # two values of one name
+                    raise _RareError  # two values of one name
                 values[name] = value
         if not outputs or proto.device_configurations:
-            raise _Rare
-        node.inputs, node.outputs = inputs, outputs  # type: ignore[misc]  # attributes of plain nodes
+            raise _RareError
+        node.inputs, node.outputs = inputs, outputs
         return node
 
     def _attributes_of(self, node: onnx.NodeProto) -> Store:
@@ -201,19 +194,19 @@ class _Reader:
                 attribute = self._attribute(proto, data)
             found[attribute.name] = attribute
         if len(found) != len(node.attribute):
-            raise _Rare
+            raise _RareError
         return found
 
     def _attribute(self, proto: onnx.AttributeProto, data: bytes) -> ir.Attr:
         if proto.ref_attr_name or (proto.type not in _SHARED and proto.type != _TENSOR):
-            raise _Rare
+            raise _RareError
         if proto.type == _TENSOR:
             if not proto.HasField("t") or proto.t.data_location == onnx.TensorProto.EXTERNAL:
-                raise _Rare
+                raise _RareError
             check_tensor(proto.t, ())
         attribute = ir.serde.deserialize_attribute(proto)
         if ir.serde.serialize_attribute(attribute).SerializeToString() != data:
-            raise _Rare
+            raise _RareError
         if proto.type in _SHARED:
             self._attributes[data] = attribute
         return attribute

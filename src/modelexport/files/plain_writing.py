@@ -39,7 +39,9 @@ def plain_proto(model: PlainModel, tensors: Mapping[ir.Value, ir.TensorProtocol]
 
 def _copies(values: Iterable[ir.Value]) -> list[ir.Value]:
     return [
-        ir.Value(name=v.name, type=v.type, shape=v.shape, doc_string=v.doc_string, metadata_props=dict(v.metadata_props))
+        ir.Value(
+            name=v.name, type=v.type, shape=v.shape, doc_string=v.doc_string, metadata_props=dict(v.metadata_props)
+        )
         for v in values
     ]
 

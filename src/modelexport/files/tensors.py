@@ -101,9 +101,7 @@ def check_tensor(tensor: onnx.TensorProto, elsewhere: Collection[str]) -> None:
         raise FileFormatError(f"the tensor {tensor.name!r} has the unknown type {data_type}")
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
         if data_type == onnx.TensorProto.STRING:
-            raise FileFormatError(
-                f"the tensor {tensor.name!r} has texts in another file, which ONNX does not allow"
-            )
+            raise FileFormatError(f"the tensor {tensor.name!r} has texts in another file, which ONNX does not allow")
         return
     apart = not raw and tensor.name in elsewhere
     if data_type == onnx.TensorProto.STRING and (apart or raw):
@@ -121,6 +119,9 @@ def check_tensor(tensor: onnx.TensorProto, elsewhere: Collection[str]) -> None:
                 f"the tensor {tensor.name!r} has {len(tensor.raw_data):,} bytes for {size:,} elements"
             )
         return
+    own = _OWN_FIELDS.get(data_type)
+    if own is not None and len(getattr(tensor, own)) == size:
+        return
     held = max(len(getattr(tensor, field)) for field in _FIELDS)
     if size > held * _MOST_IN_ONE:
         raise FileFormatError(f"the tensor {tensor.name!r} has data for {held:,} of {size:,} elements")
@@ -132,6 +133,14 @@ def check_tensor(tensor: onnx.TensorProto, elsewhere: Collection[str]) -> None:
 
 _MOST_IN_ONE = 4
 """Two-bit elements in one number of ``int32_data``."""
+_OWN_FIELDS: dict[int, str] = {
+    onnx.TensorProto.FLOAT: "float_data",
+    onnx.TensorProto.DOUBLE: "double_data",
+    onnx.TensorProto.INT32: "int32_data",
+    onnx.TensorProto.INT64: "int64_data",
+    onnx.TensorProto.UINT64: "uint64_data",
+}
+"""Types to the field whose numbers are their elements, each as it is."""
 _FIELDS = ("float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data")
 
 

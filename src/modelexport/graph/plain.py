@@ -1,21 +1,26 @@
 """Models that are read, get owners and names, and are not rewired: ``retag`` needs nothing else.
 
-Their nodes and values are ``onnx_ir`` nodes and values with attributes in place of properties, made in a fraction of the
-time. What would rewire them fails, since their onnx_ir parts are not set. :mod:`modelexport.files.plain_reading` makes
-them, and :mod:`modelexport.files.plain_writing` writes what was changed into the serialized model.
+Their nodes and values are ``onnx_ir`` nodes and values with attributes in place of properties, made in a fraction of
+the time. What would rewire them fails, since their onnx_ir parts are not set.
+
+:mod:`modelexport.files.plain_reading` makes them, and :mod:`modelexport.files.plain_writing` writes what was changed
+into the serialized model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import onnx
 import onnx_ir as ir
 
-NOTHING: Mapping[str, str] = MappingProxyType({})
+Kind = tuple[ir.DataType | None, ir.TypeProtocol | None, ir.Shape | None]
+"""The element type, type and shape of a value."""
+NOTHING: Any = MappingProxyType({})
 """The properties of a value that has none and gets none."""
+UNKNOWN: Kind = (None, None, None)
 
 
 class Store(dict[str, Any]):
@@ -32,28 +37,47 @@ class Store(dict[str, Any]):
 class PlainValue(ir.Value):
     """A value of a plain graph."""
 
-    __slots__ = ("const_value", "dtype", "leaves", "made_by", "metadata_props", "name", "role", "shape", "type", "users")
+    __slots__ = (
+        "const_value",
+        "dtype",
+        "leaves",
+        "made_by",
+        "metadata_props",
+        "name",
+        "role",
+        "shape",
+        "type",
+        "users",
+    )
 
-    if not TYPE_CHECKING:  # the types are those of onnx_ir's properties
+    if TYPE_CHECKING:  # attributes in place of properties
+        name: str
+        dtype: ir.DataType | None
+        type: ir.TypeProtocol | None
+        shape: ir.Shape | None
+        const_value: ir.TensorProtocol | None
+        metadata_props: dict[str, str]
+        made_by: PlainNode | None
+        users: list[tuple[ir.Node, int]]
+        role: Literal["input", "initializer"] | None
+        leaves: bool
 
-        def __init__(self, name, dtype, kind, shape, producer):
-            self.name = name
-            self.dtype = dtype
-            self.type = kind
-            self.shape = shape
-            self.made_by = producer
-            self.users = []
-            self.role = None
-            self.leaves = False
-            self.const_value = None
-            self.metadata_props = NOTHING
+    def __init__(self, name: str, kind: Kind, producer: PlainNode | None) -> None:
+        self.name = name
+        self.dtype, self.type, self.shape = kind
+        self.made_by = producer
+        self.users = []
+        self.role = None
+        self.leaves = False
+        self.const_value = None
+        self.metadata_props = NOTHING
 
     def producer(self) -> ir.Node | None:
         """The node that produces it."""
         return self.made_by
 
-    def uses(self) -> Collection[ir.Usage]:
-        """The nodes that use it, with the position of their input."""
+    def uses(self) -> Collection[Any]:
+        """The nodes that use it, each with the position of its input: a pair."""
         return self.users
 
     def is_graph_input(self) -> bool:
@@ -73,12 +97,6 @@ class PlainValue(ir.Value):
         """The graph of its producer."""
         return self.made_by.graph if self.made_by is not None else None
 
-    if TYPE_CHECKING:
-        made_by: PlainNode | None
-        users: list[ir.Usage]
-        role: str | None
-        leaves: bool
-
 
 class PlainNode(ir.Node):
     """A node of a plain graph."""
@@ -97,28 +115,39 @@ class PlainNode(ir.Node):
         "overload",
     )
 
-    if not TYPE_CHECKING:
+    if TYPE_CHECKING:
+        operator: ir.OperatorIdentifier
+        domain: str
+        op_type: str
+        overload: str
+        name: str
+        inputs: Sequence[PlainValue | None]  # onnx_ir has tuples
+        outputs: Sequence[PlainValue]
+        attributes: Store  # type: ignore[assignment]  # has what is used of onnx_ir's own mapping
+        meta: Store  # type: ignore[assignment]  # the same
+        metadata_props: dict[str, str]
+        graph: ir.Graph | None
 
-        def __init__(self, operator, name, attributes, metadata_props, doc_string):
-            self.operator = operator
-            self.domain, self.op_type, self.overload = operator
-            self.name = name
-            self.doc_string = doc_string
-            self.attributes = attributes
-            self.metadata_props = metadata_props
-            self.meta = Store()
-            self.graph = None
+    def __init__(
+        self,
+        operator: ir.OperatorIdentifier,
+        name: str,
+        attributes: Store,
+        metadata_props: dict[str, str],
+        doc_string: str | None,
+    ) -> None:
+        self.operator = operator
+        self.domain, self.op_type, self.overload = operator
+        self.name = name
+        self.doc_string = doc_string
+        self.attributes = attributes
+        self.metadata_props = metadata_props
+        self.meta = Store()
+        self.graph = None
 
     def op_identifier(self) -> ir.OperatorIdentifier:
         """Domain, type and overload of its operator."""
         return self.operator
-
-    def share_properties(self, properties: dict[str, str]) -> None:
-        """Give it properties that other nodes have, too: writing them takes less time."""
-        self.metadata_props = properties  # type: ignore[misc]  # an attribute of a plain node
-
-    if TYPE_CHECKING:
-        operator: ir.OperatorIdentifier
 
 
 class PlainGraph(ir.GraphView):
@@ -136,13 +165,19 @@ class PlainGraph(ir.GraphView):
 class PlainModel(ir.Model):
     """A model with a plain graph, without functions, whose weights are all in its file."""
 
-    def __init__(self, graph: PlainGraph, serialized: onnx.ModelProto, **properties: Any) -> None:
+    def __init__(
+        self, graph: PlainGraph, nodes: Sequence[PlainNode], serialized: onnx.ModelProto, **properties: Any
+    ) -> None:
         super().__init__(graph, **properties)  # type: ignore[arg-type]  # GraphView says that a model may have one
+        self.plain_nodes = nodes
+        """The nodes of its graph."""
+        for node in nodes:
+            node.graph = self.graph
         self.serialized = serialized
         """What was read. Writing the model changes it."""
 
     def release(self) -> None:
         """Take its nodes and values apart: they refer to each other, and only a garbage collection would free them."""
-        for node in self.graph:
-            node.inputs = node.outputs = ()  # type: ignore[misc]  # attributes of plain nodes
+        for node in self.plain_nodes:
+            node.inputs = node.outputs = ()
             node.graph = None

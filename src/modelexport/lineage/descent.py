@@ -125,7 +125,8 @@ def _place_owners(state: Matching) -> dict[ir.Node, Reason]:
 
 def _owner(state: Matching, node: ir.Node, lost: LostCalls) -> tuple[Owner | None, Reason | None]:
     """The owner of a matched node, and why it has several."""
-    replaced = [state.source.nodes[index] for index in state.matches[node]]
+    nodes = state.source.nodes
+    replaced = [nodes[index] for index in state.matches[node]]
     same = node not in state.approximate and node.op_identifier() == replaced[0].op
     fused: dict[ModuleCall, None] = {}
     for before in replaced:
@@ -142,8 +143,9 @@ def _owner(state: Matching, node: ir.Node, lost: LostCalls) -> tuple[Owner | Non
 
 def _takes_result(state: Matching, node: ir.Node, before: SourceNode) -> bool:
     """Whether a node uses the output of a source node, or a variant of it: then nothing before it was fused in."""
+    names, outputs = state.names, before.outputs
     for value in node.inputs:
-        if value is not None and state.names.get(value) in before.outputs and not value.is_initializer():
+        if value is not None and names.get(value) in outputs and not value.is_initializer():
             return True
     return False
 
@@ -196,7 +198,9 @@ def _comes_from_source(state: Matching, value: ir.Value) -> bool:
     name = state.names.get(value)
     if name is None:
         return False
-    tensor = state.source.initializers.get(name)
-    if value.is_initializer() and tensor is not None and value.name == name and value.const_value is not None:
+    if value.name != name:
+        return True
+    tensor = state.source.initializers.get(name) if value.is_initializer() else None
+    if tensor is not None and value.const_value is not None:
         return bool(tensor.size == value.const_value.size)
-    return value.name != name or may_be(state.source.shape_of(name), value.shape)
+    return may_be(state.source.shape_of(name), value.shape)

@@ -16,7 +16,7 @@ from modelexport.core.tags import class_in_tag
 from modelexport.errors import FileFormatError
 from modelexport.files.linked import check_weights
 from modelexport.files.onnx_models import load_onnx
-from modelexport.format import documents
+from modelexport.format import documents, keys
 from modelexport.format.call_tree import call_tree_entries, check_version, read_call_tree
 from modelexport.format.node_tags import OwnerReader, read_source_tags
 from modelexport.graph.boundaries import CallBoundary, find_boundaries
@@ -99,7 +99,11 @@ class TaggedFile:
         for node in self.nodes:
             owner = owner_of(node)
             if owner is not None:
-                found.update(zip(owner.calls, read_source_tags(node.metadata_props), strict=True))
+                properties = node.metadata_props
+                if len(owner.calls) == 1 and keys.HIERARCHY_TAGS not in properties:  # as nearly always
+                    found[owner.calls[0]] = properties[keys.SOURCE_MODULE]
+                else:
+                    found.update(zip(owner.calls, read_source_tags(properties), strict=True))
         return found
 
     def select(self, *selectors: str) -> Selection:

@@ -150,6 +150,9 @@ class Matching:
         self.matches[node] = [index]
         before = self.source.nodes[index]
         outputs = node.outputs
+        if len(outputs) == 1 == len(before.outputs) and outputs[0].name == before.outputs[0]:  # as nearly always
+            self.record_value(before.outputs[0], outputs[0])
+            return
         pairs = list(zip(before.outputs, outputs, strict=False)) if is_same_operation(node, before) else []
         pairs += [(name, value) for value in outputs if (name := value.name or "") in self.source.producer]
         for name, value in pairs:

@@ -76,7 +76,7 @@ def owner_properties(owner: Owner, tags: CallTags) -> dict[str, str]:
 def _replace_tags(node: ir.Node, written: dict[str, str]) -> None:
     properties = node.metadata_props
     if not properties and type(node) is PlainNode:
-        node.share_properties(written)
+        node.metadata_props = written  # nodes share it: it is encoded once
         return
     for key in (keys.HIERARCHY_TAGS, keys.CALLS):  # of several owners
         properties.pop(key, None)
