@@ -133,14 +133,24 @@ def check_tensor(tensor: onnx.TensorProto, elsewhere: Collection[str]) -> None:
 
 _MOST_IN_ONE = 4
 """Two-bit elements in one number of ``int32_data``."""
+_HALVES_AND_BYTES = (
+    onnx.TensorProto.BOOL,
+    onnx.TensorProto.INT8,
+    onnx.TensorProto.UINT8,
+    onnx.TensorProto.INT16,
+    onnx.TensorProto.UINT16,
+    onnx.TensorProto.FLOAT16,
+    onnx.TensorProto.BFLOAT16,
+)
 _OWN_FIELDS: dict[int, str] = {
     onnx.TensorProto.FLOAT: "float_data",
     onnx.TensorProto.DOUBLE: "double_data",
+    **dict.fromkeys(_HALVES_AND_BYTES, "int32_data"),
     onnx.TensorProto.INT32: "int32_data",
     onnx.TensorProto.INT64: "int64_data",
     onnx.TensorProto.UINT64: "uint64_data",
 }
-"""Types to the field whose numbers are their elements, each as it is."""
+"""Types to the field that has a number for each of their elements, whatever number."""
 _FIELDS = ("float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data")
 
 

@@ -1,7 +1,7 @@
 """Models that are read, get owners and names, and are not rewired: ``retag`` needs nothing else.
 
-Their nodes and values are ``onnx_ir`` nodes and values with attributes in place of properties, made in a fraction of
-the time. What would rewire them fails, since their onnx_ir parts are not set.
+Their nodes and values have what reading code uses of ``onnx_ir``'s, so that this code takes both; attributes in place
+of properties, so that they are made in a fraction of the time; and nothing that would rewire them.
 
 :mod:`modelexport.files.plain_reading` makes them, and :mod:`modelexport.files.plain_writing` writes what was changed
 into the serialized model.
@@ -16,6 +16,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import onnx
 import onnx_ir as ir
 
+from modelexport.core.owners import Owner
+
+if TYPE_CHECKING:
+    from onnx_ir import Node as _Node
+    from onnx_ir import Value as _Value
+else:  # their attributes would take more memory than those below
+    _Value = _Node = object
+
 Kind = tuple[ir.DataType | None, ir.TypeProtocol | None, ir.Shape | None]
 """The element type, type and shape of a value."""
 NOTHING: Any = MappingProxyType({})
@@ -24,7 +32,7 @@ UNKNOWN: Kind = (None, None, None)
 
 
 class Store(dict[str, Any]):
-    """Attributes, or what travels with a node: a mapping that is its own ``data``, which onnx_ir's mappings have."""
+    """The attributes of a node: a mapping that is its own ``data``, which onnx_ir's mapping has."""
 
     __slots__ = ()
 
@@ -34,11 +42,12 @@ class Store(dict[str, Any]):
         return self
 
 
-class PlainValue(ir.Value):
+class PlainValue(_Value):
     """A value of a plain graph."""
 
     __slots__ = (
         "const_value",
+        "doc_string",
         "dtype",
         "leaves",
         "made_by",
@@ -71,6 +80,7 @@ class PlainValue(ir.Value):
         self.leaves = False
         self.const_value = None
         self.metadata_props = NOTHING
+        self.doc_string = None
 
     def producer(self) -> ir.Node | None:
         """The node that produces it."""
@@ -98,21 +108,22 @@ class PlainValue(ir.Value):
         return self.made_by.graph if self.made_by is not None else None
 
 
-class PlainNode(ir.Node):
+class PlainNode(_Node):
     """A node of a plain graph."""
 
     __slots__ = (
         "attributes",
+        "doc_string",
         "domain",
         "graph",
         "inputs",
-        "meta",
         "metadata_props",
         "name",
         "op_type",
         "operator",
         "outputs",
         "overload",
+        "owner",
     )
 
     if TYPE_CHECKING:
@@ -124,9 +135,9 @@ class PlainNode(ir.Node):
         inputs: Sequence[PlainValue | None]  # onnx_ir has tuples
         outputs: Sequence[PlainValue]
         attributes: Store  # type: ignore[assignment]  # has what is used of onnx_ir's own mapping
-        meta: Store  # type: ignore[assignment]  # the same
         metadata_props: dict[str, str]
         graph: ir.Graph | None
+        owner: Owner | None
 
     def __init__(
         self,
@@ -142,7 +153,7 @@ class PlainNode(ir.Node):
         self.doc_string = doc_string
         self.attributes = attributes
         self.metadata_props = metadata_props
-        self.meta = Store()
+        self.owner = None
         self.graph = None
 
     def op_identifier(self) -> ir.OperatorIdentifier:

@@ -23,7 +23,7 @@ import onnx_ir as ir
 from modelexport.core.calls import ModuleCall
 from modelexport.core.owners import Owner
 from modelexport.graph.nodes import may_be
-from modelexport.graph.owners import OWNER, owner_of
+from modelexport.graph.owners import owner_of, set_owner
 from modelexport.graph.snapshot import SourceGraph, SourceNode
 from modelexport.lineage.matching.by_activation import match_by_activation
 from modelexport.lineage.matching.by_folding import match_by_folding
@@ -84,7 +84,7 @@ class Descent:
 
 
 def trace_owners(source: SourceGraph, changed: ir.Model, walks: Sequence[Walk] = WALKS) -> Descent:
-    """Assign every node of a changed graph its owner, in ``node.meta``, if it can be found.
+    """Assign every node of a changed graph its owner, if it can be found.
 
     Args:
         source: A snapshot of the tagged graph.
@@ -107,12 +107,10 @@ def _place_owners(state: Matching) -> dict[ir.Node, Reason]:
     lost = LostCalls(state.source, state.is_present)
     reasons: dict[ir.Node, Reason] = {}
     for node in state.nodes:
-        node.meta.pop(OWNER, None)
         owner, reason = _owner(state, node, lost) if node in state.matches else (None, None)
-        if owner is not None:
-            node.meta[OWNER] = owner
-            if reason is not None:
-                reasons[node] = reason
+        set_owner(node, owner)
+        if reason is not None:
+            reasons[node] = reason
     place_new_nodes([node for node in state.nodes if node not in state.matches], state.enclosing, state.derived)
     infer_from_neighbours(state.nodes, state.enclosing)
     several: dict[ir.Node, Reason] = {}

@@ -21,7 +21,7 @@ from modelexport.format.call_tree import call_tree_entries, check_version, read_
 from modelexport.format.node_tags import OwnerReader, read_source_tags
 from modelexport.graph.boundaries import CallBoundary, find_boundaries
 from modelexport.graph.nodes import all_nodes
-from modelexport.graph.owners import OWNER, owned_operators, owner_of
+from modelexport.graph.owners import owned_operators, owner_of, set_owner
 from modelexport.tagged.documents.belonging import check_documents
 from modelexport.tagged.documents.reading import check_same_calls, check_same_nodes, load_hierarchy
 from modelexport.tagged.encodings.unpacking import unpack_tags
@@ -217,7 +217,7 @@ def read_tagged(path: str | Path, *, checked: bool = True, plain: bool = False) 
         for node in all_nodes(model):
             owner = owners.read(node.metadata_props)
             if owner is not None:
-                node.meta[OWNER] = owner
+                set_owner(node, owner)
     except (LookupError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise FileFormatError(f"{path} has damaged tags ({error}): export it again") from error
     tagged = TaggedFile(path, model, calls, tags, encoding)
