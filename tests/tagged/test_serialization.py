@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -13,7 +14,11 @@ import pytest
 from onnx import TensorProto, helper
 
 from modelexport.files.deserializing import to_model
+from modelexport.files.plain_reading import to_plain
+from modelexport.files.plain_writing import plain_proto
 from modelexport.files.serializing import to_proto
+from modelexport.graph.nodes import all_nodes
+from modelexport.graph.plain import PlainModel
 
 BACKEND = sorted((Path(onnx.backend.test.__file__).parent / "data").glob("*/*/model.onnx"))
 """ONNX's own test models."""
@@ -48,12 +53,49 @@ def check(proto: onnx.ModelProto) -> None:
     expected = by_onnx_ir(copy_of(proto)).SerializeToString()
     assert to_proto(to_model(copy_of(proto)), {}).SerializeToString() == expected
     assert by_onnx_ir(ir.serde.serialize_model(to_model(copy_of(proto)))).SerializeToString() == expected
+    if (read := to_plain(copy_of(proto), ())) is not None:
+        check_same(read, to_model(copy_of(proto)))
+        assert plain_proto(read, {}).SerializeToString() == expected
+
+
+def check_same(read: PlainModel, model: ir.Model) -> None:
+    """A plain model says of itself what onnx_ir's says."""
+    assert describe(read) == describe(model)
+
+
+def describe(model: ir.Model) -> list[Any]:
+    def described(value: ir.Value | None) -> Any:
+        if value is None:
+            return None
+        producer, tensor = value.producer(), value.const_value
+        about = (value.name, value.dtype, value.shape, value.metadata_props == {}, producer and producer.name)
+        uses = [(node.name, index) for node, index in value.uses()]
+        roles = value.is_graph_input(), value.is_graph_output(), value.is_initializer()
+        found = None if tensor is None else (tensor.dtype, tensor.shape, tensor.size, tensor.nbytes, tensor.tobytes())
+        return *about, uses, roles, found
+
+    graph = model.graph
+    nodes = [
+        (
+            node.op_identifier(),
+            node.name,
+            dict(node.metadata_props),
+            {name: str(attribute) for name, attribute in node.attributes.items()},
+            list(map(described, node.inputs)),
+            list(map(described, node.outputs)),
+        )
+        for node in all_nodes(model)
+    ]
+    ends = [list(map(described, values)) for values in (graph.inputs, graph.outputs, graph.initializers.values())]
+    return [nodes, *ends, dict(model.opset_imports), dict(model.metadata_props), graph.name, model.ir_version]
 
 
 def test_every_test_model_of_onnx() -> None:
     assert len(BACKEND) > 100
     for path in BACKEND:
         check(onnx.load(path, load_external_data=False))
+    plain_ones = [path for path in BACKEND if to_plain(onnx.load(path, load_external_data=False), ()) is not None]
+    assert len(plain_ones) > len(BACKEND) // 2
 
 
 def plain() -> onnx.ModelProto:
