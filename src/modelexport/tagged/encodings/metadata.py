@@ -41,6 +41,7 @@ def write_metadata(
                 written[id(owner)] = owner, owner_properties(owner, tags)
             _replace_tags(node, written[id(owner)][1])
     used: dict[tuple[int, ...], str] = {}  # by the identities of the users' owners
+    encoded: dict[int, dict[str, str]] = {}
     for value in initializers(model):
         properties = value.metadata_props
         users = tuple([id(owner_of(node)) for node, _ in value.uses()])
@@ -49,13 +50,20 @@ def write_metadata(
         properties[keys.HIERARCHY_TAGS] = used[users]
         origin = origins.get(value.name or "")
         if origin is not None:
-            properties[keys.PARAMETER] = json_texts(origin.keys)
-            if origin.transform:
-                properties[keys.TRANSFORM] = msgspec.json.encode(origin.transform).decode()
+            if id(origin) not in encoded:
+                encoded[id(origin)] = _origin_properties(origin)
+            properties.update(encoded[id(origin)])
     model.metadata_props[keys.FORMAT_VERSION_KEY] = keys.FORMAT_VERSION
     model.metadata_props[keys.STATE_DICT] = msgspec.json.encode(entries).decode()
     model.metadata_props[keys.CALL_TREE] = encode_call_tree(call_tree_entries(tags.calls, tags.tag))
     model.metadata_props[keys.VERSION_KEY] = __version__
+
+
+def _origin_properties(origin: Origin) -> dict[str, str]:
+    properties = {keys.PARAMETER: json_texts(origin.keys)}
+    if origin.transform:
+        properties[keys.TRANSFORM] = msgspec.json.encode(origin.transform).decode()
+    return properties
 
 
 def write_owner(node: ir.Node, owner: Owner, tags: CallTags) -> None:
