@@ -56,6 +56,14 @@ def properties_of(entries: Iterable[onnx.StringStringEntryProto]) -> dict[str, s
     return {entry.key: entry.value for entry in entries} or None
 
 
+def move_properties(tensor: ir.TensorProtocol, value: ir.Value) -> None:
+    """Give an initializer the properties of its tensor, which loses them."""
+    value.metadata_props.update(tensor.metadata_props)
+    tensor.metadata_props.clear()
+    if isinstance(tensor, ir.TensorProtoTensor):  # is written as it was read, with its old properties
+        del tensor.raw.metadata_props[:]
+
+
 class Form(NamedTuple):
     """What tensors of one type and shape have in common."""
 

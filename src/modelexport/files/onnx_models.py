@@ -17,7 +17,7 @@ import onnx_ir as ir
 from modelexport.core.limits import PROTO_BYTES
 from modelexport.errors import FileFormatError
 from modelexport.files.atomic import check_space, scratch
-from modelexport.files.deserializing import SerializedTensor, to_model
+from modelexport.files.deserializing import SerializedTensor, move_properties, to_model
 from modelexport.files.embedded import EmbeddedTensor, OpenFile
 from modelexport.files.expansion import check_functions
 from modelexport.files.linked import read_linked, seal_data
@@ -85,7 +85,7 @@ def _read(path: Path, ours: bool, plain: bool) -> ir.Model:
         if not isinstance(model, PlainModel):
             for value in initializers(model):
                 if value.const_value is not None:
-                    _move_properties(value.const_value, value)
+                    move_properties(value.const_value, value)
         bind_tensors(dict(_embedded_tensors(model, file, places)))
         if not isinstance(model, PlainModel) and LOCATION in rest:
             read_linked(model, path.parent, ours=ours)
@@ -103,13 +103,6 @@ def _checked(proto: onnx.ModelProto, places: Mapping[str, range]) -> ir.Model:
     check_acyclic(proto)
     check_data(proto, places)
     return to_model(proto)
-
-
-def _move_properties(tensor: ir.TensorProtocol, value: ir.Value) -> None:
-    value.metadata_props.update(tensor.metadata_props)
-    tensor.metadata_props.clear()
-    if isinstance(tensor, ir.TensorProtoTensor):  # is written as it was read, with its old properties
-        del tensor.raw.metadata_props[:]
 
 
 def _embedded_tensors(

@@ -8,7 +8,7 @@ import onnx
 import onnx_ir as ir
 
 from modelexport.errors import FileFormatError
-from modelexport.files.deserializing import Form, SerializedTensor, model_properties, properties_of
+from modelexport.files.deserializing import Form, SerializedTensor, model_properties, move_properties, properties_of
 from modelexport.files.order import check_opsets
 from modelexport.files.tensors import check_tensor
 from modelexport.graph.plain import UNKNOWN, Kind, PlainGraph, PlainModel, PlainNode, PlainValue, Store
@@ -48,6 +48,10 @@ def to_plain(proto: onnx.ModelProto, elsewhere: Collection[str]) -> PlainModel |
         view = reader.read()
     except (_RareError, KeyError, FileFormatError):
         return None
+    # From here on the model is changed: the other reader would not find what was in it.
+    for value in reader.described:
+        assert value.const_value is not None
+        move_properties(value.const_value, value)
     proto.DiscardUnknownFields()
     return PlainModel(view, reader.nodes, proto, **model_properties(proto))
 
@@ -60,6 +64,8 @@ class _Reader:
         self._forms: dict[tuple[int, tuple[int, ...], int], tuple[Form, Kind]] = {}
         """Type, sizes and number of bytes of tensors that were checked."""
         self._attributes: dict[bytes, ir.Attr] = {}
+        self.described: list[PlainValue] = []
+        """Initializers whose tensors have properties."""
 
     def read(self) -> PlainGraph:
         proto = self._proto
@@ -125,10 +131,9 @@ class _Reader:
         value = PlainValue(name, kind, None)
         value.role = "initializer"
         value.metadata_props = (properties_of(info.metadata_props) if info is not None else None) or {}
-        if proto.metadata_props:
-            value.metadata_props.update(properties_of(proto.metadata_props) or {})
-            proto.ClearField("metadata_props")  # it is written as it was read
         value.const_value = SerializedTensor(proto, form)
+        if proto.metadata_props:
+            self.described.append(value)
         self._values[name] = value
         return value
 
