@@ -14,6 +14,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from modelexport.files.deserializing import to_model
+from modelexport.files.onnx_models import load_onnx, save_model
 from modelexport.files.plain_reading import to_plain
 from modelexport.files.plain_writing import plain_proto
 from modelexport.files.serializing import to_proto
@@ -53,9 +54,12 @@ def check(proto: onnx.ModelProto) -> None:
     expected = by_onnx_ir(copy_of(proto)).SerializeToString()
     assert to_proto(to_model(copy_of(proto)), {}).SerializeToString() == expected
     assert by_onnx_ir(ir.serde.serialize_model(to_model(copy_of(proto)))).SerializeToString() == expected
-    if (read := to_plain(copy_of(proto), ())) is not None:
+    copied = copy_of(proto)
+    if (read := to_plain(copied, ())) is not None:
         check_same(read, to_model(copy_of(proto)))
         assert plain_proto(read, {}).SerializeToString() == expected
+    else:
+        assert copied == proto, "the other reader reads it next"
 
 
 def check_same(read: PlainModel, model: ir.Model) -> None:
@@ -141,6 +145,78 @@ def plain() -> onnx.ModelProto:
     )
     model.metadata_props.add(key="of", value="the model")
     return model
+
+
+def only_plain() -> onnx.ModelProto:
+    """The same without what a plain graph may not have."""
+    model = plain()
+    del model.graph.node[:]
+    model.graph.node.extend([helper.make_node("Add", ["x", "weight"], ["y"], name="add", doc_string="adds")])
+    kept = next(tensor for tensor in model.graph.initializer if tensor.name == "weight")
+    given = next(value for value in model.graph.input if value.name == "x")
+    del model.graph.initializer[:], model.graph.input[:], model.graph.output[:], model.graph.value_info[:]
+    model.graph.initializer.append(kept)
+    model.graph.input.append(given)
+    model.graph.output.append(helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, 2]))
+    for tensor in model.graph.initializer:
+        tensor.metadata_props.add(key="of", value=tensor.name)
+    return model
+
+
+def test_a_plain_model_becomes_the_same_file(tmp_path: Path) -> None:
+    model = only_plain()
+    large = helper.make_tensor("large", TensorProto.FLOAT, [40, 10], [0.5] * 400)  # as numbers, not as bytes
+    model.graph.initializer.append(large)
+    onnx.save(model, tmp_path / "model.onnx")
+    read = load_onnx(tmp_path / "model.onnx", plain=True)
+    assert isinstance(read, PlainModel)
+    assert read.graph.initializers["weight"].metadata_props == {"of": "weight"}
+    save_model(read, tmp_path / "plain.onnx")
+    save_model(load_onnx(tmp_path / "model.onnx"), tmp_path / "other.onnx")
+    assert (tmp_path / "plain.onnx").read_bytes() == (tmp_path / "other.onnx").read_bytes()
+
+
+def fault(model: onnx.ModelProto, what: str) -> onnx.ModelProto:
+    graph = model.graph
+    match what:
+        case "two values of one name":
+            graph.node.append(helper.make_node("Neg", ["x"], ["weight"]))
+        case "two initializers of one name":
+            graph.initializer.append(graph.initializer[0])
+        case "no outputs":
+            graph.node.append(helper.make_node("Neg", ["x"], []))
+        case "not sorted":
+            graph.node.insert(0, helper.make_node("Neg", ["y"], ["z"]))
+        case "too few bytes":
+            graph.initializer[0].raw_data = b"123"
+        case "two attributes of one name":
+            graph.node[0].attribute.extend([helper.make_attribute("a", 1), helper.make_attribute("a", 2)])
+        case "weights in another file":
+            graph.initializer[0].data_location = TensorProto.EXTERNAL
+        case "an output that nothing makes":
+            graph.output.append(helper.make_tensor_value_info("nothing", 1, [2]))
+    return model
+
+
+FAULTS = (
+    "two values of one name",
+    "two initializers of one name",
+    "no outputs",
+    "not sorted",
+    "too few bytes",
+    "two attributes of one name",
+    "weights in another file",
+    "an output that nothing makes",
+)
+
+
+@pytest.mark.parametrize("what", FAULTS)
+def test_what_is_not_plain_or_has_a_fault_is_left_to_the_other_reader(what: str) -> None:
+    assert to_plain(only_plain(), ()) is not None
+    model = fault(only_plain(), what)
+    before = model.SerializeToString()
+    assert to_plain(model, ()) is None
+    assert model.SerializeToString() == before
 
 
 def annotated() -> onnx.ModelProto:
