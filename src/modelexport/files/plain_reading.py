@@ -46,7 +46,7 @@ def to_plain(proto: onnx.ModelProto, elsewhere: Collection[str]) -> PlainModel |
     try:
         reader = _Reader(proto, elsewhere)
         view = reader.read()
-    except (_RareError, KeyError, FileFormatError):
+    except (_RareError, KeyError, FileFormatError, ir.serde.SerdeError, ValueError, TypeError):
         return None
     # From here on the model is changed: the other reader would not find what was in it.
     for value in reader.described:
