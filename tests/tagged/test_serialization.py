@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -13,7 +14,12 @@ import pytest
 from onnx import TensorProto, helper
 
 from modelexport.files.deserializing import to_model
+from modelexport.files.onnx_models import load_onnx, save_model
+from modelexport.files.plain_reading import to_plain
+from modelexport.files.plain_writing import plain_proto
 from modelexport.files.serializing import to_proto
+from modelexport.graph.nodes import all_nodes
+from modelexport.graph.plain import PlainModel
 
 BACKEND = sorted((Path(onnx.backend.test.__file__).parent / "data").glob("*/*/model.onnx"))
 """ONNX's own test models."""
@@ -48,12 +54,52 @@ def check(proto: onnx.ModelProto) -> None:
     expected = by_onnx_ir(copy_of(proto)).SerializeToString()
     assert to_proto(to_model(copy_of(proto)), {}).SerializeToString() == expected
     assert by_onnx_ir(ir.serde.serialize_model(to_model(copy_of(proto)))).SerializeToString() == expected
+    copied = copy_of(proto)
+    if (read := to_plain(copied, ())) is not None:
+        check_same(read, to_model(copy_of(proto)))
+        assert plain_proto(read, {}).SerializeToString() == expected
+    else:
+        assert copied == proto, "the other reader reads it next"
+
+
+def check_same(read: PlainModel, model: ir.Model) -> None:
+    """A plain model says of itself what onnx_ir's says."""
+    assert describe(read) == describe(model)
+
+
+def describe(model: ir.Model) -> list[Any]:
+    def described(value: ir.Value | None) -> Any:
+        if value is None:
+            return None
+        producer, tensor = value.producer(), value.const_value
+        about = (value.name, value.dtype, value.shape, value.metadata_props == {}, producer and producer.name)
+        uses = [(node.name, index) for node, index in value.uses()]
+        roles = value.is_graph_input(), value.is_graph_output(), value.is_initializer()
+        found = None if tensor is None else (tensor.dtype, tensor.shape, tensor.size, tensor.nbytes, tensor.tobytes())
+        return *about, uses, roles, found
+
+    graph = model.graph
+    nodes = [
+        (
+            node.op_identifier(),
+            node.name,
+            dict(node.metadata_props),
+            {name: str(attribute) for name, attribute in node.attributes.items()},
+            list(map(described, node.inputs)),
+            list(map(described, node.outputs)),
+        )
+        for node in all_nodes(model)
+    ]
+    ends = [list(map(described, values)) for values in (graph.inputs, graph.outputs, graph.initializers.values())]
+    return [nodes, *ends, dict(model.opset_imports), dict(model.metadata_props), graph.name, model.ir_version]
 
 
 def test_every_test_model_of_onnx() -> None:
     assert len(BACKEND) > 100
     for path in BACKEND:
         check(onnx.load(path, load_external_data=False))
+    plain_ones = [path for path in BACKEND if to_plain(onnx.load(path, load_external_data=False), ()) is not None]
+    assert len(plain_ones) > len(BACKEND) // 2
 
 
 def plain() -> onnx.ModelProto:
@@ -99,6 +145,78 @@ def plain() -> onnx.ModelProto:
     )
     model.metadata_props.add(key="of", value="the model")
     return model
+
+
+def only_plain() -> onnx.ModelProto:
+    """The same without what a plain graph may not have."""
+    model = plain()
+    del model.graph.node[:]
+    model.graph.node.extend([helper.make_node("Add", ["x", "weight"], ["y"], name="add", doc_string="adds")])
+    kept = next(tensor for tensor in model.graph.initializer if tensor.name == "weight")
+    given = next(value for value in model.graph.input if value.name == "x")
+    del model.graph.initializer[:], model.graph.input[:], model.graph.output[:], model.graph.value_info[:]
+    model.graph.initializer.append(kept)
+    model.graph.input.append(given)
+    model.graph.output.append(helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, 2]))
+    for tensor in model.graph.initializer:
+        tensor.metadata_props.add(key="of", value=tensor.name)
+    return model
+
+
+def test_a_plain_model_becomes_the_same_file(tmp_path: Path) -> None:
+    model = only_plain()
+    large = helper.make_tensor("large", TensorProto.FLOAT, [40, 10], [0.5] * 400)  # as numbers, not as bytes
+    model.graph.initializer.append(large)
+    onnx.save(model, tmp_path / "model.onnx")
+    read = load_onnx(tmp_path / "model.onnx", plain=True)
+    assert isinstance(read, PlainModel)
+    assert read.graph.initializers["weight"].metadata_props == {"of": "weight"}
+    save_model(read, tmp_path / "plain.onnx")
+    save_model(load_onnx(tmp_path / "model.onnx"), tmp_path / "other.onnx")
+    assert (tmp_path / "plain.onnx").read_bytes() == (tmp_path / "other.onnx").read_bytes()
+
+
+def fault(model: onnx.ModelProto, what: str) -> onnx.ModelProto:
+    graph = model.graph
+    match what:
+        case "two values of one name":
+            graph.node.append(helper.make_node("Neg", ["x"], ["weight"]))
+        case "two initializers of one name":
+            graph.initializer.append(graph.initializer[0])
+        case "no outputs":
+            graph.node.append(helper.make_node("Neg", ["x"], []))
+        case "not sorted":
+            graph.node.insert(0, helper.make_node("Neg", ["y"], ["z"]))
+        case "too few bytes":
+            graph.initializer[0].raw_data = b"123"
+        case "two attributes of one name":
+            graph.node[0].attribute.extend([helper.make_attribute("a", 1), helper.make_attribute("a", 2)])
+        case "weights in another file":
+            graph.initializer[0].data_location = TensorProto.EXTERNAL
+        case "an output that nothing makes":
+            graph.output.append(helper.make_tensor_value_info("nothing", 1, [2]))
+    return model
+
+
+FAULTS = (
+    "two values of one name",
+    "two initializers of one name",
+    "no outputs",
+    "not sorted",
+    "too few bytes",
+    "two attributes of one name",
+    "weights in another file",
+    "an output that nothing makes",
+)
+
+
+@pytest.mark.parametrize("what", FAULTS)
+def test_what_is_not_plain_or_has_a_fault_is_left_to_the_other_reader(what: str) -> None:
+    assert to_plain(only_plain(), ()) is not None
+    model = fault(only_plain(), what)
+    before = model.SerializeToString()
+    assert to_plain(model, ()) is None
+    assert model.SerializeToString() == before
 
 
 def annotated() -> onnx.ModelProto:

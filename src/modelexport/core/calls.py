@@ -12,11 +12,12 @@ from functools import cached_property
 from typing import Literal, NamedTuple
 from urllib.parse import quote
 
+import msgspec
+
 _RULE_CHARACTERS = re.compile(r"[,;()=%\s]")
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class ModuleCall:
+class ModuleCall(msgspec.Struct, frozen=True, order=True):
     """One execution of a module's ``forward``: the module's path and which of its calls it is (0 for the first).
 
     The path is the module's first key in ``model.named_modules()``; the root's is the empty string.

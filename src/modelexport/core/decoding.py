@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
 
 _T = TypeVar("_T")
+
+
+@cache
+def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(kind)
 
 
 def decode_json(content: bytes | str, kind: type[_T] | Any) -> _T | Any:
@@ -20,6 +26,6 @@ def decode_json(content: bytes | str, kind: type[_T] | Any) -> _T | Any:
             more deeply than Python can read.
     """
     try:
-        return msgspec.json.decode(content, type=kind)
+        return _decoder(kind).decode(content)  # type: ignore[arg-type]  # types are hashable
     except RecursionError as error:
         raise msgspec.DecodeError("it is nested too deeply") from error

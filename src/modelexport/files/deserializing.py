@@ -5,7 +5,9 @@ The same as :func:`onnx_ir.serde.deserialize_model`, in half of the time: each t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from math import prod
+from typing import Any, NamedTuple
 
 import onnx
 import onnx_ir as ir
@@ -25,16 +27,20 @@ def to_model(proto: onnx.ModelProto) -> ir.Model:
     if graph is None:
         return ir.serde.deserialize_model(proto)
     graph.opset_imports.update(ir.serde.deserialize_opset_import(proto.opset_import))
-    return ir.Model(
-        graph,
-        ir_version=proto.ir_version,
-        producer_name=_text(proto, "producer_name"),
-        producer_version=_text(proto, "producer_version"),
-        domain=_text(proto, "domain"),
-        model_version=proto.model_version if proto.HasField("model_version") else None,
-        doc_string=_text(proto, "doc_string"),
-        metadata_props=_properties(proto.metadata_props),
-    )
+    return ir.Model(graph, **model_properties(proto))
+
+
+def model_properties(proto: onnx.ModelProto) -> dict[str, Any]:
+    """What a model says of itself, as arguments of :class:`onnx_ir.Model`."""
+    return {
+        "ir_version": proto.ir_version,
+        "producer_name": _text(proto, "producer_name"),
+        "producer_version": _text(proto, "producer_version"),
+        "domain": _text(proto, "domain"),
+        "model_version": proto.model_version if proto.HasField("model_version") else None,
+        "doc_string": _text(proto, "doc_string"),
+        "metadata_props": properties_of(proto.metadata_props),
+    }
 
 
 def _is_rare(proto: onnx.ModelProto) -> bool:
@@ -45,27 +51,58 @@ def _text(proto: onnx.ModelProto | onnx.GraphProto | onnx.ValueInfoProto | onnx.
     return str(getattr(proto, name)) if proto.HasField(name) else None
 
 
-def _properties(entries: Iterable[onnx.StringStringEntryProto]) -> dict[str, str] | None:
+def properties_of(entries: Iterable[onnx.StringStringEntryProto]) -> dict[str, str] | None:
+    """Serialized properties as a mapping; ``None`` if there are none."""
     return {entry.key: entry.value for entry in entries} or None
 
 
+def move_properties(tensor: ir.TensorProtocol, value: ir.Value) -> None:
+    """Give an initializer the properties of its tensor, which loses them."""
+    value.metadata_props.update(tensor.metadata_props)
+    tensor.metadata_props.clear()
+    if isinstance(tensor, ir.TensorProtoTensor):  # is written as it was read, with its old properties
+        del tensor.raw.metadata_props[:]
+
+
+class Form(NamedTuple):
+    """What tensors of one type and shape have in common."""
+
+    dtype: ir.DataType
+    shape: ir.Shape
+    size: int
+    nbytes: int
+
+    @classmethod
+    def of(cls, data_type: int, dims: Sequence[int]) -> Form:
+        """The form of a serialized tensor, whose type is known and whose elements have a fixed size."""
+        dtype, size = ir.DataType(data_type), prod(dims)
+        return cls(dtype, ir.Shape(dims, frozen=True), size, (dtype.bitwidth * size + 7) // 8)
+
+
 class SerializedTensor(ir.TensorProtoTensor):
-    """A tensor that decodes its type and shape once, and not each time that it is asked for these or its size."""
+    """A tensor whose type and shape are decoded once, and not each time that it is asked for these or its size."""
 
-    __slots__ = ("_decoded_shape", "_decoded_type")
+    __slots__ = ("_form",)
 
-    def __init__(self, proto: onnx.TensorProto, shape: ir.Shape) -> None:
+    def __init__(self, proto: onnx.TensorProto, form: Form) -> None:
         super().__init__(proto)
-        self._decoded_type = ir.DataType(proto.data_type)
-        self._decoded_shape = shape
+        self._form = form
 
     @property
     def dtype(self) -> ir.DataType:  # type: ignore[override]  # writable in the protocol, in no class of onnx_ir
-        return self._decoded_type
+        return self._form.dtype
 
     @property
     def shape(self) -> ir.Shape:  # type: ignore[override]  # the same
-        return self._decoded_shape
+        return self._form.shape
+
+    @property
+    def size(self) -> int:
+        return self._form.size
+
+    @property
+    def nbytes(self) -> int:
+        return self._form.nbytes
 
 
 class _Reader:
@@ -78,7 +115,8 @@ class _Reader:
         self._infos = {info.name: info for info in proto.value_info}
         self._types: dict[bytes, tuple[ir.TypeProtocol | None, ir.Shape | None]] = {}
         """A serialized type to what it holds. Values share shapes, which are immutable, and not types."""
-        self._shapes: dict[tuple[int, ...], ir.Shape] = {}
+        self._forms: dict[tuple[int, tuple[int, ...]], Form] = {}
+        """The type and sizes of a tensor to its form."""
 
     def read(self) -> ir.Graph | None:
         """The graph; ``None`` if it has faults or nested graphs."""
@@ -105,7 +143,7 @@ class _Reader:
             initializers=initializers,
             doc_string=_text(proto, "doc_string"),
             name=_text(proto, "name"),
-            metadata_props=_properties(proto.metadata_props),
+            metadata_props=properties_of(proto.metadata_props),
         )
 
     def _initializer(self, proto: onnx.TensorProto) -> ir.Value:
@@ -125,10 +163,10 @@ class _Reader:
     def _tensor(self, proto: onnx.TensorProto) -> ir.TensorProtocol:
         if proto.data_location == onnx.TensorProto.EXTERNAL or proto.data_type == onnx.TensorProto.STRING:
             return ir.serde.deserialize_tensor(proto)
-        sizes = tuple(proto.dims)
-        if sizes not in self._shapes:
-            self._shapes[sizes] = ir.Shape(sizes, frozen=True)
-        return SerializedTensor(proto, self._shapes[sizes])
+        key = proto.data_type, tuple(proto.dims)
+        if key not in self._forms:
+            self._forms[key] = Form.of(*key)
+        return SerializedTensor(proto, self._forms[key])
 
     def _outputs(self, node: onnx.NodeProto) -> list[ir.Value] | None:
         """The values that a node makes; ``None`` if another one makes one of them as well."""
@@ -148,7 +186,7 @@ class _Reader:
         if info is None:
             return ir.Value(name=name)
         kind, shape = self._type(info.type)
-        properties = _properties(info.metadata_props) if info.metadata_props else None
+        properties = properties_of(info.metadata_props) if info.metadata_props else None
         return ir.Value(
             name=name, type=kind, shape=shape, doc_string=_text(info, "doc_string"), metadata_props=properties
         )

@@ -26,6 +26,7 @@ from modelexport.files.wire import names_other_files, read_serialized
 from modelexport.format import documents, keys
 from modelexport.graph.initializers import bind_tensors
 from modelexport.graph.nodes import all_nodes, initializers
+from modelexport.graph.plain import PlainModel
 
 _TAIL = hashlib.sha256().digest_size
 """Bytes at the end of a data file: the SHA-256 of everything before them."""
@@ -256,6 +257,8 @@ def read_linked(model: ir.Model, folder: Path, *, ours: bool = True) -> None:
 
 def weights_beside(model: ir.Model) -> list[WeightsBeside]:
     """The files that hold weights of a model that was read from a file."""
+    if isinstance(model, PlainModel):
+        return []
     return _beside([*_in_initializers(model), *_in_attributes(model)])
 
 
@@ -296,6 +299,8 @@ def changed_files(path: Path | None, model: ir.Model) -> list[str]:
     Args:
         path: The model's file; ``None`` for a model in memory, whose tensors know their files.
     """
+    if isinstance(model, PlainModel):
+        return []
     tensors = _in_initializers(model)
     faults = [fault for beside in _beside([*tensors, *_in_attributes(model)]) if (fault := beside.fault())]
     ends: dict[Path, int] = {}

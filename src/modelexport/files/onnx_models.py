@@ -17,11 +17,13 @@ import onnx_ir as ir
 from modelexport.core.limits import PROTO_BYTES
 from modelexport.errors import FileFormatError
 from modelexport.files.atomic import check_space, scratch
-from modelexport.files.deserializing import to_model
+from modelexport.files.deserializing import SerializedTensor, move_properties, to_model
 from modelexport.files.embedded import EmbeddedTensor, OpenFile
 from modelexport.files.expansion import check_functions
 from modelexport.files.linked import read_linked, seal_data
 from modelexport.files.order import check_acyclic, check_opsets
+from modelexport.files.plain_reading import to_plain
+from modelexport.files.plain_writing import plain_proto
 from modelexport.files.serializing import to_proto
 from modelexport.files.tensors import check_data, check_nodes
 from modelexport.files.text_fields import parse_model
@@ -29,6 +31,7 @@ from modelexport.files.wire import LOCATION, SMALL, with_weights, without_weight
 from modelexport.format import keys
 from modelexport.graph.initializers import bind_tensors
 from modelexport.graph.nodes import initializers
+from modelexport.graph.plain import PlainModel
 
 LARGEST_INSIDE = 10**9
 """Bytes of weights above which they are written to a separate file."""
@@ -40,11 +43,12 @@ OLDER_FILE = "modelexport.older_file"
 """The key in ``ir.Model.meta`` that marks a model whose file has an older format version."""
 
 
-def load_onnx(path: Path, *, ours: bool = True) -> ir.Model:
+def load_onnx(path: Path, *, ours: bool = True, plain: bool = False) -> ir.Model:
     """Read any ONNX file; large initializers are read when used. A file of an older format version is upgraded.
 
     Args:
         ours: Whether the file's records of its data files still hold: false for a file that another tool wrote.
+        plain: Whether it may be read as a :class:`~modelexport.graph.plain.PlainModel`, which cannot be rewired.
 
     Raises:
         FileFormatError: It is missing, empty, or not an ONNX file.
@@ -56,7 +60,7 @@ def load_onnx(path: Path, *, ours: bool = True) -> ir.Model:
     if path.stat().st_size == 0:
         raise FileFormatError(f"{path} is empty: it was not written completely; export it again")
     try:
-        model = _read(path, ours)
+        model = _read(path, ours, plain)
     except FileFormatError as error:
         if str(path) in str(error):
             raise
@@ -68,26 +72,22 @@ def load_onnx(path: Path, *, ours: bool = True) -> ir.Model:
     return model
 
 
-def _read(path: Path, ours: bool) -> ir.Model:
+def _read(path: Path, ours: bool, plain: bool) -> ir.Model:
     file = OpenFile(path)
     try:
         rest, places = without_weights(file.data)
         if len(rest) > PROTO_BYTES:
             raise FileFormatError(f"{path} has a graph of {len(rest):,} bytes, and at most {PROTO_BYTES:,} are read")
         proto = parse_model(rest)
-        check_functions(proto)
-        check_opsets(proto)
-        check_nodes(proto)
-        check_acyclic(proto)
-        check_data(proto, places)
-        model = to_model(proto)
+        model = (to_plain(proto, places) if plain else None) or _checked(proto, places)
         weakref.finalize(model, file.close).atexit = False
         _upgrade(model)
-        for value in initializers(model):
-            if value.const_value is not None:
-                _move_properties(value.const_value, value)
+        if not isinstance(model, PlainModel):
+            for value in initializers(model):
+                if value.const_value is not None:
+                    move_properties(value.const_value, value)
         bind_tensors(dict(_embedded_tensors(model, file, places)))
-        if LOCATION in rest:
+        if not isinstance(model, PlainModel) and LOCATION in rest:
             read_linked(model, path.parent, ours=ours)
     except BaseException:
         file.close()
@@ -95,11 +95,14 @@ def _read(path: Path, ours: bool) -> ir.Model:
     return model
 
 
-def _move_properties(tensor: ir.TensorProtocol, value: ir.Value) -> None:
-    value.metadata_props.update(tensor.metadata_props)
-    tensor.metadata_props.clear()
-    if isinstance(tensor, ir.TensorProtoTensor):  # is written as it was read, with its old properties
-        del tensor.raw.metadata_props[:]
+def _checked(proto: onnx.ModelProto, places: Mapping[str, range]) -> ir.Model:
+    """The model, if it may be read."""
+    check_functions(proto)
+    check_opsets(proto)
+    check_nodes(proto)
+    check_acyclic(proto)
+    check_data(proto, places)
+    return to_model(proto)
 
 
 def _embedded_tensors(
@@ -153,7 +156,7 @@ def save_model(
     """
     now = {value: value.const_value for value in initializers(model) if value.const_value is not None}
     if external is None:
-        apart = any(isinstance(tensor, ir.ExternalTensor) for tensor in now.values())
+        apart = any(_is_outside(tensor) for tensor in now.values())
         external = apart or sum(tensor.nbytes for tensor in now.values()) > LARGEST_INSIDE
     now.update(tensors or {})
     if not same_graph:
@@ -199,7 +202,7 @@ def write_data_file(
 
 def inside_file(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
     """The tensor to write into the model file; one from another file is read at that time."""
-    if not isinstance(tensor, ir.ExternalTensor):
+    if not _is_outside(tensor):
         return tensor
     return ir.LazyTensor(
         lambda: ir.Tensor(tensor.numpy(), dtype=tensor.dtype),
@@ -228,10 +231,12 @@ def save_with_references(
     """
     placed = {} if tensors is None else tensors
     now = {value: placed.get(value, value.const_value) for value in model.graph.initializers.values()}
-    streamed = {v: t for v, t in now.items() if t is not None and not isinstance(t, ir.ExternalTensor) and _is_large(t)}
+    streamed = {v: t for v, t in now.items() if t is not None and not _is_outside(t) and _is_large(t)}
     described = {value: _without_data(tensor) for value, tensor in streamed.items()}
     try:
-        rest = to_proto(model, {**placed, **described}).SerializeToString()
+        written = {**placed, **described}
+        proto = plain_proto(model, written) if isinstance(model, PlainModel) else to_proto(model, written)
+        rest = proto.SerializeToString()
     except (ir.serde.SerdeError, UnicodeError, TypeError) as error:  # names that are not valid text
         reason = " ".join(str(error.__cause__ or error).split())[:200]
         raise FileFormatError(f"the model contains data that cannot be written: {reason}") from error
@@ -271,10 +276,16 @@ def _without_data(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
     return ir.TensorProtoTensor(described)
 
 
+def _is_outside(tensor: ir.TensorProtocol) -> bool:
+    """Whether a tensor is in another file."""
+    # Most are of this class, and a question after any other takes ten times as long: they are protocols.
+    return type(tensor) is not SerializedTensor and isinstance(tensor, ir.ExternalTensor)
+
+
 def _is_large(tensor: ir.TensorProtocol) -> bool:
     if tensor.dtype == ir.DataType.STRING:
         return False
-    if isinstance(tensor, ir.TensorProtoTensor) and tensor.raw.HasField("raw_data") and tensor.raw.ByteSize() < SMALL:
-        return False  # its size would be computed from its shape, which onnx_ir reads anew each time
+    if type(tensor) is SerializedTensor:
+        return tensor.nbytes >= SMALL
     # onnx_ir wraps exceptions raised while a lazy tensor is computed in its own exceptions.
     return tensor.nbytes >= SMALL or isinstance(tensor, ir.LazyTensor)

@@ -6,7 +6,7 @@ of a node, is encoded once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import onnx
@@ -21,18 +21,22 @@ def to_proto(model: ir.Model, tensors: Mapping[ir.Value, ir.TensorProtocol]) -> 
     No ``value_info`` is written for initializers: a tensor contains its type and shape, and ONNX Runtime's quantizers
     fail on initializers that have both.
     """
-    proto = ir.serde.serialize_model(_without_nodes(model))
+    proto = ir.serde.serialize_model(without_nodes(model))
     _Writer(model, proto.graph).write(tensors)
     _settle_nested(model.graph, proto.graph, tensors)
     return proto
 
 
-def _without_nodes(model: ir.Model) -> ir.Model:
-    """The same model without nodes and initializers."""
+def without_nodes(model: ir.Model, ends: Callable[[Sequence[ir.Value]], Sequence[ir.Value]] = tuple) -> ir.Model:
+    """The same model without nodes and initializers.
+
+    Args:
+        ends: Makes what is written as the inputs, and as the outputs, of the graph.
+    """
     graph = model.graph
     view = ir.GraphView(
-        graph.inputs,
-        graph.outputs,
+        ends(graph.inputs),
+        ends(graph.outputs),
         nodes=(),
         doc_string=graph.doc_string,
         opset_imports=dict(graph.opset_imports),
@@ -88,7 +92,7 @@ class _Writer:
             tensor, name = tensors.get(value, value.const_value), value.name or ""
             if tensor is not None:
                 tensor.name = name
-                _write_tensor(self._proto.initializer.add(), tensor, value)
+                write_tensor(self._proto.initializer.add(), tensor, value)
                 written.add(name)
             elif name not in inputs:
                 self._write_value(value)
@@ -149,7 +153,7 @@ class _Writer:
             self._proto.quantization_annotation.extend(ir.serde.serialize_graph(view).quantization_annotation)
 
 
-def _write_tensor(proto: onnx.TensorProto, tensor: ir.TensorProtocol, value: ir.Value) -> None:
+def write_tensor(proto: onnx.TensorProto, tensor: ir.TensorProtocol, value: ir.Value) -> None:
     """Write a tensor with the properties of its initializer."""
     ir.serde.serialize_tensor_into(proto, tensor)
     if proto.metadata_props or value.metadata_props:

@@ -84,42 +84,73 @@ def check_data(model: onnx.ModelProto, elsewhere: Collection[str]) -> None:
         FileFormatError: Names the first such tensor.
     """
     for tensor in serialized_tensors(model):
-        data_type, raw = tensor.data_type, tensor.HasField("raw_data")
-        if data_type not in _BITS or data_type == onnx.TensorProto.UNDEFINED:
-            raise FileFormatError(f"the tensor {tensor.name!r} has the unknown type {data_type}")
-        if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            if data_type == onnx.TensorProto.STRING:
-                raise FileFormatError(
-                    f"the tensor {tensor.name!r} has texts in another file, which ONNX does not allow"
-                )
-            continue
-        apart = not raw and tensor.name in elsewhere
-        if data_type == onnx.TensorProto.STRING and (apart or raw):
-            raise FileFormatError(f"the tensor {tensor.name!r} has texts as bytes, which ONNX does not allow")
-        if apart:
-            continue
-        dims = tensor.dims
-        size = prod(dims)
-        if dims and min(dims) < 0:
-            raise FileFormatError(f"the tensor {tensor.name!r} has a negative size")
-        if raw:
-            bits = _BITS[data_type]
-            if bits is not None and len(tensor.raw_data) != (size * bits + 7) // 8:
-                raise FileFormatError(
-                    f"the tensor {tensor.name!r} has {len(tensor.raw_data):,} bytes for {size:,} elements"
-                )
-            continue
-        held = max(len(getattr(tensor, field)) for field in _FIELDS)
-        if size > held * _MOST_IN_ONE:
-            raise FileFormatError(f"the tensor {tensor.name!r} has data for {held:,} of {size:,} elements")
-        try:
-            onnx.numpy_helper.to_array(tensor)
-        except (ValueError, TypeError, LookupError, OverflowError) as error:
-            raise FileFormatError(f"the tensor {tensor.name!r} has data of another type or size: {error}") from error
+        check_tensor(tensor, elsewhere)
+
+
+def check_tensor(tensor: onnx.TensorProto, elsewhere: Collection[str]) -> None:
+    """Refuse a tensor whose data is shorter or longer than its shape requires.
+
+    Args:
+        elsewhere: Names of initializers whose data was taken out and already checked.
+
+    Raises:
+        FileFormatError: Names the tensor.
+    """
+    data_type, raw = tensor.data_type, tensor.HasField("raw_data")
+    if data_type not in _BITS or data_type == onnx.TensorProto.UNDEFINED:
+        raise FileFormatError(f"the tensor {tensor.name!r} has the unknown type {data_type}")
+    if tensor.data_location == onnx.TensorProto.EXTERNAL:
+        if data_type == onnx.TensorProto.STRING:
+            raise FileFormatError(f"the tensor {tensor.name!r} has texts in another file, which ONNX does not allow")
+        return
+    apart = not raw and tensor.name in elsewhere
+    if data_type == onnx.TensorProto.STRING and (apart or raw):
+        raise FileFormatError(f"the tensor {tensor.name!r} has texts as bytes, which ONNX does not allow")
+    if apart:
+        return
+    dims = tensor.dims
+    size = prod(dims)
+    if dims and min(dims) < 0:
+        raise FileFormatError(f"the tensor {tensor.name!r} has a negative size")
+    if raw:
+        bits = _BITS[data_type]
+        if bits is not None and len(tensor.raw_data) != (size * bits + 7) // 8:
+            raise FileFormatError(
+                f"the tensor {tensor.name!r} has {len(tensor.raw_data):,} bytes for {size:,} elements"
+            )
+        return
+    own = _OWN_FIELDS.get(data_type)
+    if own is not None and len(getattr(tensor, own)) == size:
+        return
+    held = max(len(getattr(tensor, field)) for field in _FIELDS)
+    if size > held * _MOST_IN_ONE:
+        raise FileFormatError(f"the tensor {tensor.name!r} has data for {held:,} of {size:,} elements")
+    try:
+        onnx.numpy_helper.to_array(tensor)
+    except (ValueError, TypeError, LookupError, OverflowError) as error:
+        raise FileFormatError(f"the tensor {tensor.name!r} has data of another type or size: {error}") from error
 
 
 _MOST_IN_ONE = 4
 """Two-bit elements in one number of ``int32_data``."""
+_HALVES_AND_BYTES = (
+    onnx.TensorProto.BOOL,
+    onnx.TensorProto.INT8,
+    onnx.TensorProto.UINT8,
+    onnx.TensorProto.INT16,
+    onnx.TensorProto.UINT16,
+    onnx.TensorProto.FLOAT16,
+    onnx.TensorProto.BFLOAT16,
+)
+_OWN_FIELDS: dict[int, str] = {
+    onnx.TensorProto.FLOAT: "float_data",
+    onnx.TensorProto.DOUBLE: "double_data",
+    **dict.fromkeys(_HALVES_AND_BYTES, "int32_data"),
+    onnx.TensorProto.INT32: "int32_data",
+    onnx.TensorProto.INT64: "int64_data",
+    onnx.TensorProto.UINT64: "uint64_data",
+}
+"""Types to the field that has a number for each of their elements, whatever number."""
 _FIELDS = ("float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data")
 
 

@@ -63,7 +63,7 @@ def names_other_files(path: Path) -> bool:
     Raises:
         FileFormatError: It is not an ONNX file.
     """
-    return LOCATION in _without_weights(path)
+    return LOCATION in _without_weights(path, only_with=LOCATION)
 
 
 def read_serialized(path: Path) -> onnx.ModelProto:
@@ -81,10 +81,11 @@ def read_serialized(path: Path) -> onnx.ModelProto:
         raise FileFormatError(f"{path} is not an ONNX file, or damaged ({type(error).__name__})") from error
 
 
-def _without_weights(path: Path) -> bytes:
+def _without_weights(path: Path, only_with: bytes = b"") -> bytes:
+    """An ONNX file without its large weights; nothing if these bytes do not occur in it."""
     try:
         with open_regular(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return without_weights(data)[0]
+            return without_weights(data)[0] if data.find(only_with) >= 0 else b""
     except FileFormatError:
         raise
     except Exception as error:  # the file is empty, or does not hold a protobuf message
@@ -120,13 +121,12 @@ def _copied(data: mmap.mmap, message: range, below: tuple[int, ...], found: dict
     """The parts of a message, with the weights removed from the fields ``below``."""
     parts: list[bytes] = []
     copied = message.start
-    for number, start, value in _fields(data, message):
-        if number == below[0] and len(value) >= SMALL:
-            parts.append(data[copied:start])
-            copied = value.stop
-            inner = _copied(data, value, below[1:], found) if len(below) > 1 else _without_data(data, value, found)
-            length = sum(map(len, inner))
-            parts += [_varint(number << 3 | _LENGTH), _varint(length), *inner]
+    for number, start, value in _fields(data, message, large=below[0]):
+        parts.append(data[copied:start])
+        copied = value.stop
+        inner = _copied(data, value, below[1:], found) if len(below) > 1 else _without_data(data, value, found)
+        length = sum(map(len, inner))
+        parts += [_varint(number << 3 | _LENGTH), _varint(length), *inner]
     parts.append(data[copied : message.stop])
     return parts
 
@@ -146,8 +146,12 @@ def _without_data(data: mmap.mmap, tensor: range, found: dict[str, range]) -> li
     return parts
 
 
-def _fields(data: mmap.mmap | bytes, message: range) -> Iterator[tuple[int, int, range]]:
-    """Each field of a message: its number, where it begins, and where its value is."""
+def _fields(data: mmap.mmap | bytes, message: range, large: int = 0) -> Iterator[tuple[int, int, range]]:
+    """Each field of a message: its number, where it begins, and where its value is.
+
+    Args:
+        large: If not zero, only the fields with this number that are large.
+    """
     position, count = message.start, 0
     while position < message.stop:
         start, count = position, count + 1
@@ -174,7 +178,8 @@ def _fields(data: mmap.mmap | bytes, message: range) -> Iterator[tuple[int, int,
                 raise ValueError(f"the field at byte {start} has the invalid wire type {kind}")
         if end > message.stop:
             raise ValueError(f"the field at byte {start} is longer than its message")
-        yield key >> 3, start, range(position, end)
+        if not large or (key >> 3 == large and end - position >= SMALL):
+            yield key >> 3, start, range(position, end)
         position = end
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, MutableMapping, Sequence
 
 from modelexport.core.calls import CallTree
 from modelexport.core.decoding import decode_json
 from modelexport.core.owners import Evidence, Owner
+from modelexport.core.text import json_texts
 from modelexport.format import keys
 from modelexport.format.call_tree import parse_call
 
@@ -26,7 +26,7 @@ def write_tags(
     several = {keys.HIERARCHY_TAGS: source_tags, keys.CALLS: addresses}
     for key, texts in several.items():
         if len(addresses) > 1:
-            properties[key] = json.dumps(list(texts))
+            properties[key] = json_texts(texts)
         else:
             properties.pop(key, None)
 
@@ -62,7 +62,8 @@ class OwnerReader:
 
     def __init__(self, calls: CallTree) -> None:
         self._calls = calls
-        self._known: dict[tuple[str, str], Owner] = {}
+        self._known: dict[tuple[str, str], tuple[Owner, str]] = {}
+        """What nodes say of their owners to the owner and its address."""
 
     def read(self, properties: Mapping[str, str]) -> Owner | None:
         """The owner of a node; ``None`` for a node without tags.
@@ -77,8 +78,10 @@ class OwnerReader:
             owner = Owner(tuple(map(parse_call, read_addresses(properties))), Evidence(properties[keys.EVIDENCE]))
             if missing := next((call for call in owner.calls if call not in self._calls), None):
                 raise ValueError(f"a node belongs to '{missing}', which is not a call of the model")
-            self._known[said] = owner
-        owner = self._known[said]
-        if len(read_source_tags(properties)) != len(owner.calls) or properties[keys.CALL] != owner.call.address:
+            self._known[said] = owner, owner.call.address
+        owner, address = self._known[said]
+        one = keys.HIERARCHY_TAGS not in properties and keys.SOURCE_MODULE in properties
+        tags = 1 if one else len(read_source_tags(properties))
+        if tags != len(owner.calls) or properties[keys.CALL] != address:
             raise ValueError(f"the addresses and the tags of a node of '{owner.call}' do not match")
         return owner

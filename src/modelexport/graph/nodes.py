@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 
 import onnx
 import onnx_ir as ir
 
+from modelexport.graph.plain import PlainModel
+
 
 def all_nodes(model: ir.Model) -> Iterator[ir.Node]:
     """Every node of a model: of the graph, of nested graphs (after their enclosing node) and of functions."""
-    yield from nodes_of(model.graph)
-    for function in model.functions.values():
-        yield from nodes_of(function)
+    if isinstance(model, PlainModel):
+        return iter(model.graph)
+    return chain(nodes_of(model.graph), *map(nodes_of, model.functions.values()))
 
 
 def nodes_of(graph: ir.Graph | ir.Function) -> Iterator[ir.Node]:
@@ -28,7 +31,8 @@ def nodes_of(graph: ir.Graph | ir.Function) -> Iterator[ir.Node]:
 def all_graphs(model: ir.Model) -> Iterator[ir.Graph]:
     """The graph of a model and all graphs nested in it, outer before inner; not the graphs in functions."""
     yield model.graph
-    yield from _graphs_in(model.graph)
+    if not isinstance(model, PlainModel):
+        yield from _graphs_in(model.graph)
 
 
 def _graphs_in(graph: ir.Graph) -> Iterator[ir.Graph]:

@@ -7,17 +7,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import msgspec
 import onnx_ir as ir
 
 from modelexport.core.owners import Owner
 from modelexport.graph.nodes import initializers, nested_graphs, nodes_of
 from modelexport.graph.owners import owner_of
+from modelexport.graph.plain import PlainNode
 
 _MARK = "modelexport.source_node"
 
 
-@dataclass(frozen=True, slots=True)
-class SourceNode:
+class SourceNode(msgspec.Struct, frozen=True):
     """A node of the source graph, with names instead of values."""
 
     op: ir.OperatorIdentifier
@@ -80,7 +81,8 @@ def take_snapshot(model: ir.Model) -> SourceGraph:
             node.name or "",
         )
         nodes.append(record)
-        node.meta[_MARK] = index
+        if type(node) is not PlainNode:  # no pass changes that one
+            node.meta[_MARK] = index
         for name, value in outputs:
             producer[name] = index
             types[name] = value.dtype, value.shape

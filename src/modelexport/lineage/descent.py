@@ -21,9 +21,9 @@ from typing import Literal
 import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
-from modelexport.core.owners import Evidence, Owner
+from modelexport.core.owners import Owner
 from modelexport.graph.nodes import may_be
-from modelexport.graph.owners import OWNER, owner_of
+from modelexport.graph.owners import owner_of, set_owner
 from modelexport.graph.snapshot import SourceGraph, SourceNode
 from modelexport.lineage.matching.by_activation import match_by_activation
 from modelexport.lineage.matching.by_folding import match_by_folding
@@ -84,7 +84,7 @@ class Descent:
 
 
 def trace_owners(source: SourceGraph, changed: ir.Model, walks: Sequence[Walk] = WALKS) -> Descent:
-    """Assign every node of a changed graph its owner, in ``node.meta``, if it can be found.
+    """Assign every node of a changed graph its owner, if it can be found.
 
     Args:
         source: A snapshot of the tagged graph.
@@ -107,13 +107,11 @@ def _place_owners(state: Matching) -> dict[ir.Node, Reason]:
     lost = LostCalls(state.source, state.is_present)
     reasons: dict[ir.Node, Reason] = {}
     for node in state.nodes:
-        node.meta.pop(OWNER, None)
         owner, reason = _owner(state, node, lost) if node in state.matches else (None, None)
-        if owner is not None:
-            node.meta[OWNER] = owner
-            if reason is not None:
-                reasons[node] = reason
-    place_new_nodes([node for node in state.nodes if node not in state.matches], state.enclosing)
+        set_owner(node, owner)
+        if reason is not None:
+            reasons[node] = reason
+    place_new_nodes([node for node in state.nodes if node not in state.matches], state.enclosing, state.derived)
     infer_from_neighbours(state.nodes, state.enclosing)
     several: dict[ir.Node, Reason] = {}
     for node in state.nodes:
@@ -125,7 +123,8 @@ def _place_owners(state: Matching) -> dict[ir.Node, Reason]:
 
 def _owner(state: Matching, node: ir.Node, lost: LostCalls) -> tuple[Owner | None, Reason | None]:
     """The owner of a matched node, and why it has several."""
-    replaced = [state.source.nodes[index] for index in state.matches[node]]
+    nodes = state.source.nodes
+    replaced = [nodes[index] for index in state.matches[node]]
     same = node not in state.approximate and node.op_identifier() == replaced[0].op
     fused: dict[ModuleCall, None] = {}
     for before in replaced:
@@ -137,13 +136,14 @@ def _owner(state: Matching, node: ir.Node, lost: LostCalls) -> tuple[Owner | Non
     if not calls:
         return None, None
     reason: Reason = "merged" if same and not fused else "fused"
-    return Owner(tuple(calls), Evidence.DERIVED), reason if len(calls) > 1 else None
+    return state.derived[tuple(calls)], reason if len(calls) > 1 else None
 
 
 def _takes_result(state: Matching, node: ir.Node, before: SourceNode) -> bool:
     """Whether a node uses the output of a source node, or a variant of it: then nothing before it was fused in."""
+    names, outputs = state.names, before.outputs
     for value in node.inputs:
-        if value is not None and state.names.get(value) in before.outputs and not value.is_initializer():
+        if value is not None and names.get(value) in outputs and not value.is_initializer():
             return True
     return False
 
@@ -196,7 +196,9 @@ def _comes_from_source(state: Matching, value: ir.Value) -> bool:
     name = state.names.get(value)
     if name is None:
         return False
-    tensor = state.source.initializers.get(name)
-    if value.is_initializer() and tensor is not None and value.name == name and value.const_value is not None:
+    if value.name != name:
+        return True
+    tensor = state.source.initializers.get(name) if value.is_initializer() else None
+    if tensor is not None and value.const_value is not None:
         return bool(tensor.size == value.const_value.size)
-    return value.name != name or may_be(state.source.shape_of(name), value.shape)
+    return may_be(state.source.shape_of(name), value.shape)

@@ -51,6 +51,8 @@ class _Inheritance:
     plans: dict[str, ParameterPlan] = field(default_factory=dict)
     computed: Computed | None = None
     shared: set[str] = field(default_factory=set)
+    unrecorded: dict[tuple[int, ...], Origin] = field(default_factory=dict)
+    """By the identities of plans."""
 
     def run(self) -> Inheritance:
         for value in initializers(self.tagged):
@@ -84,13 +86,13 @@ class _Inheritance:
             if any(n in self.source.initializers and n not in self.plans for n in names):
                 self.shared.update(key for plan in plans for key in plan.keys)
             steps = self._recorded(value, name)
-            if steps is not None and all(_done(plan) == _done(plans[0]) for plan in plans):
+            if steps is not None and (len(plans) == 1 or all(_done(plan) == _done(plans[0]) for plan in plans)):
                 return Origin(tuple(dict.fromkeys(key for plan in plans for key in plan.keys)), tuple(steps))
-            return _unrecorded([*plans, *lost])
+            return self._unrecorded([*plans, *lost])
         if name in self.source.constant:
             return self._folded(value, name)
         # Shapes, axes and flags do not come from parameters, even if a parameter was lost near them.
-        return _unrecorded(lost) if lost and value.dtype not in (ir.DataType.INT64, ir.DataType.BOOL) else None
+        return self._unrecorded(lost) if lost and value.dtype not in (ir.DataType.INT64, ir.DataType.BOOL) else None
 
     def _recorded(self, value: ir.Value, name: str) -> list[TransformStep] | None:
         """The steps from the entries to an initializer, if the tagged file has it unchanged, transposed or cast."""
@@ -99,7 +101,8 @@ class _Inheritance:
             return None
         plan = self.plans[name]
         for more in self._changes(before, after, plan):
-            if _same(_applied(more, before.numpy()), after):
+            same = before.tobytes() == after.tobytes() if not more and before.dtype in _FLOATS else None
+            if same or (same is None and _same(_applied(more, before.numpy()), after)):
                 return [*plan.steps, *more]
         return None
 
@@ -142,7 +145,14 @@ class _Inheritance:
             tensors = {key: self._entry(key) for key in origin.keys}
             if value.const_value is not None and _same(_computed(origin, tensors), value.const_value):
                 return origin
-        return _unrecorded(plans)
+        return self._unrecorded(plans)
+
+    def _unrecorded(self, plans: Sequence[ParameterPlan]) -> Origin:
+        """The origin of an initializer of which only its entries are known; the same one for all that have the same."""
+        names = tuple(map(id, plans))
+        if names not in self.unrecorded:
+            self.unrecorded[names] = _unrecorded(plans)
+        return self.unrecorded[names]
 
     def _entry(self, key: str) -> np.ndarray:
         name = next(name for name, plan in self.plans.items() if key in plan.keys and not plan.steps)

@@ -9,7 +9,7 @@ import onnx_ir as ir
 from modelexport.core.calls import ModuleCall
 from modelexport.core.owners import Evidence, Owner
 from modelexport.graph.nodes import all_nodes, consumers, nested_graphs, producers
-from modelexport.graph.owners import OWNER, owner_of
+from modelexport.graph.owners import owner_of, set_owner
 from modelexport.graph.snapshot import SourceGraph
 
 _IDENTITY = ("", "Identity", "")
@@ -78,27 +78,38 @@ def enclosing_nodes(nodes: Iterable[ir.Node]) -> dict[ir.Graph, ir.Node]:
 def place_unowned(model: ir.Model) -> None:
     """Assign each node without an owner the owners of the nodes that it leads to, or else of those it comes from."""
     nodes = list(all_nodes(model))
-    place_new_nodes([node for node in nodes if OWNER not in node.meta], enclosing_nodes(nodes))
+    place_new_nodes([node for node in nodes if owner_of(node) is None], enclosing_nodes(nodes))
 
 
-def place_new_nodes(new: Sequence[ir.Node], enclosing: Mapping[ir.Graph, ir.Node]) -> None:
+class DerivedOwners(dict[tuple[ModuleCall, ...], Owner]):
+    """Calls to the owner that they are, as derived: one object for all nodes that it has."""
+
+    def __missing__(self, calls: tuple[ModuleCall, ...]) -> Owner:
+        owner = self[calls] = Owner(calls, Evidence.DERIVED)
+        return owner
+
+
+def place_new_nodes(
+    new: Sequence[ir.Node], enclosing: Mapping[ir.Graph, ir.Node], derived: DerivedOwners | None = None
+) -> None:
     """Assign new nodes the owners of the nodes that they lead to, or else of those they come from (``derived``)."""
+    owners = DerivedOwners() if derived is None else derived
     leads: dict[ir.Node, tuple[ModuleCall, ...]] = {}
     for node in reversed(new):
         leads[node] = _calls_of(consumers(node, enclosing), leads)
     for node in new:
         leads[node] = leads[node] or _calls_of(producers(node), leads)
         if leads[node]:
-            node.meta[OWNER] = Owner(leads[node], Evidence.DERIVED)
+            set_owner(node, owners[leads[node]])
 
 
 def infer_from_neighbours(nodes: Iterable[ir.Node], enclosing: Mapping[ir.Graph, ir.Node]) -> None:
     """Assign each node without an owner the call of its neighbors if all that have one agree (``inferred``)."""
     for node in nodes:
-        if OWNER not in node.meta:
+        if owner_of(node) is None:
             around = _calls_of([*producers(node), *consumers(node, enclosing)], {})
             if len(around) == 1:
-                node.meta[OWNER] = Owner(around, Evidence.INFERRED)
+                set_owner(node, Owner(around, Evidence.INFERRED))
 
 
 def _calls_of(nodes: Iterable[ir.Node], placed: Mapping[ir.Node, tuple[ModuleCall, ...]]) -> tuple[ModuleCall, ...]:

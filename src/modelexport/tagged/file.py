@@ -16,12 +16,12 @@ from modelexport.core.tags import class_in_tag
 from modelexport.errors import FileFormatError
 from modelexport.files.linked import check_weights
 from modelexport.files.onnx_models import load_onnx
-from modelexport.format import documents
+from modelexport.format import documents, keys
 from modelexport.format.call_tree import call_tree_entries, check_version, read_call_tree
 from modelexport.format.node_tags import OwnerReader, read_source_tags
 from modelexport.graph.boundaries import CallBoundary, find_boundaries
 from modelexport.graph.nodes import all_nodes
-from modelexport.graph.owners import OWNER, owned_operators, owner_of
+from modelexport.graph.owners import owned_operators, owner_of, set_owner
 from modelexport.tagged.documents.belonging import check_documents
 from modelexport.tagged.documents.reading import check_same_calls, check_same_nodes, load_hierarchy
 from modelexport.tagged.encodings.unpacking import unpack_tags
@@ -99,7 +99,11 @@ class TaggedFile:
         for node in self.nodes:
             owner = owner_of(node)
             if owner is not None:
-                found.update(zip(owner.calls, read_source_tags(node.metadata_props), strict=True))
+                properties = node.metadata_props
+                if len(owner.calls) == 1 and keys.HIERARCHY_TAGS not in properties:  # as nearly always
+                    found[owner.calls[0]] = properties[keys.SOURCE_MODULE]
+                else:
+                    found.update(zip(owner.calls, read_source_tags(properties), strict=True))
         return found
 
     def select(self, *selectors: str) -> Selection:
@@ -192,18 +196,19 @@ class FileTags:
         return self.tagged.source_tags[call]
 
 
-def read_tagged(path: str | Path, *, checked: bool = True) -> TaggedFile:
+def read_tagged(path: str | Path, *, checked: bool = True, plain: bool = False) -> TaggedFile:
     """Read a tagged ONNX file. Weights are read from the file when they are first used.
 
     Args:
         checked: Also check that its weights files, if they exist, are unchanged.
+        plain: Whether the model may be a :class:`~modelexport.graph.plain.PlainModel`, which cannot be rewired.
 
     Raises:
         FileFormatError: The file is missing, is not an ONNX file, has no tags, or has an unknown format version; or a
             document or a weights file beside it is not the one that was written with it.
     """
     path = Path(path)
-    model = load_onnx(path)
+    model = load_onnx(path, plain=plain)
     check_version(path, model.metadata_props)
     try:
         calls, tags = read_call_tree(model.metadata_props)
@@ -212,7 +217,7 @@ def read_tagged(path: str | Path, *, checked: bool = True) -> TaggedFile:
         for node in all_nodes(model):
             owner = owners.read(node.metadata_props)
             if owner is not None:
-                node.meta[OWNER] = owner
+                set_owner(node, owner)
     except (LookupError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise FileFormatError(f"{path} has damaged tags ({error}): export it again") from error
     tagged = TaggedFile(path, model, calls, tags, encoding)

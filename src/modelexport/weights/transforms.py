@@ -73,7 +73,8 @@ def parameter_plan(value: ir.Value) -> ParameterPlan | None:
         return None
     try:
         keys = decode_json(value.metadata_props[PARAMETER], kind=list[str])
-        steps = decode_json(value.metadata_props.get(TRANSFORM, "[]"), kind=list[TransformStep])
+        encoded = value.metadata_props.get(TRANSFORM)
+        steps = decode_json(encoded, kind=list[TransformStep]) if encoded is not None else []
     except (msgspec.DecodeError, UnicodeError) as error:
         raise FileFormatError(f"initializer {value.name} has damaged metadata ({error}): export it again") from error
     return ParameterPlan(keys, steps)

@@ -37,11 +37,11 @@ def match_by_folding(state: Matching, node: ir.Node) -> None:
 
 def has_new_parameter(state: Matching, node: ir.Node) -> bool:
     """Whether a node uses a parameter that the source has not."""
-    return any(
-        value.is_initializer() and value not in state.names and is_parameter(value.const_value)
-        for value in node.inputs
-        if value is not None
-    )
+    for value in node.inputs:
+        new = value is not None and value.is_initializer() and value not in state.names
+        if new and value is not None and is_parameter(value.const_value):
+            return True
+    return False
 
 
 def _with_new_parameters(state: Matching, node: ir.Node) -> list[ir.Node]:

@@ -46,8 +46,10 @@ def _match_the_one_before(state: Matching, node: ir.Node, found: list[int]) -> N
     """
     nodes, removed = state.source.nodes, state.source.nodes[found[0]]
     taken = [state.names.get(value) if value is not None else None for value in node.inputs]
+    if taken == list(removed.inputs):
+        return
     before = [name for name in removed.inputs if name is not None and name not in state.source.constant]
-    if taken == list(removed.inputs) or len(before) != 1 or before[0] not in state.source.producer:
+    if len(before) != 1 or before[0] not in state.source.producer:
         return
     index = state.source.producer[before[0]]
     same = is_same_operation(node, nodes[index]) and taken == list(nodes[index].inputs)

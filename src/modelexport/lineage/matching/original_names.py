@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from modelexport.graph.snapshot import SourceGraph
 
 _SEPARATOR = re.compile(r"[^A-Za-z0-9]+")
+_BEFORE_WORD = re.compile(r"[^A-Za-z0-9]+(?=[A-Za-z])")
 
 
 class OriginalNames:
@@ -38,9 +39,9 @@ class OriginalNames:
     def _beginning(self, name: str) -> str | None:
         if name in self._values:
             return self._values[name]
-        for gap in reversed(list(_SEPARATOR.finditer(name))):
-            if name[gap.end() : gap.end() + 1].isalpha() and name[: gap.start()] in self._values:
-                return self._values[name[: gap.start()]]
+        for gap in reversed([found.start() for found in _BEFORE_WORD.finditer(name)]):
+            if name[:gap] in self._values:
+                return self._values[name[:gap]]
         return None
 
     def _end(self, name: str) -> str | None:

@@ -12,7 +12,7 @@ import onnx_ir as ir
 from modelexport.graph.nodes import all_nodes, initializers
 from modelexport.graph.snapshot import SourceGraph, SourceNode
 from modelexport.lineage.matching.original_names import OriginalNames
-from modelexport.lineage.ownership import enclosing_nodes
+from modelexport.lineage.ownership import DerivedOwners, enclosing_nodes
 
 # Each search is bounded, so that the total time is linear in nodes. "Measured" is the smallest bound that changes no
 # owner on 330 files (22 models, 15 tools). Larger bounds change none either; these leave a margin for other tools.
@@ -44,6 +44,8 @@ class Matching:
     """Changed initializer to the other source initializers that it replaces."""
     parameters_of: dict[ir.Node, list[int]] = field(default_factory=lambda: defaultdict(list))
     """Changed node to the source nodes whose parameters it uses."""
+    derived: DerivedOwners = field(default_factory=DerivedOwners)
+    """The owners of nodes that were changed."""
 
     @cached_property
     def nodes(self) -> list[ir.Node]:
@@ -148,6 +150,9 @@ class Matching:
         self.matches[node] = [index]
         before = self.source.nodes[index]
         outputs = node.outputs
+        if len(outputs) == 1 == len(before.outputs) and outputs[0].name == before.outputs[0]:  # as nearly always
+            self.record_value(before.outputs[0], outputs[0])
+            return
         pairs = list(zip(before.outputs, outputs, strict=False)) if is_same_operation(node, before) else []
         pairs += [(name, value) for value in outputs if (name := value.name or "") in self.source.producer]
         for name, value in pairs:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 
 import msgspec
@@ -10,12 +9,14 @@ import onnx_ir as ir
 
 from modelexport.core.owners import Owner
 from modelexport.core.tags import CallTags
+from modelexport.core.text import json_texts
 from modelexport.core.version import __version__
 from modelexport.format import documents, keys
 from modelexport.format.call_tree import call_tree_entries, encode_call_tree
 from modelexport.format.node_tags import write_tags
 from modelexport.graph.nodes import all_nodes, initializers
 from modelexport.graph.owners import owner_of
+from modelexport.graph.plain import PlainNode
 from modelexport.weights.origins import Origin
 
 _TORCH_KEYS = ("pkg.torch.", "pkg.onnxscript.")
@@ -39,18 +40,30 @@ def write_metadata(
             if id(owner) not in written:
                 written[id(owner)] = owner, owner_properties(owner, tags)
             _replace_tags(node, written[id(owner)][1])
+    used: dict[tuple[int, ...], str] = {}  # by the identities of the users' owners
+    encoded: dict[int, dict[str, str]] = {}
     for value in initializers(model):
         properties = value.metadata_props
-        properties[keys.HIERARCHY_TAGS] = json.dumps(initializer_tags(value, tags))
+        users = tuple([id(owner_of(node)) for node, _ in value.uses()])
+        if users not in used:
+            used[users] = json_texts(initializer_tags(value, tags))
+        properties[keys.HIERARCHY_TAGS] = used[users]
         origin = origins.get(value.name or "")
         if origin is not None:
-            properties[keys.PARAMETER] = json.dumps(origin.keys)
-            if origin.transform:
-                properties[keys.TRANSFORM] = msgspec.json.encode(origin.transform).decode()
+            if id(origin) not in encoded:
+                encoded[id(origin)] = _origin_properties(origin)
+            properties.update(encoded[id(origin)])
     model.metadata_props[keys.FORMAT_VERSION_KEY] = keys.FORMAT_VERSION
     model.metadata_props[keys.STATE_DICT] = msgspec.json.encode(entries).decode()
     model.metadata_props[keys.CALL_TREE] = encode_call_tree(call_tree_entries(tags.calls, tags.tag))
     model.metadata_props[keys.VERSION_KEY] = __version__
+
+
+def _origin_properties(origin: Origin) -> dict[str, str]:
+    properties = {keys.PARAMETER: json_texts(origin.keys)}
+    if origin.transform:
+        properties[keys.TRANSFORM] = msgspec.json.encode(origin.transform).decode()
+    return properties
 
 
 def write_owner(node: ir.Node, owner: Owner, tags: CallTags) -> None:
@@ -68,8 +81,11 @@ def owner_properties(owner: Owner, tags: CallTags) -> dict[str, str]:
     return properties
 
 
-def _replace_tags(node: ir.Node, written: Mapping[str, str]) -> None:
+def _replace_tags(node: ir.Node, written: dict[str, str]) -> None:
     properties = node.metadata_props
+    if not properties and type(node) is PlainNode:
+        node.metadata_props = written  # nodes share it: it is encoded once
+        return
     for key in (keys.HIERARCHY_TAGS, keys.CALLS):  # of several owners
         properties.pop(key, None)
     properties.update(written)
