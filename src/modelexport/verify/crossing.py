@@ -120,7 +120,8 @@ class _Boundaries:
 
     def _all_seen(self, call: ModuleCall) -> bool:
         """Whether all that a call gets is in the file, so that what takes none of it is not in the call."""
-        return all(content in self._values or content in self._given for content in self._gets[call])
+        gets = self._gets[call]
+        return bool(gets or self._returns[call]) and all(one in self._values or one in self._given for one in gets)
 
     def _makes_input(self, call: ModuleCall, node: ir.Node, taken: list[ir.Value]) -> bool:
         """Whether a node is the first of the file to make what a call gets."""
