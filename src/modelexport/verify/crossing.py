@@ -30,7 +30,7 @@ def nodes_outside(
     Args:
         computed: The calls in which PyTorch computed the values of nodes that compute something.
     """
-    boundaries = _Boundaries(model, calls, run, evidence)
+    boundaries = _Boundaries(model, calls, run, evidence, computed)
     latest = _Latest(model, calls, evidence, computed)
     there, here = Counter(call.path for call in evidence.parents), Counter(traced.call.path for traced in calls)
     for node in model.graph:
@@ -76,8 +76,10 @@ class _Latest:
 
 
 class _Boundaries:
-    def __init__(self, model: ir.Model, calls: CallTree, run: FileRun, evidence: Evidence) -> None:
-        self._calls, self._run, self._evidence = calls, run, evidence
+    def __init__(
+        self, model: ir.Model, calls: CallTree, run: FileRun, evidence: Evidence, computed: Mapping[ir.Node, Calls]
+    ) -> None:
+        self._calls, self._run, self._evidence, self._computed = calls, run, evidence, computed
         gets, returns = tensors_by_call(evidence, "inputs"), tensors_by_call(evidence, "outputs")
         self._gets = {call: {tensor.content for tensor in gets.get(call, [])} for call in evidence.parents}
         self._returns = {call: {tensor.content for tensor in returns.get(call, [])} for call in evidence.parents}
@@ -98,7 +100,8 @@ class _Boundaries:
         taken = [value for value in node.inputs if value is not None and not value.is_initializer()]
         if not taken or any(self._is_within(call, value) for value in taken):
             return False
-        return self._all_seen(call) or self._makes_input(call, node, taken) or self._leads_elsewhere(call, node)
+        apart = self._all_seen(call) and all(map(self._is_known, taken))
+        return apart or self._makes_input(call, node, taken) or self._leads_elsewhere(call, node)
 
     def owners_before(self, node: ir.Node) -> Iterator[ModuleCall]:
         """The owners of the nodes that a node takes values of."""
@@ -117,6 +120,10 @@ class _Boundaries:
         if any(one in self._calls and call in self._calls.stack(one) for one in owner.calls):
             return True
         return self._run.contents.get(value.name or "") in self._gets[call]
+
+    def _is_known(self, value: ir.Value) -> bool:
+        """Whether PyTorch computed a value. If not, it may be what a call gets, made wrong by a fault."""
+        return value.producer() in self._computed or self._content(value) is not None
 
     def _all_seen(self, call: ModuleCall) -> bool:
         """Whether all that a call gets is in the file, so that what takes none of it is not in the call."""

@@ -33,6 +33,8 @@ class Misplaced:
     node: str
     given: tuple[ModuleCall, ...]
     belongs: tuple[ModuleCall, ...]
+    computed: bool
+    """Whether PyTorch computed its value; otherwise it is what the node takes or leads to that tells."""
 
 
 @dataclass(frozen=True)
@@ -104,14 +106,15 @@ def find_misplaced(model: ir.Model, calls: CallTree, run: FileRun, evidence: Evi
                 also = right | (beside & gone) - ends.apart_from(node, run)
             wrong = wrong or [call for call in owner.calls if call not in also]
         if right and wrong:
-            found.append(Misplaced(node.name or "", tuple(wrong), tuple(sorted(right))))
+            found.append(Misplaced(node.name or "", tuple(wrong), tuple(sorted(right)), node in known))
     leads = partial(_may_lead_to, calls=calls, order=order)
     quiet = misplaced_quiet_nodes(model, calls, run, evidence, reached, unseen, leads)
-    found += [Misplaced(node.name or "", tuple(those), tuple(sorted(right))) for node, those, right in quiet]
+    found += [Misplaced(node.name or "", tuple(those), tuple(sorted(right)), False) for node, those, right in quiet]
     told = {one.node for one in found}
     computed = {node: those for node, those in known.items() if node not in copies}
-    outside = (each for each in nodes_outside(model, calls, run, evidence, computed) if each[0].name not in told)
-    found += [Misplaced(node.name or "", tuple(those), tuple(sorted(right))) for node, those, right in outside]
+    for node, those, right in nodes_outside(model, calls, run, evidence, computed):
+        if node.name not in told:
+            found.append(Misplaced(node.name or "", tuple(those), tuple(sorted(right)), node in known))
     return found
 
 

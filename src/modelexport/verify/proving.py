@@ -26,6 +26,7 @@ from modelexport.graph.requested import requested_outputs
 from modelexport.runtime import sessions
 from modelexport.runtime.evidence import Evidence
 from modelexport.runtime.kernels import with_double_kernels
+from modelexport.surgery.repeating import values_taken
 from modelexport.tagged.file import TaggedFile
 from modelexport.verify.blaming import fitting_values, measure_noise, move_blame
 from modelexport.verify.bodies import calls_in_bodies, deciding_numbers, opened
@@ -99,8 +100,18 @@ def prove_calls(
         provider=provider,
         laid={name for name, content in proof.hints.items() if laid.base(content) != content},
     )
-    proof.misplaced.extend(_misplaced(proof, run, given))
+    untold = _with_wrong_values(proof)
+    proof.misplaced.extend(one for one in _misplaced(proof, run, given) if one.computed or one.node not in untold)
     return proof
+
+
+def _with_wrong_values(proof: Proof) -> set[str]:
+    """The nodes that may have made a value wrong, and those after them: what they compute does not tell their call."""
+    found = {node for suspects in proof.suspects.values() for node in suspects.nodes}
+    for node in proof.tagged.model.graph if found else ():
+        if any(value is not None and value.producer() in found for value in values_taken(node)):
+            found.add(node)
+    return {node.name or "" for node in found}
 
 
 def _misplaced(proof: Proof, run: FileRun, given: Mapping[str, Any]) -> list[Misplaced]:
