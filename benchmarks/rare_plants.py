@@ -435,14 +435,16 @@ def foreign_copies(model: ir.Model) -> Iterator[Place]:
 
 
 def declared(model: ir.Model) -> Iterator[Place]:
-    """Symbols of the interface, which nothing computes with."""
-    symbols = {s.value for v in model.graph.inputs for s in v.shape or () if isinstance(s, ir.SymbolicDim) and s.value}
+    """Symbols of the interface, which nothing computes with: those of other axes, which have another size."""
+    symbols = {(axis, s.value) for v in model.graph.inputs for axis, s in enumerate(v.shape or ())
+               if isinstance(s, ir.SymbolicDim) and s.value}  # fmt: skip
     for side in ("inputs", "outputs"):
         for k, value in enumerate(getattr(model.graph, side)):
             for axis, size in enumerate(value.shape or ()):
                 if not isinstance(size, ir.SymbolicDim) or size.value is None:
                     continue
-                others = sorted(symbols - {size.value})
+                same = {symbol for place, symbol in symbols if place == axis}
+                others = sorted({symbol for _, symbol in symbols} - same - {size.value})
                 if not others:
                     continue
 

@@ -181,8 +181,10 @@ def _worst_with_own_weights(
     tell("verify: every call, with the model's own weights")
     own = read_tagged(runs.tagged.path)  # the weights of the other were changed in memory
     again = prove_calls(own, whole.given, runs.observed(inputs, {}), provider=proof.provider, modules=chosen)
-    told = "the model's own weights"
-    return [_worse(call, its, told) for call, its in zip(calls, verdicts_of(again, chosen), strict=True)]
+    return _worst(calls, verdicts_of(again, chosen), _OWN)
+
+
+_OWN = "the model's own weights"
 
 
 def _worst_on_others(
@@ -195,15 +197,23 @@ def _worst_on_others(
     chosen: Sequence[ModuleCall],
     tell: Tell,
 ) -> list[CallVerdict]:
-    """Compare the calls on the variations of the inputs on which the outputs differ, too; the worst verdict counts."""
+    """Compare the calls on the variations of the inputs on which the outputs differ, too; the worst verdict counts.
+
+    Outputs are compared with the model's own weights. If no call differs with changed ones, these are used here, too.
+    """
     for one, other in _differing_inputs(inputs, kept, runs.tagged, whole.others):
         what = one.what
         tell(f"verify: every call, with {what}")
         given = under_names(other, [value.name or "" for value in runs.tagged.model.graph.inputs])
-        run = runs.observed(other, whole.perturbed, what)
+        run = runs.observed(other, whole.perturbed)
         if one.outputs:
             again = prove_calls(runs.tagged, given, run, provider=proof.provider, modules=chosen)
-            calls = [_worse(call, its, what) for call, its in zip(calls, verdicts_of(again, chosen), strict=True)]
+            found = verdicts_of(again, chosen)
+            if whole.perturbed and not any(call.status == "differ" for call in found):
+                own, what = read_tagged(runs.tagged.path), f"{what} and {_OWN}"
+                again = prove_calls(own, given, runs.observed(other, {}), provider=proof.provider, modules=chosen)
+                found = verdicts_of(again, chosen)
+            calls = _worst(calls, found, what)
         elif (failure := find_failure(proof, given, run)) is not None:
             calls = [_failed(call, failure, what) for call in calls]
     return calls
@@ -230,11 +240,12 @@ def _failed(call: CallVerdict, failure: Failure, what: str) -> CallVerdict:
     )
 
 
-def _worse(call: CallVerdict, other: CallVerdict, what: str) -> CallVerdict:
-    """The worse of two verdicts on a call; the first does not differ."""
-    if other.status != "differ":
-        return call
-    return msgspec.structs.replace(other, reason=f"with {what}: {other.reason}")
+def _worst(calls: Sequence[CallVerdict], others: Sequence[CallVerdict], what: str) -> list[CallVerdict]:
+    """The worse of two verdicts on each call, of which the first do not differ."""
+    return [
+        call if other.status != "differ" else msgspec.structs.replace(other, reason=f"with {what}: {other.reason}")
+        for call, other in zip(calls, others, strict=True)
+    ]
 
 
 def _open(model: nn.Module, path: str | Path) -> TaggedFile:

@@ -29,22 +29,22 @@ def run_others(
     inputs: Inputs,
     tagged: TaggedFile,
     session: onnxruntime.InferenceSession,
-    run_module: Callable[[str, Inputs], list[Any]],
-    run: Callable[[str, Inputs], Evidence],
+    run_module: Callable[[Inputs], list[Any]],
+    run: Callable[[Inputs], Evidence],
     provider: str,
     kept: Collection[str] = (),
 ) -> list[OtherInputs]:
     """Compare the outputs on all variations of the inputs at once, or one by one if they do not agree so.
 
     Args:
-        run_module: Called with what the inputs are, and these: gives what the model returns.
+        run_module: Called with inputs: gives what the model returns.
         run: The same with all that it shows; where outputs differ, choices among equal scores are looked for.
         kept: The names of tensors that do not change: the file has their values.
     """
 
     def compared(what: str, other: Inputs) -> OtherInputs:
-        compare = _Compare(partial(run, what, other), tagged, provider)
-        return run_one(what, other, session, partial(run_module, what), compare)
+        compare = _Compare(partial(run, other), tagged, provider)
+        return run_one(what, other, session, run_module, compare)
 
     together = all_at_once(inputs, tagged.model, kept)
     found = [compared(*together)] if together is not None else []

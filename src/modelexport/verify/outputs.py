@@ -66,22 +66,28 @@ class ModelRuns:
     weights: Weights | None
     kept: KeptRuns
 
-    def observed(self, inputs: Inputs, others: Mapping[str, Any], name: str = "") -> ModelRun:
+    def observed(self, inputs: Inputs, others: Mapping[str, Any]) -> ModelRun:
         """A recorded run.
 
         Args:
             others: The weights to use instead of the model's own.
-            name: The name of the inputs, if they are not those of the verification.
         """
-        key = ("observed", name, frozenset(others), _facts(self.model, self.tagged))
+        key = ("observed", _contents(inputs), frozenset(others), _facts(self.model, self.tagged))
         return self.kept.get(key, lambda: run_observed(self.model, inputs, self.tagged, self.weights, others))
 
-    def outputs(self, inputs: Inputs, name: str = "") -> list[Any]:
+    def outputs(self, inputs: Inputs) -> list[Any]:
         """The outputs alone."""
         bodies = _facts(self.model, self.tagged)[1]
         return self.kept.get(
-            ("outputs", name), lambda: run_module(self.model, inputs, self.weights, guarded=True, bodies=bodies)
+            ("outputs", _contents(inputs)),
+            lambda: run_module(self.model, inputs, self.weights, guarded=True, bodies=bodies),
         )
+
+
+def _contents(inputs: Inputs) -> tuple[object, ...]:
+    """What tells inputs apart: the variations depend on the file, too."""
+    arrays = [(name, as_array(tensor)) for name, tensor in tensors_in(inputs)]
+    return tuple((name, str(array.dtype), array.shape, hash(array.tobytes())) for name, array in arrays)
 
 
 def compare_whole(
@@ -131,8 +137,8 @@ def compare_whole(
                 inputs,
                 tagged,
                 session,
-                lambda what, other: runs.outputs(other, what),
-                lambda what, other: runs.observed(other, {}, what),
+                runs.outputs,
+                lambda other: runs.observed(other, {}),
                 provider,
                 kept_tensors(runs.model, inputs, constants),
             )
