@@ -128,10 +128,9 @@ class _Reader:
         info = self._infos.get(name)
         if info is not None:
             kind = self._kind(info)
-        value = PlainValue(name, kind, None)
+        value = PlainValue(name, kind, None, SerializedTensor(proto, form))
         value.role = "initializer"
         value.metadata_props = (properties_of(info.metadata_props) if info is not None else None) or {}
-        value.const_value = SerializedTensor(proto, form)
         if proto.metadata_props:
             self.described.append(value)
         self._values[name] = value

@@ -1,4 +1,4 @@
-"""Binding initializers to their tensors: the only code that assigns ``const_value``."""
+"""Binding initializers to their tensors: the only code that assigns ``const_value`` of a value that there is."""
 
 from __future__ import annotations
 

@@ -71,14 +71,16 @@ class PlainValue(_Value):
         role: Literal["input", "initializer"] | None
         leaves: bool
 
-    def __init__(self, name: str, kind: Kind, producer: PlainNode | None) -> None:
+    def __init__(
+        self, name: str, kind: Kind, producer: PlainNode | None, tensor: ir.TensorProtocol | None = None
+    ) -> None:
         self.name = name
         self.dtype, self.type, self.shape = kind
         self.made_by = producer
         self.users = []
         self.role = None
         self.leaves = False
-        self.const_value = None
+        self.const_value = tensor
         self.metadata_props = NOTHING
         self.doc_string = None
 
