@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 
 import onnx
 import onnx_ir as ir
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from modelexport.core.calls import ModuleCall
 from modelexport.core.owners import Evidence, Owner
 from modelexport.graph.nodes import all_nodes
 from modelexport.graph.owners import OWNER, owner_of
-from modelexport.graph.snapshot import take_snapshot
+from modelexport.graph.snapshot import SourceGraph, take_snapshot
 from modelexport.lineage.descent import WALKS, Matcher, Walk, trace_owners
 from modelexport.lineage.matching.by_activation import match_by_activation
 from modelexport.lineage.matching.by_folding import match_by_folding
@@ -152,9 +155,7 @@ def traced(case: Case, walks: tuple[Walk, ...] = WALKS) -> Found:
 
 
 def without(matcher: Matcher) -> tuple[Walk, ...]:
-    return tuple(
-        Walk(tuple(other for other in walk.matchers if other is not matcher), walk.backwards) for walk in WALKS
-    )
+    return tuple(replace(walk, matchers=tuple(m for m in walk.matchers if m is not matcher)) for walk in WALKS)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -165,6 +166,12 @@ def test_owners_are_found(name: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_without_the_matcher_they_are_not(name: str) -> None:
     assert traced(CASES[name], without(CASES[name].matcher)) != CASES[name].expected
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_nothing_is_found_at_nodes_that_are_as_they_were(name: str) -> None:
+    every = tuple(replace(walk, settled=True) for walk in WALKS)
+    assert traced(CASES[name], every) == CASES[name].expected
 
 
 def test_every_matcher_has_a_case() -> None:
@@ -190,3 +197,12 @@ def test_what_a_name_was_made_from(name: str) -> None:
     )
     names = OriginalNames(take_snapshot(ir.from_proto(model)))
     assert list(names.candidates(name)) == NAMES[name]
+
+
+@given(st.text("ab12_.:\u00e9 /\t", min_size=1, max_size=12))
+def test_a_name_may_be_cut_off_before_each_gap_that_a_word_follows(name: str) -> None:
+    parts = re.split(r"([^A-Za-z0-9]+)", name)  # words, and the gaps between them
+    cuts = ["".join(parts[:gap]) for gap in range(1, len(parts), 2) if parts[gap + 1][:1].isalpha()]
+    for known in (cuts[:number] for number in range(1, len(cuts) + 1)):
+        source = SourceGraph((), dict.fromkeys(known, 0), {}, frozenset(), {})
+        assert OriginalNames(source).find(name) == known[-1]

@@ -16,10 +16,10 @@ from onnx import TensorProto, helper
 from modelexport.files.deserializing import to_model
 from modelexport.files.onnx_models import load_onnx, save_model
 from modelexport.files.plain_reading import to_plain
-from modelexport.files.plain_writing import plain_proto
+from modelexport.files.plain_writing import plain_bytes
 from modelexport.files.serializing import to_proto
 from modelexport.graph.nodes import all_nodes
-from modelexport.graph.plain import PlainModel
+from modelexport.graph.plain import PlainModel, add_properties
 
 BACKEND = sorted((Path(onnx.backend.test.__file__).parent / "data").glob("*/*/model.onnx"))
 """ONNX's own test models."""
@@ -57,7 +57,7 @@ def check(proto: onnx.ModelProto) -> None:
     copied = copy_of(proto)
     if (read := to_plain(copied, ())) is not None:
         check_same(read, to_model(copy_of(proto)))
-        assert plain_proto(read, {}).SerializeToString() == expected
+        assert plain_bytes(read, {}) == expected
     else:
         assert copied == proto, "the other reader reads it next"
 
@@ -217,6 +217,86 @@ def test_what_is_not_plain_or_has_a_fault_is_left_to_the_other_reader(what: str)
     before = model.SerializeToString()
     assert to_plain(model, ()) is None
     assert model.SerializeToString() == before
+
+
+UNKNOWN_FIELD = bytes([0xFA, 0x3E, 1, 0x61])
+"""A text in field 1007, which no message of ONNX has."""
+
+
+def unusual(what: str) -> onnx.ModelProto:
+    model = only_plain()
+    node, tensor = model.graph.node[0], model.graph.initializer[0]
+    match what:
+        case "long names":
+            node.name, tensor.name = "n" * 300, "w" * 20_000
+            node.input[1] = tensor.name
+        case "empty texts":
+            node.name = node.domain = node.overload = node.doc_string = tensor.doc_string = ""
+        case "an empty property":
+            node.metadata_props.add(key="empty", value="")
+        case "half a property":
+            node.metadata_props.add(key="only")
+        case "numbers in place of bytes":
+            tensor.ClearField("raw_data")
+            tensor.float_data.extend([1.0, 2.0, 3.0, 4.0])
+            other = model.graph.initializer.add(name="other", data_type=TensorProto.INT32, dims=[2])
+            other.int32_data.extend([1, -1])
+        case "tensors that differ in data only":
+            for name, number in (("one", 1.0), ("two", 2.0)):
+                model.graph.initializer.append(helper.make_tensor(name, TensorProto.FLOAT, [], [number]))
+        case "fields that ONNX has not in a node":
+            node.MergeFromString(UNKNOWN_FIELD)
+        case "fields that ONNX has not in a tensor":
+            tensor.MergeFromString(UNKNOWN_FIELD)
+        case "nodes that share properties":
+            for index in range(2):
+                more = helper.make_node("Neg", ["y"], [f"z{index}"])
+                more.metadata_props.add(key="of", value="both")
+                model.graph.node.append(more)
+    return model
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        "long names",
+        "empty texts",
+        "an empty property",
+        "half a property",
+        "numbers in place of bytes",
+        "tensors that differ in data only",
+        "nodes that share properties",
+    ],
+)
+def test_a_model_with_unusual_bytes_becomes_the_same_file(what: str, tmp_path: Path) -> None:
+    onnx.save(unusual(what), tmp_path / "model.onnx")
+    read = load_onnx(tmp_path / "model.onnx", plain=True)
+    assert isinstance(read, PlainModel) == (what != "half a property")
+    save_model(read, tmp_path / "plain.onnx")
+    save_model(load_onnx(tmp_path / "model.onnx"), tmp_path / "other.onnx")
+    assert (tmp_path / "plain.onnx").read_bytes() == (tmp_path / "other.onnx").read_bytes()
+
+
+@pytest.mark.parametrize("what", ["a node", "a tensor"])
+def test_fields_that_onnx_has_not_are_left_to_the_other_reader(what: str) -> None:
+    assert to_plain(unusual(f"fields that ONNX has not in {what}"), ()) is None
+
+
+def test_data_is_checked_for_each_tensor() -> None:
+    model = unusual("tensors that differ in data only")
+    assert to_plain(model, ()) is not None
+    model.graph.initializer[-1].ClearField("float_data")
+    assert to_plain(model, ()) is None
+    model.graph.initializer[-1].float_data.extend([1.0, 2.0])
+    assert to_plain(model, ()) is None
+
+
+def test_properties_that_nodes_share_are_not_changed() -> None:
+    read = to_plain(unusual("nodes that share properties"), ())
+    assert read is not None
+    _, first, second = read.plain_nodes
+    add_properties(first, {"more": "1"})
+    assert (first.metadata_props, second.metadata_props) == ({"of": "both", "more": "1"}, {"of": "both"})
 
 
 def annotated() -> onnx.ModelProto:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -19,6 +20,8 @@ class _Heap:
 
     counted = 0
     """How many there were after the first block, or after the last full collection at the start of one."""
+    blocks = 0
+    """The blocks of memory that Python had allocated then, which it counts in no time: an object takes one or more."""
     frozen = False
     """Whether a block is open: to ask Python, which counts all frozen objects, takes as long as a run of a model."""
 
@@ -39,11 +42,12 @@ def only_new_garbage(full: int = FULL) -> Iterator[None]:
         return
     gc.freeze()
     _Heap.frozen = True
-    if _Heap.counted and gc.get_freeze_count() > _GROWTH * _Heap.counted:
+    grown = sys.getallocatedblocks() - _Heap.blocks > (_GROWTH - 1) * _Heap.counted
+    if _Heap.counted and grown and gc.get_freeze_count() > _GROWTH * _Heap.counted:
         gc.unfreeze()
         gc.collect()
         gc.freeze()
-        _Heap.counted = gc.get_freeze_count()
+        _Heap.counted, _Heap.blocks = gc.get_freeze_count(), sys.getallocatedblocks()
     youngest, young, before = gc.get_threshold()
     gc.set_threshold(youngest if full else 0, young, max(before, full))
     try:
@@ -53,5 +57,5 @@ def only_new_garbage(full: int = FULL) -> Iterator[None]:
         gc.set_threshold(youngest, young, before)
         if not _Heap.counted:  # the first block has imported what it needs
             gc.freeze()
-            _Heap.counted = gc.get_freeze_count()
+            _Heap.counted, _Heap.blocks = gc.get_freeze_count(), sys.getallocatedblocks()
         gc.unfreeze()

@@ -16,9 +16,12 @@ _HIDDEN = re.compile(
 lone surrogates: they can move the cursor, hide text, or make one name look like another."""
 
 
+_encode_json = json.JSONEncoder().encode
+
+
 def json_texts(texts: Iterable[str]) -> str:
     """The same as :func:`json.dumps` gives for a list of texts, in a third of the time."""
-    return f"[{', '.join(map(json.dumps, texts))}]"
+    return f"[{', '.join(map(_encode_json, texts))}]"
 
 
 def printable(text: str) -> str:

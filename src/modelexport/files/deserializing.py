@@ -79,21 +79,21 @@ class Form(NamedTuple):
         return cls(dtype, ir.Shape(dims, frozen=True), size, (dtype.bitwidth * size + 7) // 8)
 
 
-class SerializedTensor(ir.TensorProtoTensor):
-    """A tensor whose type and shape are decoded once, and not each time that it is asked for these or its size."""
+class OfForm:
+    """What a tensor says of its elements without decoding them.
 
-    __slots__ = ("_form",)
+    Its type and shape are writable in onnx_ir's protocol, but in none of onnx_ir's classes.
+    """
 
-    def __init__(self, proto: onnx.TensorProto, form: Form) -> None:
-        super().__init__(proto)
-        self._form = form
+    __slots__ = ()
+    _form: Form
 
     @property
-    def dtype(self) -> ir.DataType:  # type: ignore[override]  # writable in the protocol, in no class of onnx_ir
+    def dtype(self) -> ir.DataType:
         return self._form.dtype
 
     @property
-    def shape(self) -> ir.Shape:  # type: ignore[override]  # the same
+    def shape(self) -> ir.Shape:
         return self._form.shape
 
     @property
@@ -103,6 +103,16 @@ class SerializedTensor(ir.TensorProtoTensor):
     @property
     def nbytes(self) -> int:
         return self._form.nbytes
+
+
+class SerializedTensor(OfForm, ir.TensorProtoTensor):  # type: ignore[misc,override]  # see OfForm
+    """A tensor whose type and shape are decoded once, and not each time that it is asked for these or its size."""
+
+    __slots__ = ("_form",)
+
+    def __init__(self, proto: onnx.TensorProto, form: Form) -> None:
+        super().__init__(proto)
+        self._form = form
 
 
 class _Reader:

@@ -7,7 +7,7 @@ import mmap
 import os
 import sys
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import onnx
@@ -15,6 +15,10 @@ import onnx_ir as ir
 
 from modelexport.errors import FileFormatError
 from modelexport.files.regular import open_regular
+
+_PLAIN = sys.byteorder == "little"
+"""Whether elements in a file are as in memory."""
+_BLOCK = 1 << 17
 
 
 class OpenFile:
@@ -60,7 +64,7 @@ class EmbeddedTensor(ir.LazyTensor):
         def read() -> ir.TensorProtocol:
             raw = file.data[place.start : place.stop]
             kind = tensor.dtype.numpy()
-            if kind.isbuiltin == 1 and len(raw) == tensor.nbytes and sys.byteorder == "little":
+            if kind.isbuiltin == 1 and len(raw) == tensor.nbytes and _PLAIN:
                 array = np.frombuffer(raw, dtype=kind).reshape(shape.numpy())
                 return ir.Tensor(array, dtype=tensor.dtype, name=tensor.name)
             proto = onnx.TensorProto(name=tensor.name or "", data_type=tensor.dtype, dims=shape.numpy(), raw_data=raw)
@@ -78,6 +82,18 @@ class EmbeddedTensor(ir.LazyTensor):
         self.place = place
         """The bytes in the file."""
         self._file = file
+
+    def holds(self, array: np.ndarray[Any, Any]) -> bool:
+        """Whether these are, bit for bit, the elements of an array; the file is read without a copy."""
+        facts = self.dtype.numpy(), tuple(self.shape.numpy()), len(self.place)
+        if (array.dtype, array.shape, array.nbytes) != facts or not array.flags.c_contiguous or not _PLAIN:
+            return False
+        here = np.frombuffer(self._file.data, np.uint8, len(self.place), self.place.start)
+        own = array.reshape(-1).view(np.uint8)
+        return all(
+            np.array_equal(here[begin : begin + _BLOCK], own[begin : begin + _BLOCK])
+            for begin in range(0, own.size, _BLOCK)
+        )
 
     def tofile(self, file: BinaryIO) -> None:
         with memoryview(self._file.data) as view:

@@ -23,7 +23,8 @@ from modelexport.files.expansion import check_functions
 from modelexport.files.linked import read_linked, seal_data
 from modelexport.files.order import check_acyclic, check_opsets
 from modelexport.files.plain_reading import to_plain
-from modelexport.files.plain_writing import plain_proto
+from modelexport.files.plain_tensors import PlainTensor
+from modelexport.files.plain_writing import plain_bytes
 from modelexport.files.serializing import to_proto
 from modelexport.files.tensors import check_data, check_nodes
 from modelexport.files.text_fields import parse_model
@@ -38,6 +39,9 @@ LARGEST_INSIDE = 10**9
 
 SMALLEST_OUTSIDE = 257
 """Bytes of the smallest initializer that is written to a separate file: onnx_ir's own limit."""
+
+_IN_GRAPH = (PlainTensor, SerializedTensor)
+"""Tensors whose bytes are in the serialized graph."""
 
 OLDER_FILE = "modelexport.older_file"
 """The key in ``ir.Model.meta`` that marks a model whose file has an older format version."""
@@ -108,7 +112,7 @@ def _checked(proto: onnx.ModelProto, places: Mapping[str, range]) -> ir.Model:
 def _embedded_tensors(
     model: ir.Model, file: OpenFile, places: Mapping[str, range]
 ) -> Iterator[tuple[ir.Value, EmbeddedTensor]]:
-    for value in model.graph.initializers.values():
+    for value in model.graph.initializers.values() if places else ():
         place, tensor = places.get(value.name or ""), value.const_value
         if place is not None and tensor is not None:
             if len(place) != tensor.nbytes:
@@ -156,7 +160,7 @@ def save_model(
     """
     now = {value: value.const_value for value in initializers(model) if value.const_value is not None}
     if external is None:
-        apart = any(_is_outside(tensor) for tensor in now.values())
+        apart = any(map(_is_outside, now.values()))
         external = apart or sum(tensor.nbytes for tensor in now.values()) > LARGEST_INSIDE
     now.update(tensors or {})
     if not same_graph:
@@ -164,7 +168,11 @@ def save_model(
     for key in (keys.WEIGHTS, keys.DATA):
         model.metadata_props.pop(key, None)
     outside = {value: now[value] for value in now if external and now[value].nbytes >= SMALLEST_OUTSIDE}
-    placed: dict[ir.Value, ir.TensorProtocol] = {v: inside_file(now[v]) for v in now if v not in outside}
+    placed: dict[ir.Value, ir.TensorProtocol] = {
+        value: inside_file(tensor)
+        for value, tensor in now.items()
+        if value not in outside and (type(tensor) is not PlainTensor or tensor is not value.const_value)
+    }
     if outside:
         data = path.with_name(path.name + keys.DATA_SUFFIX)
         # The file that the small ones are read from may be the one that is replaced.
@@ -235,8 +243,10 @@ def save_with_references(
     described = {value: _without_data(tensor) for value, tensor in streamed.items()}
     try:
         written = {**placed, **described}
-        proto = plain_proto(model, written) if isinstance(model, PlainModel) else to_proto(model, written)
-        rest = proto.SerializeToString()
+        if isinstance(model, PlainModel):
+            rest = plain_bytes(model, written)
+        else:
+            rest = to_proto(model, written).SerializeToString()
     except (ir.serde.SerdeError, UnicodeError, TypeError) as error:  # names that are not valid text
         reason = " ".join(str(error.__cause__ or error).split())[:200]
         raise FileFormatError(f"the model contains data that cannot be written: {reason}") from error
@@ -279,13 +289,13 @@ def _without_data(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
 def _is_outside(tensor: ir.TensorProtocol) -> bool:
     """Whether a tensor is in another file."""
     # Most are of this class, and a question after any other takes ten times as long: they are protocols.
-    return type(tensor) is not SerializedTensor and isinstance(tensor, ir.ExternalTensor)
+    return type(tensor) not in _IN_GRAPH and isinstance(tensor, ir.ExternalTensor)
 
 
 def _is_large(tensor: ir.TensorProtocol) -> bool:
     if tensor.dtype == ir.DataType.STRING:
         return False
-    if type(tensor) is SerializedTensor:
+    if type(tensor) in _IN_GRAPH:
         return tensor.nbytes >= SMALL
     # onnx_ir wraps exceptions raised while a lazy tensor is computed in its own exceptions.
     return tensor.nbytes >= SMALL or isinstance(tensor, ir.LazyTensor)

@@ -1,30 +1,48 @@
-"""Serialized models as plain models (:mod:`modelexport.graph.plain`), if there is nothing rare in them."""
+"""Serialized models as plain models (:mod:`modelexport.graph.plain`), if there is nothing rare in them.
+
+Protobuf parses and checks a model, and writes it again with its fields in their order. Nodes, initializers and types
+are read from these bytes: a Python object for each message, as protobuf makes them, takes twice as long. What many of
+them have alike (an operator with its attributes, properties, a type) is read once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import onnx
 import onnx_ir as ir
 
 from modelexport.errors import FileFormatError
-from modelexport.files.deserializing import Form, SerializedTensor, model_properties, move_properties, properties_of
+from modelexport.files.deserializing import Form, model_properties, properties_of
 from modelexport.files.order import check_opsets
+from modelexport.files.plain_operations import Operations, RareError, check_known
+from modelexport.files.plain_tensors import PlainTensor
 from modelexport.files.tensors import check_tensor
-from modelexport.graph.plain import UNKNOWN, Kind, PlainGraph, PlainModel, PlainNode, PlainValue, Store
+from modelexport.files.wire import read_varint
+from modelexport.graph.plain import (
+    NOTHING,
+    UNKNOWN,
+    Kind,
+    PlainGraph,
+    PlainModel,
+    PlainNode,
+    PlainValue,
+    Store,
+)
 
-_TEXTS = (onnx.AttributeProto.FLOAT, onnx.AttributeProto.INT, onnx.AttributeProto.STRING)
-_LISTS = (onnx.AttributeProto.FLOATS, onnx.AttributeProto.INTS, onnx.AttributeProto.STRINGS)
-_SHARED = frozenset((*_TEXTS, *_LISTS))
-"""Attributes that are equal if they are serialized alike."""
-_TENSOR = onnx.AttributeProto.TENSOR
 _RARE_TYPES = (onnx.TensorProto.STRING, onnx.TensorProto.FLOAT6E2M3, onnx.TensorProto.FLOAT6E3M2)
 """Elements that onnx_ir represents in another way, or checks when it writes them."""
-_NO_ATTRIBUTES = Store()
 
-
-class _RareError(Exception):
-    """There is something in the model that a plain one cannot have, or a fault."""
+# The first byte of a field: its number and its wire type.
+_NODE, _INITIALIZER, _INFO = 1 << 3 | 2, 5 << 3 | 2, 13 << 3 | 2  # of a graph
+_INPUT, _OUTPUT, _NAME, _OPERATOR, _OVERLOAD = (number << 3 | 2 for number in (1, 2, 3, 4, 8))  # of a node
+_NODE_PROPERTIES = bytes([9 << 3 | 2])
+_DIMS, _DATA_TYPE, _FLOATS, _TENSOR_NAME, _RAW = 1 << 3, 2 << 3, 4 << 3 | 2, 8 << 3 | 2, 9 << 3 | 2  # of a tensor
+_TENSOR_DOC = 12 << 3 | 2
+_TENSOR_PROPERTIES = bytes([16 << 3 & 0x7F | 2 | 0x80, 1])
+_INFO_NAME, _INFO_TYPE = 1 << 3 | 2, 2 << 3 | 2  # of the type of a value
+_INFO_PROPERTIES = bytes([4 << 3 | 2])
+_KEY, _TEXT = 1 << 3 | 2, 2 << 3 | 2  # of a property
 
 
 def to_plain(proto: onnx.ModelProto, elsewhere: Collection[str]) -> PlainModel | None:
@@ -46,37 +64,37 @@ def to_plain(proto: onnx.ModelProto, elsewhere: Collection[str]) -> PlainModel |
     try:
         reader = _Reader(proto, elsewhere)
         view = reader.read()
-    except (_RareError, KeyError, FileFormatError, ir.serde.SerdeError, ValueError, TypeError):
+    except (RareError, KeyError, IndexError, FileFormatError, ir.serde.SerdeError, ValueError, TypeError):
         return None
-    # From here on the model is changed: the other reader would not find what was in it.
-    for value in reader.described:
-        assert value.const_value is not None
-        move_properties(value.const_value, value)
-    proto.DiscardUnknownFields()
-    return PlainModel(view, reader.nodes, proto, **model_properties(proto))
+    return PlainModel(view, reader.nodes, reader.infos, **model_properties(proto))
 
 
 class _Reader:
     def __init__(self, proto: onnx.ModelProto, elsewhere: Collection[str]) -> None:
         self._model, self._proto, self._elsewhere = proto, proto.graph, elsewhere
-        self._values: dict[str, PlainValue] = {}
+        self._data = proto.graph.SerializeToString() + b"\0"  # no field begins with this byte
+        self._values: dict[bytes, PlainValue] = {}
         self._kinds: dict[bytes, Kind] = {}
-        self._forms: dict[tuple[int, tuple[int, ...], int], tuple[Form, Kind]] = {}
-        """Type, sizes and number of bytes of tensors that were checked."""
-        self._attributes: dict[bytes, ir.Attr] = {}
-        self.described: list[PlainValue] = []
-        """Initializers whose tensors have properties."""
+        self._forms: dict[tuple[bytes, int | bool], tuple[Form, Kind]] = {}
+        """What tensors that were checked begin with, and the number of their bytes or whether these were taken out."""
+        self._head = b""
+        """What the last tensor begins with: many have the same sizes and type."""
+        self._operations = Operations()
+        self._properties: dict[bytes, dict[str, str]] = {}
+        self.infos: dict[bytes, bytes] = {}
+        """The names of values to what is said of them."""
 
     def read(self) -> PlainGraph:
         proto = self._proto
-        self._infos = {info.name: info for info in proto.value_info}
+        nodes, tensors, infos = self._messages()
+        self._note(infos)
         inputs = [self._input(info) for info in proto.input]
-        initializers = [self._initializer(tensor) for tensor in proto.initializer]
+        initializers = [self._initializer(start, stop) for start, stop in tensors]
         if len(self._values) < len(inputs) + len(initializers):
-            raise _RareError  # two values of one name
-        self.nodes = self._read_nodes()
-        if "" in self._values:
-            raise _RareError
+            raise RareError  # two values of one name
+        self.nodes = [self._node(start, stop) for start, stop in nodes]
+        if b"" in self._values or any(domain == "ai.onnx" for domain, _, _ in self._operations.operators):
+            raise RareError  # a value without a name; another name of the domain ""
         outputs = [self._output(info) for info in proto.output]
         return PlainGraph(
             inputs,
@@ -89,17 +107,34 @@ class _Reader:
             metadata_props=properties_of(proto.metadata_props) or {},
         )
 
+    def _messages(self) -> tuple[list[tuple[int, int]], list[tuple[int, int]], list[tuple[int, int]]]:
+        """Where each node, initializer and type of a value begins and ends."""
+        data, position, stop = self._data, 0, len(self._data) - 1
+        found: dict[int, list[tuple[int, int]]] = {_NODE: [], _INITIALIZER: [], _INFO: []}
+        while position < stop and (key := data[position]) <= _INFO:
+            size, start = data[position + 1], position + 2
+            if size > 0x7F:
+                size, start = read_varint(data, position + 1)
+            position = start + size
+            if key in found:
+                found[key].append((start, position))
+        nodes, tensors, infos = found.values()
+        graph = self._proto
+        if (len(nodes), len(tensors), len(infos)) != (len(graph.node), len(graph.initializer), len(graph.value_info)):
+            raise RareError
+        return nodes, tensors, infos
+
     def _input(self, info: onnx.ValueInfoProto) -> PlainValue:
         value = PlainValue(info.name, UNKNOWN, None)
         value.role = "input"
         self._describe(value, info)
-        self._values[info.name] = value
+        self._values[info.name.encode()] = value
         return value
 
     def _output(self, info: onnx.ValueInfoProto) -> PlainValue:
-        value = self._values[info.name]
+        value = self._values[info.name.encode()]
         if value.made_by is None or value.leaves:
-            raise _RareError
+            raise RareError
         value.leaves = True
         self._describe(value, info)
         return value
@@ -112,105 +147,215 @@ class _Reader:
         value.dtype = said.dtype
         value.metadata_props = dict(said.metadata_props)
 
-    def _initializer(self, proto: onnx.TensorProto) -> PlainValue:
-        name, data_type, dims = proto.name, proto.data_type, tuple(proto.dims)
-        length = len(proto.raw_data)
-        known = self._forms.get((data_type, dims, length)) if length else None
-        if proto.data_location == onnx.TensorProto.EXTERNAL:
-            raise _RareError
-        if known is None:
-            check_tensor(proto, self._elsewhere)
-            if data_type in _RARE_TYPES:
-                raise _RareError
-            form = Form.of(data_type, dims)
-            known = self._forms[data_type, dims, length] = form, (form.dtype, ir.TensorType(form.dtype), form.shape)
-        form, kind = known
-        info = self._infos.get(name)
+    def _note(self, infos: Sequence[tuple[int, int]]) -> None:
+        """Note what is said of values, which is read for those that there are."""
+        data, found = self._data, self.infos
+        for begin, stop in infos:
+            start, name = begin, b""
+            if data[start] == _INFO_NAME:
+                size, start = data[start + 1], start + 2
+                if size > 0x7F:
+                    size, start = read_varint(data, start - 1)
+                name = data[start : start + size]
+                start += size
+            found[name] = data[start:stop]
+
+    def _initializer(self, start: int, stop: int) -> PlainValue:
+        """Read a tensor: sizes, type, numbers that are not bytes, name, bytes, doc string, properties."""
+        data, head = self._data, self._head
+        position = start + len(head)
+        if not data.startswith(head, start) or data[position] != _TENSOR_NAME:
+            head, position = self._beginning(start, stop)
+        size, position = data[position + 1], position + 2
+        if size > 0x7F:
+            size, position = read_varint(data, position - 1)
+        name = data[position : position + size]
+        position += size
+        length: int | None = None
+        if data[position] == _RAW and position < stop:
+            length, position = read_varint(data, position + 1)
+            position += length
+        doc_string = ""
+        if data[position] == _TENSOR_DOC and position < stop:
+            size, position = read_varint(data, position + 1)
+            doc_string = data[position : position + size].decode()
+            position += size
+        properties = NOTHING if position == stop else _properties(_TENSOR_PROPERTIES, data, position, stop)
+        tensor = data[start:position]
+        text = name.decode()
+        place = length if length is not None else text in self._elsewhere
+        form, kind = self._forms.get((head, place)) or self._form(head, place, tensor)
+        info = self.infos.get(name)
+        said: dict[str, str] = {}
         if info is not None:
-            kind = self._kind(info)
-        value = PlainValue(name, kind, None, SerializedTensor(proto, form))
+            kind, said = self._said(info)
+        value = PlainValue(text, kind, None, PlainTensor(text, doc_string, tensor, form))
         value.role = "initializer"
-        value.metadata_props = (properties_of(info.metadata_props) if info is not None else None) or {}
-        if proto.metadata_props:
-            self.described.append(value)
+        if said or properties:
+            value.metadata_props = {**said, **properties}
         self._values[name] = value
         return value
 
-    def _kind(self, info: onnx.ValueInfoProto) -> Kind:
+    def _beginning(self, start: int, stop: int) -> tuple[bytes, int]:
+        """What a tensor begins with, up to its numbers if they are not bytes, and where its name is."""
+        data, position = self._data, start
+        while (key := data[position]) in (_DIMS, _DATA_TYPE):
+            position += 2
+            if data[position - 1] > 0x7F:
+                _, position = read_varint(data, position - 1)
+        if key == _FLOATS:  # their number tells whether there are enough
+            size, position = data[position + 1], position + 2
+            if size > 0x7F:
+                size, position = read_varint(data, position - 1)
+            head = data[start:position]
+            position += size
+        else:
+            while position < stop and data[position] != _TENSOR_NAME:
+                size, position = read_varint(data, position + 1)
+                position += size
+            head = self._head = data[start:position]
+        if data[position] != _TENSOR_NAME:
+            raise RareError
+        return head, position
+
+    def _form(self, head: bytes, place: int | bool, tensor: bytes) -> tuple[Form, Kind]:
+        """The form of a tensor and the type of its value, if the tensor has the data that they require."""
+        proto = onnx.TensorProto.FromString(tensor)
+        check_known(proto, tensor)
+        if proto.data_type in _RARE_TYPES or proto.data_location == onnx.TensorProto.EXTERNAL:
+            raise RareError
+        check_tensor(proto, self._elsewhere)
+        form = Form.of(proto.data_type, tuple(proto.dims))
+        known = self._forms[head, place] = form, (form.dtype, ir.TensorType(form.dtype), form.shape)
+        return known
+
+    def _said(self, info: bytes) -> tuple[Kind, dict[str, str]]:
+        """The type and the properties of a value."""
+        kind = self._kinds.get(info)
+        if kind is not None:
+            return kind, {}
+        position = 0
+        if info[:1] == bytes([_INFO_TYPE]):
+            size, position = read_varint(info, 1)
+            position += size
+        return self._kind(info[:position]), _properties(_INFO_PROPERTIES, info, position, len(info))
+
+    def _kind(self, data: bytes) -> Kind:
         """The type of a value."""
-        data = info.type.SerializeToString()
         kind = self._kinds.get(data)
         if kind is None:
+            info = onnx.ValueInfoProto.FromString(data)
             value = ir.serde.deserialize_value_info_proto(info, None)
-            if ir.serde.serialize_value(value).type.SerializeToString() != data:
-                raise _RareError
+            if ir.serde.serialize_value(value).type.SerializeToString() != info.type.SerializeToString():
+                raise RareError
             kind = self._kinds[data] = value.dtype, value.type, value.shape
         return kind
 
-    def _read_nodes(self) -> list[PlainNode]:
-        operators: dict[tuple[str, str, str], tuple[str, str, str]] = {}
-        nodes = [self._node(proto, operators) for proto in self._proto.node]
-        if any(domain == "ai.onnx" for domain, _, _ in operators):
-            raise _RareError  # another name of ""
-        return nodes
-
-    def _node(self, proto: onnx.NodeProto, operators: dict[tuple[str, str, str], tuple[str, str, str]]) -> PlainNode:
-        values, infos = self._values, self._infos
-        operator = proto.domain, proto.op_type, proto.overload
-        operator = operators.setdefault(operator, operator)
-        given, entries = proto.attribute, proto.metadata_props
-        attributes = self._attributes_of(proto) if given else _NO_ATTRIBUTES
-        properties = {entry.key: entry.value for entry in entries} if entries else {}
-        node = PlainNode(operator, proto.name, attributes, properties, proto.doc_string or None)
+    def _node(self, start: int, stop: int) -> PlainNode:
+        """Read a node: inputs, outputs, name, operator, attributes, doc string, domain, overload, properties."""
+        data, values, infos, kinds, position = self._data, self._values, self.infos, self._kinds, start
+        operations = self._operations
+        node = PlainNode()
         inputs: list[PlainValue | None] = []
-        for index, name in enumerate(proto.input):
-            if name:
-                value = values[name]
-                value.users.append((node, index))
+        while data[position] == _INPUT:
+            size, position = data[position + 1], position + 2
+            if size > 0x7F:
+                size, position = read_varint(data, position - 1)
+            if size:
+                value = values[data[position : position + size]]
                 inputs.append(value)
+                users = value.users
+                if not users:
+                    value.users = node
+                elif isinstance(users, list):
+                    users.append(node)
+                elif isinstance(users, PlainNode):
+                    value.users = [users, node]
+                position += size
             else:
                 inputs.append(None)
-        outputs = []
-        for name in proto.output:
-            info = infos.get(name) if name else None
-            if info is None:
-                value = PlainValue(name, UNKNOWN, node)
-            else:
-                if info.doc_string or info.metadata_props:
-                    raise _RareError
-                value = PlainValue(name, self._kind(info), node)
+        outputs: list[PlainValue] = []
+        while data[position] == _OUTPUT:
+            size, position = data[position + 1], position + 2
+            if size > 0x7F:
+                size, position = read_varint(data, position - 1)
+            made = data[position : position + size]
+            position += size
+            info = infos.get(made)
+            kind = UNKNOWN if info is None or not size else kinds.get(info) or self._only_kind(info)
+            value = PlainValue(made.decode(), kind, node)
             outputs.append(value)
-            if name:
-                if name in values:
-                    raise _RareError  # two values of one name
-                values[name] = value
-        if not outputs or proto.device_configurations:
-            raise _RareError
+            if size and values.setdefault(made, value) is not value:
+                raise RareError  # two values of one name
+        named = True
+        if data[position] == _NAME:
+            size, position = data[position + 1], position + 2
+            if size > 0x7F:
+                size, position = read_varint(data, position - 1)
+            node.name, named = data[position : position + size].decode(), size > 0
+            position += size
+        begin = position
+        while _OPERATOR <= data[position] <= _OVERLOAD and position < stop:
+            size, position = data[position + 1], position + 2
+            if size > 0x7F:
+                size, position = read_varint(data, position - 1)
+            position += size
+        operation = data[begin:position]
+        node.operator, attributes, node.doc_string, as_read = operations.known.get(operation) or operations.read(
+            operation
+        )
+        if attributes:
+            node.attributes = Store(attributes)
+        if position < stop:
+            said = data[position:stop]
+            if said not in self._properties:
+                self._properties[said] = _properties(_NODE_PROPERTIES, data, position, stop)
+            node.metadata_props = self._properties[said]
+        elif position > stop:
+            raise RareError
+        if not outputs:
+            raise RareError
+        node.serialized = data[start:position]
+        if as_read and named and outputs[-1].name:
+            node.kept_name = node.name
         node.inputs, node.outputs = inputs, outputs
         return node
 
-    def _attributes_of(self, node: onnx.NodeProto) -> Store:
-        found = Store()
-        for proto in node.attribute:
-            data = proto.SerializeToString()
-            attribute = self._attributes.get(data)
-            if attribute is None:
-                attribute = self._attribute(proto, data)
-            found[attribute.name] = attribute
-        if len(found) != len(node.attribute):
-            raise _RareError
-        return found
+    def _only_kind(self, info: bytes) -> Kind:
+        """The type of a value of which nothing else is said."""
+        kind, properties = self._said(info)
+        if properties:
+            raise RareError
+        return kind
 
-    def _attribute(self, proto: onnx.AttributeProto, data: bytes) -> ir.Attr:
-        if proto.ref_attr_name or (proto.type not in _SHARED and proto.type != _TENSOR):
-            raise _RareError
-        if proto.type == _TENSOR:
-            if not proto.HasField("t") or proto.t.data_location == onnx.TensorProto.EXTERNAL:
-                raise _RareError
-            check_tensor(proto.t, ())
-        attribute = ir.serde.deserialize_attribute(proto)
-        if ir.serde.serialize_attribute(attribute).SerializeToString() != data:
-            raise _RareError
-        if proto.type in _SHARED:
-            self._attributes[data] = attribute
-        return attribute
+
+def _properties(field: bytes, data: bytes, position: int, stop: int) -> dict[str, str]:
+    """The properties that a message ends with."""
+    found = {}
+    while position < stop:
+        if not data.startswith(field, position):
+            raise RareError
+        position += len(field)
+        size, position = data[position], position + 1
+        if size > 0x7F:
+            size, position = read_varint(data, position - 1)
+        end = position + size
+        if data[position] != _KEY:
+            raise RareError
+        size, position = data[position + 1], position + 2
+        if size > 0x7F:
+            size, position = read_varint(data, position - 1)
+        key = data[position : position + size].decode()
+        position += size
+        if data[position] != _TEXT:
+            raise RareError
+        size, position = data[position + 1], position + 2
+        if size > 0x7F:
+            size, position = read_varint(data, position - 1)
+        found[key] = data[position : position + size].decode()
+        position += size
+        if position != end:
+            raise RareError
+    if position != stop:
+        raise RareError
+    return found

@@ -1,4 +1,4 @@
-"""Plain models (:mod:`modelexport.graph.plain`) as serialized ones: what was changed is written into what was read."""
+"""Plain models (:mod:`modelexport.graph.plain`) as serialized ones: what was not changed is copied."""
 
 from __future__ import annotations
 
@@ -7,34 +7,41 @@ from collections.abc import Iterable, Mapping
 import onnx
 import onnx_ir as ir
 
-from modelexport.files.deserializing import SerializedTensor
+from modelexport.files.plain_tensors import PlainTensor
 from modelexport.files.serializing import without_nodes, write_tensor
-from modelexport.graph.plain import PlainModel
+from modelexport.files.wire import fields_between, length_delimited
+from modelexport.graph.plain import PlainModel, PlainNode
 
-_KEPT = ("node", "initializer", "value_info")
-"""The fields of a graph that are changed in place."""
+_GRAPH = onnx.ModelProto.DESCRIPTOR.fields_by_name["graph"].number
+_NODE, _INITIALIZER, _INFO = (
+    onnx.GraphProto.DESCRIPTOR.fields_by_name[name].number for name in ("node", "initializer", "value_info")
+)
+_OF_NODES = onnx.NodeProto.DESCRIPTOR.fields_by_name["metadata_props"].number
+_OF_TENSORS = onnx.TensorProto.DESCRIPTOR.fields_by_name["metadata_props"].number
 
 
-def plain_proto(model: PlainModel, tensors: Mapping[ir.Value, ir.TensorProtocol]) -> onnx.ModelProto:
-    """Serialize a plain model; the same bytes as :func:`modelexport.files.serializing.to_proto` gives.
+def plain_bytes(model: PlainModel, tensors: Mapping[ir.Value, ir.TensorProtocol]) -> bytes:
+    """Serialize a plain model; the same bytes as of :func:`modelexport.files.serializing.to_proto`.
 
     Args:
         tensors: Other tensors for some initializers.
     """
-    proto = model.serialized
-    graph = proto.graph
     header = ir.serde.serialize_model(without_nodes(model, _copies))
-    for field, _ in proto.ListFields():
-        if field.name != "graph":
-            proto.ClearField(field.name)
-    for field, _ in graph.ListFields():
-        if field.name not in _KEPT:
-            graph.ClearField(field.name)
-    proto.MergeFrom(header)
-    _write_initializers(model, graph, tensors)
-    _write_nodes(model, graph)
-    _order_types(model, graph)
-    return proto
+    rest = header.graph.SerializeToString()
+    header.ClearField("graph")
+    outside = header.SerializeToString()
+    graph = b"".join(
+        [
+            *_nodes(model),
+            fields_between(rest, _NODE, _INITIALIZER),
+            *_initializers(model, tensors),
+            fields_between(rest, _INITIALIZER, _INFO),
+            *_types(model),
+            fields_between(rest, _INFO),
+        ]
+    )
+    before, behind = fields_between(outside, 0, _GRAPH), fields_between(outside, _GRAPH)
+    return b"".join([before, length_delimited(_GRAPH, len(graph)), graph, behind])
 
 
 def _copies(values: Iterable[ir.Value]) -> list[ir.Value]:
@@ -46,66 +53,89 @@ def _copies(values: Iterable[ir.Value]) -> list[ir.Value]:
     ]
 
 
-def _write_properties(proto: onnx.TensorProto | onnx.NodeProto, properties: Mapping[str, str]) -> None:
-    proto.ClearField("metadata_props")
-    for key, text in sorted(properties.items()):
-        proto.metadata_props.add(key=key, value=text)
+class _Properties(dict[tuple[str, str], bytes]):
+    """Keys with texts to serialized properties, in a field with this number: many have the same."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self._keys: dict[str, bytes] = {}
+        self._encoded: dict[int, bytes] = {}
+        """By the identity of properties: nodes of one owner share them, and initializers of one origin."""
+
+    def __missing__(self, item: tuple[str, str]) -> bytes:
+        name, text = item[0], item[1].encode()
+        key = self._keys.get(name)
+        if key is None:
+            key = self._keys[name] = length_delimited(1, len(name.encode())) + name.encode()
+        entry = key + length_delimited(2, len(text)) + text
+        written = self[item] = length_delimited(self._number, len(entry)) + entry
+        return written
+
+    def encoded(self, properties: Mapping[str, str]) -> bytes:
+        """All properties of a node or tensor."""
+        written = self._encoded.get(id(properties))
+        if written is None:
+            written = b"".join([self[item] for item in sorted(properties.items())])
+            self._encoded[id(properties)] = written
+        return written
 
 
-def _write_initializers(
-    model: PlainModel, graph: onnx.GraphProto, tensors: Mapping[ir.Value, ir.TensorProtocol]
-) -> None:
-    values = model.graph.initializers.values()
-    given = [tensors.get(value, value.const_value) for value in values]
-    if all(type(tensor) is SerializedTensor for tensor in given):  # they are what was read
-        for value, proto in zip(values, graph.initializer, strict=True):
-            _write_properties(proto, value.metadata_props)
-        return
-    made = onnx.GraphProto()  # the data of a tensor that is described here may be read from the old one later
-    for value, tensor in zip(values, given, strict=True):
+def _nodes(model: PlainModel) -> list[bytes]:
+    encode = _Properties(_OF_NODES).encoded
+    parts: list[bytes] = []
+    for node in model.plain_nodes:
+        written = encode(node.metadata_props)
+        kept = node.serialized if node.name == node.kept_name else _rewritten(node)
+        parts += (length_delimited(_NODE, len(kept) + len(written)), kept, written)
+    return parts
+
+
+def _rewritten(node: PlainNode) -> bytes:
+    """A node with another name, or with empty texts, which onnx_ir does not write."""
+    proto = onnx.NodeProto.FromString(node.serialized)
+    for field, text in {
+        "name": node.name,
+        "domain": node.domain,
+        "overload": node.overload,
+        "doc_string": node.doc_string,
+    }.items():
+        if text:
+            setattr(proto, field, text)
+        else:
+            proto.ClearField(field)
+    while proto.output and not proto.output[-1]:
+        del proto.output[-1]
+    written: bytes = proto.SerializeToString()
+    return written
+
+
+def _initializers(model: PlainModel, tensors: Mapping[ir.Value, ir.TensorProtocol]) -> list[bytes]:
+    encode = _Properties(_OF_TENSORS).encoded
+    parts: list[bytes] = []
+    for value in model.graph.initializers.values():
+        tensor = tensors.get(value, value.const_value)
         assert tensor is not None
-        tensor.name = value.name
-        write_tensor(made.initializer.add(), tensor, value)
-    graph.ClearField("initializer")
-    graph.initializer.extend(made.initializer)
+        if type(tensor) is PlainTensor:
+            kept, written = tensor.serialized, encode(value.metadata_props)
+        else:
+            tensor.name = value.name
+            proto = onnx.TensorProto()
+            write_tensor(proto, tensor, value)
+            kept, written = proto.SerializeToString(), b""
+        parts += (length_delimited(_INITIALIZER, len(kept) + len(written)), kept, written)
+    return parts
 
 
-def _write_nodes(model: PlainModel, graph: onnx.GraphProto) -> None:
-    encoded: dict[int, bytes] = {}
-    """By the identity of properties: the nodes of one owner share them."""
-    for node, proto in zip(model.graph, graph.node, strict=True):
-        proto.ClearField("metadata_props")
-        if properties := node.metadata_props:
-            if id(properties) not in encoded:
-                entries = [onnx.StringStringEntryProto(key=key, value=text) for key, text in sorted(properties.items())]
-                encoded[id(properties)] = onnx.NodeProto(metadata_props=entries).SerializeToString()
-            proto.MergeFromString(encoded[id(properties)])
-        if proto.name != node.name:
-            proto.name = node.name or ""
-        # onnx_ir does not write empty texts.
-        if not node.name:
-            proto.ClearField("name")
-        if not node.domain:
-            proto.ClearField("domain")
-        if not node.overload:
-            proto.ClearField("overload")
-        if not node.doc_string:
-            proto.ClearField("doc_string")
-        if not node.outputs[-1].name:
-            while proto.output and not proto.output[-1]:
-                del proto.output[-1]
-
-
-def _order_types(model: PlainModel, graph: onnx.GraphProto) -> None:
-    """Put the types of values into the order of the nodes; those of initializers and outputs are written elsewhere."""
-    infos = {info.name: info for info in graph.value_info}
-    made = [
-        value.name
-        for node in model.graph
-        for value in node.outputs
-        if value.name in infos and not value.is_graph_output() and (value.type is not None or value.shape is not None)
-    ]
-    if made != [info.name for info in graph.value_info]:
-        ordered = onnx.GraphProto(value_info=[infos[name] for name in made])
-        graph.ClearField("value_info")
-        graph.value_info.extend(ordered.value_info)
+def _types(model: PlainModel) -> list[bytes]:
+    """The types of values, in the order of the nodes; those of initializers and outputs are written elsewhere."""
+    parts: list[bytes] = []
+    for node in model.plain_nodes:
+        for value in node.outputs:
+            if (value.type is None and value.shape is None) or value.is_graph_output():
+                continue
+            name = value.name.encode()
+            info = model.infos.get(name)
+            if info is not None:
+                field = length_delimited(1, len(name))
+                parts += (length_delimited(_INFO, len(field) + len(name) + len(info)), field, name, info)
+    return parts

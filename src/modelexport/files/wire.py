@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
 
@@ -126,7 +127,7 @@ def _copied(data: mmap.mmap, message: range, below: tuple[int, ...], found: dict
         copied = value.stop
         inner = _copied(data, value, below[1:], found) if len(below) > 1 else _without_data(data, value, found)
         length = sum(map(len, inner))
-        parts += [_varint(number << 3 | _LENGTH), _varint(length), *inner]
+        parts += [varint(number << 3 | _LENGTH), varint(length), *inner]
     parts.append(data[copied : message.stop])
     return parts
 
@@ -152,38 +153,38 @@ def _fields(data: mmap.mmap | bytes, message: range, large: int = 0) -> Iterator
     Args:
         large: If not zero, only the fields with this number that are large.
     """
-    position, count = message.start, 0
-    while position < message.stop:
+    position, stop, count = message.start, message.stop, 0
+    while position < stop:
         start, count = position, count + 1
         if count > FIELDS:
             raise ValueError(f"more than {FIELDS:,} fields")
         key, position = data[position], position + 1
         if key >= 0x80:
-            key, position = _read_varint(data, start)
+            key, position = read_varint(data, start)
         if key < 8:
             raise ValueError(f"the field at byte {start} has no number")
         match key & 7:
-            case 0:
-                end = _read_varint(data, position)[1]
-            case 1:
-                end = position + 8
-            case 2:
+            case 2:  # as nearly always
                 length, position = data[position], position + 1
                 if length >= 0x80:
-                    length, position = _read_varint(data, position - 1)
+                    length, position = read_varint(data, position - 1)
                 end = position + length
+            case 0:
+                end = read_varint(data, position)[1]
+            case 1:
+                end = position + 8
             case 5:
                 end = position + 4
             case kind:
                 raise ValueError(f"the field at byte {start} has the invalid wire type {kind}")
-        if end > message.stop:
+        if end > stop:
             raise ValueError(f"the field at byte {start} is longer than its message")
         if not large or (key >> 3 == large and end - position >= SMALL):
             yield key >> 3, start, range(position, end)
         position = end
 
 
-def _read_varint(data: mmap.mmap | bytes, position: int) -> tuple[int, int]:
+def read_varint(data: mmap.mmap | bytes, position: int) -> tuple[int, int]:
     """A varint (seven bits a byte, the lowest first), and the position after it."""
     result = shift = 0
     while True:
@@ -197,7 +198,19 @@ def _read_varint(data: mmap.mmap | bytes, position: int) -> tuple[int, int]:
             raise ValueError(f"the number at byte {position} has more than 64 bits")
 
 
-def _varint(number: int) -> bytes:
+def fields_between(data: bytes, above: int, below: int = FIELDS) -> bytes:
+    """The fields of a message whose numbers are between two others."""
+    found = _fields(data, range(len(data)))
+    return b"".join(data[start : value.stop] for number, start, value in found if above < number < below)
+
+
+@lru_cache(4096)
+def length_delimited(number: int, length: int) -> bytes:
+    """The beginning of a field whose value has a length in bytes: its key, and that length."""
+    return varint(number << 3 | _LENGTH) + varint(length)
+
+
+def varint(number: int) -> bytes:
     encoded = bytearray()
     while number > 0x7F:
         encoded.append(number & 0x7F | 0x80)
@@ -213,7 +226,7 @@ def _filled(data: bytes, message: range, below: tuple[int, ...], tensors: Mappin
         if number == below[0]:
             inner = _filled(data, value, below[1:], tensors) if len(below) > 1 else _with_data(data, value, tensors)
             length = sum(len(part) if isinstance(part, bytes) else part.nbytes for part in inner)
-            parts += [_varint(number << 3 | _LENGTH) + _varint(length), *inner]
+            parts += [length_delimited(number, length), *inner]
         else:
             parts.append(data[start : value.stop])
     return parts
@@ -227,4 +240,4 @@ def _with_data(data: bytes, message: range, tensors: Mapping[str, Data]) -> list
         return [data[message.start : message.stop]]
     before = b"".join(data[start : value.stop] for number, start, value in fields if number < _RAW_DATA)
     behind = b"".join(data[start : value.stop] for number, start, value in fields if number > _RAW_DATA)
-    return [before + _varint(_RAW_DATA << 3 | _LENGTH) + _varint(tensor.nbytes), tensor, behind]
+    return [before + length_delimited(_RAW_DATA, tensor.nbytes), tensor, behind]

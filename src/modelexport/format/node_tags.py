@@ -23,12 +23,11 @@ def write_tags(
     """
     properties[keys.SOURCE_MODULE], properties[keys.CALL] = source_tags[0], addresses[0]
     properties[keys.EVIDENCE] = evidence.value
-    several = {keys.HIERARCHY_TAGS: source_tags, keys.CALLS: addresses}
-    for key, texts in several.items():
-        if len(addresses) > 1:
-            properties[key] = json_texts(texts)
-        else:
-            properties.pop(key, None)
+    if len(addresses) > 1:
+        properties[keys.HIERARCHY_TAGS], properties[keys.CALLS] = json_texts(source_tags), json_texts(addresses)
+    else:
+        properties.pop(keys.HIERARCHY_TAGS, None)
+        properties.pop(keys.CALLS, None)
 
 
 def read_addresses(properties: Mapping[str, str]) -> list[str]:

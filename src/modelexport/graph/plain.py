@@ -9,11 +9,10 @@ into the serialized model.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
-import onnx
 import onnx_ir as ir
 
 from modelexport.core.owners import Owner
@@ -27,7 +26,7 @@ else:  # their attributes would take more memory than those below
 Kind = tuple[ir.DataType | None, ir.TypeProtocol | None, ir.Shape | None]
 """The element type, type and shape of a value."""
 NOTHING: Any = MappingProxyType({})
-"""The properties of a value that has none and gets none."""
+"""The properties of what has none."""
 UNKNOWN: Kind = (None, None, None)
 
 
@@ -40,6 +39,10 @@ class Store(dict[str, Any]):
     def data(self) -> Store:
         """The same mapping."""
         return self
+
+
+NO_ATTRIBUTES = Store()
+"""Of the nodes that have none."""
 
 
 class PlainValue(_Value):
@@ -66,8 +69,10 @@ class PlainValue(_Value):
         shape: ir.Shape | None
         const_value: ir.TensorProtocol | None
         metadata_props: dict[str, str]
+        """Values share them: see :func:`add_properties`."""
         made_by: PlainNode | None
-        users: list[tuple[ir.Node, int]]
+        users: PlainNode | list[PlainNode] | tuple[tuple[PlainNode, int], ...]
+        """The node that uses it, several of them, or what :meth:`uses` has made of these."""
         role: Literal["input", "initializer"] | None
         leaves: bool
 
@@ -77,7 +82,7 @@ class PlainValue(_Value):
         self.name = name
         self.dtype, self.type, self.shape = kind
         self.made_by = producer
-        self.users = []
+        self.users = ()
         self.role = None
         self.leaves = False
         self.const_value = tensor
@@ -89,8 +94,14 @@ class PlainValue(_Value):
         return self.made_by
 
     def uses(self) -> Collection[Any]:
-        """The nodes that use it, each with the position of its input: a pair."""
-        return self.users
+        """The nodes that use it, each with the position of its input: a pair. They are made when someone asks."""
+        users = self.users
+        if isinstance(users, tuple):
+            return users
+        nodes = dict.fromkeys(users) if isinstance(users, list) else (users,)
+        found = tuple([(node, position) for node in nodes for position, v in enumerate(node.inputs) if v is self])
+        self.users = found
+        return found
 
     def is_graph_input(self) -> bool:
         """Whether it is an input of the graph."""
@@ -116,51 +127,54 @@ class PlainNode(_Node):
     __slots__ = (
         "attributes",
         "doc_string",
-        "domain",
         "graph",
         "inputs",
+        "kept_name",
         "metadata_props",
         "name",
-        "op_type",
         "operator",
         "outputs",
-        "overload",
         "owner",
+        "serialized",
     )
 
     if TYPE_CHECKING:
         operator: ir.OperatorIdentifier
-        domain: str
-        op_type: str
-        overload: str
         name: str
         inputs: Sequence[PlainValue | None]  # onnx_ir has tuples
         outputs: Sequence[PlainValue]
         attributes: Store  # type: ignore[assignment]  # has what is used of onnx_ir's own mapping
         metadata_props: dict[str, str]
+        """Nodes share them: see :func:`add_properties`."""
         graph: ir.Graph | None
         owner: Owner | None
+        serialized: bytes
+        """What was read, without properties."""
+        kept_name: str | None
+        """If it has this name it is written as it was read."""
 
-    def __init__(
-        self,
-        operator: ir.OperatorIdentifier,
-        name: str,
-        attributes: Store,
-        metadata_props: dict[str, str],
-        doc_string: str | None,
-    ) -> None:
-        self.operator = operator
-        self.domain, self.op_type, self.overload = operator
-        self.name = name
-        self.doc_string = doc_string
-        self.attributes = attributes
-        self.metadata_props = metadata_props
-        self.owner = None
-        self.graph = None
+    def __init__(self) -> None:
+        self.name = ""
+        self.attributes = NO_ATTRIBUTES
+        self.metadata_props = NOTHING
+        self.owner = self.graph = self.kept_name = None
+
+    if not TYPE_CHECKING:
+        domain = property(lambda node: node.operator[0])
+        op_type = property(lambda node: node.operator[1])
+        overload = property(lambda node: node.operator[2])
 
     def op_identifier(self) -> ir.OperatorIdentifier:
         """Domain, type and overload of its operator."""
         return self.operator
+
+
+def add_properties(item: ir.Node | ir.Value, properties: dict[str, str]) -> None:
+    """Add properties to a node or value of any graph."""
+    if type(item) is PlainNode or type(item) is PlainValue:
+        item.metadata_props = {**item.metadata_props, **properties} if item.metadata_props else properties
+    else:
+        item.metadata_props.update(properties)
 
 
 class PlainGraph(ir.GraphView):
@@ -179,15 +193,15 @@ class PlainModel(ir.Model):
     """A model with a plain graph, without functions, whose weights are all in its file."""
 
     def __init__(
-        self, graph: PlainGraph, nodes: Sequence[PlainNode], serialized: onnx.ModelProto, **properties: Any
+        self, graph: PlainGraph, nodes: Sequence[PlainNode], infos: Mapping[bytes, bytes], **properties: Any
     ) -> None:
         super().__init__(graph, **properties)  # type: ignore[arg-type]  # GraphView says that a model may have one
         self.plain_nodes = nodes
         """The nodes of its graph."""
         for node in nodes:
             node.graph = self.graph
-        self.serialized = serialized
-        """What was read. Writing the model changes it."""
+        self.infos = infos
+        """The names of values to what was read of their types."""
 
     def release(self) -> None:
         """Take its nodes and values apart: they refer to each other, and only a garbage collection would free them."""

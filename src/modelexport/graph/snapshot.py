@@ -60,7 +60,8 @@ class SourceGraph:
 
     def shape_of(self, name: str) -> ir.Shape | None:
         """The shape of a value that a node produces, if it is known."""
-        return self.types[name][1] if name in self.types else None
+        known = self.types.get(name)
+        return known[1] if known is not None else None
 
 
 def take_snapshot(model: ir.Model) -> SourceGraph:
@@ -71,23 +72,27 @@ def take_snapshot(model: ir.Model) -> SourceGraph:
     constant = set(tensors)
     types: dict[str, tuple[ir.DataType | None, ir.Shape | None]] = {}
     for index, (scope, node) in enumerate(scoped_nodes(model)):
-        outputs = [(f"{scope}{value.name}", value) for value in node.outputs if value.name]
-        record = SourceNode(
-            node.op_identifier(),
-            tuple(None if value is None else f"{scope}{value.name}" for value in node.inputs),
-            tuple(name for name, _ in outputs),
-            owner_of(node),
-            dict(node.attributes.data),
-            node.name or "",
-        )
-        nodes.append(record)
-        if type(node) is not PlainNode:  # no pass changes that one
+        if scope:
+            taken = [None if value is None else f"{scope}{value.name}" for value in node.inputs]
+            outputs = [(f"{scope}{value.name}", value) for value in node.outputs if value.name]
+        else:
+            taken = [None if value is None else value.name for value in node.inputs]
+            outputs = [(value.name, value) for value in node.outputs if value.name]
+        plain = type(node) is PlainNode  # no pass changes that one
+        attributes = node.attributes.data if plain else dict(node.attributes.data)
+        made = tuple([name for name, _ in outputs])
+        nodes.append(SourceNode(node.op_identifier(), tuple(taken), made, owner_of(node), attributes, node.name or ""))
+        if not plain:
             node.meta[_MARK] = index
         for name, value in outputs:
             producer[name] = index
             types[name] = value.dtype, value.shape
-        if constant.issuperset(name for name in record.inputs if name is not None) and not nested_graphs(node):
-            constant.update(record.outputs)
+        for used in taken:
+            if used not in constant and used is not None:
+                break
+        else:
+            if not nested_graphs(node):
+                constant.update(made)
     inputs = tuple(value.name or "" for value in model.graph.inputs)
     return SourceGraph(tuple(nodes), producer, tensors, frozenset(constant), types, inputs)
 

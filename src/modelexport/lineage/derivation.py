@@ -41,7 +41,7 @@ def derive_owners(source: SourceGraph, changed: ir.Model) -> dict[str, ir.Value]
     for node in reversed(scopes):
         for index in state.matches.get(node, ()):
             state.match_inputs(node, source.nodes[index])
-    lost = LostCalls(source, state.values.__contains__)
+    lost = LostCalls(source, state.values)
     for node in scopes:
         owner = _owner(node, [source.nodes[index] for index in state.matches.get(node, ())], lost)
         node.meta.pop(OWNER, None)

@@ -47,15 +47,17 @@ class Walk:
     matchers: tuple[Matcher, ...]
     backwards: bool = False
     """Walk from the outputs to the inputs: for matchers that go from a node to its producers."""
+    settled: bool = True
+    """Also visit nodes that are their source nodes, with the same inputs."""
 
 
 WALKS = (
     Walk((match_by_name,)),
     Walk((match_by_derived_name,)),
     Walk((match_by_parameter,), backwards=True),
-    Walk((match_by_folding, match_by_removal)),
+    Walk((match_by_folding, match_by_removal), settled=False),
     Walk((match_by_activation,)),
-    Walk((match_by_position, match_by_fusion, match_through_moves), backwards=True),
+    Walk((match_by_position, match_by_fusion, match_through_moves), backwards=True, settled=False),
 )
 """The most reliable matchers come first: each uses the results of those before it."""
 
@@ -95,8 +97,9 @@ def trace_owners(source: SourceGraph, changed: ir.Model, walks: Sequence[Walk] =
     name_given_values(state)
     for walk in walks:
         for node in reversed(state.nodes) if walk.backwards else state.nodes:
-            for matcher in walk.matchers:
-                matcher(state, node)
+            if walk.settled or not state.is_settled(node):
+                for matcher in walk.matchers:
+                    matcher(state, node)
     several = _place_owners(state)
     common, total = _count_common(state)
     return Descent(_present(state), state.names, state.merged, _lost_initializers(state), common, total, several)
@@ -104,35 +107,71 @@ def trace_owners(source: SourceGraph, changed: ir.Model, walks: Sequence[Walk] =
 
 def _place_owners(state: Matching) -> dict[ir.Node, Reason]:
     """Assign the owners of nodes; returns the nodes that have several owners and did not before."""
-    lost = LostCalls(state.source, state.is_present)
-    reasons: dict[ir.Node, Reason] = {}
-    for node in state.nodes:
-        owner, reason = _owner(state, node, lost) if node in state.matches else (None, None)
-        set_owner(node, owner)
-        if reason is not None:
-            reasons[node] = reason
-    place_new_nodes([node for node in state.nodes if node not in state.matches], state.enclosing, state.derived)
-    infer_from_neighbours(state.nodes, state.enclosing)
+    lost = LostCalls(state.source, state.values, state.variants)
+    known: _Known = {}
     several: dict[ir.Node, Reason] = {}
+    unowned: list[ir.Node] = []
     for node in state.nodes:
+        owner, reason = _owner(state, node, lost, known) if node in state.matches else (None, None)
+        set_owner(node, owner)
+        if owner is None:
+            unowned.append(node)
+        elif reason is not None and not _had(state, node, owner):
+            several[node] = reason
+    new = [node for node in unowned if node not in state.matches]
+    place_new_nodes(new, state.enclosing, state.derived)
+    infer_from_neighbours(unowned, state.enclosing)
+    for node in new:
         owner = owner_of(node)
-        if owner is not None and len(owner.calls) > 1 and not _had(state, node, owner):
-            several[node] = reasons.get(node, "between")
+        if owner is not None and len(owner.calls) > 1:
+            several[node] = "between"
     return several
 
 
-def _owner(state: Matching, node: ir.Node, lost: LostCalls) -> tuple[Owner | None, Reason | None]:
+_Known = dict[tuple[int, bool], tuple[Owner | None, Reason | None]]
+"""What decides on the owner of a node that replaces one source node and the lost ones before it, to that owner."""
+
+
+def _owner(state: Matching, node: ir.Node, lost: LostCalls, known: _Known) -> tuple[Owner | None, Reason | None]:
     """The owner of a matched node, and why it has several."""
-    nodes = state.source.nodes
-    replaced = [nodes[index] for index in state.matches[node]]
-    same = node not in state.approximate and node.op_identifier() == replaced[0].op
+    nodes, replaced = state.source.nodes, state.matches[node]
+    before = nodes[replaced[0]]
+    same = node not in state.approximate and node.op_identifier() == before.op
+    if same and len(replaced) == 1 and not lost.behind(before.inputs):  # as nearly always
+        return before.owner, None
+    if len(replaced) > 1:
+        replaces = [(nodes[index], not _takes_result(state, node, nodes[index])) for index in replaced]
+        return _owner_of(state, replaces, lost, same=same)
+    if _takes_result(state, node, before):  # it replaces no lost nodes
+        if same or before.owner is None:
+            return before.owner, None
+        return state.derived[before.owner.calls], "fused" if len(before.owner.calls) > 1 else None
+    key = replaced[0], same
+    found = known.get(key)
+    if found is None:
+        found = known[key] = _owner_of(state, [(before, True)], lost, same=same)
+    return found
+
+
+def _owner_of(
+    state: Matching, replaces: Sequence[tuple[SourceNode, bool]], lost: LostCalls, *, same: bool
+) -> tuple[Owner | None, Reason | None]:
+    """The owner of a node, and why it has several.
+
+    Args:
+        replaces: The source nodes that it replaces, each with whether it also replaces the lost nodes before it.
+        same: Whether it has the operator of the source node that produces its output, and is not a variant of it.
+    """
     fused: dict[ModuleCall, None] = {}
-    for before in replaced:
-        if not _takes_result(state, node, before):
+    calls: dict[ModuleCall, None] = {}
+    for before, whole in replaces:
+        if before.owner is not None:
+            calls.update(dict.fromkeys(before.owner.calls))
+        if whole:
             fused |= lost.behind(before.inputs)
-    if same and len(replaced) == 1 and not fused:
-        return replaced[0].owner, None
-    calls = {call: None for before in replaced if before.owner is not None for call in before.owner.calls} | fused
+    if same and len(replaces) == 1 and not fused:
+        return replaces[0][0].owner, None
+    calls |= fused
     if not calls:
         return None, None
     reason: Reason = "merged" if same and not fused else "fused"
@@ -188,16 +227,16 @@ def _count_common(state: Matching) -> tuple[int, int]:
     """The number of values of the changed graph that come from a source value, and of all values."""
     values = [value for node in state.changed.graph for value in node.outputs if value.name]
     values += [*state.changed.graph.inputs, *state.initializers]
-    return sum(_comes_from_source(state, value) for value in values), len(values)
+    names, common = state.names, 0
+    for value in values:
+        name = names.get(value)
+        if name is not None and (value.name != name or _has_its_shape(state, value, name)):
+            common += 1
+    return common, len(values)
 
 
-def _comes_from_source(state: Matching, value: ir.Value) -> bool:
-    """Whether a value is, or is a variant of, a source value; if it has the same name, its shape must fit too."""
-    name = state.names.get(value)
-    if name is None:
-        return False
-    if value.name != name:
-        return True
+def _has_its_shape(state: Matching, value: ir.Value, name: str) -> bool:
+    """Whether a value with the name of a source value may be that value."""
     tensor = state.source.initializers.get(name) if value.is_initializer() else None
     if tensor is not None and value.const_value is not None:
         return bool(tensor.size == value.const_value.size)

@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from modelexport.files.plain_tensors import are_serialized_alike
 from modelexport.format.documents import TransformStep
 from modelexport.format.keys import UNRECORDED, UNRECORDED_DOMAIN
 from modelexport.graph.nodes import initializers
@@ -65,25 +66,23 @@ class _Inheritance:
         unclear: dict[str, list[str]] = {}
         for value in initializers(self.changed):
             origin = self._origin(value)
-            if origin is not None:
-                origins[value.name or ""] = origin
-                step = origin.transform[-1] if origin.transform else None
-                named = self.descent.names.get(value)
-                if (
-                    step is not None
-                    and step.op_type == UNRECORDED
-                    and (named not in self.plans or len(step.inputs) > 1)
-                ):
-                    unclear[value.name or ""] = step.inputs
+            if origin is None:
+                continue
+            origins[value.name or ""] = origin
+            step = origin.transform[-1] if origin.transform else None
+            if step is None or step.op_type != UNRECORDED:
+                continue
+            if len(step.inputs) > 1 or self.descent.names.get(value) not in self.plans:
+                unclear[value.name or ""] = step.inputs
         return Inheritance(origins, unclear, sorted(self.shared))
 
     def _origin(self, value: ir.Value) -> Origin | None:
         name = self.descent.names.get(value, "")
-        lost = [self.plans[n] for n in self.descent.lost.get(value, ()) if n in self.plans]
+        gone, merged = self.descent.lost.get(value), self.descent.merged.get(value)
+        lost = [self.plans[n] for n in gone if n in self.plans] if gone else []
         if name in self.plans:
-            names = (name, *self.descent.merged.get(value, ()))
-            plans = [self.plans[n] for n in names if n in self.plans]
-            if any(n in self.source.initializers and n not in self.plans for n in names):
+            plans = [self.plans[n] for n in (name, *(merged or ())) if n in self.plans]
+            if merged and any(n in self.source.initializers and n not in self.plans for n in merged):
                 self.shared.update(key for plan in plans for key in plan.keys)
             steps = self._recorded(value, name)
             if steps is not None and (len(plans) == 1 or all(_done(plan) == _done(plans[0]) for plan in plans)):
@@ -100,6 +99,8 @@ class _Inheritance:
         if before is None or after is None or (value.name != name and before.size != after.size):
             return None
         plan = self.plans[name]
+        if are_serialized_alike(before, after):
+            return plan.steps
         for more in self._changes(before, after, plan):
             same = before.tobytes() == after.tobytes() if not more and before.dtype in _FLOATS else None
             if same or (same is None and _same(_applied(more, before.numpy()), after)):
@@ -110,14 +111,14 @@ class _Inheritance:
         self, before: ir.TensorProtocol, after: ir.TensorProtocol, plan: ParameterPlan
     ) -> Iterator[list[TransformStep]]:
         """Candidates for the steps that turn one tensor into the other, the simplest first."""
-        shape, wanted = tuple(before.shape.numpy()), tuple(after.shape.numpy())
-        if before.dtype == after.dtype and shape == wanted:
-            yield []
         cast: dict[str, dict[str, Any]] = {}
         if before.dtype != after.dtype:
             if before.dtype not in _FLOATS or after.dtype not in _FLOATS:
                 return
             cast = {"Cast": {"to": int(after.dtype)}}
+        shape, wanted = tuple(before.shape.numpy()), tuple(after.shape.numpy())
+        if not cast and shape == wanted:
+            yield []
         if shape == wanted and cast:
             yield self._steps(cast, plan)
         if len(shape) == 2 and shape[::-1] == wanted:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 
 import onnx_ir as ir
 
@@ -19,15 +19,15 @@ _IDENTITY = ("", "Identity", "")
 class LostCalls:
     """Finds the calls of nodes before a value of the source graph that are no longer in the changed graph."""
 
-    def __init__(self, source: SourceGraph, is_present: Callable[[str], bool]) -> None:
+    def __init__(self, source: SourceGraph, *present: Container[str]) -> None:
         """Prepare the search.
 
         Args:
             source: The graph before it was changed.
-            is_present: Whether the changed graph has a value of the source graph: the search stops at such values.
+            present: The values of the source graph that the changed graph has: the search stops at such values.
         """
         self._source = source
-        self._is_present = is_present
+        self._ends = (*present, source.constant)
         self._found: dict[str, tuple[tuple[ModuleCall, ...], ...]] = {}
         """Value to the owners of each node behind it, equal ones once."""
 
@@ -48,7 +48,10 @@ class LostCalls:
         return calls
 
     def _ends_at(self, name: str) -> bool:
-        return self._is_present(name) or name in self._source.constant or name not in self._source.producer
+        for end in self._ends:
+            if name in end:
+                return True
+        return name not in self._source.producer
 
     def _search(self, name: str) -> None:
         source = self._source

@@ -32,6 +32,7 @@ from modelexport.tagged.documents.tables import encode_table
 from modelexport.tagged.encodings.metadata import write_metadata
 from modelexport.tagged.encodings.unpacking import unpack_tags
 from modelexport.tagged.file import FileTags, TaggedFile, read_tagged
+from modelexport.weights.origins import Origin
 from modelexport.weights.transforms import state_dict_of
 
 RELATED = 0.4
@@ -125,14 +126,15 @@ def retag(changed: str | Path, *, source: str | Path, output: str | Path) -> Ret
     inheritance = inherited(tagged.model, before, model, descent)
     tags = FileTags(tagged)
     entries = state_dict_of(tagged.model)
-    _write(model, tagged, tags, inheritance, entries)
+    lost = _lost(inheritance, entries)
+    _write(model, tagged, tags, inheritance, entries, lost)
     documents = _documents(tagged, model, tags, descent, inheritance, coverage)
     with written_together(output.parent) as staging:
         save_model(model, staging / output.name, documents=documents)
         for suffix, document in documents.items():
             (staging / output.name).with_suffix(suffix).write_bytes(document)
         files = [str(output.parent / file.name) for file in sorted(staging.iterdir())]
-    report = _report(output, files, tagged, model, coverage, descent, inheritance, inlined=inlined)
+    report = _report(output, files, tagged, model, coverage, descent, inheritance, lost, inlined=inlined)
     for done in (tagged.model, model):
         if isinstance(done, PlainModel):
             done.release()
@@ -147,6 +149,7 @@ def _report(
     coverage: documents.Coverage,
     descent: Descent,
     inheritance: Inheritance,
+    lost: list[str],
     *,
     inlined: bool,
 ) -> RetagReport:
@@ -164,14 +167,15 @@ def _report(
         fused=[one for one in several if one.reason != "between"],
         unclear=[one for one in several if one.reason == "between"],
         initializers=[UnclearInitializer(name, list(keys)) for name, keys in inheritance.unclear.items()],
-        unrecorded=sum(
-            any(step.domain == keys.UNRECORDED_DOMAIN for step in origin.transform)
-            for origin in inheritance.origins.values()
-        ),
-        lost=_lost(tagged, inheritance),
+        unrecorded=sum(map(_is_unrecorded, inheritance.origins.values())),
+        lost=lost,
         gone=_gone(tagged, model),
         inlined=inlined,
     )
+
+
+def _is_unrecorded(origin: Origin) -> bool:
+    return bool(origin.transform) and any(step.domain == keys.UNRECORDED_DOMAIN for step in origin.transform)
 
 
 def _flat(path: Path, tagged: TaggedFile) -> tuple[ir.Model, bool]:
@@ -199,7 +203,8 @@ def _flat(path: Path, tagged: TaggedFile) -> tuple[ir.Model, bool]:
         raise FileFormatError(f"{path} is damaged: its nodes form a cycle") from error
     stores = [node.metadata_props for node in all_nodes(model)]
     stores += [value.metadata_props for value in initializers(model)]
-    for store in (model.metadata_props, *(store for store in stores if store)):
+    apart = {id(store): store for store in stores if store}  # nodes may share theirs
+    for store in (model.metadata_props, *apart.values()):
         for key in [key for key in store if key.startswith("modelexport.")]:
             del store[key]
     if tagged.encoding == "attributes":
@@ -271,20 +276,21 @@ def _write(
     tags: FileTags,
     inheritance: Inheritance,
     entries: Mapping[str, documents.StateDictEntry],
+    lost: list[str],
 ) -> None:
     """Write the metadata of a tagged file into the model, in place."""
     for key, text in tagged.model.metadata_props.items():
         if not key.startswith("modelexport.") or key in (keys.OUTPUTS, keys.REPLACED):
             model.metadata_props.setdefault(key, text)
     write_metadata(model, tags, inheritance.origins, entries)
-    if lost := [*_lost(tagged, inheritance), *inheritance.shared]:
-        model.metadata_props[keys.LOST] = json.dumps(lost)
+    if without := [*lost, *inheritance.shared]:
+        model.metadata_props[keys.LOST] = json.dumps(without)
 
 
-def _lost(tagged: TaggedFile, inheritance: Inheritance) -> list[str]:
+def _lost(inheritance: Inheritance, entries: Mapping[str, documents.StateDictEntry]) -> list[str]:
     """The entries that the tagged file uses, and that no initializer comes from any more."""
     there = {key for origin in inheritance.origins.values() for key in origin.keys}
-    return [key for key, entry in state_dict_of(tagged.model).items() if entry.used and key not in there]
+    return [key for key, entry in entries.items() if entry.used and key not in there]
 
 
 def _documents(

@@ -11,6 +11,7 @@ import msgspec
 import onnx_ir as ir
 
 from modelexport.core.calls import CallTree, ModuleCall
+from modelexport.core.owners import Owner
 from modelexport.core.selectors import Selection, find_call, select_calls
 from modelexport.core.tags import class_in_tag
 from modelexport.errors import FileFormatError
@@ -214,9 +215,12 @@ def read_tagged(path: str | Path, *, checked: bool = True, plain: bool = False) 
         calls, tags = read_call_tree(model.metadata_props)
         encoding = unpack_tags(model, calls, tags)
         owners = OwnerReader(calls)
+        known: dict[int, Owner | None] = {}  # by identity: nodes of plain graphs share their properties
         for node in all_nodes(model):
-            owner = owners.read(node.metadata_props)
-            if owner is not None:
+            said = node.metadata_props
+            if id(said) not in known:
+                known[id(said)] = owners.read(said)
+            if (owner := known[id(said)]) is not None:
                 set_owner(node, owner)
     except (LookupError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise FileFormatError(f"{path} has damaged tags ({error}): export it again") from error

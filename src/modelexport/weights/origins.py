@@ -131,8 +131,8 @@ class Computed:
         )
 
     def _computes(self, node: SourceNode) -> bool:
-        return any(self.depends(name) for name in _read_inputs(node.op, node.inputs)) and all(
-            name in self.source.constant for name in node.outputs
+        return self.source.constant.issuperset(node.outputs) and any(  # most are not constant
+            self.depends(name) for name in _read_inputs(node.op, node.inputs)
         )
 
     def _input_recordable(self, name: str) -> bool:

@@ -13,7 +13,7 @@ def match_by_activation(state: Matching, node: ir.Node) -> None:
     Case: ONNX Runtime's ``Conv`` in its own layout, with ``activation: Relu`` (``ort-all`` on ResNet), produces the
     value of the ``Relu`` after the ``Conv``, with a name derived from the output of the ``Conv``.
     """
-    if node not in state.approximate:
+    if node not in state.approximate or not node.attributes.data:
         return
     named = {a.as_string() for a in node.attributes.data.values() if a.type == ir.AttributeType.STRING}
     nodes, users = state.source.nodes, state.source.users

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from modelexport.lineage.matching.by_fusion import MOVES
-from modelexport.lineage.matching.state import CHAIN, Matching, computed_inputs
+from modelexport.lineage.matching.state import CHAIN, MOVES, Matching, computed_inputs
 
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
@@ -16,7 +15,7 @@ def match_by_folding(state: Matching, node: ir.Node) -> None:
     Case: OnnxSim folds a ``BatchNormalization`` into the ``Conv`` before it, and OnnxSlim a scale into a ``Gemm`` with
     a ``Reshape`` behind it; the value that they give keeps the name of what the ``Conv`` gave.
     """
-    value = node.outputs[0] if len(node.outputs) == 1 else None
+    value = node.outputs[0] if len(node.outputs) == 1 and state.new_initializers else None
     name = state.names.get(value) if value is not None else None
     if value is None or name is None or node not in state.matches or value.name != name:
         return
@@ -37,11 +36,10 @@ def match_by_folding(state: Matching, node: ir.Node) -> None:
 
 def has_new_parameter(state: Matching, node: ir.Node) -> bool:
     """Whether a node uses a parameter that the source has not."""
-    for value in node.inputs:
-        new = value is not None and value.is_initializer() and value not in state.names
-        if new and value is not None and is_parameter(value.const_value):
-            return True
-    return False
+    new = state.new_initializers
+    return bool(new) and any(
+        value is not None and value in new and is_parameter(value.const_value) for value in node.inputs
+    )
 
 
 def _with_new_parameters(state: Matching, node: ir.Node) -> list[ir.Node]:

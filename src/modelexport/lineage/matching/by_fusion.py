@@ -8,10 +8,7 @@ from functools import cache
 import onnx
 import onnx_ir as ir
 
-from modelexport.lineage.matching.state import CHAIN, REGION, Matching, computed_inputs
-
-MOVES = frozenset({"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
-"""ONNX operators that compute nothing. Tools remove or move them."""
+from modelexport.lineage.matching.state import CHAIN, MOVES, REGION, Matching, computed_inputs
 
 
 def match_by_fusion(state: Matching, node: ir.Node) -> None:
@@ -20,10 +17,13 @@ def match_by_fusion(state: Matching, node: ir.Node) -> None:
     Case: the ``QLinearConv`` of a quantizer uses the input of the ``Conv`` inside it; the node before it produces that
     value under a new name.
     """
-    for index in list(state.matches.get(node, ())):
+    found = state.matches.get(node)
+    unknown = state.unknown_inputs(node) if found is not None else []
+    if found is None or not unknown:
+        return
+    for index in list(found):
         if node not in state.approximate and node.op_identifier() == state.source.nodes[index].op:
             continue
-        unknown = [(i, v) for i, v in enumerate(node.inputs) if v is not None and not state.has_known_maker(v)]
         core = find_core(state, node, index) if unknown else None
         if core is None:
             continue
@@ -37,6 +37,7 @@ def match_by_fusion(state: Matching, node: ir.Node) -> None:
             made_at, name = _before_moves(state, producer, name)
             if name not in state.values:
                 state.record_output(producer, value, made_at, name)
+        unknown = state.unknown_inputs(node)
 
 
 def find_core(state: Matching, node: ir.Node, index: int) -> int | None:
@@ -45,17 +46,23 @@ def find_core(state: Matching, node: ir.Node, index: int) -> int | None:
     Args:
         index: A source node that the fused one replaces; the search goes back from there.
     """
-    count = len(computed_inputs(node))
-    inside = _operators_in(node.op_type)
+    inside, parameters_of = _operators_in(node.op_type), state.parameters_of.get(node, ())
+    if not parameters_of and inside.isdisjoint(state.operators):
+        return None
     held: dict[str, int] = {}
     first: int | None = None
+    count: int | None = None
     for core in state.region([index], REGION):
+        operator = state.source.nodes[core].op[1]
+        if operator not in inside and core not in parameters_of:
+            continue
+        if count is None:
+            count = len(computed_inputs(node))
         if len(_computed_names(state, core)) != count:
             continue
-        operator = state.source.nodes[core].op[1]
         if operator in inside:
             held.setdefault(operator, core)
-        if first is None and count == 1 and core in state.parameters_of.get(node, ()):
+        if first is None and count == 1 and core in parameters_of:
             first = core
     return min(held.values()) if held else first
 

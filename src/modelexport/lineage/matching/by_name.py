@@ -38,9 +38,12 @@ def match_by_name(state: Matching, node: ir.Node) -> None:
     Case: every node that a tool did not change, and every fused node that produces the last value of the fused nodes.
     With several outputs the source node that comes last in the graph is used: the others were fused into this one.
     """
-    producer = state.source.producer
-    made = [producer[name] for value in node.outputs if (name := value.name or "") in producer]
-    if made:
+    producer, outputs = state.source.producer, node.outputs
+    if len(outputs) == 1:
+        index = producer.get(outputs[0].name)  # type: ignore[arg-type]  # nothing produces None
+        if index is not None:
+            state.record_match(node, index)
+    elif made := [producer[name] for value in outputs if (name := value.name or "") in producer]:
         state.record_match(node, max(made))
 
 
@@ -53,27 +56,43 @@ def match_by_derived_name(state: Matching, node: ir.Node) -> None:
     """
     if node in state.matches:
         return
+    names, producer = state.names, state.source.producer
+    taken: set[str] | None = None
     for position, value in enumerate(node.outputs):
-        names = (value.name, node.name) if position == 0 else (value.name,)
-        for original in state.originals.candidates(*names) if value not in state.names else ():
-            index = state.source.producer.get(original)
+        if value in names:
+            continue
+        given = (value.name, node.name) if position == 0 else (value.name,)
+        for original in state.originals.candidates(*given):
+            index = producer.get(original)
             if index is None:  # named after an input or initializer: it belongs to the nodes that it leads to
-                if any(state.names.get(used) == original for used in node.inputs if used is not None):
+                if any(names.get(used) == original for used in node.inputs if used is not None):
                     state.record_variant(original, value)
                     break
-            elif _takes_part_of(state, node, original, index):
+                continue
+            if taken is None:
+                taken = _telling(state, node)
+            if _takes_part_of(state, taken, original, index):
                 state.record_variant(original, value)
                 state.matches.setdefault(node, [index])
                 state.approximate.add(node)
                 break
 
 
-def _takes_part_of(state: Matching, node: ir.Node, original: str, index: int) -> bool:
-    """Whether a node uses a source value, or a value nearby that it is computed from."""
-    constant, users = state.source.constant, state.source.users
-    taken = {name for value in node.inputs if (name := state.passed_on(value)) is not None}
-    # A constant that several nodes use does not identify one of them.
-    telling = {name for name in taken if name not in constant or len(users.get(name, ())) == 1}
-    if not telling or original in telling:
-        return bool(telling)
-    return any(not telling.isdisjoint(before.inputs) for before in state.behind(index, NEAR))
+def _telling(state: Matching, node: ir.Node) -> set[str]:
+    """The source values that a node takes, without constants that several nodes use: these do not identify it."""
+    constant, users, names = state.source.constant, state.source.users, state.names
+    taken = set()
+    for value in node.inputs:
+        name = names.get(value) or state.passed_on(value)  # type: ignore[arg-type]  # None has no name
+        if name is not None and (name not in constant or len(users.get(name, ())) == 1):
+            taken.add(name)
+    return taken
+
+
+def _takes_part_of(state: Matching, taken: set[str], original: str, index: int) -> bool:
+    """Whether these are a source value, or one nearby that it is computed from."""
+    if not taken:
+        return False
+    if original in taken or not taken.isdisjoint(state.source.nodes[index].inputs):  # as nearly always
+        return True
+    return any(not taken.isdisjoint(before.inputs) for before in state.behind(index, NEAR))

@@ -16,13 +16,11 @@ def match_by_parameter(state: Matching, node: ir.Node) -> None:
     the source. If several nodes use the parameter (a module that is called twice), the one that was lost near this node
     is used.
     """
-    if node not in state.approximate and state.is_exact(node):
-        return
-    if all(value is None or state.is_constant(value) for value in node.inputs):
-        return
     replaced = state.matches.get(node, [])
+    if replaced and node not in state.approximate and node.op_identifier() == state.source.nodes[replaced[0]].op:
+        return
     found = [index for index in _users_of_parameters(state, node) if index not in replaced]
-    if not found:
+    if not found or all(value is None or state.is_constant(value) for value in node.inputs):
         return
     state.parameters_of[node] = found
     first = max(found)
@@ -42,8 +40,10 @@ def _users_of_parameters(state: Matching, node: ir.Node) -> list[int]:
     found: list[int] = []
     around: set[int] | None = None
     for value in node.inputs:
-        name = state.names.get(value) if value is not None and value.is_initializer() else None
-        if value is None or name is None or name not in state.source.initializers:
+        if value is None or not value.is_initializer():
+            continue
+        name = state.names.get(value)
+        if name is None or name not in state.source.initializers:
             continue
         users = state.source.users.get(name, ())
         if len(users) != 1 or len(value.uses()) != 1:

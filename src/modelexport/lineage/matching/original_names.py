@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+import string
 from collections.abc import Iterator
 
 from modelexport.graph.snapshot import SourceGraph
 
+_DIGITS = frozenset(string.digits)
+_NOT_DIGITS = string.ascii_letters + string.punctuation + " "
 _SEPARATOR = re.compile(r"[^A-Za-z0-9]+")
 _BEFORE_WORD = re.compile(r"[^A-Za-z0-9]+(?=[A-Za-z])")
 
@@ -16,11 +19,16 @@ class OriginalNames:
 
     def __init__(self, source: SourceGraph) -> None:
         self._values = {node.name: node.outputs[0] for node in source.nodes if node.name and node.outputs}
-        self._values.update((name, name) for name in source.names)
+        self._values.update(zip(source.names, source.names, strict=True))
+        self._cuts: dict[str, list[int]] = {}
+        """What names end with, behind their last digit, to what may be cut off: many have the same."""
 
     def find(self, name: str | None) -> str | None:
         """The source value whose name, or whose node's name, equals a name or is its beginning or end."""
-        return next(self.candidates(name), None)
+        if not name:
+            return None
+        found = self._beginning(name)
+        return found if found is not None else self._end(name)
 
     def candidates(self, *names: str | None) -> Iterator[str]:
         """The source values that names may be derived from, best first: at the beginning of a name, then at the end.
@@ -30,18 +38,32 @@ class OriginalNames:
         number after a name only makes it unique. The end of a name is weak evidence: ``output``, in
         ``conv2d_13quant_scaled_output``, may be the name of a value as well.
         """
-        given = [name for name in names if name]
-        for find in (self._beginning, self._end):
-            for name in given:
-                if (found := find(name)) is not None:
-                    yield found
+        for name in names:
+            if name and (found := self._beginning(name)) is not None:
+                yield found
+        for name in names:
+            if name and (found := self._end(name)) is not None:
+                yield found
 
     def _beginning(self, name: str) -> str | None:
-        if name in self._values:
-            return self._values[name]
-        for gap in reversed([found.start() for found in _BEFORE_WORD.finditer(name)]):
-            if name[:gap] in self._values:
-                return self._values[name[:gap]]
+        values = self._values
+        found = values.get(name)
+        if found is not None:
+            return found
+        stem = name.rstrip(_NOT_DIGITS)
+        if stem[-1:] in _DIGITS:
+            tail = name[len(stem) :]
+            cuts = self._cuts.get(tail)
+            if cuts is None:
+                cuts = self._cuts[tail] = _cuts_of(tail)
+            for cut in cuts:
+                if (found := values.get(name[:cut])) is not None:
+                    return found
+        else:
+            stem = name
+        for cut in _cuts_of(stem):
+            if (found := values.get(stem[:cut])) is not None:
+                return found
         return None
 
     def _end(self, name: str) -> str | None:
@@ -50,3 +72,8 @@ class OriginalNames:
             if end in self._values and not end.isdigit():
                 return self._values[end]
         return None
+
+
+def _cuts_of(name: str) -> list[int]:
+    """Where a name may be cut off, counted from its end: before each gap that a word follows, the last one first."""
+    return [gap.start() - len(name) for gap in _BEFORE_WORD.finditer(name)][::-1]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -22,6 +22,9 @@ CHAIN = 4
 """Consecutive casts, reshapes and the like to follow (measured: 2)."""
 REGION = 200
 """Source nodes to search if one node replaces many (measured: 16)."""
+
+MOVES = frozenset({"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
+"""ONNX operators that compute nothing. Tools remove or move them."""
 
 
 @dataclass
@@ -63,6 +66,16 @@ class Matching:
         return enclosing_nodes(self.nodes)
 
     @cached_property
+    def new_initializers(self) -> frozenset[ir.Value]:
+        """The initializers that have neither a name of the source nor one derived from it; some are matched later."""
+        return frozenset([value for value in self.initializers if value not in self.names])
+
+    @cached_property
+    def operators(self) -> frozenset[str]:
+        """The types of the source's operators."""
+        return frozenset([node.op[1] for node in self.source.nodes])
+
+    @cached_property
     def originals(self) -> OriginalNames:
         """Finds the name of the source that a longer name is derived from."""
         return OriginalNames(self.source)
@@ -78,10 +91,34 @@ class Matching:
         found = self.matches.get(node)
         return found is not None and node.op_identifier() == self.source.nodes[found[0]].op
 
+    def is_settled(self, node: ir.Node) -> bool:
+        """Whether a node is its source node, with the same inputs: no matcher but those by name finds more of it."""
+        if node in self.approximate:
+            return False
+        found = self.matches.get(node)
+        if found is None or len(found) > 1:
+            return False
+        before, operator = self.source.nodes[found[0]], node.op_identifier()
+        if operator != before.op or operator[1] in MOVES:
+            return False
+        taken = tuple(map(self.names.get, node.inputs))  # type: ignore[arg-type]  # None has no name
+        return taken == before.inputs and None not in taken
+
     def has_known_maker(self, value: ir.Value) -> bool:
         """Whether a value is an input or initializer, or is matched with a source value and not only as a variant."""
         producer = value.producer()
-        return producer is None or (value in self.names and producer not in self.approximate)
+        return producer is None or (producer not in self.approximate and value in self.names)
+
+    def unknown_inputs(self, node: ir.Node) -> list[tuple[int, ir.Value]]:
+        """The inputs of a node without a known maker, each after its position."""
+        names, approximate = self.names, self.approximate
+        return [
+            (position, value)
+            for position, value in enumerate(node.inputs)
+            if value is not None
+            and (producer := value.producer()) is not None
+            and (producer in approximate or value not in names)
+        ]
 
     def is_constant(self, value: ir.Value) -> bool:
         """Whether a value depends only on initializers and constants, as far as is known."""
@@ -97,13 +134,18 @@ class Matching:
 
     def passed_on(self, value: ir.Value | None) -> str | None:
         """The source name of a value, or of the value that it was made from by new nodes with one input each."""
+        names = self.names
+        if value in names:  # as nearly always
+            return names[value]
         for _ in range(CHAIN):
-            producer = value.producer() if value is not None else None
-            if value is None or value in self.names or producer is None or producer in self.matches:
+            if value is None or value in names:
+                break
+            producer = value.producer()
+            if producer is None or producer in self.matches:
                 break
             inputs = computed_inputs(producer)
             value = inputs[0] if len(inputs) == 1 else None
-        return self.names.get(value) if value is not None else None
+        return names.get(value) if value is not None else None
 
     def region(self, indices: Iterable[int], limit: int) -> list[int]:
         """The source nodes before these, back to values that are present, last first, with these nodes.
@@ -112,26 +154,32 @@ class Matching:
             indices: The nodes to begin with.
             limit: Stop when more nodes than this are found.
         """
-        constant = self.source.constant
-        return sorted(self._back(indices, limit, lambda name: name in constant or self.is_present(name)), reverse=True)
+        found = self._back(indices, limit, self.source.constant, self.values, self.variants)
+        return sorted(found, reverse=True) if len(found) > 1 else found
 
     def behind(self, index: int, limit: int) -> Iterator[SourceNode]:
         """A source node and the nodes that it is computed from, nearest first, up to a limit."""
-        return (self.source.nodes[other] for other in self._back([index], limit, lambda _: False))
+        return (self.source.nodes[other] for other in self._back([index], limit))
 
-    def _back(self, indices: Iterable[int], limit: int, ends_at: Callable[[str], bool]) -> Iterator[int]:
+    def _back(self, indices: Iterable[int], limit: int, *ends: Collection[str]) -> list[int]:
+        """Source nodes and those that they are computed from, nearest first; values in ``ends`` are not followed."""
         nodes, producer = self.source.nodes, self.source.producer
-        found = list(dict.fromkeys(indices))
-        seen = set(found)
-        for index in found:  # which grows
-            yield index
-            if len(seen) > limit:
-                continue
+        found = dict.fromkeys(indices)
+        pending = list(found)
+        for index in pending:  # which grows
+            if len(found) > limit:
+                break
             for name in nodes[index].inputs:
-                if name is None or (made_at := producer.get(name)) is None or made_at in seen or ends_at(name):
+                made_at = producer.get(name)  # type: ignore[arg-type]  # nothing produces None
+                if made_at is None or made_at in found:
                     continue
-                seen.add(made_at)
-                found.append(made_at)
+                for end in ends:
+                    if name in end:
+                        break
+                else:
+                    found[made_at] = None
+                    pending.append(made_at)
+        return pending
 
     # --- what a matcher found
 
@@ -151,7 +199,8 @@ class Matching:
         before = self.source.nodes[index]
         outputs = node.outputs
         if len(outputs) == 1 == len(before.outputs) and outputs[0].name == before.outputs[0]:  # as nearly always
-            self.record_value(before.outputs[0], outputs[0])
+            self.values[before.outputs[0]] = outputs[0]
+            self.names[outputs[0]] = before.outputs[0]
             return
         pairs = list(zip(before.outputs, outputs, strict=False)) if is_same_operation(node, before) else []
         pairs += [(name, value) for value in outputs if (name := value.name or "") in self.source.producer]

@@ -14,14 +14,20 @@ def match_through_moves(state: Matching, node: ir.Node) -> None:
     Case: a tool inserts a node after another (a ``Cast``, a ``Transpose``), gives its output the name of the value, and
     renames the value before it: ``quantize-dynamic`` on GPT-2's ``lm_head``, onnxsim on Whisper.
     """
+    names = state.names
+    for value in node.inputs:
+        if value not in names and value is not None:
+            break
+    else:
+        return  # as nearly always
     for index in list(state.matches.get(node, ())):
         before = state.source.nodes[index]
         if node not in state.approximate and node.op_identifier() == before.op:
             continue
-        unknown = [value for value in node.inputs if value is not None and not state.has_known_maker(value)]
-        if len(unknown) != 1 or unknown[0] in state.names or find_core(state, node, index) is not None:
+        unknown = state.unknown_inputs(node)
+        if len(unknown) != 1 or unknown[0][1] in names or find_core(state, node, index) is not None:
             continue
-        value = unknown[0]
+        value = unknown[0][1]
         for _ in range(CHAIN):
             producer = value.producer()
             if producer is None or producer in state.matches:
@@ -29,7 +35,7 @@ def match_through_moves(state: Matching, node: ir.Node) -> None:
             if producer.op_identifier() == before.op and state.shares_input(producer, before):
                 state.matches[producer] = [index]
                 if len(producer.outputs) == len(before.outputs):
-                    state.names.update(zip(producer.outputs, before.outputs, strict=True))
+                    names.update(zip(producer.outputs, before.outputs, strict=True))
                 break
             inputs = computed_inputs(producer)
             if len(inputs) != 1:

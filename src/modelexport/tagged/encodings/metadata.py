@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import msgspec
 import onnx_ir as ir
 
+from modelexport.core.calls import ModuleCall
 from modelexport.core.owners import Owner
 from modelexport.core.tags import CallTags
 from modelexport.core.text import json_texts
@@ -16,7 +17,7 @@ from modelexport.format.call_tree import call_tree_entries, encode_call_tree
 from modelexport.format.node_tags import write_tags
 from modelexport.graph.nodes import all_nodes, initializers
 from modelexport.graph.owners import owner_of
-from modelexport.graph.plain import PlainNode
+from modelexport.graph.plain import PlainModel, add_properties
 from modelexport.weights.origins import Origin
 
 _TORCH_KEYS = ("pkg.torch.", "pkg.onnxscript.")
@@ -33,30 +34,46 @@ def write_metadata(
     """Write every node's owner and every initializer's origin and users into the model, in place."""
     if not keep_torch_metadata:
         drop_torch_metadata(model)
-    written: dict[int, tuple[Owner, dict[str, str]]] = {}  # by identity: nodes of one owner share it
-    for node in all_nodes(model):
-        owner = owner_of(node)
-        if owner is not None:  # nodes of adopted files may have none; export checks for them
-            if id(owner) not in written:
-                written[id(owner)] = owner, owner_properties(owner, tags)
-            _replace_tags(node, written[id(owner)][1])
-    used: dict[tuple[int, ...], str] = {}  # by the identities of the users' owners
-    encoded: dict[int, dict[str, str]] = {}
-    for value in initializers(model):
-        properties = value.metadata_props
-        users = tuple([id(owner_of(node)) for node, _ in value.uses()])
-        if users not in used:
-            used[users] = json_texts(initializer_tags(value, tags))
-        properties[keys.HIERARCHY_TAGS] = used[users]
-        origin = origins.get(value.name or "")
-        if origin is not None:
-            if id(origin) not in encoded:
-                encoded[id(origin)] = _origin_properties(origin)
-            properties.update(encoded[id(origin)])
+    _write_owners(model, tags)
+    _write_origins(model, tags, origins)
     model.metadata_props[keys.FORMAT_VERSION_KEY] = keys.FORMAT_VERSION
     model.metadata_props[keys.STATE_DICT] = msgspec.json.encode(entries).decode()
     model.metadata_props[keys.CALL_TREE] = encode_call_tree(call_tree_entries(tags.calls, tags.tag))
     model.metadata_props[keys.VERSION_KEY] = __version__
+
+
+def _write_owners(model: ir.Model, tags: CallTags) -> None:
+    written: dict[int, dict[str, str]] = {}  # by identity: nodes of one owner share it
+    of_calls: dict[tuple[ModuleCall, ...], dict[str, str]] = {}  # a derived owner may have the calls of an exact one
+    for node in all_nodes(model):
+        owner = owner_of(node)
+        if owner is None:  # nodes of adopted files may have none; export checks for them
+            continue
+        properties = written.get(id(owner))
+        if properties is None:
+            known = of_calls.get(owner.calls)
+            if known is None:
+                properties = of_calls[owner.calls] = owner_properties(owner, tags)
+            else:
+                properties = {**known, keys.EVIDENCE: owner.evidence.value}
+            written[id(owner)] = properties
+        _replace_tags(node, properties)
+
+
+def _write_origins(model: ir.Model, tags: CallTags, origins: Mapping[str, Origin]) -> None:
+    used: dict[tuple[int, ...], str] = {}  # by the identities of the users' owners
+    written: dict[tuple[str, int], dict[str, str]] = {}  # by tags, and the identity of the origin
+    for value in initializers(model):
+        users = tuple([id(owner_of(node)) for node, _ in value.uses()])
+        text = used.get(users)
+        if text is None:
+            text = used[users] = json_texts(initializer_tags(value, tags))
+        origin = origins.get(value.name or "")
+        properties = written.get((text, id(origin)))
+        if properties is None:
+            properties = {keys.HIERARCHY_TAGS: text} | (_origin_properties(origin) if origin is not None else {})
+            written[text, id(origin)] = properties
+        add_properties(value, properties)  # initializers may share it, too
 
 
 def _origin_properties(origin: Origin) -> dict[str, str]:
@@ -82,13 +99,10 @@ def owner_properties(owner: Owner, tags: CallTags) -> dict[str, str]:
 
 
 def _replace_tags(node: ir.Node, written: dict[str, str]) -> None:
-    properties = node.metadata_props
-    if not properties and type(node) is PlainNode:
-        node.metadata_props = written  # nodes share it: it is encoded once
-        return
-    for key in (keys.HIERARCHY_TAGS, keys.CALLS):  # of several owners
-        properties.pop(key, None)
-    properties.update(written)
+    if properties := node.metadata_props:
+        for key in (keys.HIERARCHY_TAGS, keys.CALLS):  # of several owners
+            properties.pop(key, None)
+    add_properties(node, written)  # nodes may share it: it is encoded once
 
 
 def initializer_tags(value: ir.Value, tags: CallTags) -> list[str]:
@@ -104,13 +118,15 @@ def initializer_tags(value: ir.Value, tags: CallTags) -> list[str]:
 def drop_torch_metadata(model: ir.Model) -> None:
     """Remove the exporter's own keys, which take most of the graph file and contain paths of the exporting machine."""
     stores = [model.metadata_props]
+    plain = isinstance(model, PlainModel)  # whose other values have no properties
     for graph in model.graphs():
         stores.append(graph.metadata_props)
-        stores.extend(value.metadata_props for value in (*graph.inputs, *graph.initializers.values()))
+        stores.extend([v.metadata_props for v in (*graph.inputs, *graph.outputs, *graph.initializers.values())])
     for node in all_nodes(model):
         node.doc_string = None
-        stores += [node.metadata_props, *[value.metadata_props for value in node.outputs]]
-    for store in stores:
-        if store:
-            for key in [key for key in store if key == keys.NAMESPACE or key.startswith(_TORCH_KEYS)]:
-                del store[key]
+        stores.append(node.metadata_props)
+        if not plain:
+            stores.extend([value.metadata_props for value in node.outputs if value.metadata_props])
+    for store in {id(store): store for store in stores if store}.values():  # nodes may share theirs
+        for key in [key for key in store if key == keys.NAMESPACE or key.startswith(_TORCH_KEYS)]:
+            del store[key]

@@ -17,6 +17,7 @@ from modelexport.format.call_tree import call_tree_entries, encode_call_tree
 from modelexport.format.node_tags import read_addresses, read_source_tags, write_tags
 from modelexport.graph.initializers import bind_tensors
 from modelexport.graph.nodes import all_nodes, initializers, nested_graphs
+from modelexport.graph.plain import add_properties
 
 
 def unpack_tags(model: ir.Model, calls: CallTree, tags: Mapping[ModuleCall, str]) -> str:
@@ -37,10 +38,11 @@ def unpack_tags(model: ir.Model, calls: CallTree, tags: Mapping[ModuleCall, str]
 
 def _unpack_attributes(model: ir.Model) -> None:
     for node in all_nodes(model):
-        node.metadata_props[keys.SOURCE_MODULE] = node.attributes.pop(keys.SOURCE_MODULE_ATTRIBUTE).as_string()
+        properties = {keys.SOURCE_MODULE: node.attributes.pop(keys.SOURCE_MODULE_ATTRIBUTE).as_string()}
         tags = list(node.attributes.pop(keys.HIERARCHY_TAGS_ATTRIBUTE).as_strings())
         if len(tags) > 1:
-            node.metadata_props[keys.HIERARCHY_TAGS] = json.dumps(tags)
+            properties[keys.HIERARCHY_TAGS] = json.dumps(tags)
+        add_properties(node, properties)
 
 
 class _Inliner:
@@ -61,7 +63,7 @@ class _Inliner:
         for value in self.restored.values():
             self.model.graph.initializers.add(value)
         for value in initializers(self.model):
-            value.metadata_props[keys.HIERARCHY_TAGS] = json.dumps(_tags_of_users(value))
+            add_properties(value, {keys.HIERARCHY_TAGS: json.dumps(_tags_of_users(value))})
         for name in self.functions:
             del self.model.functions[name]
         self.model.opset_imports.pop(keys.FUNCTIONS_DOMAIN, None)
