@@ -44,26 +44,29 @@ class Recurrent(nn.Module):
         return result
 
 
-def last(file: ir.Model, *op_types: str) -> ir.Node:
-    return [node for node in file.graph if node.op_type in op_types][-1]
+def last(file: ir.Model, op_type: str, before: int = 0) -> ir.Node:
+    return [node for node in file.graph if node.op_type == op_type][-1 - before]
 
 
-def with_owners(build: type[nn.Module], x: torch.Tensor, path: Path, op_type: str, owners: list[str]) -> VerifyReport:
-    """The report on a file in which the last node of a type has other owners; the sound one agrees."""
+def with_owners(
+    build: type[nn.Module], x: torch.Tensor, path: Path, op_type: str, owners: list[str], before: int = 0
+) -> VerifyReport:
+    """The report on a file in which a node of a type, by default the last, has other owners; the sound one agrees."""
     torch.manual_seed(0)
     model, inputs = build().eval(), {"x": x}
     export(model, inputs, path)
     assert verify(model, inputs, path).agrees
     file = load_onnx(path)
     tags = {node.metadata_props[keys.CALL]: node.metadata_props[keys.SOURCE_MODULE] for node in file.graph}
+    node = last(file, op_type, before)
     write_tags(
-        last(file, op_type).metadata_props,
+        node.metadata_props,
         owners,
         [tags.get(one, f"/{build.__name__}") for one in owners],
         Evidence.EXACT,
     )
-    last(file, op_type).metadata_props.pop(keys.LAYER_ANNOTATION)
-    last(file, op_type).metadata_props.pop(keys.NAMESPACE)
+    node.metadata_props.pop(keys.LAYER_ANNOTATION)
+    node.metadata_props.pop(keys.NAMESPACE)
     faulty = path.with_name("faulty.onnx")
     save_model(file, faulty)
     return verify(model, inputs, faulty)
@@ -91,6 +94,150 @@ def test_a_single_number_is_not_of_a_call_that_returns_nothing_computed_from_it(
 def test_what_takes_a_later_calls_values_is_not_of_the_earlier_one(tmp_path: Path) -> None:
     report = with_owners(Recurrent, torch.randn(2, 5, 4), tmp_path / "x.onnx", "Transpose", ["second", "first"])
     assert "first" in misplaced(report)
+
+
+class Biased(nn.Module):
+    """Attention with biases by distance, which are looked up and added to a mask: a constant of the file."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.biases = nn.Linear(8, 8), nn.Embedding(9, 1)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        places = torch.arange(5)
+        bias = self.biases(places[None] - places[:, None] + 4)[..., 0] + mask
+        return nn.functional.scaled_dot_product_attention(self.query(x), x, x, attn_mask=bias), bias
+
+
+class Around(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Biased()
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y, bias = self.inner(x.tanh(), torch.arange(5.0) * 0.1)
+        return y.tanh(), bias
+
+
+class Layers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = Around()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.layer(x * 2)[0] * 3
+        return y
+
+
+@pytest.mark.parametrize("owner", ["", "layer", "layer.inner.biases"])
+@pytest.mark.parametrize("op_type", ["MatMul", "Add", "Softmax"])
+def test_what_is_between_two_values_of_a_call_is_in_it(op_type: str, owner: str, tmp_path: Path) -> None:
+    """PyTorch has no value of what is inside attention, and the biases that the layer returns are a constant."""
+    report = with_owners(
+        Layers, torch.randn(2, 2, 5, 8), tmp_path / "x.onnx", op_type, [owner], 1 if op_type == "MatMul" else 0
+    )
+    assert owner in misplaced(report)
+
+
+class Compared(nn.Module):
+    """Encodes two inputs, to unit length: of two rows, the two norms tell no call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Linear(8, 6), Unit())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.encoder(x) * self.encoder(x.flip(0) * 2)
+
+
+class Unit(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.normalize(x.tanh(), dim=-1)
+
+
+@pytest.mark.parametrize("owner", ["", "encoder.0@1", "encoder.1"])
+def test_a_few_numbers_between_two_values_of_a_call_are_in_it(owner: str, tmp_path: Path) -> None:
+    report = with_owners(Compared, torch.randn(2, 8), tmp_path / "x.onnx", "Clip", [owner])
+    assert owner in misplaced(report)
+
+
+class Sampled(nn.Module):
+    """Much of what the root computes in one step is several nodes, and no value of PyTorch's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.offsets, self.change = nn.Conv2d(4, 2, 3, padding=1), nn.Conv2d(4, 6, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        grid = torch.tanh(self.offsets(x)).permute(0, 2, 3, 1) + torch.linspace(-0.2, 0.3, 6)[:, None]
+        return self.change(nn.functional.grid_sample(x, grid, align_corners=False) * 1.5) + 1
+
+
+@pytest.mark.parametrize("owners", [["change", ""], ["", "change"], ["change", "offsets"]])
+def test_another_owner_with_which_a_call_shares_only_known_values(owners: list[str], tmp_path: Path) -> None:
+    report = with_owners(Sampled, torch.randn(2, 4, 6, 6), tmp_path / "x.onnx", "Conv", owners)
+    assert {one for one in owners if one != "change"} <= misplaced(report)
+
+
+class Masked(nn.Module):
+    """What the layers get besides their input is a constant, which the file adds to another before it is used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = Added(), Added()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mask = torch.arange(5.0)[:, None] * 0.1
+        return self.second(self.first(x.tanh(), mask), mask).sigmoid()
+
+
+class Added(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return x + self.linear(x) * (mask + 1).log1p()
+
+
+def test_another_owner_that_passed_only_what_was_there_before(tmp_path: Path) -> None:
+    report = with_owners(Masked, torch.randn(2, 5, 8), tmp_path / "x.onnx", "Add", ["second", ""])
+    assert "" in misplaced(report)
+
+
+class Looked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places, self.norm = nn.Embedding(12, 8), nn.Embedding(5, 8), nn.LayerNorm(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        ids = x.argsort(-1)
+        return self.norm(self.words(ids) + self.places(torch.arange(5)))
+
+
+@pytest.mark.parametrize("owners", [[""], ["norm"], ["places"], ["words", ""]])
+def test_rows_of_a_weight_belong_to_the_call_that_looks_them_up(owners: list[str], tmp_path: Path) -> None:
+    """The rows are elements of a weight, and the root passes them on: neither makes them the root's."""
+    report = with_owners(Looked, torch.randn(2, 5), tmp_path / "x.onnx", "Gather", owners)
+    assert {one for one in owners if one != "words"} <= misplaced(report)
+
+
+class Shifted(nn.Module):
+    """What the second module gets is made in several steps from what the first one returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.first(x)
+        return self.second(y[:, 1:] * y[:, :-1])
+
+
+@pytest.mark.parametrize("op_type", ["Slice", "Mul"])
+def test_what_takes_nothing_that_a_call_gets_is_not_in_it(op_type: str, tmp_path: Path) -> None:
+    report = with_owners(Shifted, torch.randn(2, 6, 8), tmp_path / "x.onnx", op_type, ["second"])
+    assert "second" in misplaced(report)
 
 
 class Pooled(nn.Module):

@@ -88,6 +88,31 @@ def test_numbers_that_are_cut_off_where_the_example_ends(tmp_path: Path) -> None
     assert report.diverging.address == "act"
 
 
+class Behind(nn.Module):
+    """No input makes the numbers of a layer larger: there are only ids, and the norm takes their size away."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.norm, self.stack = nn.Embedding(12, 16), nn.LayerNorm(16), Stack()
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.stack(self.norm(self.words(ids)))
+
+
+def test_numbers_that_are_cut_off_where_no_input_reaches(tmp_path: Path) -> None:
+    model, ids = seeded(Behind), torch.arange(12)[None]
+    assert isinstance(model, Behind)
+    with torch.no_grad():
+        largest = model.stack.first(model.norm(model.words(ids))).max().numpy()
+
+    def plant(graph: ir.Graph) -> None:
+        insert_before(node_of(graph, "Relu"), 0, "Min", largest)
+
+    report = verified(model, {"ids": ids[:, 3:9]}, tmp_path, plant)
+    assert report.diverging is not None
+    assert (report.diverging.address, report.diverging.first_node) == ("stack.act", "planted")
+
+
 class Lengths(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -247,3 +272,79 @@ def test_a_tensor_for_which_the_sidecar_names_a_weight(tmp_path: Path) -> None:
     calls = [msgspec.structs.replace(one, outputs=[wrong]) if one is call else one for one in sidecar.calls]
     report = run_verify(model, inputs, path, sidecar=msgspec.structs.replace(sidecar, calls=calls))
     assert [(one.where.partition(",")[0], one.claimed) for one in report.claims] == [("first", "first.weight")]
+
+
+class Kept(nn.Module):
+    """Rows that a mask leaves out entirely are zero, as in attention; the example has none."""
+
+    def __init__(self, least: float) -> None:
+        super().__init__()
+        self.linear, self.least = nn.Linear(8, 8), least
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        mixed = torch.softmax(x @ x.transpose(1, 2), -1) @ self.linear(x)
+        return torch.where(mask.to(x.dtype).sum(-1)[:, None, None] < self.least, torch.zeros_like(mixed), mixed)
+
+
+class Layers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Kept(least) for least in (1.0, 0.5))
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = x + layer(x, mask)
+        return x
+
+
+def test_what_changes_nothing_that_is_wrong_is_not_to_blame(tmp_path: Path) -> None:
+    def plant(graph: ir.Graph) -> None:
+        insert_before(node_of(graph, "Where", 1), 2, "Mul", np.array(-1, np.float32))
+
+    inputs = {"x": numbers(2, 5, 8), "mask": torch.ones(2, 40, dtype=torch.long)}
+    report = verified(seeded(Layers), inputs, tmp_path, plant)
+    assert report.diverging is not None
+    assert report.diverging.address == "layers.1"
+
+
+class Adding(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.value, self.out = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, state: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return state + self.out(torch.tanh(self.value(x + state)))
+
+
+class Decoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Adding() for _ in range(2))
+
+    def forward(self, state: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            state = layer(state, x)
+        return state
+
+
+class FromZero(nn.Module):
+    """A decoder that begins with a state of zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.decoder = Decoder()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.decoder(torch.zeros_like(x), x)
+
+
+def test_what_a_fault_makes_zero_is_not_a_state_of_zeros_elsewhere(tmp_path: Path) -> None:
+    def plant(graph: ir.Graph) -> None:
+        tanh = node_of(graph, "Tanh", 1)
+        insert_before(tanh, 0, "Mul", np.array(0, np.float32))
+        node = next(node for node in graph if node.name == "planted")
+        node.metadata_props.update(tanh.inputs[0].producer().inputs[0].producer().metadata_props)
+
+    report = verified(seeded(FromZero), {"x": numbers(2, 5, 8)}, tmp_path, plant)
+    assert report.diverging is not None
+    assert report.diverging.address == "decoder.layers.1.value"

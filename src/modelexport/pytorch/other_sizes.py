@@ -46,7 +46,7 @@ def _inputs_of_file(inputs: Inputs, model: ir.Model) -> dict[str, str]:
 
 def given_sizes(inputs: Inputs, model: ir.Model) -> dict[str, int]:
     """The symbols of the dynamic axes of a file to their sizes in some inputs, without those of size one or none."""
-    return {symbol: sizes[0] for symbol, sizes in _symbols(inputs, model).items() if sizes[0] > 1}
+    return {symbol: size for symbol, size in symbol_sizes(inputs, model).items() if size > 1}
 
 
 def resized(
@@ -62,10 +62,11 @@ def resized(
     for symbol, (size, axis) in _symbols(inputs, model).items():
         chosen = size > 1 and (symbols is None or symbol in symbols)
         now[symbol] = size if not chosen else size + 1 if axis == 0 else WAYS[way](size)
-    return _with_sizes(inputs, model, now)
+    return with_sizes(inputs, model, now)
 
 
-def _with_sizes(inputs: Inputs, model: ir.Model, now: Mapping[str, int]) -> Inputs:
+def with_sizes(inputs: Inputs, model: ir.Model, now: Mapping[str, int]) -> Inputs:
+    """Inputs with other sizes, by symbols: repeated or cut."""
     axes = dynamic_axes(model)
     own = _inputs_of_file(inputs, model)
     names = {id(tensor): own.get(name) for name, tensor in tensors_in(inputs)}
@@ -102,14 +103,27 @@ def one_row(inputs: Inputs, model: ir.Model) -> Iterator[tuple[str, Inputs]]:
     if not rows:
         return
     given = {symbol: 1 if symbol in rows else size for symbol, (size, _) in symbols.items()}
-    small = {symbol: max(size // 8, min(size, _SMALL)) for symbol, size in given.items()}
+    small = small_sizes(given)
     if small != given:
-        yield "one row of small sizes", _with_sizes(inputs, model, small)
-    yield "one row", _with_sizes(inputs, model, given)
+        yield ONE_SMALL_ROW, with_sizes(inputs, model, small)
+    yield "one row", with_sizes(inputs, model, given)
+
+
+ONE_SMALL_ROW = "one row of small sizes"
+
+
+def small_sizes(sizes: Mapping[str, int]) -> dict[str, int]:
+    """An eighth of each size, but none below eight that was not."""
+    return {symbol: max(size // 8, min(size, _SMALL)) for symbol, size in sizes.items()}
 
 
 _SMALL = 8
 """Sizes up to this one are small."""
+
+
+def symbol_sizes(inputs: Inputs, model: ir.Model) -> dict[str, int]:
+    """The symbols of the dynamic axes of a file to their sizes in some inputs."""
+    return {symbol: size for symbol, (size, _) in _symbols(inputs, model).items()}
 
 
 def dynamic_axes(model: ir.Model) -> dict[str, list[str | None]]:

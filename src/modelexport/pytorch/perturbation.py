@@ -30,7 +30,7 @@ def indistinct(model: nn.Module, keys: Collection[str]) -> set[str]:
         data = tensor.detach()
         if key not in keys or data.numel() < 2 or data.is_meta:
             continue
-        if _size(data) < _SMALL or _is_constant(data):
+        if _is_small(data) or _is_constant(data):
             found.add(key)
             continue
         alike = seen[data.numel(), zlib.crc32(_sample(data).tobytes())]
@@ -51,6 +51,11 @@ def _size(data: torch.Tensor) -> float:
     if data.dtype not in (torch.float32, torch.float64):
         data = data.float()
     return float(torch.linalg.vector_norm(data)) / sqrt(max(data.numel(), 1))
+
+
+def _is_small(data: torch.Tensor) -> bool:
+    part = data.reshape(-1)[: -(-data.numel() // 16)]  # nearly always enough to tell
+    return _size(part) * sqrt(part.numel() / data.numel()) < _SMALL and _size(data) < _SMALL
 
 
 def _is_constant(data: torch.Tensor) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -137,7 +138,7 @@ def nothing_fused() -> Iterator[None]:
 
 
 _Changed = list[tuple[torch.Tensor, torch.Tensor]]
-"""Memory that was overwritten, and what it held; the oldest first."""
+"""Memory that was, or may be, overwritten, and what it held; the oldest first."""
 
 
 class _OwnParameters:
@@ -195,11 +196,33 @@ class Guard(OperationMode):
 
 
 @contextmanager
-def _model_kept(model: nn.Module) -> Iterator[_Changed]:
-    """Evaluation mode inside the block, restored afterwards; yields a list for the parameters found to be changed."""
+def state_remembered(model: nn.Module) -> Iterator[None]:
+    """Inside, a model's state is inspected once, not before each run: each restores it, and nothing else changes it."""
+    before = _remembered.set((model, *_state_of(model)))
+    try:
+        yield
+    finally:
+        _remembered.reset(before)
+
+
+_remembered: ContextVar[tuple[nn.Module | None, Any, _Changed]] = ContextVar(
+    "modelexport.state", default=(None, None, [])
+)
+
+
+def _state_of(model: nn.Module) -> tuple[KeptState, _Changed]:
+    """The state of a model, and copies of the values of its buffers."""
     state = KeptState(model)
     parameters = set(model.parameters())
-    values = [(one, one.clone()) for one in state.tensors if one not in parameters and _has_values(one)]
+    return state, [(one, one.clone()) for one in state.tensors if one not in parameters and _has_values(one)]
+
+
+@contextmanager
+def _model_kept(model: nn.Module) -> Iterator[_Changed]:
+    """Evaluation mode inside the block, restored afterwards; yields a list for the parameters found to be changed."""
+    of, state, values = _remembered.get()
+    if of is not model:
+        state, values = _state_of(model)
     changed: _Changed = []
     try:
         for module in model.modules():
@@ -222,4 +245,4 @@ def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _has_values(tensor: torch.Tensor) -> bool:
-    return not tensor.is_meta and not isinstance(tensor, FakeTensor)
+    return not is_lazy(tensor) and not tensor.is_meta and not isinstance(tensor, FakeTensor)

@@ -19,6 +19,7 @@ import onnx_ir as ir
 import torch
 
 from modelexport.graph.nodes import nested_graphs
+from modelexport.pytorch.larger_inputs import spread
 from modelexport.pytorch.other_sizes import matching_name, other_sizes
 from modelexport.pytorch.private_torch import tree_map
 from modelexport.pytorch.values import tensors_in
@@ -64,8 +65,8 @@ def _changes(inputs: Inputs, model: ir.Model, kept: Collection[str]) -> Iterator
     if any(nested_graphs(node) for node in model.graph):
         for factor in (-3, 3):  # one of them changes a sum's sign, whatever is added to it
             yield f"{factor} times the inputs", partial(_times, factor, kept)
-    elif spread := {name for name, tensor in tensors_in(inputs) if name in numbers and _has_both_signs(tensor)}:
-        yield "larger and smaller numbers", lambda name, t: _spread(t) if name in spread else t
+    elif signed := {name for name, tensor in tensors_in(inputs) if name in numbers and _has_both_signs(tensor)}:
+        yield "larger and smaller numbers", lambda name, t: spread(t) if name in signed else t
 
 
 def _changed(inputs: Inputs, changes: Sequence[Change]) -> Inputs:
@@ -97,17 +98,6 @@ def _reversed(tensor: torch.Tensor) -> torch.Tensor:
 
 def _has_both_signs(tensor: torch.Tensor) -> bool:
     return tensor.is_floating_point() and bool((tensor < 0).any() and (tensor > 0).any())
-
-
-def _spread(tensor: torch.Tensor) -> torch.Tensor:
-    """Each number times one of a few factors, some of which are above one and one is zero."""
-    factors = torch.tensor(_FACTORS, dtype=tensor.dtype, device=tensor.device)
-    places = torch.arange(tensor.numel(), device=tensor.device).reshape(tensor.shape)
-    return tensor * factors[places % len(_FACTORS)]
-
-
-_FACTORS = (4.0, 1.0, 0.5, 2.0, 0.0, 1.0, 3.0)
-"""As many as no usual size is a multiple of, and all of them exact in every type."""
 
 
 def _has_fractions(tensor: torch.Tensor) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
@@ -81,9 +82,11 @@ def fingerprint_of(array: Any) -> Fingerprint:
     """The fingerprint of an array of any type and shape."""
     kind = "f" if array.dtype.kind == "f" or array.dtype.name == "bfloat16" else str(array.dtype)
     flat = np.ascontiguousarray(array).reshape(-1).astype(np.float32, copy=False)
-    if flat.size and not (flat.max() < _HUGE and flat.min() > -_HUGE):  # comparisons with NaN are false
+    with np.errstate(over="ignore", invalid="ignore"):
+        norm = sqrt(float(flat.dot(flat)))
+    if not norm < _HUGE:  # some of them may be, or be no numbers: comparisons with NaN are false
         flat = np.where(np.abs(flat) < _HUGE, flat, np.float32(0))
-    norm = float(np.linalg.norm(flat))
+        norm = float(np.linalg.norm(flat))
     if (norm < _SMALL and norm > 0) or (norm == 0 and flat.any()):  # the squares of its elements vanish
         flat = flat.astype(np.float64)
         norm = float(np.linalg.norm(flat))
@@ -94,8 +97,8 @@ def fingerprint_of(array: Any) -> Fingerprint:
         kind,
         flat.size,
         norm / scale,
-        float(direction @ flat) / scale,
-        float(_directions.backwards(flat.size) @ flat) / scale,
+        float(direction.dot(flat)) / scale,
+        float(_directions.backwards(flat.size).dot(flat)) / scale,
         telling,
     )
 
@@ -118,24 +121,34 @@ class Index(Generic[T]):
     """An index of items by the fingerprints of their contents."""
 
     _rows: dict[tuple[str, int], list[tuple[Fingerprint, T]]] = field(default_factory=lambda: defaultdict(list))
-    _arrays: dict[tuple[str, int], Any] = field(default_factory=dict)
+    _sorted: dict[tuple[str, int], tuple[list[float], list[int]]] = field(default_factory=dict)
+    """The norms in ascending order, and whose they are."""
 
     def add(self, fingerprint: Fingerprint, thing: T) -> None:
         """Add an item."""
         place = (fingerprint.kind, fingerprint.size)
         self._rows[place].append((fingerprint, thing))
-        self._arrays.pop(place, None)
+        self._sorted.pop(place, None)
 
     def near(self, fingerprint: Fingerprint, apart: float = NEAR) -> Iterator[T]:
-        """The items whose content may have this fingerprint: up to a distance, in norms."""
+        """The items whose content may have this fingerprint, in the order in which they were added.
+
+        Args:
+            apart: The largest distance in norms, less than 1.
+        """
         place = (fingerprint.kind, fingerprint.size)
         rows = self._rows.get(place)
         if not rows:
             return
-        if place not in self._arrays:
-            self._arrays[place] = np.array([row[0][2:5] for row in rows])
-        numbers = self._arrays[place]
-        room = apart * np.maximum(numbers[:, 0], fingerprint.norm)
-        found = np.abs(numbers - np.array(fingerprint[2:5])) / np.array([1.0, 4.0, 4.0])
-        for index in np.flatnonzero((found <= room[:, None]).all(axis=1)):
-            yield rows[int(index)][1]
+        if place not in self._sorted:
+            order = sorted(range(len(rows)), key=lambda index: rows[index][0].norm)
+            self._sorted[place] = [rows[index][0].norm for index in order], order
+        norms, order = self._sorted[place]
+        least, most = fingerprint.norm * (1 - apart), fingerprint.norm / (1 - apart)
+        for index in sorted(order[bisect_left(norms, least * _ROOM[0]) : bisect_right(norms, most * _ROOM[1])]):
+            if fingerprint.near(rows[index][0], apart):
+                yield rows[index][1]
+
+
+_ROOM = (1 - 1e-9, 1 + 1e-9)
+"""More than the rounding of what is compared with norms."""

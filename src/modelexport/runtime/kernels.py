@@ -40,9 +40,9 @@ def run_in_double(
 
     With those of one operator after the other where they do not run together: some say only then that they are none.
     """
-    _, operators = with_double_kernels(model, provider)
+    every, operators = with_double_kernels(model, provider)
     for only in [operators, *([one] for one in operators)] if operators else ():
-        precise, _ = with_double_kernels(model, provider, only)
+        precise = every if only is operators else with_double_kernels(model, provider, only)[0]
         try:
             session = open_session(precise, folder=folder, provider=provider)
             found = run_session(session, {name: feeds[name] for name in input_names(session)})

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -24,6 +26,8 @@ CPU = "CPUExecutionProvider"
 _LARGE = 1024
 """The size in bytes from which a weight is passed to the session instead of written into the model."""
 _NO_PREPACKING = "session.disable_prepacking"
+_NOWHERE = "weights"
+"""The location of weights that are passed to the session, if the model has no external data."""
 _EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 
 
@@ -54,28 +58,64 @@ def open_session(
         # Such a session runs once or twice: prepacking weights would take longer than it saves.
         options.add_session_config_entry(_NO_PREPACKING, "1")
     options.log_severity_level = 4  # errors are raised anyway, with the same text
-    if folder is not None:
-        options.add_session_config_entry(_EXTERNAL_FOLDER, str(folder.absolute()))
-    weights: dict[str, ir.TensorProtocol] = {}
-    if isinstance(model, Path):
-        check_weight_files(model)
-        source: Path | bytes = model
-    else:
-        check_tensors([value.const_value for value in initializers(model)])
-        source = _without_weights(model, weights)
-    arrays = {name: tensor.numpy() for name, tensor in weights.items()}
-    values = [onnxruntime.OrtValue.ortvalue_from_numpy(array) for array in arrays.values()]
-    options.add_external_initializers(list(arrays), values)
     try:
-        runs = Session(source, options, providers=[provider])
+        if isinstance(model, Path):
+            check_weight_files(model)
+            runs = Session(model, options, providers=[provider])
+        else:
+            check_tensors([value.const_value for value in initializers(model)])
+            shared = provider == CPU and not optimized
+            runs = _open_in_memory(model, folder, options, provider, shared=shared)
+    except UsageError:  # of its weights files
+        raise
     except Exception as error:  # its exception types are not public
         if isinstance(model, ir.Model) and not model.functions and (narrow := narrow_values(model)):
             runs = open_session(widened(model), folder=folder, provider=provider, optimized=optimized)
             runs.narrow = {name: dtype.numpy() for name, dtype in narrow.items()}
             return runs
         raise UsageError(f"ONNX Runtime cannot load the model: {' '.join(str(error).split())[:600]}") from error
-    runs.weights = [*arrays.values(), *values]
     return runs
+
+
+def _open_in_memory(
+    model: ir.Model, folder: Path | None, options: onnxruntime.SessionOptions, provider: str, *, shared: bool
+) -> Session:
+    """A session for a model in memory, to which its large weights are passed.
+
+    Args:
+        folder: The folder of the external data.
+        shared: The runtime uses the floating-point weights where they are. Its optimizer would read them from their
+            file, and another device than the processor needs copies.
+    """
+    weights: dict[str, ir.TensorProtocol] = {}
+    external = (v.const_value.location for v in initializers(model) if isinstance(v.const_value, ir.ExternalTensor))
+    place = str(next(external, ""))
+    source = _without_weights(model, weights, place or _NOWHERE)
+    held = []
+    apart: dict[str, Any] = {}
+    for name, tensor in weights.items():
+        array = tensor.numpy()
+        value = onnxruntime.OrtValue.ortvalue_from_numpy(array)
+        held += [array, value]
+        if shared and tensor.dtype.is_floating_point():
+            options.add_initializer(name, value)
+        else:
+            apart[name] = value
+    options.add_external_initializers(list(apart), list(apart.values()))
+    with nullcontext(folder) if place or not weights else _folder_with(_NOWHERE) as within:
+        if within is not None:
+            options.add_session_config_entry(_EXTERNAL_FOLDER, str(within.absolute()))
+        runs = Session(source, options, providers=[provider])
+    runs.weights = held
+    return runs
+
+
+@contextmanager
+def _folder_with(name: str) -> Iterator[Path]:
+    """A folder with an empty file."""
+    with tempfile.TemporaryDirectory(prefix="modelexport-") as folder:
+        (Path(folder) / name).touch()
+        yield Path(folder)
 
 
 class Session(onnxruntime.InferenceSession):
@@ -95,8 +135,12 @@ class Session(onnxruntime.InferenceSession):
         return [array if dtype is None else array.astype(dtype) for array, dtype in zip(found, types, strict=True)]
 
 
-def _without_weights(model: ir.Model, weights: dict[str, ir.TensorProtocol]) -> bytes:
-    """Serialize a model in memory without its large weights, which are put into ``weights``."""
+def _without_weights(model: ir.Model, weights: dict[str, ir.TensorProtocol], place: str) -> bytes:
+    """Serialize a model in memory without its large weights, which are put into ``weights``.
+
+    Args:
+        place: A file in the folder of external data, which has to exist and is not read.
+    """
     left: dict[ir.Value, ir.TensorProtocol] = {}
     for value in model.graph.initializers.values():
         tensor = value.const_value
@@ -108,7 +152,7 @@ def _without_weights(model: ir.Model, weights: dict[str, ir.TensorProtocol]) -> 
         if tensor.dtype.numpy().isbuiltin == 1:  # the runtime accepts no other types from NumPy
             name, shape = value.name or "", ir.Shape(tensor.shape.numpy())
             weights[name] = tensor
-            left[value] = ir.ExternalTensor("weights", 0, tensor.nbytes, tensor.dtype, shape=shape, name=name)
+            left[value] = ir.ExternalTensor(place, 0, tensor.nbytes, tensor.dtype, shape=shape, name=name)
     source: bytes = to_proto(model, left).SerializeToString()
     return source
 

@@ -10,18 +10,16 @@ import onnx_ir as ir
 from modelexport.core.calls import ModuleCall
 from modelexport.graph.nodes import nested_graphs
 from modelexport.graph.owners import owner_of
-from modelexport.graph.sizes import SYMBOL
 from modelexport.runtime.evidence import Evidence
 from modelexport.tagged.file import TaggedFile
 from modelexport.verify.claimed_modules import false_claim
+from modelexport.verify.claimed_sizes import Shapes, false_sizes
 from modelexport.verify.verdicts import FalseClaim
 from modelexport.weights.transforms import parameter_plan, state_dict_of
 
-Shapes = Mapping[str, tuple[int, ...]]
-
 
 def false_claims_of_outputs(tagged: TaggedFile, evidence: Evidence, shapes: Shapes) -> Iterator[FalseClaim]:
-    """The outputs that have the name of another one, or other sizes than they declare.
+    """The outputs that have the name of another one, and inputs and outputs of other sizes than they declare.
 
     Args:
         shapes: The shapes that the values of the file had in a run, those of its inputs included.
@@ -32,21 +30,7 @@ def false_claims_of_outputs(tagged: TaggedFile, evidence: Evidence, shapes: Shap
     for value, name in zip(values, right, strict=False):
         if len(values) == len(right) and value.name in right:
             yield from false_claim("metadata", value.name or "", value.name, name)
-    sizes: dict[str, int] = {}
-    for value in (*tagged.model.graph.inputs, *values):
-        shape = shapes.get(value.name or "")
-        if shape is None or value.shape is None:
-            continue
-        said = [size if isinstance(size, int) else size.value for size in value.shape]
-        # A symbol has the size of the first axis that has it; an expression or an unknown size claims nothing.
-        true = [
-            claim == size
-            if isinstance(claim, int)
-            else claim is None or SYMBOL.fullmatch(claim) is None or sizes.setdefault(claim, size) == size
-            for claim, size in zip(said, shape, strict=False)
-        ]
-        if len(said) != len(shape) or not all(true):
-            yield from false_claim("metadata", value.name or "", said, list(shape))
+    yield from false_sizes((*tagged.model.graph.inputs, *values), shapes, {})
 
 
 def false_claims_of_calls(tagged: TaggedFile, evidence: Evidence) -> Iterator[FalseClaim]:

@@ -76,6 +76,10 @@ def _steps(sidecar: documents.Hierarchy) -> Iterator[FalseClaim]:
         yield from false_claim("hierarchy", call.address, steps, steps if in_order else "not in the order of the calls")
         last = call.enter
         taken.update({call.enter: call.address, call.exit: call.address})
+    inner = [step for step, address in taken.items() if address]
+    if inner and sorted(inner) == list(range(1, len(inner) + 1)):  # no call is gone
+        root = sorted(step for step, address in taken.items() if not address)
+        yield from false_claim("hierarchy", "", root, [0, len(inner) + 1])
 
 
 def _against(tree: ModuleTree, tagged: TaggedFile, sidecar: documents.Hierarchy) -> Iterator[FalseClaim]:

@@ -217,6 +217,9 @@ def _calls(
         yield from false_claim("hierarchy", entry.address, entry.nodes, own[entry.address])
         same = there[call.path] == here[call.path]
         for side, tensors in (("inputs", entry.inputs), ("outputs", entry.outputs)):
+            names = sorted(name for address, its_side, name in seen if (address, its_side) == (entry.address, side))
+            if same and len(tensors) == len(names):  # of random numbers, nothing was kept
+                yield from false_claim("hierarchy", entry.address, sorted(t.name for t in tensors), names)
             for tensor in tensors:
                 where = f"{entry.address or '.'}, {tensor.name}"
                 if tensor.value is not None and tensor.value not in made:

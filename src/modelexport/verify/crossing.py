@@ -17,6 +17,7 @@ from modelexport.core.calls import CallTree, ModuleCall
 from modelexport.core.owners import Evidence as OwnerEvidence
 from modelexport.graph.owners import owner_of
 from modelexport.runtime.evidence import Evidence
+from modelexport.verify.between import Between
 from modelexport.verify.matching import FileRun, tensors_by_call
 
 Calls = frozenset[ModuleCall]
@@ -32,6 +33,7 @@ def nodes_outside(
     """
     boundaries = _Boundaries(model, calls, run, evidence, computed)
     latest = _Latest(model, calls, evidence, computed)
+    between = Between(model, calls, run, computed)
     there, here = Counter(call.path for call in evidence.parents), Counter(traced.call.path for traced in calls)
     for node in model.graph:
         owner = owner_of(node)
@@ -41,9 +43,19 @@ def nodes_outside(
         # Calls that PyTorch made another number of times have other numbers there.
         judged = [call for call in owner.calls if there[call.path] == here[call.path]]
         wrong = [call for call in judged if boundaries.excludes(call, node) or latest.excludes(call, node)]
+        around = {
+            one: frozenset(other for other in between.excludes(one, node) if there[other.path] == here[other.path])
+            for one in judged
+            if one not in wrong
+        }
+        wrong += [one for one, those in around.items() if those]
         if wrong:
             beside = [call for call in owner.calls if call not in wrong]
-            yield node, wrong, frozenset(beside or boundaries.owners_before(node))
+            yield (
+                node,
+                wrong,
+                frozenset(beside) or frozenset().union(*around.values()) or frozenset(boundaries.owners_before(node)),
+            )
 
 
 class _Latest:
@@ -83,6 +95,8 @@ class _Boundaries:
         gets, returns = tensors_by_call(evidence, "inputs"), tensors_by_call(evidence, "outputs")
         self._gets = {call: {tensor.content for tensor in gets.get(call, [])} for call in evidence.parents}
         self._returns = {call: {tensor.content for tensor in returns.get(call, [])} for call in evidence.parents}
+        self._kinds = {t.content: "f" if "float" in t.dtype else t.dtype for those in gets.values() for t in those}
+        """As fingerprints name them."""
         self._given = {t.content for call, those in gets.items() if evidence.parents[call] is None for t in those}
         """What the root gets."""
         self._values: dict[str, list[ir.Value]] = {}
@@ -100,7 +114,7 @@ class _Boundaries:
         taken = [value for value in node.inputs if value is not None and not value.is_initializer()]
         if not taken or any(self._is_within(call, value) for value in taken):
             return False
-        apart = self._all_seen(call) and all(map(self._is_known, taken))
+        apart = self._takes_nothing(call, taken)
         return apart or self._makes_input(call, node, taken) or self._leads_elsewhere(call, node)
 
     def owners_before(self, node: ir.Node) -> Iterator[ModuleCall]:
@@ -121,14 +135,24 @@ class _Boundaries:
             return True
         return self._run.contents.get(value.name or "") in self._gets[call]
 
+    def _takes_nothing(self, call: ModuleCall, taken: list[ir.Value]) -> bool:
+        """Whether values are none that a call gets, in any form.
+
+        Each that PyTorch computed is not, if the file has all that the call gets. Of the kind of a tensor that the file
+        does not have, a value may be that in another layout; so may one that PyTorch did not compute, made wrong by a
+        fault. Numbers are never ids, though.
+        """
+        gets = self._gets[call]
+        if not gets and not self._returns[call]:
+            return False
+        kinds = {self._kinds[one] for one in gets}
+        unseen = {self._kinds[one] for one in gets if one not in self._values and one not in self._given}
+        own = {value: self._run.prints[value.name or ""].kind for value in taken}
+        return all(kind not in unseen and (kind not in kinds or self._is_known(value)) for value, kind in own.items())
+
     def _is_known(self, value: ir.Value) -> bool:
         """Whether PyTorch computed a value. If not, it may be what a call gets, made wrong by a fault."""
         return value.producer() in self._computed or self._content(value) is not None
-
-    def _all_seen(self, call: ModuleCall) -> bool:
-        """Whether all that a call gets is in the file, so that what takes none of it is not in the call."""
-        gets = self._gets[call]
-        return bool(gets or self._returns[call]) and all(one in self._values or one in self._given for one in gets)
 
     def _makes_input(self, call: ModuleCall, node: ir.Node, taken: list[ir.Value]) -> bool:
         """Whether a node is the first of the file to make what a call gets."""

@@ -147,16 +147,16 @@ def _agreeing(name: str, expected: Any, actual: Any, unit: float, units: float, 
     with more care."""
     one, two = expected.reshape(-1), actual.reshape(-1)
     largest, absolute, sums = 0.0, 0.0, [0.0, 0.0]
-    for a, b in blocks(one, two):
-        most, other = float(np.abs(a).max()), float(np.abs(b).max())
-        if not (most < _PLAIN[1] and other < _PLAIN[1]):  # not a number compares as false
-            return None
-        apart = b - a
-        sums[0] += float(a @ a)
-        sums[1] += float(apart @ apart)
-        largest, absolute = max(largest, most), max(absolute, float(np.abs(apart, out=apart).max()))
-    sample = np.abs(one[:: max(one.size // 4096, 1)])
-    if largest <= _PLAIN[0] or largest > _APART / 10 * float(np.median(sample)):
+    with np.errstate(invalid="ignore", over="ignore"):
+        for a, b in blocks(one, two):
+            apart = b - a
+            squares = float(a.dot(a)), float(apart.dot(apart))
+            if not (squares[0] < _PLAIN[1] ** 2 and squares[1] < _PLAIN[1] ** 2):  # not a number compares as false
+                return None
+            sums = [sums[0] + squares[0], sums[1] + squares[1]]
+            largest = max(largest, float(a.max()), -float(a.min()))
+            absolute = max(absolute, float(apart.max()), -float(apart.min()))
+    if largest <= _PLAIN[0] or (largest > _MASK and largest > _APART / 10 * _middle(one)):
         return None
     size, error = map(sqrt, sums)
     if error > units * unit * size:
@@ -183,6 +183,12 @@ def _agreeing(name: str, expected: Any, actual: Any, unit: float, units: float, 
         of_row=of_row,
         noise=unit,
     )
+
+
+def _middle(values: Any) -> float:
+    """About the median of the sizes of some numbers."""
+    sample = np.abs(values[:: max(values.size // 4096, 1)])
+    return float(np.partition(sample, sample.size // 2)[sample.size // 2])
 
 
 def _may_hide_a_row(shape: Sequence[int], relative: float, of_one: float, unit: float) -> bool:
@@ -217,13 +223,7 @@ def _compare_numbers(
         if quick is not None:
             return quick
     one, two = expected.astype(np.float64).reshape(-1), actual.astype(np.float64).reshape(-1)
-    nans = int(np.count_nonzero(np.isnan(one) != np.isnan(two)))
-    unbounded = ~(np.abs(one) < _INFINITE)
-    other = ~(np.abs(two) < _INFINITE)
-    with np.errstate(invalid="ignore"):
-        same = (one == two) | (np.isnan(one) & np.isnan(two)) | (np.sign(one) == np.sign(two))
-    infinite = int(np.count_nonzero((unbounded != other) | (unbounded & ~same)))
-    finite = ~unbounded & ~other
+    nans, infinite, finite = _unequal_infinities(one, two)
     one, two = one[finite], two[finite]
     right = exact.astype(np.float64).reshape(-1)[finite] if exact is not None and exact.size == expected.size else None
     relative, noise, of_one, largest, wrong = 0.0, unit, 0.0, 0.0, infinite > 0
@@ -269,6 +269,17 @@ def _compare_numbers(
     )
 
 
+def _unequal_infinities(one: Any, two: Any) -> tuple[int, int, Any]:
+    """The number of elements that are NaN in one array only, of those that are infinite so, and the finite ones."""
+    unbounded, other = ~(np.abs(one) < _INFINITE), ~(np.abs(two) < _INFINITE)
+    if not unbounded.any() and not other.any():
+        return 0, 0, slice(None)
+    with np.errstate(invalid="ignore"):
+        same = (one == two) | (np.isnan(one) & np.isnan(two)) | (np.sign(one) == np.sign(two))
+    infinite = int(np.count_nonzero((unbounded != other) | (unbounded & ~same)))
+    return int(np.count_nonzero(np.isnan(one) != np.isnan(two))), infinite, ~unbounded & ~other
+
+
 def _errors_of_one(one: Any, two: Any, right: Any | None) -> tuple[float, float]:
     """The largest error of an element, and of its rounding, if that was measured."""
     sizes = np.abs(one)
@@ -280,9 +291,11 @@ def _errors_of_one(one: Any, two: Any, right: Any | None) -> tuple[float, float]
 def _groups(values: Any) -> list[Any]:
     """The elements of ordinary size, and those far above, as a mask makes them, if there are both."""
     sizes = np.abs(values)
-    typical = float(np.median(sizes[sizes > 0])) if np.any(sizes > 0) else 0.0
+    if not sizes.max(initial=0.0) > _MASK:
+        return [slice(None)]
+    typical = float(np.median(sizes[sizes > 0]))
     large = sizes > max(_APART * typical, _MASK)
-    return [~large, large] if np.any(large) and typical else [np.ones(values.shape, dtype=bool)]
+    return [~large, large] if np.any(large) else [slice(None)]
 
 
 def _norm(values: Any) -> float:

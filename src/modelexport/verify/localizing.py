@@ -112,7 +112,7 @@ def find_suspects(
         if made[value] in right
     }
     if entering:
-        ends = [*boundaries, *segments.without_effect(sorted(entering), arrays, made, agreeing)]
+        ends = [*boundaries, *segments.without_effect(sorted(entering), arrays, made, agreeing, list(wrong))]
         right = {node for name in agreeing for node in nodes_between(made[name], ends)}
     found = {}
     for name, nodes in wrong.items():
@@ -155,22 +155,30 @@ class _Segments:
         arrays: Mapping[str, Any],
         made: Mapping[str, ir.Node],
         agreeing: Sequence[str],
+        wrong: Sequence[str],
     ) -> list[str]:
         """Those of some values that may be other numbers without any change to what is right after them.
+
+        What changes nothing that is wrong either is not among them: it did not make that wrong.
 
         Args:
             arrays: What they are.
         """
         found = []
         for name in [name for name in names if arrays[name].dtype.kind == "f"][:_TRIALS]:
-            after = [one for one in agreeing if made[name] in nodes_between(made[one], self.boundaries)]
+            after = [one for one in (*agreeing, *wrong) if made[name] in nodes_between(made[one], self.boundaries)]
             right = arrays[name]
             # A softmax hides what is added to all, and twice what a mask adds may be larger than any number.
             noise = np.random.default_rng(right.size).standard_normal(right.shape).astype(right.dtype)
             one, other = (self.run(after, {name: array}) for array in (right, right / 2 + noise))
-            if all(np.array_equal(one[key], other[key], equal_nan=one[key].dtype.kind == "f") for key in after):
+            changed = {key for key in after if not np.array_equal(one[key], other[key], equal_nan=_is_float(one[key]))}
+            if changed and changed.isdisjoint(agreeing):
                 found.append(name)
         return found
+
+
+def _is_float(array: Any) -> bool:
+    return bool(array.dtype.kind == "f")
 
 
 _TRIALS = 12

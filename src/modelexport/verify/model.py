@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from itertools import chain
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import onnx_ir as ir
 from torch import nn
 
@@ -18,19 +16,18 @@ from modelexport.files.linked import check_files
 from modelexport.format import documents
 from modelexport.graph.nodes import required_inputs
 from modelexport.pytorch.model_run import as_array
-from modelexport.pytorch.other_sizes import one_row, other_sizes
 from modelexport.pytorch.perturbation import as_arrays, entries_of
 from modelexport.pytorch.prepared import arguments_by_name, kept_tensors, prepare_inputs
 from modelexport.pytorch.static import module_tree
+from modelexport.pytorch.traced import state_remembered
 from modelexport.pytorch.values import as_stored
-from modelexport.pytorch.variations import all_at_once, telling_inputs
 from modelexport.runtime.sessions import CPU
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tagged.reference import reference_path, write_reference
+from modelexport.verify.again import on_other_inputs, with_idle_nodes, with_own_weights
 from modelexport.verify.calls import sampled_calls, verdicts_of
 from modelexport.verify.claims import false_claims
 from modelexport.verify.differences import UNITS
-from modelexport.verify.failing import Failure, find_failure
 from modelexport.verify.feeding import under_names
 from modelexport.verify.kept import KeptRuns
 from modelexport.verify.outputs import Inputs, ModelRuns, Tell, WholeComparison, compare_whole, run_observed
@@ -41,11 +38,10 @@ from modelexport.verify.parameters import (
     put_in,
     users_of,
 )
-from modelexport.verify.proof import Proof
 from modelexport.verify.proving import prove_calls
 from modelexport.verify.randomness import Repeatable, draws_numbers, without_random
 from modelexport.verify.sampling import verify_alone
-from modelexport.verify.verdicts import CallVerdict, OtherInputs, ParameterReport, VerifyReport
+from modelexport.verify.verdicts import CallVerdict, ParameterReport, VerifyReport
 from modelexport.weights.sources import Weights
 
 
@@ -84,7 +80,7 @@ def verify(
         InputsError: The inputs do not fit the file.
         UsageError: The model is not the one that was exported, or a module or provider does not exist.
     """
-    with only_new_garbage():
+    with only_new_garbage(), state_remembered(model):
         return _verify(model, inputs, path, modules, provider, sidecar, weights, perturb, others, kept, tell)
 
 
@@ -105,9 +101,9 @@ def _verify(
     constants = _constants(sidecar or tagged.hierarchy)
     inputs = prepare_inputs(model, inputs, [one for one in constants if one in arguments_by_name(model, inputs)]).inputs
     chosen = tagged.select(*modules).calls if modules else ()
-    parameters = _parameters(model, tagged.model, weights)
     runs = ModelRuns(model, tagged, weights, kept or KeptRuns())
     whole = compare_whole(runs, inputs, constants, perturb=perturb, others=others, provider=provider, tell=tell)
+    parameters = _parameters(model, tagged.model, weights, keep=True)
     if whole.perturbed:
         put_in(tagged.model, as_arrays(model, whole.perturbed, as_array).__getitem__, whole.perturbed)
     tell("verify: every call")
@@ -121,24 +117,20 @@ def _verify(
         proof.wrong_weights = _wrong_weights(tagged, parameters)
         calls = repeatable.explained(verdicts_of(proof, chosen))
     if repeatable is None and not any(call.status == "differ" for call in calls):
-        calls = _worst_with_own_weights(calls, proof, inputs, whole, runs, chosen, tell)
+        calls = with_own_weights(calls, proof, inputs, whole, runs, chosen, tell)
     if not any(call.status == "differ" for call in calls):
         kept_as_given = kept_tensors(model, inputs, constants)
-        calls = _worst_on_others(calls, proof, inputs, kept_as_given, whole, runs, chosen, tell)
+        calls = on_other_inputs(calls, proof, inputs, kept_as_given, whole, runs, chosen, tell)
+    if repeatable is None and runs.weights is None and not any(call.status == "differ" for call in calls):
+        calls = with_idle_nodes(calls, proof, inputs, whole, runs, tell)
+    claims = false_claims(tagged, sidecar, whole.run, proof.values, module_tree(model), entries=entries_of(model))
     return VerifyReport(
         outputs=whole.outputs,
         calls=calls,
         provider=provider,
         units=dict(UNITS),
         parameters=parameters,
-        claims=false_claims(
-            tagged,
-            sidecar,
-            whole.run,
-            proof.values,
-            module_tree(model),
-            entries=entries_of(model),
-        ),
+        claims=[*claims, *(one for one in whole.claims if one.where not in {claim.where for claim in claims})],
         others=whole.others,
         perturbed=bool(whole.perturbed),
         optimizer=whole.optimizer,
@@ -164,88 +156,6 @@ _OTHER_SEED = 20_113
 def _constants(sidecar: documents.Hierarchy | None) -> tuple[str, ...]:
     """The arguments of ``forward`` whose values the file keeps."""
     return () if sidecar is None else tuple(sidecar.settings.constants)
-
-
-def _worst_with_own_weights(
-    calls: list[CallVerdict],
-    proof: Proof,
-    inputs: Inputs,
-    whole: WholeComparison,
-    runs: ModelRuns,
-    chosen: Sequence[ModuleCall],
-    tell: Tell,
-) -> list[CallVerdict]:
-    """Compare the calls with the model's own weights, too, if its outputs differ: others may hide a wrong epsilon."""
-    if not whole.perturbed or whole.optimizer or not any(one.status == "differ" for one in whole.outputs):
-        return calls
-    tell("verify: every call, with the model's own weights")
-    own = read_tagged(runs.tagged.path)  # the weights of the other were changed in memory
-    again = prove_calls(own, whole.given, runs.observed(inputs, {}), provider=proof.provider, modules=chosen)
-    return _worst(calls, verdicts_of(again, chosen), _OWN)
-
-
-_OWN = "the model's own weights"
-
-
-def _worst_on_others(
-    calls: list[CallVerdict],
-    proof: Proof,
-    inputs: Inputs,
-    kept: Collection[str],
-    whole: WholeComparison,
-    runs: ModelRuns,
-    chosen: Sequence[ModuleCall],
-    tell: Tell,
-) -> list[CallVerdict]:
-    """Compare the calls on the variations of the inputs on which the outputs differ, too; the worst verdict counts.
-
-    Outputs are compared with the model's own weights. If no call differs with changed ones, these are used here, too.
-    """
-    for one, other in _differing_inputs(inputs, kept, runs.tagged, whole.others):
-        what = one.what
-        tell(f"verify: every call, with {what}")
-        given = under_names(other, [value.name or "" for value in runs.tagged.model.graph.inputs])
-        run = runs.observed(other, whole.perturbed)
-        if one.outputs:
-            again = prove_calls(runs.tagged, given, run, provider=proof.provider, modules=chosen)
-            found = verdicts_of(again, chosen)
-            if whole.perturbed and not any(call.status == "differ" for call in found):
-                own, what = read_tagged(runs.tagged.path), f"{what} and {_OWN}"
-                again = prove_calls(own, given, runs.observed(other, {}), provider=proof.provider, modules=chosen)
-                found = verdicts_of(again, chosen)
-            calls = _worst(calls, found, what)
-        elif (failure := find_failure(proof, given, run)) is not None:
-            calls = [_failed(call, failure, what) for call in calls]
-    return calls
-
-
-def _differing_inputs(
-    inputs: Inputs, kept: Collection[str], tagged: TaggedFile, others: Sequence[OtherInputs]
-) -> Iterator[tuple[OtherInputs, Inputs]]:
-    """The variations of the inputs on which the outputs differ, or the file does not run."""
-    together = all_at_once(inputs, tagged.model, kept)
-    telling = telling_inputs(inputs, tagged.model, kept)
-    changed = telling, other_sizes(inputs, tagged.model), one_row(inputs, tagged.model)
-    ways = {**dict(chain(*changed)), **dict([together] if together is not None else [])}
-    return ((one, ways[one.what]) for one in others if one.status == "differ")
-
-
-def _failed(call: CallVerdict, failure: Failure, what: str) -> CallVerdict:
-    """A verdict on a call, which differs if a failure is in it."""
-    if call.address != failure.call.address:
-        return call
-    reason = f"with {what}: {failure.reason[:300]}"
-    return msgspec.structs.replace(
-        call, status="differ", reason=reason, first_node=failure.node, position=failure.position
-    )
-
-
-def _worst(calls: Sequence[CallVerdict], others: Sequence[CallVerdict], what: str) -> list[CallVerdict]:
-    """The worse of two verdicts on each call, of which the first do not differ."""
-    return [
-        call if other.status != "differ" else msgspec.structs.replace(other, reason=f"with {what}: {other.reason}")
-        for call, other in zip(calls, others, strict=True)
-    ]
 
 
 def _open(model: nn.Module, path: str | Path) -> TaggedFile:
@@ -366,7 +276,12 @@ def verify_parameters(model: nn.Module, path: str | Path) -> ParameterReport:
 
 
 def _parameters(
-    model: nn.Module, file: ir.Model, weights: Weights | None = None, only: set[str] | None = None
+    model: nn.Module,
+    file: ir.Model,
+    weights: Weights | None = None,
+    only: set[str] | None = None,
+    *,
+    keep: bool = False,
 ) -> ParameterReport:
     tensors, apart = entries_of(model), weights.tensors if weights is not None else {}
 
@@ -376,7 +291,7 @@ def _parameters(
     def is_same_place(key: str, tensor: ir.TensorProtocol) -> bool:
         return key in apart and _same_place(apart[key], tensor)
 
-    return compare_parameters(file, tensors.keys(), read, is_same_place=is_same_place, only=only)
+    return compare_parameters(file, tensors.keys(), read, is_same_place=is_same_place, only=only, keep=keep)
 
 
 def _same_place(one: ir.TensorProtocol, other: ir.TensorProtocol) -> bool:

@@ -11,7 +11,7 @@ import onnx_ir as ir
 import onnxruntime
 
 from modelexport.errors import UsageError
-from modelexport.pytorch.other_sizes import WAYS, one_row, other_sizes
+from modelexport.pytorch.other_sizes import ONE_SMALL_ROW, WAYS, one_row, other_sizes
 from modelexport.pytorch.variations import all_at_once, telling_inputs
 from modelexport.runtime.evidence import Evidence
 from modelexport.runtime.sessions import run_session
@@ -19,7 +19,8 @@ from modelexport.tagged.file import TaggedFile
 from modelexport.verify.differences import Difference, compare_outputs, worst
 from modelexport.verify.feeding import feeds
 from modelexport.verify.matching import WHOLE_UNITS
-from modelexport.verify.verdicts import OtherInputs
+from modelexport.verify.telling_sizes import false_output_sizes, run_with_telling_sizes
+from modelexport.verify.verdicts import FalseClaim, OtherInputs
 from modelexport.verify.whole import WholeOutputs
 
 Inputs = Mapping[str, Any] | Sequence[Any]
@@ -33,18 +34,25 @@ def run_others(
     run: Callable[[Inputs], Evidence],
     provider: str,
     kept: Collection[str] = (),
-) -> list[OtherInputs]:
+) -> tuple[list[OtherInputs], list[FalseClaim]]:
     """Compare the outputs on all variations of the inputs at once, or one by one if they do not agree so.
 
     Args:
         run_module: Called with inputs: gives what the model returns.
         run: The same with all that it shows; where outputs differ, choices among equal scores are looked for.
         kept: The names of tensors that do not change: the file has their values.
+
+    Returns:
+        What came of each, and the outputs that have other sizes than they declare there, or with sizes made for that.
     """
+    agreeing: list[tuple[Inputs, OtherInputs]] = []
 
     def compared(what: str, other: Inputs) -> OtherInputs:
         compare = _Compare(partial(run, other), tagged, provider)
-        return run_one(what, other, session, run_module, compare)
+        one = run_one(what, other, session, run_module, compare)
+        if one.status in ("agree", "tie"):
+            agreeing.append((other, one))
+        return one
 
     together = all_at_once(inputs, tagged.model, kept)
     found = [compared(*together)] if together is not None else []
@@ -60,7 +68,12 @@ def run_others(
         # An output without elements, as of a convolution larger than its image, shows nothing.
         if single[0].status in ("agree", "tie") and all(0 not in one.shape for one in single[0].outputs):
             break
-    return [*found, *single]
+    small = any(one.what == ONE_SMALL_ROW for _, one in agreeing)
+    tried = [inputs, *(other for other, _ in agreeing)]
+    sizes = run_with_telling_sizes(
+        inputs, tagged.model, tried, lambda what, other: run_one(what, other, session, run_module), small=small
+    )
+    return [*found, *single], list(false_output_sizes(tagged.model, [*agreeing, *sizes]))
 
 
 def with_other_sizes(

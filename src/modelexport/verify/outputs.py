@@ -31,7 +31,7 @@ from modelexport.verify.kept import KeptRuns
 from modelexport.verify.optimizers import blamed_optimizer
 from modelexport.verify.others import run_others
 from modelexport.verify.parameters import merged_entries, perturbable, untraced_entries
-from modelexport.verify.verdicts import OtherInputs
+from modelexport.verify.verdicts import FalseClaim, OtherInputs
 from modelexport.verify.whole import WholeOutputs, open_as_run
 from modelexport.weights.sources import Weights
 from modelexport.weights.transforms import state_dict_of
@@ -52,6 +52,8 @@ class WholeComparison:
     """The weights of that run, if they are not the model's own."""
     outputs: list[Difference]
     others: list[OtherInputs]
+    claims: list[FalseClaim]
+    """Sizes that outputs declare and do not have on other inputs."""
     optimizer: str
     """The runtime's optimizer that causes the differences."""
     notes: list[str]
@@ -130,10 +132,11 @@ def compare_whole(
             if not optimizer and (exact := whole.compare_with_kernels(tagged, given, provider)):
                 compared = exact
                 notes.append(f"outputs were compared {exact[0].reason}")
-        more = []
+        more: list[OtherInputs] = []
+        claims: list[FalseClaim] = []
         if others and runs.weights is None:
             tell("verify: other inputs")
-            more = run_others(
+            more, claims = run_others(
                 inputs,
                 tagged,
                 session,
@@ -149,6 +152,7 @@ def compare_whole(
         perturbed=other_weights,
         outputs=compared,
         others=more,
+        claims=claims,
         optimizer=optimizer,
         notes=notes,
     )
@@ -174,15 +178,26 @@ def run_observed(
     others: Mapping[str, Any],
     *,
     seed: int | None = None,
+    operations: bool = True,
 ) -> ModelRun:
     """A PyTorch run in which every call is recorded and, if possible, every operation.
 
     Args:
         others: The weights to use instead of the model's own.
         seed: The seed of the model's random numbers.
+        operations: Whether to record operations.
     """
     never, compiles = _facts(model, tagged)
-    return ModelRun(model, inputs, weights, parameters=others, never_called=never, seed=seed, bodies=compiles)
+    return ModelRun(
+        model,
+        inputs,
+        weights,
+        parameters=others,
+        never_called=never,
+        operations=operations,
+        seed=seed,
+        bodies=compiles,
+    )
 
 
 def _facts(model: nn.Module, tagged: TaggedFile) -> tuple[frozenset[str], bool]:

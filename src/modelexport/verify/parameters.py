@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
 from modelexport.errors import UsageError
+from modelexport.files.embedded import EmbeddedTensor
 from modelexport.graph.initializers import bind_tensors
 from modelexport.graph.nodes import initializers
 from modelexport.graph.owners import owner_of
@@ -52,25 +53,36 @@ def compare_parameters(
     *,
     is_same_place: Callable[[str, ir.TensorProtocol], bool] = lambda key, tensor: False,
     only: Collection[str] | None = None,
+    keep: bool = False,
 ) -> ParameterReport:
     """Compare the initializers of a file, or only those in ``only``, with a model's entries, bit for bit.
 
     Args:
         entries: The keys of the model's entries.
         is_same_place: Whether an entry and an initializer are the same bytes of a file, which need not be read then.
+        keep: Keep what was read in the file's model, so that it is not read again. A weight that is an entry, as it
+            is, takes no memory twice.
     """
     found: dict[str, bool] = {}
     differing = []
+    kept: dict[ir.Value, ir.TensorProtocol] = {}
     for value, plan in _planned(model):
         if only is not None and value.name not in only:
             continue
         for key in plan.keys:
             found[key] = found.get(key, False) or not plan.steps
-        assert value.const_value is not None
-        if not plan.steps and is_same_place(plan.keys[0], value.const_value):
+        tensor = value.const_value
+        assert tensor is not None
+        if not plan.steps and is_same_place(plan.keys[0], tensor):
             continue
-        if any(key not in entries for key in plan.keys) or not _same(plan, read, value.const_value):
+        known = all(key in entries for key in plan.keys)
+        own = read(plan.keys[0]) if known and not plan.steps else None
+        array = own if own is not None and isinstance(tensor, EmbeddedTensor) and tensor.holds(own) else tensor.numpy()
+        if not known or not _same(plan, read, array):
             differing.append(value.name or "")
+        if keep and isinstance(tensor, ir.LazyTensor):
+            kept[value] = ir.tensor(array, tensor.dtype, name=tensor.name)
+    bind_tensors(kept)
     used = [key for key, entry in state_dict_of(model).items() if entry.used and (only is None or key in found)]
     untraced = untraced_entries(model)
     return ParameterReport(
@@ -104,8 +116,8 @@ def _planned(model: ir.Model) -> Iterator[tuple[ir.Value, ParameterPlan]]:
             yield value, plan
 
 
-def _same(plan: ParameterPlan, read: Read, tensor: ir.TensorProtocol) -> bool:
-    expected, actual = plan.compute({key: read(key) for key in plan.inputs()}), tensor.numpy()
+def _same(plan: ParameterPlan, read: Read, actual: Any) -> bool:
+    expected = plan.compute({key: read(key) for key in plan.inputs()})
     if not _equal(expected, actual):
         return False
     # All names of a tied parameter have the same tensor.
@@ -121,6 +133,8 @@ def _equal(one: Any, other: Any) -> bool:
     """Whether two arrays are equal bit for bit: NaN equals itself, and 0 is not -0."""
     if one.dtype != other.dtype or one.shape != other.shape:
         return False
+    if (one.ctypes.data, one.strides) == (other.ctypes.data, other.strides):  # tied, or compared in the file
+        return True
     bits = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}.get(one.dtype.itemsize)
     if bits is None:
         return bool(one.tobytes() == other.tobytes())

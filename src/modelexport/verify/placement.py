@@ -7,7 +7,6 @@ other steps) has to lead to values of its call.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +20,7 @@ from modelexport.graph.owners import owner_of
 from modelexport.runtime.evidence import Evidence
 from modelexport.runtime.fingerprints import NEAR, Fingerprint, Index, fingerprint_of
 from modelexport.verify.crossing import nodes_outside
+from modelexport.verify.ends import Ends
 from modelexport.verify.leading import MOVES, reached_calls
 from modelexport.verify.matching import FileRun, first_makers, tensors_by_call
 from modelexport.verify.quiet_values import misplaced_quiet_nodes
@@ -75,7 +75,7 @@ def find_misplaced(model: ir.Model, calls: CallTree, run: FileRun, evidence: Evi
     passing = _calls_with_unseen_outputs(calls, run, evidence, passed=True)
     several = any((owner := owner_of(node)) is not None and len(owner.calls) > 1 for node in model.graph)
     gone = _calls_with_lost_values(run, evidence, calls) if several else frozenset()
-    ends = _Ends(run, evidence)
+    ends = Ends(run, evidence)
     order = {call: index for index, call in enumerate(evidence.parents)}
     reached = reached_calls(model, known, run, evidence)
     found = []
@@ -104,6 +104,8 @@ def find_misplaced(model: ir.Model, calls: CallTree, run: FileRun, evidence: Evi
                 also = near
             else:
                 also = right | (beside & gone) - ends.apart_from(node, run)
+                outside = _taken_from_outside(node, right, known, run, calls) if node in known else [""]
+                also -= {call for call in also - right if ends.meet(call, right, calls, outside)}
             wrong = wrong or [call for call in owner.calls if call not in also]
         if right and wrong:
             found.append(Misplaced(node.name or "", tuple(wrong), tuple(sorted(right)), node in known))
@@ -116,48 +118,6 @@ def find_misplaced(model: ir.Model, calls: CallTree, run: FileRun, evidence: Evi
         if node.name not in told:
             found.append(Misplaced(node.name or "", tuple(those), tuple(sorted(right)), node in known))
     return found
-
-
-class _Ends:
-    """Where calls begin and end: the contents that they get and return, and which of these the file has."""
-
-    def __init__(self, run: FileRun, evidence: Evidence) -> None:
-        gets, returns = tensors_by_call(evidence, "inputs"), tensors_by_call(evidence, "outputs")
-        self._known = evidence.parents
-        self._shown = frozenset(run.contents.values())
-        for call, around in evidence.parents.items():
-            if around is None:  # what the root gets is the file's, too
-                self._shown |= {tensor.content for tensor in gets.get(call, [])}
-        self._get: dict[str, set[ModuleCall]] = defaultdict(set)
-        self._return: dict[str, set[ModuleCall]] = defaultdict(set)
-        self._taken = {call: {tensor.content for tensor in tensors} for call, tensors in gets.items()}
-        for call in gets.keys() | returns.keys():
-            given, returned = ({t.content for t in side.get(call, [])} for side in (gets, returns))
-            for content in given - returned:
-                self._get[content].add(call)
-            for content in returned - given:
-                self._return[content].add(call)
-
-    def before(self, calls: Collection[ModuleCall]) -> set[ModuleCall]:
-        """The calls that return what others get."""
-        taken = {content for call in calls for content in self._taken.get(call, ())}
-        return {call for content in taken for call in self._return.get(content, ())}
-
-    def may_lead_to(self, call: ModuleCall, other: ModuleCall, calls: CallTree) -> bool:
-        """Whether what a call computes can be on the way to a value of another, between that and what the file has.
-
-        It can inside the other. From elsewhere it comes as what the other gets: not if all of that is in the file.
-        """
-        if call not in self._known or other not in self._known or (call in calls and other in calls.stack(call)):
-            return True
-        return any(content not in self._shown for content in self._taken.get(other, ()))
-
-    def apart_from(self, node: ir.Node, run: FileRun) -> set[ModuleCall]:
-        """The calls that a node is not in: those that get what it gives, or return what it takes."""
-        taken = (run.contents.get(value.name or "", "") for value in node.inputs if value is not None)
-        given = (run.contents.get(value.name or "", "") for value in node.outputs)
-        before = {call for content in given for call in self._get.get(content, ())}
-        return before | {call for content in taken for call in self._return.get(content, ())}
 
 
 def _owners_of_quiet(node: ir.Node, run: FileRun) -> frozenset[ModuleCall]:
@@ -242,6 +202,27 @@ def _around(node: ir.Node, known: Mapping[ir.Node, frozenset[ModuleCall]]) -> fr
     """The calls that compute a node's inputs."""
     producers = (value.producer() for value in node.inputs if value is not None)
     return frozenset(call for producer in producers if producer is not None for call in known.get(producer, ()))
+
+
+def _taken_from_outside(
+    node: ir.Node,
+    right: Collection[ModuleCall],
+    known: Mapping[ir.Node, frozenset[ModuleCall]],
+    run: FileRun,
+    calls: CallTree,
+) -> list[str]:
+    """The contents of what a node takes, but for what is computed in the call that computes it; an empty text
+    if unknown."""
+    found = []
+    for value in node.inputs:
+        if value is None or value.is_initializer():
+            continue
+        producer = value.producer()
+        made = known.get(producer, frozenset[ModuleCall]()) if producer is not None else frozenset()
+        inside = all(call in calls and not set(right).isdisjoint(calls.stack(call)) for call in made)
+        if not made or not inside or len(right) > 1:
+            found.append(run.contents.get(value.name or "", ""))
+    return found
 
 
 def _travels(evidence: Evidence) -> dict[str, frozenset[ModuleCall]]:

@@ -10,6 +10,7 @@ from typing import Any
 import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
+from modelexport.graph.owners import owner_of
 from modelexport.tagged.file import TaggedFile
 from modelexport.verify.claimed_values import ValuesInRun
 from modelexport.verify.differences import Difference
@@ -72,11 +73,19 @@ class Proof:
             shapes={**{name: tuple(array.shape) for name, array in self.feeds.items()}, **self.run.shapes},
             dtypes={**{name: str(array.dtype) for name, array in self.feeds.items()}, **self.run.dtypes},
             constants={
-                name: value.const_value.size
+                name: value.const_value
                 for name, value in self.tagged.model.graph.initializers.items()
                 if value.const_value is not None
             },
+            calls_taking=self._calls_taking,
+            prints={} if self.differing else self.run.prints,
         )
+
+    def _calls_taking(self, name: str) -> set[ModuleCall]:
+        value = self.tagged.model.graph.initializers.get(name)
+        owners = (owner_of(node) for node, _ in value.uses()) if value is not None else ()
+        calls = self.tagged.calls
+        return {one for owner in owners if owner for call in owner.calls if call in calls for one in calls.stack(call)}
 
     @property
     def differing(self) -> list[str]:

@@ -16,12 +16,13 @@ from typing import Any
 
 import onnx_ir as ir
 
-from modelexport.core.calls import ModuleCall
+from modelexport.core.calls import ModuleCall, Side
 from modelexport.core.limits import BATCH_BYTES
 from modelexport.errors import UsageError
 from modelexport.format import keys
 from modelexport.graph.initializers import bind_tensors
 from modelexport.graph.nodes import initializers
+from modelexport.graph.owners import owner_of
 from modelexport.graph.requested import requested_outputs
 from modelexport.runtime import sessions
 from modelexport.runtime.evidence import Evidence
@@ -77,7 +78,7 @@ def prove_calls(
     run.contents.update({name: laid.base(content) for name, content in others.items()})
     guessed = _from_tags(tagged, run, evidence)
     ends = _ends(tagged, run, evidence)
-    hints = {**_best(run), **guessed, **others, **ends}
+    hints = {**_without_chance(_best(run), tagged, run, evidence), **guessed, **others, **ends}
     hints.update({pair.indices: pair.choice.indices for pair in choices})
     numbers, wrong_decisions = deciding_numbers(tagged, run, evidence)
     hints.update(numbers)
@@ -163,6 +164,30 @@ def _best(run: FileRun) -> dict[str, str]:
         least = min(run.errors[name] for name in names)
         kept.update({name: content for name in names if run.errors[name] <= max(4 * least, 1e-6)})
     return kept
+
+
+def _without_chance(found: Mapping[str, str], tagged: TaggedFile, run: FileRun, evidence: Evidence) -> dict[str, str]:
+    """Values that are a content, but for those of a few numbers that are where no call gets or returns it.
+
+    What a fault makes zero is not a state of zeros elsewhere.
+    """
+    quiet = {name for name in found if run.prints[name].kind == "f" and not run.prints[name].telling}
+    if not quiet:
+        return dict(found)
+    passing = {(t.content, t.call, t.side) for t in evidence.tensors}
+
+    def passes(name: str, node: ir.Node, side: Side) -> bool:
+        owner = owner_of(node)
+        return owner is None or any((found[name], call, side) in passing for call in owner.calls)
+
+    kept = set(found) - quiet
+    for node in tagged.model.graph:
+        for value in node.outputs:
+            name = value.name or ""
+            users = (user for user, _ in value.uses())
+            if name in quiet and (passes(name, node, "outputs") or any(passes(name, one, "inputs") for one in users)):
+                kept.add(name)
+    return {name: content for name, content in found.items() if name in kept}
 
 
 def _ends(tagged: TaggedFile, run: FileRun, evidence: Evidence) -> dict[str, str]:

@@ -7,7 +7,7 @@ as most are.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import prod, sqrt
 from typing import Any
 
@@ -26,9 +26,13 @@ def errors_of_rows(apart: Any, right: Any, shape: Sequence[int]) -> Any:
         right: The right elements, in the same order.
         shape: That of the array, which has rows.
     """
-    errors, sizes = (np.sqrt(np.einsum("ij,ij->i", x, x)) for x in (a.reshape(-1, shape[-1]) for a in (apart, right)))
+    errors, sizes = (np.sqrt((x[:, None] @ x[:, :, None]).reshape(-1)) for x in _rows(shape, apart, right))
     typical = sqrt(float(sizes @ sizes) / sizes.size)
     return errors / np.maximum(sizes, typical or 1.0)
+
+
+def _rows(shape: Sequence[int], *arrays: Any) -> Iterator[Any]:
+    return (array.reshape(-1, shape[-1]) for array in arrays)
 
 
 def outlier(errors: Any, noise: Any = 0.0) -> float:

@@ -1,0 +1,130 @@
+"""Compares the calls again where the first comparison shows less: own weights, other inputs, larger inputs of calls."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import chain
+
+import msgspec
+
+from modelexport.core.calls import ModuleCall
+from modelexport.graph.owners import owner_of
+from modelexport.pytorch.larger_inputs import larger_inputs
+from modelexport.pytorch.model_run import ModelRun
+from modelexport.pytorch.other_sizes import one_row, other_sizes
+from modelexport.pytorch.variations import all_at_once, telling_inputs
+from modelexport.tagged.file import TaggedFile, read_tagged
+from modelexport.verify.calls import verdicts_of
+from modelexport.verify.failing import Failure, find_failure
+from modelexport.verify.feeding import under_names
+from modelexport.verify.idle import wrong_idle_nodes
+from modelexport.verify.outputs import Inputs, ModelRuns, Tell, WholeComparison, run_observed
+from modelexport.verify.proof import Proof
+from modelexport.verify.proving import prove_calls
+from modelexport.verify.verdicts import CallVerdict, OtherInputs
+
+
+def with_own_weights(
+    calls: list[CallVerdict],
+    proof: Proof,
+    inputs: Inputs,
+    whole: WholeComparison,
+    runs: ModelRuns,
+    chosen: Sequence[ModuleCall],
+    tell: Tell,
+) -> list[CallVerdict]:
+    """Compare the calls with the model's own weights, too, if its outputs differ: others may hide a wrong epsilon."""
+    if not whole.perturbed or whole.optimizer or not any(one.status == "differ" for one in whole.outputs):
+        return calls
+    tell("verify: every call, with the model's own weights")
+    own = read_tagged(runs.tagged.path)  # the weights of the other were changed in memory
+    again = prove_calls(own, whole.given, runs.observed(inputs, {}), provider=proof.provider, modules=chosen)
+    return _worst(calls, verdicts_of(again, chosen), _OWN)
+
+
+_OWN = "the model's own weights"
+
+
+def on_other_inputs(
+    calls: list[CallVerdict],
+    proof: Proof,
+    inputs: Inputs,
+    kept: Collection[str],
+    whole: WholeComparison,
+    runs: ModelRuns,
+    chosen: Sequence[ModuleCall],
+    tell: Tell,
+) -> list[CallVerdict]:
+    """Compare the calls on the variations of the inputs on which the outputs differ, too; the worst verdict counts.
+
+    Outputs are compared with the model's own weights. If no call differs with changed ones, these are used here, too.
+    """
+    for one, other in _differing_inputs(inputs, kept, runs.tagged, whole.others):
+        what = one.what
+        tell(f"verify: every call, with {what}")
+        given = under_names(other, [value.name or "" for value in runs.tagged.model.graph.inputs])
+        run = runs.observed(other, whole.perturbed)
+        if one.outputs:
+            again = prove_calls(runs.tagged, given, run, provider=proof.provider, modules=chosen)
+            found = verdicts_of(again, chosen)
+            if whole.perturbed and not any(call.status == "differ" for call in found):
+                own, what = read_tagged(runs.tagged.path), f"{what} and {_OWN}"
+                again = prove_calls(own, given, runs.observed(other, {}), provider=proof.provider, modules=chosen)
+                found = verdicts_of(again, chosen)
+            calls = _worst(calls, found, what)
+        elif (failure := find_failure(proof, given, run)) is not None:
+            calls = [_failed(call, failure, what) for call in calls]
+    return calls
+
+
+def with_idle_nodes(
+    calls: list[CallVerdict], proof: Proof, inputs: Inputs, whole: WholeComparison, runs: ModelRuns, tell: Tell
+) -> list[CallVerdict]:
+    """Accuse nodes that change nothing on the given inputs, and would wrongly change larger ones."""
+
+    def run_larger(those: Mapping[ModuleCall, Collection[str]], typical: float) -> ModelRun | None:
+        tell("verify: larger inputs of calls")
+        try:
+            with larger_inputs(runs.model, those, typical):
+                return run_observed(runs.model, inputs, runs.tagged, None, whole.perturbed, operations=False)
+        except Exception:  # a model may raise anything for numbers that it does not accept
+            return None
+
+    for name, around in wrong_idle_nodes(proof, run_larger).items():
+        owner = owner_of(proof.tagged.model.graph.node(name))
+        reason = f"{name} changes nothing here, but larger inputs of {around}, where PyTorch gives what it gets"
+        told = {"status": "differ", "reason": reason, "first_node": name, "position": proof.positions[name]}
+        calls = [
+            msgspec.structs.replace(call, **told) if owner and call.address == owner.call.address else call
+            for call in calls
+        ]
+    return calls
+
+
+def _differing_inputs(
+    inputs: Inputs, kept: Collection[str], tagged: TaggedFile, others: Sequence[OtherInputs]
+) -> Iterator[tuple[OtherInputs, Inputs]]:
+    """The variations of the inputs on which the outputs differ, or the file does not run."""
+    together = all_at_once(inputs, tagged.model, kept)
+    telling = telling_inputs(inputs, tagged.model, kept)
+    changed = telling, other_sizes(inputs, tagged.model), one_row(inputs, tagged.model)
+    ways = {**dict(chain(*changed)), **dict([together] if together is not None else [])}
+    return ((one, ways[one.what]) for one in others if one.status == "differ")
+
+
+def _failed(call: CallVerdict, failure: Failure, what: str) -> CallVerdict:
+    """A verdict on a call, which differs if a failure is in it."""
+    if call.address != failure.call.address:
+        return call
+    reason = f"with {what}: {failure.reason[:300]}"
+    return msgspec.structs.replace(
+        call, status="differ", reason=reason, first_node=failure.node, position=failure.position
+    )
+
+
+def _worst(calls: Sequence[CallVerdict], others: Sequence[CallVerdict], what: str) -> list[CallVerdict]:
+    """The worse of two verdicts on each call, of which the first do not differ."""
+    return [
+        call if other.status != "differ" else msgspec.structs.replace(other, reason=f"with {what}: {other.reason}")
+        for call, other in zip(calls, others, strict=True)
+    ]

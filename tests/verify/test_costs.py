@@ -1,0 +1,120 @@
+"""What verify saves: copies of weights, hashes, and inspecting a model before each run. It changes no result."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+import torch
+from torch import nn
+
+from modelexport import export, verify
+from modelexport.files.embedded import EmbeddedTensor
+from modelexport.files.onnx_models import load_onnx, save_model
+from modelexport.pytorch.model_run import ModelRun
+from modelexport.pytorch.traced import state_remembered, untouched
+from modelexport.runtime.fingerprints import NEAR, Index, fingerprint_of
+from modelexport.runtime.sessions import open_session, run_session
+
+
+def adding(weights: np.ndarray) -> ir.Model:
+    """A model that adds a weight to its input."""
+    kind, shape = ir.TensorType(ir.DataType.from_numpy(weights.dtype)), ir.Shape(weights.shape)
+    x, w = ir.Value(name="x", type=kind, shape=shape), ir.Value(name="w", const_value=ir.Tensor(weights))
+    node = ir.Node("", "Add", [x, w], name="add")
+    node.outputs[0].name, node.outputs[0].type, node.outputs[0].shape = "y", kind, shape
+    graph = ir.Graph([x], node.outputs, nodes=[node], initializers=[w], opset_imports={"": 20}, name="adding")
+    return ir.Model(graph, ir_version=10)
+
+
+@pytest.mark.parametrize("optimized", [False, True])
+@pytest.mark.parametrize("dtype", [np.float32, np.int64])
+def test_a_session_computes_with_the_weights_that_it_is_given(dtype: type, optimized: bool) -> None:
+    weights = np.arange(1000, dtype=dtype)
+    session = open_session(adding(weights), optimized=optimized)
+    assert np.array_equal(run_session(session, {"x": weights})["y"], 2 * weights)
+
+
+def test_a_session_that_runs_the_nodes_one_by_one_does_not_copy_weights() -> None:
+    weights = np.ones(1000, dtype=np.float32)
+    session = open_session(adding(weights))
+    weights[:] = 5
+    assert np.all(run_session(session, {"x": np.zeros(1000, dtype=np.float32)})["y"] == 5)
+
+
+class TwoOfOneChecksum(nn.Module):
+    """Returns two different tensors with the same CRC-32: they differ by its polynomial."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return x + 0, x + 0x1DB710641, x * 1
+
+
+def test_different_contents_with_one_checksum_are_told_apart() -> None:
+    run = ModelRun(TwoOfOneChecksum(), (torch.zeros(3, dtype=torch.int64),))
+    one, other, again = (tensor.content for tensor in run.tensors if tensor.side == "outputs")
+    assert one == again != other
+    assert one.partition("-")[2] in other
+    assert [run.array(content)[0] for content in (one, other)] == [0, 0x1DB710641]
+
+
+class Counting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(1))
+        self.calls: list[int] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count += 1
+        self.calls.append(1)
+        return x + self.count
+
+
+def test_a_remembered_state_is_restored_after_every_run() -> None:
+    model = Counting()
+    with state_remembered(model):
+        for _ in range(3):
+            with untouched(model):
+                assert float(model(torch.zeros(1))) == 1
+            assert (model.training, float(model.count), model.calls) == (True, 0, [])
+
+
+def test_a_file_holds_the_bytes_of_an_array_or_not(tmp_path: Path) -> None:
+    weights = np.zeros((200, 3000), dtype=np.float32)
+    model = adding(weights)
+    save_model(model, tmp_path / "file.onnx")
+    tensor = next(iter(load_onnx(tmp_path / "file.onnx").graph.initializers.values())).const_value
+    assert isinstance(tensor, EmbeddedTensor)
+    assert tensor.holds(weights)
+    assert not tensor.holds(weights.T)
+    assert not tensor.holds(weights.astype(np.int32))
+    for wrong in (-0.0, 1e-45, np.nan):
+        other = weights.copy()
+        other[-1, -1] = wrong
+        assert not tensor.holds(other)
+
+
+def test_a_parameter_is_read_as_it_is_in_the_file_and_not_taken_from_the_model(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, inputs = nn.Sequential(nn.Embedding(50, 40), nn.Linear(40, 30)).eval(), (torch.arange(12).reshape(3, 4),)
+    export(model, inputs, tmp_path / "file.onnx")
+    assert verify(model, inputs, tmp_path / "file.onnx").agrees
+    with torch.no_grad():
+        model[0].weight[49, 39] += 1  # of a row that the inputs do not look up
+    report = verify(model, inputs, tmp_path / "file.onnx", others=False)
+    assert report.parameters.differing == ["0.weight"]
+    assert not report.agrees
+
+
+def test_an_index_finds_what_is_near_as_one_by_one() -> None:
+    generator = np.random.default_rng(0)
+    arrays = [generator.standard_normal(50).astype(np.float32) * (1 + 1e-4 * (i % 7)) for i in range(20)]
+    arrays += [array * np.float32(1 + change) for array in arrays for change in (1e-7, 1e-4, 1.9e-4, 3e-4)]
+    prints = [fingerprint_of(array) for array in [*arrays, np.zeros(50, np.float32), np.full(50, 1e18, np.float32)]]
+    index: Index[int] = Index()
+    for place, own in enumerate(prints):
+        index.add(own, place)
+    for apart in (NEAR, 1e-6, 8e-3):
+        for own in prints:
+            assert list(index.near(own, apart)) == [i for i, one in enumerate(prints) if own.near(one, apart)]
