@@ -128,7 +128,7 @@ def main() -> int:
     for way, total in count.items():
         print(f"| {way} | {total} | {len(alarms[way])} |")
     print(f"| all | {count.total()} | {sum(map(len, alarms.values()))} |")
-    return bool(alarms) or not count
+    return any(alarms.values()) or not count
 
 
 if __name__ == "__main__":

@@ -14,8 +14,9 @@ model: models that have one are not run again, so that the whole can be run in p
 What is not found is run again, both files in ONNX Runtime: where the outputs are the same within rounding, for the
 example inputs and for three others, the fault computes the same by its nature and is listed apart, with the largest
 difference measured. So is another owner of a node that only moves elements, where PyTorch's tensors show that this call
-gets or returns those very elements: the node may be in either. Everything else that is not found or not located ends
-with status 1, and so does a report on the sound file that does not agree.
+gets or returns those very elements: the node may be in either; and so are declared sizes that are true for dozens of
+sizes of each axis, where model and file run. Everything else that is not found or not located ends with status 1, and
+so does a report on the sound file that does not agree.
 
 Needs what `make test` installs; about forty minutes.
 """
@@ -23,6 +24,7 @@ Needs what `make test` installs; about forty minutes.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import random
 import shutil
 import sys
@@ -138,6 +140,42 @@ def same_elements(one: Any, other: Any) -> bool:
     return one.size == other.size and np.allclose(np.sort(one, axis=None), np.sort(other, axis=None), atol=1e-5)
 
 
+def sizes_that_hold(path: Path, model: torch.nn.Module, inputs: Any) -> int:
+    """For how many sizes of inputs the outputs of a file have the sizes that it declares; 0 if not for one.
+
+    Every symbol of the inputs has each size up to forty, and some multiples, the others staying as they are. Those with
+    which the model or the file does not run are not counted; nor does a size with a symbol that no input has claim
+    anything.
+    """
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4  # it tells of every size that is none of those declared
+    session = onnxruntime.InferenceSession(path, options)
+    declared = {value.name: value.shape for value in (*session.get_inputs(), *session.get_outputs())}
+    sizes = {said: size for name, tensor in inputs.items()
+             for said, size in zip(declared[name], tensor.shape, strict=True) if isinstance(said, str)}  # fmt: skip
+    held = 0
+    for now in ({**sizes, symbol: size} for symbol in sizes
+                for size in (*range(1, 41), *(sizes[symbol] * k // 4 for k in range(1, 13)))):  # fmt: skip
+        other = dict(inputs)
+        for name, tensor in inputs.items():
+            for axis, said in enumerate(declared[name]):
+                if isinstance(said, str):
+                    other[name] = other[name].index_select(axis, torch.arange(now[said]) % tensor.shape[axis])
+        try:
+            with torch.no_grad():
+                model(**other)
+            outputs = session.run(None, {name: tensor.numpy() for name, tensor in other.items()})
+        except Exception:
+            continue
+        for value, array in zip(session.get_outputs(), outputs, strict=True):
+            for said, size in zip(value.shape, array.shape, strict=True):
+                with contextlib.suppress(NameError):
+                    if eval(str(said), {}, dict(now)) != size:
+                        return 0
+        held += 1
+    return held
+
+
 def places_of(
     model: ir.Model, path: Path, each: int, kinds: set[str], run: Callable[..., Any], feeds: dict[str, Any]
 ) -> list[Place]:
@@ -184,6 +222,12 @@ def run_values(path: Path, feeds: dict[str, Any], names: list[str]) -> dict[str,
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = onnxruntime.InferenceSession(ir.to_proto(model).SerializeToString(), options)
     return dict(zip(names, session.run(names, feeds), strict=True))
+
+
+def build(name: str) -> tuple[torch.nn.Module, Any]:
+    """The model of a case, with or without dynamic axes, and its inputs."""
+    case = models.case(name.partition("+")[0])
+    return case.build(), case.inputs()
 
 
 class Planted(msgspec.Struct, frozen=True):
@@ -281,6 +325,8 @@ class Bench:
                 same = f"{what}: largest difference {difference:.1e}" if difference < SAME else ""
                 if is_tag and (moved := self.moved_by(name, place, source, feeds)):
                     same = f"{what}: it moves elements that {moved} gets or returns"
+                if place.sizes and (held := sizes_that_hold(path, *build(name))):
+                    same = f"{what}: true for all {held} sizes with which the model and the file run"
                 if same:
                     return self.counted(place, found=False, located=False, same=same)
             wrong = ""
@@ -297,8 +343,7 @@ class Bench:
         (given,) = (*(place.expected - plants.owners(node)), "")[:1]
         value = node.outputs[0].name or ""
         moved = run_values(source, feeds, [value])[value]
-        case = models.case(name.partition("+")[0])
-        return given if any(same_elements(moved, one) for one in tensors_of(case.build(), case.inputs(), given)) else ""
+        return given if any(same_elements(moved, one) for one in tensors_of(*build(name), given)) else ""
 
     def counted(self, place: Place, *, found: bool, located: bool, same: str = "", wrong: str = "") -> bool:
         self.result.placements.append(Planted(place.kind, found, located, same, wrong))

@@ -20,6 +20,7 @@ import numpy as np
 import onnx_ir as ir
 
 CALL, SOURCE, TAGS, CALLS = (f"modelexport.{key}" for key in ("call", "source_module", "hierarchy_tags", "calls"))
+EVIDENCE = "modelexport.evidence"
 PARAMETER, TRANSFORM, TREE = (f"modelexport.{key}" for key in ("parameter", "transform", "call_tree"))
 DIGESTS = "modelexport.documents"
 
@@ -38,6 +39,8 @@ class Place:
     """The node whose value is changed, for the proof that it is not."""
     tags: bool = False
     """Whether nothing that is computed changes, so that equal outputs prove nothing."""
+    sizes: bool = False
+    """Whether it declares other sizes, which may be true."""
     documents: bool = False
     """Whether the documents stay: those of a file whose tags are changed would give it away."""
 
@@ -410,18 +413,25 @@ def tell_initializers(node: ir.Node) -> None:
             value.metadata_props[TAGS] = json.dumps(list(dict.fromkeys(itertools.chain(*listed))))
 
 
-def tags(model: ir.Model) -> Iterator[Place]:
+def calls_of(model: ir.Model) -> tuple[dict[str, str], dict[str, str | None], dict[str, str]]:
+    """The calls of a file to their tags and to their callers, and those with nodes to the source tags of these."""
     tree = json.loads(model.metadata_props[TREE])
-    own = {entry["call"]: entry["tag"] for entry in tree}
-    parent = {entry["call"]: entry.get("parent") for entry in tree}
-    source = {n.metadata_props[CALL]: n.metadata_props[SOURCE] for n in model.graph if CALL in n.metadata_props}
+    return (
+        {entry["call"]: entry["tag"] for entry in tree},
+        {entry["call"]: entry.get("parent") for entry in tree},
+        {n.metadata_props[CALL]: n.metadata_props[SOURCE] for n in model.graph if CALL in n.metadata_props},
+    )
+
+
+def tags(model: ir.Model) -> Iterator[Place]:
+    own, parent, source = calls_of(model)
     computing = [
         (p, n) for p, n in enumerate(model.graph)
         if CALL in n.metadata_props and CALLS not in n.metadata_props
         and n.op_type not in COPIES and is_number(n.outputs[0])
         and any(v is not None and not v.is_initializer() and is_number(v) for v in n.inputs)
     ]  # fmt: skip
-    root = tree[0]["call"]
+    root = next(iter(own))
 
     def moved(positions: list[int], target: str) -> Callable[[ir.Model, Path], bool]:
         def plant(model: ir.Model, path: Path) -> bool:
@@ -497,7 +507,8 @@ def tags(model: ir.Model) -> Iterator[Place]:
         model.metadata_props[TREE] = json.dumps(text)
         return True
 
-    yield Place("class in a tag", tree[-1]["call"], frozenset([tree[-1]["call"]]), renamed)
+    last = list(own)[-1]
+    yield Place("class in a tag", last, frozenset([last]), renamed)
 
     for name, value in model.graph.initializers.items():
         if TAGS in value.metadata_props:
@@ -1032,6 +1043,25 @@ def documents(model: ir.Model, path: Path) -> Iterator[Place]:
                 if tensor.get("value") and others and tensor["dtype"] == "float32":
                     yield place("value of a tensor", where, ".hierarchy.json", in_call(
                         index, lambda c, k=k, o=others[-1]: c["outputs"][k].update(value=o) is None))  # fmt: skip
+        for side in ("inputs", "outputs"):
+            for k, tensor in enumerate(call[side]):
+                yield place("name of a tensor", where, ".hierarchy.json", in_call(
+                    index, lambda c, s=side, k=k: c[s][k].update(name="another") is None))  # fmt: skip
+                weights = [
+                    entry["name"]
+                    for entry in sidecar["initializers"]
+                    if entry["name"] != tensor.get("value") and entry["dtype"] == tensor["dtype"] and call["enter"]
+                    and all(isinstance(s, int) for s in tensor["shape"])
+                    and np.prod(entry["shape"]) == np.prod(tensor["shape"]) > 3
+                ]  # fmt: skip
+                if weights and tensor.get("value"):
+                    yield place("a weight of a tensor's size", where, ".hierarchy.json", in_call(
+                        index, lambda c, s=side, k=k, o=weights[-1]: c[s][k].update(value=o) is None))  # fmt: skip
+        computed = [t["value"] for c in sidecar["calls"] for t in c["outputs"] if t.get("value")]
+        for k, tensor in enumerate(call["inputs"]):
+            if tensor.get("value") in {entry["name"] for entry in sidecar["inputs"]} and computed:
+                yield place("a computed value for an input", where, ".hierarchy.json", in_call(
+                    index, lambda c, k=k, o=computed[0]: c["inputs"][k].update(value=o) is None))  # fmt: skip
     for index, entry in enumerate(sidecar["initializers"]):
         if entry.get("transform"):
             yield place(

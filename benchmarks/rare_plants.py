@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,13 @@ import onnx_ir as ir
 
 from plants import (
     CALL,
+    CALLS,
     COPIES,
+    EVIDENCE,
     PARAMETER,
-    SOURCE,
-    TREE,
+    TAGS,
     Place,
+    calls_of,
     constant_of,
     give,
     insert_after,
@@ -30,6 +33,7 @@ from plants import (
     owners,
     private,
     static_shape,
+    tell_initializers,
     weight_of,
 )  # fmt: skip
 
@@ -407,9 +411,7 @@ def beyond_example(model: ir.Model, run: Callable[[list[str]], dict[str, Any]]) 
 
 def foreign_copies(model: ir.Model) -> Iterator[Place]:
     """A copy of a value, in a call that has nothing to do with it."""
-    tree = json.loads(model.metadata_props[TREE])
-    own = {entry["call"]: entry["tag"] for entry in tree}
-    source = {n.metadata_props[CALL]: n.metadata_props[SOURCE] for n in model.graph if CALL in n.metadata_props}
+    own, _, source = calls_of(model)
     calls = list(source)
     for position, node in enumerate(model.graph):
         if CALL not in node.metadata_props or not is_number(node.outputs[0]) or node.op_type in COPIES:
@@ -434,29 +436,64 @@ def foreign_copies(model: ir.Model) -> Iterator[Place]:
                     f"{node.name}.faulty", tags=True)  # fmt: skip
 
 
+def callers(model: ir.Model, run: Callable[[list[str]], dict[str, Any]]) -> Iterator[Place]:
+    """Nodes that compute, given to the call around theirs or to one inside it, and that around beside theirs."""
+    own, parent, source = calls_of(model)
+    computing = [
+        (p, n) for p, n in enumerate(model.graph)
+        if n.metadata_props.get(EVIDENCE) == "exact" and CALLS not in n.metadata_props
+        and is_number(n.outputs[0]) and n.op_type not in COPIES
+    ]  # fmt: skip
+    values = run([n.outputs[0].name or "" for _, n in computing]) if computing else {}
+    for position, node in computing:
+        (right,) = owners(node)
+        if np.unique(values[node.outputs[0].name or ""]).size < 5:
+            continue  # that occurs anywhere
+        around = parent.get(right)
+        while around is not None and around not in source:
+            around = parent.get(around)
+        inside = next((call for call in source if parent.get(call) == right), None)
+
+        def moved(model: ir.Model, path: Path, p: int = position, other: str = "") -> bool:
+            give(model.graph[p], other, source[other], own[other])
+            return True
+
+        def one_more(model: ir.Model, path: Path, p: int = position, other: str = "", right: str = right) -> bool:
+            node = model.graph[p]
+            node.metadata_props[CALLS] = json.dumps([right, other])
+            node.metadata_props[TAGS] = json.dumps([source[right], source[other]])
+            tell_initializers(node)
+            return True
+
+        for kind, other, change in (
+            ("given to the call around", around, moved), ("given to a call inside", inside, moved),
+            ("the call around as another owner", around, one_more),
+        ):  # fmt: skip
+            if other is not None and other != right:
+                yield Place(kind, f"{node.name} and {other}", frozenset([right, other]), partial(change, other=other),
+                            node.name or "", tags=True)  # fmt: skip
+
+
 def declared(model: ir.Model) -> Iterator[Place]:
-    """Symbols of the interface, which nothing computes with: those of other axes, which have another size."""
-    symbols = {(axis, s.value) for v in model.graph.inputs for axis, s in enumerate(v.shape or ())
-               if isinstance(s, ir.SymbolicDim) and s.value}  # fmt: skip
+    """Symbols of the interface, which nothing computes with."""
+    symbols = {s.value for v in model.graph.inputs for s in v.shape or () if isinstance(s, ir.SymbolicDim) and s.value}
     for side in ("inputs", "outputs"):
         for k, value in enumerate(getattr(model.graph, side)):
             for axis, size in enumerate(value.shape or ()):
                 if not isinstance(size, ir.SymbolicDim) or size.value is None:
                     continue
-                same = {symbol for place, symbol in symbols if place == axis}
-                others = sorted({symbol for _, symbol in symbols} - same - {size.value})
-                if not others:
-                    continue
+                for other in sorted(symbols - {size.value}):
 
-                def plant(model: ir.Model, path: Path, k: int = k, axis: int = axis, side: str = side,
-                          other: str = others[0]) -> bool:  # fmt: skip
-                    value = getattr(model.graph, side)[k]
-                    sizes = [s if isinstance(s, int) else s.value for s in value.shape]
-                    sizes[axis] = other
-                    value.shape = ir.Shape(sizes)
-                    return True
+                    def plant(model: ir.Model, path: Path, k: int = k, axis: int = axis, side: str = side,
+                              other: str = other) -> bool:  # fmt: skip
+                        value = getattr(model.graph, side)[k]
+                        sizes = [s if isinstance(s, int) else s.value for s in value.shape]
+                        sizes[axis] = other
+                        value.shape = ir.Shape(sizes)
+                        return True
 
-                yield Place(f"another symbol of the {side}", f"{value.name}, axis {axis}", ANYWHERE, plant, tags=True)
+                    where = f"{value.name}, axis {axis}: {other}"
+                    yield Place(f"another symbol of the {side}", where, ANYWHERE, plant, tags=True, sizes=True)
 
 
 def rare(model: ir.Model, run: Callable[[list[str]], dict[str, Any]]) -> Iterator[Place]:
@@ -466,4 +503,5 @@ def rare(model: ir.Model, run: Callable[[list[str]], dict[str, Any]]) -> Iterato
     yield from constants(model)
     yield from beyond_example(model, run)
     yield from foreign_copies(model)
+    yield from callers(model, run)
     yield from declared(model)
