@@ -145,7 +145,7 @@ FUSIONS = {
         [f"{STAGE}.layer.0.activation", f"{STAGE}.layer.0.normalization", f"{STAGE}.layer.0.convolution"],
     ),
     "the same with a skip connection, in another layout": (
-        "resnet", "ort-all", "Conv", "", "reorder_token_13",
+        "resnet", "ort-all", "Conv", "", "",
         [f"{STAGE}.activation", f"{STAGE}.layer.1.normalization", STAGE, f"{STAGE}.layer.1.convolution"],
     ),
     "skip connection and layer normalisation": (
@@ -175,10 +175,10 @@ def test_a_fused_node_has_the_modules_that_it_fused(fusion: str, optimized: Opti
     nodes = [node for node in modelexport.load(path).nodes if node.op_type == operator]
     if output:
         nodes = [node for node in nodes if node.outputs[0].name == output]
-    owner = owner_of(nodes[0])
-    assert owner is not None
-    assert [call.address for call in owner.calls] == expected
-    assert owner.evidence.value == "derived"
+    # How the runtime names what it adds depends on the processor.
+    found = [owner for node in nodes if (owner := owner_of(node)) and owner.call.address == expected[0]]
+    assert [call.address for call in found[0].calls] == expected
+    assert found[0].evidence.value == "derived"
 
 
 # --- initializers
