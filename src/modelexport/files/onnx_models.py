@@ -79,11 +79,17 @@ def load_onnx(path: Path, *, ours: bool = True, plain: bool = False) -> ir.Model
 def _read(path: Path, ours: bool, plain: bool) -> ir.Model:
     file = OpenFile(path)
     try:
-        rest, places = without_weights(file.data)
-        if len(rest) > PROTO_BYTES:
-            raise FileFormatError(f"{path} has a graph of {len(rest):,} bytes, and at most {PROTO_BYTES:,} are read")
-        proto = parse_model(rest)
-        model = (to_plain(proto, places) if plain else None) or _checked(proto, places)
+        found, rest = to_plain(file.data) if plain else None, b""
+        model: ir.Model
+        if found is not None:
+            model, places = found
+        else:
+            rest, places = without_weights(file.data)
+            if len(rest) > PROTO_BYTES:
+                raise FileFormatError(
+                    f"{path} has a graph of {len(rest):,} bytes, and at most {PROTO_BYTES:,} are read"
+                )
+            model = _checked(parse_model(rest), places)
         weakref.finalize(model, file.close).atexit = False
         _upgrade(model)
         if not isinstance(model, PlainModel):
@@ -91,7 +97,7 @@ def _read(path: Path, ours: bool, plain: bool) -> ir.Model:
                 if value.const_value is not None:
                     move_properties(value.const_value, value)
         bind_tensors(dict(_embedded_tensors(model, file, places)))
-        if not isinstance(model, PlainModel) and LOCATION in rest:
+        if LOCATION in rest:
             read_linked(model, path.parent, ours=ours)
     except BaseException:
         file.close()

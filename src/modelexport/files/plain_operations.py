@@ -8,6 +8,7 @@ import onnx
 import onnx_ir as ir
 
 from modelexport.files.tensors import check_tensor
+from modelexport.files.text_fields import check_text
 from modelexport.graph.plain import NO_ATTRIBUTES, Store
 
 _TEXTS = (onnx.AttributeProto.FLOAT, onnx.AttributeProto.INT, onnx.AttributeProto.STRING)
@@ -78,8 +79,9 @@ class Operations:
         return attribute
 
 
-def check_known(message: onnx.NodeProto | onnx.TensorProto, data: bytes) -> None:
-    """Refuse a message with fields that ONNX has not, which onnx_ir drops."""
+def check_known(message: onnx.NodeProto | onnx.TensorProto | onnx.ValueInfoProto, data: bytes) -> None:
+    """Refuse a message that protobuf would write in other bytes, or with fields that ONNX has not or a faulty text."""
+    check_text(type(message), data)
     message.DiscardUnknownFields()
     if message.SerializeToString() != data:
         raise RareError

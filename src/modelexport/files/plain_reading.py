@@ -1,24 +1,27 @@
 """Serialized models as plain models (:mod:`modelexport.graph.plain`), if there is nothing rare in them.
 
-Protobuf parses and checks a model, and writes it again with its fields in their order. Nodes, initializers and types
-are read from these bytes: a Python object for each message, as protobuf makes them, takes twice as long. What many of
-them have alike (an operator with its attributes, properties, a type) is read once.
+Nodes, initializers and types are read from the bytes of the file: a Python object for each message, as protobuf makes
+them, takes twice as long. What many of them have alike (an operator with its attributes, properties, a type) is read
+once, by protobuf, which also checks it. Bytes that protobuf would write in another way are left to the other reader.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import mmap
+from collections.abc import Iterator, Sequence
 
 import onnx
 import onnx_ir as ir
+from google.protobuf import message
 
 from modelexport.errors import FileFormatError
 from modelexport.files.deserializing import Form, model_properties, properties_of
 from modelexport.files.order import check_opsets
+from modelexport.files.plain_messages import Place, split_messages
 from modelexport.files.plain_operations import Operations, RareError, check_known
 from modelexport.files.plain_tensors import PlainTensor
 from modelexport.files.tensors import check_tensor
-from modelexport.files.wire import read_varint
+from modelexport.files.wire import read_length
 from modelexport.graph.plain import (
     NOTHING,
     UNKNOWN,
@@ -34,7 +37,6 @@ _RARE_TYPES = (onnx.TensorProto.STRING, onnx.TensorProto.FLOAT6E2M3, onnx.Tensor
 """Elements that onnx_ir represents in another way, or checks when it writes them."""
 
 # The first byte of a field: its number and its wire type.
-_NODE, _INITIALIZER, _INFO = 1 << 3 | 2, 5 << 3 | 2, 13 << 3 | 2  # of a graph
 _INPUT, _OUTPUT, _NAME, _OPERATOR, _OVERLOAD = (number << 3 | 2 for number in (1, 2, 3, 4, 8))  # of a node
 _NODE_PROPERTIES = bytes([9 << 3 | 2])
 _DIMS, _DATA_TYPE, _FLOATS, _TENSOR_NAME, _RAW = 1 << 3, 2 << 3, 4 << 3 | 2, 8 << 3 | 2, 9 << 3 | 2  # of a tensor
@@ -45,34 +47,27 @@ _INFO_PROPERTIES = bytes([4 << 3 | 2])
 _KEY, _TEXT = 1 << 3 | 2, 2 << 3 | 2  # of a property
 
 
-def to_plain(proto: onnx.ModelProto, elsewhere: Collection[str]) -> PlainModel | None:
-    """A model that is not rewired; ``None`` if it has something rare or a fault, which the other reader names.
+def to_plain(data: mmap.mmap | bytes) -> tuple[PlainModel, dict[str, range]] | None:
+    """A serialized model as one that is not rewired, and the places of the bytes of its large initializers.
 
-    Rare are functions, nested graphs, nodes that are not sorted, weights in other files, and whatever onnx_ir would
-    write in other bytes than it has. So a plain model needs none of the checks of untrusted files but those made here,
-    and what is written of it is what onnx_ir would write.
-
-    Args:
-        elsewhere: Names of initializers whose data was taken out.
+    ``None`` if it has something rare or a fault, which the other reader names. Rare are functions, nested graphs, nodes
+    that are not sorted, weights in other files, and whatever onnx_ir would write in other bytes than it has. So a plain
+    model needs none of the checks of untrusted files but those made here, and what is written of it is what onnx_ir
+    would write.
     """
-    graph = proto.graph
-    if proto.functions or proto.configuration or proto.training_info:
-        return None
-    if graph.quantization_annotation or graph.sparse_initializer:
-        return None
-    check_opsets(proto)
     try:
-        reader = _Reader(proto, elsewhere)
+        reader = _Reader(data)
         view = reader.read()
-    except (RareError, KeyError, IndexError, FileFormatError, ir.serde.SerdeError, ValueError, TypeError):
+    except (RareError, LookupError, FileFormatError, ir.serde.SerdeError, ValueError, TypeError, message.DecodeError):
         return None
-    return PlainModel(view, reader.nodes, reader.infos, **model_properties(proto))
+    model = PlainModel(view, reader.nodes, reader.infos, **model_properties(reader.model))
+    return model, reader.weights
 
 
 class _Reader:
-    def __init__(self, proto: onnx.ModelProto, elsewhere: Collection[str]) -> None:
-        self._model, self._proto, self._elsewhere = proto, proto.graph, elsewhere
-        self._data = proto.graph.SerializeToString() + b"\0"  # no field begins with this byte
+    def __init__(self, data: mmap.mmap | bytes) -> None:
+        self._messages = split_messages(data)
+        self._data, self.model, self.weights = self._messages.data, self._messages.model, self._messages.weights
         self._values: dict[bytes, PlainValue] = {}
         self._kinds: dict[bytes, Kind] = {}
         self._forms: dict[tuple[bytes, int | bool], tuple[Form, Kind]] = {}
@@ -85,48 +80,35 @@ class _Reader:
         """The names of values to what is said of them."""
 
     def read(self) -> PlainGraph:
-        proto = self._proto
-        nodes, tensors, infos = self._messages()
-        self._note(infos)
+        model, proto = self.model, self.model.graph
+        if model.functions or model.configuration or model.training_info:
+            raise RareError
+        if proto.quantization_annotation or proto.sparse_initializer:
+            raise RareError
+        check_opsets(model)
+        self._note(self._messages.infos)
         inputs = [self._input(info) for info in proto.input]
-        initializers = [self._initializer(start, stop) for start, stop in tensors]
+        initializers = list(self._initializers(self._messages.tensors))
         if len(self._values) < len(inputs) + len(initializers):
             raise RareError  # two values of one name
-        self.nodes = [self._node(start, stop) for start, stop in nodes]
+        self.nodes = list(self._nodes(self._messages.nodes))
         if b"" in self._values or any(domain == "ai.onnx" for domain, _, _ in self._operations.operators):
             raise RareError  # a value without a name; another name of the domain ""
         outputs = [self._output(info) for info in proto.output]
+        self._check_others()
         return PlainGraph(
             inputs,
             outputs,
             nodes=self.nodes,
             initializers=initializers,
             doc_string=proto.doc_string if proto.HasField("doc_string") else None,
-            opset_imports=ir.serde.deserialize_opset_import(self._model.opset_import),
+            opset_imports=ir.serde.deserialize_opset_import(model.opset_import),
             name=proto.name if proto.HasField("name") else None,
             metadata_props=properties_of(proto.metadata_props) or {},
         )
 
-    def _messages(self) -> tuple[list[tuple[int, int]], list[tuple[int, int]], list[tuple[int, int]]]:
-        """Where each node, initializer and type of a value begins and ends."""
-        data, position, stop = self._data, 0, len(self._data) - 1
-        found: dict[int, list[tuple[int, int]]] = {_NODE: [], _INITIALIZER: [], _INFO: []}
-        while position < stop and (key := data[position]) <= _INFO:
-            size, start = data[position + 1], position + 2
-            if size > 0x7F:
-                size, start = read_varint(data, position + 1)
-            position = start + size
-            if key in found:
-                found[key].append((start, position))
-        nodes, tensors, infos = found.values()
-        graph = self._proto
-        if (len(nodes), len(tensors), len(infos)) != (len(graph.node), len(graph.initializer), len(graph.value_info)):
-            raise RareError
-        return nodes, tensors, infos
-
     def _input(self, info: onnx.ValueInfoProto) -> PlainValue:
-        value = PlainValue(info.name, UNKNOWN, None)
-        value.role = "input"
+        value = PlainValue(info.name, UNKNOWN, None, role="input")
         self._describe(value, info)
         self._values[info.name.encode()] = value
         return value
@@ -143,11 +125,10 @@ class _Reader:
         """Set what an input or output of the graph says of its value."""
         said = ir.Value(name=value.name, type=value.type, shape=value.shape)
         ir.serde.deserialize_value_info_proto(info, said)
-        value.type, value.shape, value.doc_string = said.type, said.shape, said.doc_string
-        value.dtype = said.dtype
+        value.kind, value.doc_string = (said.dtype, said.type, said.shape), said.doc_string
         value.metadata_props = dict(said.metadata_props)
 
-    def _note(self, infos: Sequence[tuple[int, int]]) -> None:
+    def _note(self, infos: Sequence[Place]) -> None:
         """Note what is said of values, which is read for those that there are."""
         data, found = self._data, self.infos
         for begin, stop in infos:
@@ -155,46 +136,62 @@ class _Reader:
             if data[start] == _INFO_NAME:
                 size, start = data[start + 1], start + 2
                 if size > 0x7F:
-                    size, start = read_varint(data, start - 1)
+                    size, start = read_length(data, start - 1)
                 name = data[start : start + size]
                 start += size
+            if start > stop:
+                raise RareError
             found[name] = data[start:stop]
+        if len(found) < len(infos):
+            raise RareError  # two types of one value
 
-    def _initializer(self, start: int, stop: int) -> PlainValue:
-        """Read a tensor: sizes, type, numbers that are not bytes, name, bytes, doc string, properties."""
-        data, head = self._data, self._head
-        position = start + len(head)
-        if not data.startswith(head, start) or data[position] != _TENSOR_NAME:
-            head, position = self._beginning(start, stop)
-        size, position = data[position + 1], position + 2
-        if size > 0x7F:
-            size, position = read_varint(data, position - 1)
-        name = data[position : position + size]
-        position += size
-        length: int | None = None
-        if data[position] == _RAW and position < stop:
-            length, position = read_varint(data, position + 1)
-            position += length
-        doc_string = ""
-        if data[position] == _TENSOR_DOC and position < stop:
-            size, position = read_varint(data, position + 1)
-            doc_string = data[position : position + size].decode()
+    def _check_others(self) -> None:
+        """Check what is said of inputs once more, and of values that there are not."""
+        given = {info.name.encode() for info in self.model.graph.input}
+        others = self.infos.keys() - self._values.keys() | self.infos.keys() & given
+        b"\n".join(others).decode()
+        for info in {self.infos[name] for name in others}:
+            self._said(info)
+
+    def _initializers(self, places: Sequence[Place]) -> Iterator[PlainValue]:
+        """Read tensors: sizes, type, numbers that are not bytes, name, bytes, doc string, properties."""
+        data, values, infos, kinds, forms = self._data, self._values, self.infos, self._kinds, self._forms
+        for start, stop in places:
+            head = self._head
+            position = start + len(head)
+            if not data.startswith(head, start) or data[position] != _TENSOR_NAME:
+                head, position = self._beginning(start, stop)
+            size, position = data[position + 1], position + 2
+            if size > 0x7F:
+                size, position = read_length(data, position - 1)
+            name = data[position : position + size]
             position += size
-        properties = NOTHING if position == stop else _properties(_TENSOR_PROPERTIES, data, position, stop)
-        tensor = data[start:position]
-        text = name.decode()
-        place = length if length is not None else text in self._elsewhere
-        form, kind = self._forms.get((head, place)) or self._form(head, place, tensor)
-        info = self.infos.get(name)
-        said: dict[str, str] = {}
-        if info is not None:
-            kind, said = self._said(info)
-        value = PlainValue(text, kind, None, PlainTensor(text, doc_string, tensor, form))
-        value.role = "initializer"
-        if said or properties:
-            value.metadata_props = {**said, **properties}
-        self._values[name] = value
-        return value
+            length: int | None = None
+            if data[position] == _RAW and position < stop:
+                length, position = read_length(data, position + 1)
+                position += length
+            doc_string = ""
+            if data[position] == _TENSOR_DOC and position < stop:
+                size, position = read_length(data, position + 1)
+                doc_string = data[position : position + size].decode()
+                position += size
+            properties = NOTHING if position == stop else _properties(_TENSOR_PROPERTIES, data, position, stop)
+            tensor = data[start:position]
+            text = name.decode()
+            place = length if length is not None else text in self.weights
+            form, kind = forms.get((head, place)) or self._form(head, place, tensor)
+            info, said = infos.get(name), NOTHING
+            if info is not None:
+                known = kinds.get(info)
+                if known is not None:
+                    kind = known
+                else:
+                    kind, said = self._said(info)
+            value = PlainValue(text, kind, None, PlainTensor(text, doc_string, tensor, form), "initializer")
+            if said or properties:
+                value.metadata_props = {**said, **properties}
+            values[name] = value
+            yield value
 
     def _beginning(self, start: int, stop: int) -> tuple[bytes, int]:
         """What a tensor begins with, up to its numbers if they are not bytes, and where its name is."""
@@ -202,16 +199,16 @@ class _Reader:
         while (key := data[position]) in (_DIMS, _DATA_TYPE):
             position += 2
             if data[position - 1] > 0x7F:
-                _, position = read_varint(data, position - 1)
+                _, position = read_length(data, position - 1)
         if key == _FLOATS:  # their number tells whether there are enough
             size, position = data[position + 1], position + 2
             if size > 0x7F:
-                size, position = read_varint(data, position - 1)
+                size, position = read_length(data, position - 1)
             head = data[start:position]
             position += size
         else:
             while position < stop and data[position] != _TENSOR_NAME:
-                size, position = read_varint(data, position + 1)
+                size, position = read_length(data, position + 1)
                 position += size
             head = self._head = data[start:position]
         if data[position] != _TENSOR_NAME:
@@ -224,19 +221,16 @@ class _Reader:
         check_known(proto, tensor)
         if proto.data_type in _RARE_TYPES or proto.data_location == onnx.TensorProto.EXTERNAL:
             raise RareError
-        check_tensor(proto, self._elsewhere)
+        check_tensor(proto, self.weights)
         form = Form.of(proto.data_type, tuple(proto.dims))
         known = self._forms[head, place] = form, (form.dtype, ir.TensorType(form.dtype), form.shape)
         return known
 
     def _said(self, info: bytes) -> tuple[Kind, dict[str, str]]:
         """The type and the properties of a value."""
-        kind = self._kinds.get(info)
-        if kind is not None:
-            return kind, {}
         position = 0
         if info[:1] == bytes([_INFO_TYPE]):
-            size, position = read_varint(info, 1)
+            size, position = read_length(info, 1)
             position += size
         return self._kind(info[:position]), _properties(_INFO_PROPERTIES, info, position, len(info))
 
@@ -245,81 +239,83 @@ class _Reader:
         kind = self._kinds.get(data)
         if kind is None:
             info = onnx.ValueInfoProto.FromString(data)
+            check_known(info, data)
             value = ir.serde.deserialize_value_info_proto(info, None)
             if ir.serde.serialize_value(value).type.SerializeToString() != info.type.SerializeToString():
                 raise RareError
             kind = self._kinds[data] = value.dtype, value.type, value.shape
         return kind
 
-    def _node(self, start: int, stop: int) -> PlainNode:
-        """Read a node: inputs, outputs, name, operator, attributes, doc string, domain, overload, properties."""
-        data, values, infos, kinds, position = self._data, self._values, self.infos, self._kinds, start
-        operations = self._operations
-        node = PlainNode()
-        inputs: list[PlainValue | None] = []
-        while data[position] == _INPUT:
-            size, position = data[position + 1], position + 2
-            if size > 0x7F:
-                size, position = read_varint(data, position - 1)
-            if size:
-                value = values[data[position : position + size]]
-                inputs.append(value)
-                users = value.users
-                if not users:
-                    value.users = node
-                elif isinstance(users, list):
-                    users.append(node)
-                elif isinstance(users, PlainNode):
-                    value.users = [users, node]
+    def _nodes(self, places: Sequence[Place]) -> Iterator[PlainNode]:
+        """Read nodes: inputs, outputs, name, operator, attributes, doc string, domain, overload, properties."""
+        data, values, infos, kinds = self._data, self._values, self.infos, self._kinds
+        operations, known, read = self._operations.known, self._properties, self._operations.read
+        for start, stop in places:
+            position = start
+            node = PlainNode()
+            inputs: list[PlainValue | None] = []
+            while data[position] == _INPUT:
+                size, position = data[position + 1], position + 2
+                if size > 0x7F:
+                    size, position = read_length(data, position - 1)
+                if size:
+                    value = values[data[position : position + size]]
+                    inputs.append(value)
+                    users = value.users
+                    if not users:
+                        value.users = node
+                    elif isinstance(users, list):
+                        users.append(node)
+                    elif isinstance(users, PlainNode):
+                        value.users = [users, node]
+                    position += size
+                else:
+                    inputs.append(None)
+            outputs: list[PlainValue] = []
+            while data[position] == _OUTPUT:
+                size, position = data[position + 1], position + 2
+                if size > 0x7F:
+                    size, position = read_length(data, position - 1)
+                made = data[position : position + size]
                 position += size
-            else:
-                inputs.append(None)
-        outputs: list[PlainValue] = []
-        while data[position] == _OUTPUT:
-            size, position = data[position + 1], position + 2
-            if size > 0x7F:
-                size, position = read_varint(data, position - 1)
-            made = data[position : position + size]
-            position += size
-            info = infos.get(made)
-            kind = UNKNOWN if info is None or not size else kinds.get(info) or self._only_kind(info)
-            value = PlainValue(made.decode(), kind, node)
-            outputs.append(value)
-            if size and values.setdefault(made, value) is not value:
-                raise RareError  # two values of one name
-        named = True
-        if data[position] == _NAME:
-            size, position = data[position + 1], position + 2
-            if size > 0x7F:
-                size, position = read_varint(data, position - 1)
-            node.name, named = data[position : position + size].decode(), size > 0
-            position += size
-        begin = position
-        while _OPERATOR <= data[position] <= _OVERLOAD and position < stop:
-            size, position = data[position + 1], position + 2
-            if size > 0x7F:
-                size, position = read_varint(data, position - 1)
-            position += size
-        operation = data[begin:position]
-        node.operator, attributes, node.doc_string, as_read = operations.known.get(operation) or operations.read(
-            operation
-        )
-        if attributes:
-            node.attributes = Store(attributes)
-        if position < stop:
-            said = data[position:stop]
-            if said not in self._properties:
-                self._properties[said] = _properties(_NODE_PROPERTIES, data, position, stop)
-            node.metadata_props = self._properties[said]
-        elif position > stop:
-            raise RareError
-        if not outputs:
-            raise RareError
-        node.serialized = data[start:position]
-        if as_read and named and outputs[-1].name:
-            node.kept_name = node.name
-        node.inputs, node.outputs = inputs, outputs
-        return node
+                info = infos.get(made)
+                kind = UNKNOWN if info is None or not size else kinds.get(info) or self._only_kind(info)
+                value = PlainValue(made.decode(), kind, node)
+                outputs.append(value)
+                if size and values.setdefault(made, value) is not value:
+                    raise RareError  # two values of one name
+            named = True
+            if data[position] == _NAME:
+                size, position = data[position + 1], position + 2
+                if size > 0x7F:
+                    size, position = read_length(data, position - 1)
+                node.name, named = data[position : position + size].decode(), size > 0
+                position += size
+            begin = position
+            while _OPERATOR <= data[position] <= _OVERLOAD and position < stop:
+                size, position = data[position + 1], position + 2
+                if size > 0x7F:
+                    size, position = read_length(data, position - 1)
+                position += size
+            operation = data[begin:position]
+            node.operator, attributes, node.doc_string, as_read = operations.get(operation) or read(operation)
+            if attributes:
+                node.attributes = Store(attributes)
+            if position < stop:
+                said = data[position:stop]
+                properties = known.get(said)
+                if properties is None:
+                    properties = known[said] = _properties(_NODE_PROPERTIES, data, position, stop)
+                node.metadata_props = properties
+            elif position > stop:
+                raise RareError
+            if not outputs:
+                raise RareError
+            node.serialized = data[start:position]
+            if as_read and named and outputs[-1].name:
+                node.kept_name = node.name
+            node.inputs, node.outputs = inputs, outputs
+            yield node
 
     def _only_kind(self, info: bytes) -> Kind:
         """The type of a value of which nothing else is said."""
@@ -338,20 +334,20 @@ def _properties(field: bytes, data: bytes, position: int, stop: int) -> dict[str
         position += len(field)
         size, position = data[position], position + 1
         if size > 0x7F:
-            size, position = read_varint(data, position - 1)
+            size, position = read_length(data, position - 1)
         end = position + size
         if data[position] != _KEY:
             raise RareError
         size, position = data[position + 1], position + 2
         if size > 0x7F:
-            size, position = read_varint(data, position - 1)
+            size, position = read_length(data, position - 1)
         key = data[position : position + size].decode()
         position += size
         if data[position] != _TEXT:
             raise RareError
         size, position = data[position + 1], position + 2
         if size > 0x7F:
-            size, position = read_varint(data, position - 1)
+            size, position = read_length(data, position - 1)
         found[key] = data[position : position + size].decode()
         position += size
         if position != end:

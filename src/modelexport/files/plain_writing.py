@@ -53,31 +53,33 @@ def _copies(values: Iterable[ir.Value]) -> list[ir.Value]:
     ]
 
 
-class _Properties(dict[tuple[str, str], bytes]):
-    """Keys with texts to serialized properties, in a field with this number: many have the same."""
+class _Properties:
+    """Serializes the properties of messages, in a field with this number."""
 
     def __init__(self, number: int) -> None:
         self._number = number
-        self._keys: dict[str, bytes] = {}
+        self._heads: dict[tuple[str, int], bytes] = {}
+        """A key and the length of a text to what is written before the text: few differ."""
         self._encoded: dict[int, bytes] = {}
         """By the identity of properties: nodes of one owner share them, and initializers of one origin."""
-
-    def __missing__(self, item: tuple[str, str]) -> bytes:
-        name, text = item[0], item[1].encode()
-        key = self._keys.get(name)
-        if key is None:
-            key = self._keys[name] = length_delimited(1, len(name.encode())) + name.encode()
-        entry = key + length_delimited(2, len(text)) + text
-        written = self[item] = length_delimited(self._number, len(entry)) + entry
-        return written
 
     def encoded(self, properties: Mapping[str, str]) -> bytes:
         """All properties of a node or tensor."""
         written = self._encoded.get(id(properties))
         if written is None:
-            written = b"".join([self[item] for item in sorted(properties.items())])
-            self._encoded[id(properties)] = written
+            parts: list[bytes] = []
+            for name, text in sorted(properties.items()):
+                data = text.encode()
+                head = name, len(data)
+                parts += (self._heads.get(head) or self._head(*head), data)
+            written = self._encoded[id(properties)] = b"".join(parts)
         return written
+
+    def _head(self, name: str, length: int) -> bytes:
+        key = name.encode()
+        entry = length_delimited(1, len(key)) + key + length_delimited(2, length)
+        head = self._heads[name, length] = length_delimited(self._number, len(entry) + length) + entry
+        return head
 
 
 def _nodes(model: PlainModel) -> list[bytes]:

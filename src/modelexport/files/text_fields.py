@@ -20,19 +20,33 @@ def parse_model(data: bytes) -> onnx.ModelProto:
         Exception: It is not a protobuf message; protobuf's own type is not public.
     """
     model: onnx.ModelProto = onnx.ModelProto.FromString(data)
-    try:
-        _strict().FromString(data)
-    except message.DecodeError as error:
-        raise FileFormatError("the model has names or properties that are not text: the file is damaged") from error
+    check_text(onnx.ModelProto, data)
     return model
 
 
+def check_text(kind: type[message.Message], data: bytes) -> None:
+    """Refuse one of ONNX's messages if a text in it is not UTF-8, or if it cannot be read.
+
+    Raises:
+        FileFormatError: It is damaged.
+    """
+    try:
+        _strict(kind.DESCRIPTOR.full_name).FromString(data)
+    except message.DecodeError as error:
+        raise FileFormatError("the model has names or properties that are not text: the file is damaged") from error
+
+
 @cache
-def _strict() -> Any:
-    """ONNX's own message as proto3 has it, whose parser checks text; a tenth of the time that Python would take."""
+def _strict(name: str) -> Any:
+    """One of ONNX's messages as proto3 has it, whose parser checks text; a tenth of the time that Python would take."""
+    return GetMessageClass(_strict_messages().FindMessageTypeByName(name))
+
+
+@cache
+def _strict_messages() -> descriptor_pool.DescriptorPool:
     file = descriptor_pb2.FileDescriptorProto()
     onnx.ModelProto.DESCRIPTOR.file.CopyToProto(file)
     file.syntax = "proto3"
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
-    return GetMessageClass(pool.FindMessageTypeByName(onnx.ModelProto.DESCRIPTOR.full_name))
+    return pool

@@ -103,7 +103,7 @@ def read_properties(path: Path) -> dict[str, str]:
         with open_regular(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             properties = b"".join(
                 data[start : value.stop]
-                for number, start, value in _fields(data, range(len(data)))
+                for number, start, value in fields(data, range(len(data)))
                 if number == _PROPERTIES
             )
         return {entry.key: entry.value for entry in parse_model(properties).metadata_props}
@@ -122,20 +122,21 @@ def _copied(data: mmap.mmap, message: range, below: tuple[int, ...], found: dict
     """The parts of a message, with the weights removed from the fields ``below``."""
     parts: list[bytes] = []
     copied = message.start
-    for number, start, value in _fields(data, message, large=below[0]):
+    for number, start, value in fields(data, message, large=below[0]):
         parts.append(data[copied:start])
         copied = value.stop
-        inner = _copied(data, value, below[1:], found) if len(below) > 1 else _without_data(data, value, found)
+        inner = _copied(data, value, below[1:], found) if len(below) > 1 else without_data(data, value, found)
         length = sum(map(len, inner))
         parts += [varint(number << 3 | _LENGTH), varint(length), *inner]
     parts.append(data[copied : message.stop])
     return parts
 
 
-def _without_data(data: mmap.mmap, tensor: range, found: dict[str, range]) -> list[bytes]:
+def without_data(data: mmap.mmap | bytes, tensor: range, found: dict[str, range]) -> list[bytes]:
+    """The parts of a serialized tensor, without its bytes, whose place is added to those that were found."""
     parts: list[bytes] = []
     name, raw = "", None
-    for number, start, value in _fields(data, tensor):
+    for number, start, value in fields(data, tensor):
         if number == _RAW_DATA:
             raw = value
             continue
@@ -147,7 +148,7 @@ def _without_data(data: mmap.mmap, tensor: range, found: dict[str, range]) -> li
     return parts
 
 
-def _fields(data: mmap.mmap | bytes, message: range, large: int = 0) -> Iterator[tuple[int, int, range]]:
+def fields(data: mmap.mmap | bytes, message: range, large: int = 0) -> Iterator[tuple[int, int, range]]:
     """Each field of a message: its number, where it begins, and where its value is.
 
     Args:
@@ -198,9 +199,17 @@ def read_varint(data: mmap.mmap | bytes, position: int) -> tuple[int, int]:
             raise ValueError(f"the number at byte {position} has more than 64 bits")
 
 
+def read_length(data: bytes, position: int) -> tuple[int, int]:
+    """A varint as protobuf writes it, in as few bytes as possible, and the position after it."""
+    size, after = read_varint(data, position)
+    if not data[after - 1] and after > position + 1:
+        raise ValueError(f"the number at byte {position} has more bytes than it needs")
+    return size, after
+
+
 def fields_between(data: bytes, above: int, below: int = FIELDS) -> bytes:
     """The fields of a message whose numbers are between two others."""
-    found = _fields(data, range(len(data)))
+    found = fields(data, range(len(data)))
     return b"".join(data[start : value.stop] for number, start, value in found if above < number < below)
 
 
@@ -222,7 +231,7 @@ def varint(number: int) -> bytes:
 def _filled(data: bytes, message: range, below: tuple[int, ...], tensors: Mapping[str, Data]) -> list[bytes | Data]:
     """The parts of a message, with the weights inserted into the fields ``below``."""
     parts: list[bytes | Data] = []
-    for number, start, value in _fields(data, message):
+    for number, start, value in fields(data, message):
         if number == below[0]:
             inner = _filled(data, value, below[1:], tensors) if len(below) > 1 else _with_data(data, value, tensors)
             length = sum(len(part) if isinstance(part, bytes) else part.nbytes for part in inner)
@@ -233,11 +242,11 @@ def _filled(data: bytes, message: range, below: tuple[int, ...], tensors: Mappin
 
 
 def _with_data(data: bytes, message: range, tensors: Mapping[str, Data]) -> list[bytes | Data]:
-    fields = list(_fields(data, message))
-    name = next((data[value.start : value.stop].decode() for number, _, value in fields if number == _NAME), "")
+    parts = list(fields(data, message))
+    name = next((data[value.start : value.stop].decode() for number, _, value in parts if number == _NAME), "")
     tensor = tensors.get(name)
     if tensor is None:
         return [data[message.start : message.stop]]
-    before = b"".join(data[start : value.stop] for number, start, value in fields if number < _RAW_DATA)
-    behind = b"".join(data[start : value.stop] for number, start, value in fields if number > _RAW_DATA)
+    before = b"".join(data[start : value.stop] for number, start, value in parts if number < _RAW_DATA)
+    behind = b"".join(data[start : value.stop] for number, start, value in parts if number > _RAW_DATA)
     return [before + length_delimited(_RAW_DATA, tensor.nbytes), tensor, behind]

@@ -14,7 +14,8 @@ They share one state, :class:`~modelexport.lineage.matching.state.Matching`. The
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -96,10 +97,13 @@ def trace_owners(source: SourceGraph, changed: ir.Model, walks: Sequence[Walk] =
     state = Matching(source, changed)
     name_given_values(state)
     for walk in walks:
-        for node in reversed(state.nodes) if walk.backwards else state.nodes:
-            if walk.settled or not state.is_settled(node):
-                for matcher in walk.matchers:
-                    matcher(state, node)
+        nodes: Iterable[ir.Node] = reversed(state.nodes) if walk.backwards else state.nodes
+        if not walk.settled:
+            nodes = itertools.filterfalse(state.is_settled, nodes)  # asked at each visit
+        matchers = walk.matchers
+        for node in nodes:
+            for matcher in matchers:
+                matcher(state, node)
     several = _place_owners(state)
     common, total = _count_common(state)
     return Descent(_present(state), state.names, state.merged, _lost_initializers(state), common, total, several)
@@ -199,9 +203,9 @@ def _lost_initializers(state: Matching) -> dict[ir.Value, list[str]]:
     there.update(name for names in state.merged.values() for name in names)
     gone = state.source.initializers.keys() - there
     found: dict[ir.Value, list[str]] = {}
-    for value in state.initializers:
+    for value in state.initializers if gone else ():
         names: dict[str, None] = {}
-        for node, _ in value.uses() if gone else ():
+        for node, _ in value.uses():
             for index in state.region(state.matches.get(node, ()), REGION):
                 names.update((name, None) for name in state.source.nodes[index].inputs if name and name in gone)
         found[value] = list(names)

@@ -39,7 +39,14 @@ class LostCalls:
         """
         calls: dict[ModuleCall, None] = {}
         for name in names:
-            if name is not None and not self._ends_at(name):
+            if name is None:
+                continue
+            for end in self._ends:
+                if name in end:  # as nearly always
+                    break
+            else:
+                if name not in self._source.producer:
+                    continue
                 if name not in self._found:
                     self._search(name)
                 for owners in self._found[name]:

@@ -18,8 +18,10 @@ def match_by_fusion(state: Matching, node: ir.Node) -> None:
     value under a new name.
     """
     found = state.matches.get(node)
-    unknown = state.unknown_inputs(node) if found is not None else []
-    if found is None or not unknown:
+    if found is None or not _may_have_core(state, node):
+        return
+    unknown = state.unknown_inputs(node)
+    if not unknown:
         return
     for index in list(found):
         if node not in state.approximate and node.op_identifier() == state.source.nodes[index].op:
@@ -46,9 +48,9 @@ def find_core(state: Matching, node: ir.Node, index: int) -> int | None:
     Args:
         index: A source node that the fused one replaces; the search goes back from there.
     """
-    inside, parameters_of = _operators_in(node.op_type), state.parameters_of.get(node, ())
-    if not parameters_of and inside.isdisjoint(state.operators):
+    if not _may_have_core(state, node):
         return None
+    inside, parameters_of = _operators_in(node.op_type), state.parameters_of.get(node, ())
     held: dict[str, int] = {}
     first: int | None = None
     count: int | None = None
@@ -65,6 +67,11 @@ def find_core(state: Matching, node: ir.Node, index: int) -> int | None:
         if first is None and count == 1 and core in parameters_of:
             first = core
     return min(held.values()) if held else first
+
+
+def _may_have_core(state: Matching, node: ir.Node) -> bool:
+    """Whether the source may have the node's operator inside it, or the node has a parameter of the source."""
+    return node in state.parameters_of or not _operators_in(node.op_type).isdisjoint(state.operators)
 
 
 def _computed_names(state: Matching, index: int) -> list[str]:

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 from modelexport.graph.snapshot import SourceGraph
 
-_DIGITS = frozenset(string.digits)
-_NOT_DIGITS = string.ascii_letters + string.punctuation + " "
+_PATTERN = "".join("0" if chr(code) in string.digits else chr(code) for code in range(128))
+"""A table for ``str.translate``, which makes all digits one."""
 _SEPARATOR = re.compile(r"[^A-Za-z0-9]+")
 _BEFORE_WORD = re.compile(r"[^A-Za-z0-9]+(?=[A-Za-z])")
 
@@ -21,7 +21,7 @@ class OriginalNames:
         self._values = {node.name: node.outputs[0] for node in source.nodes if node.name and node.outputs}
         self._values.update(zip(source.names, source.names, strict=True))
         self._cuts: dict[str, list[int]] = {}
-        """What names end with, behind their last digit, to what may be cut off: many have the same."""
+        """Names with other digits to where they may be cut off: many have the same."""
 
     def find(self, name: str | None) -> str | None:
         """The source value whose name, or whose node's name, equals a name or is its beginning or end."""
@@ -50,19 +50,12 @@ class OriginalNames:
         found = values.get(name)
         if found is not None:
             return found
-        stem = name.rstrip(_NOT_DIGITS)
-        if stem[-1:] in _DIGITS:
-            tail = name[len(stem) :]
-            cuts = self._cuts.get(tail)
-            if cuts is None:
-                cuts = self._cuts[tail] = _cuts_of(tail)
-            for cut in cuts:
-                if (found := values.get(name[:cut])) is not None:
-                    return found
-        else:
-            stem = name
-        for cut in _cuts_of(stem):
-            if (found := values.get(stem[:cut])) is not None:
+        pattern = name.translate(_PATTERN)
+        cuts = self._cuts.get(pattern)
+        if cuts is None:
+            cuts = self._cuts[pattern] = _cuts_of(pattern)
+        for cut in cuts:
+            if (found := values.get(name[:cut])) is not None:
                 return found
         return None
 
@@ -75,5 +68,5 @@ class OriginalNames:
 
 
 def _cuts_of(name: str) -> list[int]:
-    """Where a name may be cut off, counted from its end: before each gap that a word follows, the last one first."""
-    return [gap.start() - len(name) for gap in _BEFORE_WORD.finditer(name)][::-1]
+    """Where a name may be cut off: before each gap that a word follows, the last one first."""
+    return [gap.start() for gap in _BEFORE_WORD.finditer(name)][::-1]
