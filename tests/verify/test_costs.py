@@ -80,6 +80,32 @@ def test_a_remembered_state_is_restored_after_every_run() -> None:
             assert (model.training, float(model.count), model.calls) == (True, 0, [])
 
 
+class Sizes(nn.Module):
+    """Writes down the sizes that it runs with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not torch.compiler.is_exporting():
+            RAN.append(tuple(x.shape))
+        return self.linear(x)
+
+
+RAN: list[tuple[int, ...]] = []
+"""Not in the module, whose state is restored after every run."""
+
+
+def test_few_sizes_show_what_many_would(tmp_path: Path) -> None:
+    """Larger ones show a table as long as the example, and an odd one of a single row that a size is rounded."""
+    model, inputs = Sizes().eval(), (torch.randn(2, 64, 6),)
+    export(model, inputs, tmp_path / "file.onnx", dynamic=True)
+    RAN.clear()
+    assert verify(model, inputs, tmp_path / "file.onnx", perturb=False).agrees
+    assert set(RAN) == {(2, 64, 6), (3, 72, 6), (1, 9, 6)}
+
+
 def test_a_file_holds_the_bytes_of_an_array_or_not(tmp_path: Path) -> None:
     weights = np.zeros((200, 3000), dtype=np.float32)
     model = adding(weights)

@@ -53,6 +53,7 @@ class KeptState:
         self._modes = [(module, module.training) for module in model.modules()]
         self._attributes: list[tuple[Any, dict[str, Any]]] = []
         self._containers: list[tuple[Any, Any]] = []
+        self._empty: list[dict[Any, Any]] = []
         self.tensors: dict[torch.Tensor, None] = dict.fromkeys([*model.parameters(), *model.buffers()])
         for module in model.modules():
             self._classes.append((module, type(module)))
@@ -74,6 +75,8 @@ class KeptState:
         for module, training in self._modes:
             if module.training != training:  # not a Python attribute of a ScriptModule
                 module.training = training
+        for added in filter(None, self._empty):
+            added.clear()
         for container, before in self._containers:
             # A user's container may refuse even this.
             with contextlib.suppress(Exception):
@@ -86,7 +89,7 @@ class KeptState:
 
     def _remember(self, value: object, depth: int) -> None:
         if type(value) is dict and not value:  # most dictionaries of a module are empty: its hooks
-            self._containers.append((value, {}))
+            self._empty.append(value)
             return
         if isinstance(value, torch.Tensor):
             self.tensors.setdefault(value)

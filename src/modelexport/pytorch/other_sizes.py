@@ -96,7 +96,7 @@ def one_row(inputs: Inputs, model: ir.Model) -> Iterator[tuple[str, Inputs]]:
 
     Captures treat a size of one apart, and what removes axes of size one removes that axis as well. That shows with
     small sizes, too, which take less time; but a model may refuse these, or compute something else than the file for
-    them: then the sizes of the example count.
+    them: then the sizes of the example count. Odd sizes are tried first: that they are rounded up shows with no others.
     """
     symbols = _symbols(inputs, model)
     rows = {symbol for symbol, (size, axis) in symbols.items() if axis == 0 and size > 1}
@@ -104,12 +104,19 @@ def one_row(inputs: Inputs, model: ir.Model) -> Iterator[tuple[str, Inputs]]:
         return
     given = {symbol: 1 if symbol in rows else size for symbol, (size, _) in symbols.items()}
     small = small_sizes(given)
-    if small != given:
-        yield ONE_SMALL_ROW, with_sizes(inputs, model, small)
+    odd = {symbol: _odd(size, given[symbol]) for symbol, size in small.items()}
+    for sizes in (odd, *([small] if small != odd else [])):
+        if sizes != given:
+            yield ONE_SMALL_ROW, with_sizes(inputs, model, sizes)
     yield "one row", with_sizes(inputs, model, given)
 
 
 ONE_SMALL_ROW = "one row of small sizes"
+
+
+def _odd(size: int, most: int) -> int:
+    """The next odd number, which is no multiple of a kernel's stride; not above the most."""
+    return size if size % 2 else size + 1 if size < most else size - 1
 
 
 def small_sizes(sizes: Mapping[str, int]) -> dict[str, int]:

@@ -68,7 +68,7 @@ def run_others(
         # An output without elements, as of a convolution larger than its image, shows nothing.
         if single[0].status in ("agree", "tie") and all(0 not in one.shape for one in single[0].outputs):
             break
-    small = any(one.what == ONE_SMALL_ROW for _, one in agreeing)
+    small = next((other for other, one in agreeing if one.what == ONE_SMALL_ROW), None)
     tried = [inputs, *(other for other, _ in agreeing)]
     sizes = run_with_telling_sizes(
         inputs, tagged.model, tried, lambda what, other: run_one(what, other, session, run_module), small=small

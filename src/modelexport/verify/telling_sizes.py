@@ -8,6 +8,7 @@ claims apart, as far as it accepts them.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -38,7 +39,7 @@ def false_output_sizes(model: ir.Model, agreeing: Collection[tuple[Inputs, Other
 
 
 def run_with_telling_sizes(
-    inputs: Inputs, model: ir.Model, tried: Sequence[Inputs], compared: Compare, *, small: bool
+    inputs: Inputs, model: ir.Model, tried: Sequence[Inputs], compared: Compare, *, small: Inputs | None
 ) -> list[tuple[Inputs, OtherInputs]]:
     """Run with sizes for which wrong claims are not true.
 
@@ -48,10 +49,11 @@ def run_with_telling_sizes(
     Args:
         tried: The inputs that model and file ran with.
         compared: Compares the outputs on inputs, with a description.
-        small: Whether model and file take small sizes, too.
+        small: A single row of small sizes, if model and file take that.
     """
     ran = [symbol_sizes(one, model) for one in tried]
-    sizes = small_sizes(ran[0]) if small else ran[0]
+    few = symbol_sizes(small, model) if small is not None else ran[0]
+    sizes = {name: size if size > 1 else small_sizes(ran[0])[name] for name, size in few.items()}
     agreeing: list[tuple[Inputs, OtherInputs]] = []
 
     def agrees(changed: Mapping[str, int]) -> bool:
@@ -72,7 +74,8 @@ def run_with_telling_sizes(
                 agree_with([name], others)
 
     # The model may not take odd sizes, or less than a kernel.
-    try_sizes([name for name in sizes if sizes[name] > 3], lambda size: (size - 1, size + 1, size - 2, size - 3))
+    even = [name for name in sizes if math.gcd(*(run[name] for run in ran)) > 1]
+    try_sizes([n for n in even if sizes[n] > 3], lambda size: (size - 1, size + 1, size - 2, size - 3))
     spans = {name: (min(run[name] for run in ran), max(run[name] for run in ran)) for name in sizes}
     try_sizes([name for name, (least, most) in spans.items() if most < 2 * least], lambda size: (2 * size,))
     said = {name for value in model.graph.outputs for size in value.shape or () for name in SYMBOL.findall(str(size))}
