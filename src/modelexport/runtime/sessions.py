@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import wait
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import MappingProxyType
@@ -15,6 +15,7 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime
 
+from modelexport.core.background import begun
 from modelexport.errors import UsageError
 from modelexport.files.linked import check_tensors, check_weight_files
 from modelexport.files.serializing import to_proto
@@ -209,23 +210,15 @@ def _interruptible(model: onnxruntime.InferenceSession, names: Sequence[str], fe
     """
     if threading.current_thread() is not threading.main_thread():
         return model.run(names, feeds)
-    options, done = onnxruntime.RunOptions(), Future[Any]()
-
-    def work() -> None:
-        try:
-            done.set_result(model.run(names, feeds, options))
-        except BaseException as error:
-            done.set_exception(error)
-
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
+    options = onnxruntime.RunOptions()
+    done = begun(lambda: model.run(names, feeds, options))
     try:
         return done.result()
     except BaseException:
         options.terminate = True  # is seen between two nodes
         raise
     finally:
-        thread.join(_SECONDS_TO_END)
+        wait([done], _SECONDS_TO_END)
 
 
 _SECONDS_TO_END = 5

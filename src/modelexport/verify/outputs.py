@@ -12,6 +12,7 @@ import onnx_ir as ir
 import torch
 from torch import nn
 
+from modelexport.core.background import begun
 from modelexport.core.messages import collected
 from modelexport.core.text import plural
 from modelexport.errors import UsageError
@@ -109,16 +110,20 @@ def compare_whole(
     """
     tagged, notes = runs.tagged, list[str]()
     with runnable(tagged.path, tagged.encoding) as file:
-        tell("verify: the file")
-        session, told = open_as_run(file, provider)
+        tell("verify: the file and PyTorch")
+        opening = begun(lambda: open_as_run(file, provider))
+        try:
+            run, other_weights = _run_with_others(runs, inputs, perturb, notes)
+            returned = runs.outputs(inputs) if other_weights else run.outputs
+        except Exception:
+            feeds(inputs, opening.result()[0])  # what is wrong with the file, or with its inputs, says more
+            raise
+        session, told = opening.result()
         notes += [told] if told else []
         given = feeds(inputs, session)
         if dropped := [name for name in _dropped(inputs, input_names(session)) if name not in constants]:
             notes.append(f"the file does not take {', '.join(dropped)}: the exporter found no use of it")
         outputs = run_session(session, given)
-        tell("verify: PyTorch")
-        run, other_weights = _run_with_others(runs, inputs, perturb, notes)
-        returned = runs.outputs(inputs) if other_weights else run.outputs
         whole = WholeOutputs(returned, tagged.model, lambda: runs.observed(inputs, {}))
         if missing := len(returned) - len(whole.right):
             notes.append(f"{plural(missing, 'output')} of the model left out at export")
