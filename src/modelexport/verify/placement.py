@@ -265,12 +265,19 @@ def _places(value: ir.Value, run: FileRun, index: Index[_Where], apart: float) -
 
 
 def _looks_up(node: ir.Node) -> bool:
-    """Whether a node takes rows of a weight that numbers of the run choose: no call had them before."""
-    if node.domain != "" or node.op_type not in MOVES or not node.inputs or node.inputs[0] is None:
+    """Whether a node takes rows of a weight that numbers of the run choose: no call had them before.
+
+    One that repeats or cuts a weight by sizes of the run does not: PyTorch may copy what it expanded in a later call.
+    """
+    if node.domain != "" or node.op_type not in _CHOOSING or not node.inputs or node.inputs[0] is None:
         return False
     producers = [value.producer() for value in node.inputs[1:] if value is not None and not value.is_initializer()]
     chosen = any(producer is None or producer.inputs for producer in producers)  # not all by constants
     return node.inputs[0].is_initializer() and chosen
+
+
+_CHOOSING = frozenset({"Gather", "GatherElements", "GatherND"})
+"""Operators that take elements by their numbers."""
 
 
 def _apart(run: FileRun) -> float:
