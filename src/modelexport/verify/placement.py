@@ -58,6 +58,8 @@ def find_misplaced(model: ir.Model, calls: CallTree, run: FileRun, evidence: Evi
     known: dict[ir.Node, frozenset[ModuleCall]] = {}
     copies: dict[ir.Node, frozenset[ModuleCall]] = {}
     """Nodes that only rearrange their inputs, to the calls that get or return these."""
+    made: dict[ir.Node, frozenset[ModuleCall]] = {}
+    """Those whose values PyTorch computed, to the calls that did, and did not only pass them on."""
     for node in model.graph:
         own = run.prints.get(node.outputs[0].name or "")
         given = [_taken(taken, own, run) for taken in node.inputs if taken is not None]
@@ -65,6 +67,7 @@ def find_misplaced(model: ir.Model, calls: CallTree, run: FileRun, evidence: Evi
         allowed = {place.call for place in looked_up if place.new}
         if (node.domain == "" and node.op_type in MOVES and not allowed) or any(_same(own, one) for one in given):
             copies[node] = travels.get(run.contents.get(node.outputs[0].name or "", ""), frozenset())
+            made[node] = frozenset(place.call for place in _places(node.outputs[0], run, index, apart) if place.new)
         for value in node.outputs if nested_graphs(node) else ():
             allowed |= _allowed(True, value, run, results, {}, apart)
         for value in () if allowed else node.outputs:
@@ -77,7 +80,7 @@ def find_misplaced(model: ir.Model, calls: CallTree, run: FileRun, evidence: Evi
     gone = _calls_with_lost_values(run, evidence, calls) if several else frozenset()
     ends = Ends(run, evidence)
     order = {call: index for index, call in enumerate(evidence.parents)}
-    reached = reached_calls(model, known, run, evidence)
+    reached = reached_calls(model, known, made, run, evidence)
     found = []
     for node in model.graph:
         owner = owner_of(node)

@@ -1,0 +1,77 @@
+"""Faults in models of unusual structure, found and placed: no numbers returned, selections that select all, squares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from torch import nn
+
+from modelexport import export, verify
+from modelexport.core.owners import Evidence
+from modelexport.files.onnx_models import load_onnx, save_model
+from modelexport.format import keys
+from modelexport.format.node_tags import write_tags
+from modelexport.verify.verdicts import VerifyReport
+
+
+def numbers(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(1))
+
+
+def with_fault(
+    kind: type[nn.Module], inputs: dict[str, Any], path: Path, plant: Callable[[ir.Graph], None]
+) -> VerifyReport:
+    """The report on a file with a fault; on the sound one, nothing is accused."""
+    torch.manual_seed(0)
+    model = kind().eval()
+    export(model, inputs, path / "sound.onnx")
+    assert verify(model, inputs, path / "sound.onnx").agrees
+    file = load_onnx(path / "sound.onnx")
+    plant(file.graph)
+    save_model(file, path / "faulty.onnx")
+    report = verify(model, inputs, path / "faulty.onnx")
+    assert report.verdict == "differ"
+    return report
+
+
+def first(report: VerifyReport) -> str | None:
+    """The call that the report lists first."""
+    return None if report.diverging is None else report.diverging.address
+
+
+def node_of(graph: ir.Graph, op_type: str, position: int = 0) -> ir.Node:
+    return [node for node in graph if node.op_type == op_type][position]
+
+
+def own(node: ir.Node, graph: ir.Graph, *calls: str) -> None:
+    """Give a node other owners."""
+    tags = {one.metadata_props[keys.CALL]: one.metadata_props[keys.SOURCE_MODULE] for one in graph}
+    write_tags(node.metadata_props, list(calls), [tags[call] for call in calls], Evidence.EXACT)
+    node.metadata_props.pop(keys.LAYER_ANNOTATION)
+    node.metadata_props.pop(keys.NAMESPACE)
+
+
+class Softened(nn.Module):
+    """The exporter's Softplus chooses of two values, and takes one everywhere; the caller moves the result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.act = nn.Linear(8, 8), nn.Softplus(beta=2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.layer(x)) + self.act(self.layer(x)).unflatten(-1, (2, 4)).mT.flatten(1)
+
+
+def test_what_leads_to_a_selection_that_takes_one_everywhere_is_of_the_call_that_selects(tmp_path: Path) -> None:
+    def plant(graph: ir.Graph) -> None:
+        softplus = node_of(graph, "Softplus").inputs[0].producer()
+        assert softplus is not None and softplus.op_type == "Mul"
+        own(softplus, graph, "")
+
+    report = with_fault(Softened, {"x": numbers(3, 8)}, tmp_path, plant)
+    assert first(report) == ""
+    assert "computed in act" in next(call.reason for call in report.calls if call.address == "")
