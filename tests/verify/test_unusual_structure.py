@@ -75,3 +75,23 @@ def test_what_leads_to_a_selection_that_takes_one_everywhere_is_of_the_call_that
     report = with_fault(Softened, {"x": numbers(3, 8)}, tmp_path, plant)
     assert first(report) == ""
     assert "computed in act" in next(call.reason for call in report.calls if call.address == "")
+
+
+class Deviations(nn.Module):
+    """A few numbers for each row, computed in steps that PyTorch does not show."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.layer(x)
+        return y / (y.std(-1, keepdim=True) + 1e-5)
+
+
+def test_a_few_numbers_are_where_what_they_are_made_of_is(tmp_path: Path) -> None:
+    def plant(graph: ir.Graph) -> None:
+        own(node_of(graph, "Sqrt"), graph, "", "layer")
+
+    report = with_fault(Deviations, {"x": numbers(3, 8)}, tmp_path, plant)
+    assert "the tags are wrong" in next(call.reason for call in report.calls if call.address == "layer")
