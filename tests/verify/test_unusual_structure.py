@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 import torch
 from torch import nn
@@ -95,3 +96,33 @@ def test_a_few_numbers_are_where_what_they_are_made_of_is(tmp_path: Path) -> Non
 
     report = with_fault(Deviations, {"x": numbers(3, 8)}, tmp_path, plant)
     assert "the tags are wrong" in next(call.reason for call in report.calls if call.address == "layer")
+
+
+class Chooses(nn.Module):
+    """Returns integers alone, which most wrong numbers do not change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.score = nn.Embedding(32, 8), nn.Linear(8, 4)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return (self.score(self.table(ids).mean(1)).abs() > 5).long()
+
+
+def test_calls_are_compared_on_other_inputs_where_outputs_are_integers(tmp_path: Path) -> None:
+    def plant(graph: ir.Graph) -> None:
+        """The id 0, which the example does not have, gets another row."""
+        table = node_of(graph, "Gather").inputs[0]
+        assert table is not None and table.const_value is not None
+        least = ir.Value(name="least", const_value=ir.tensor(np.array(1), name="least"))
+        least.type, least.shape = ir.TensorType(ir.DataType.INT64), ir.Shape([])
+        graph.initializers.add(least)
+        gather = node_of(graph, "Gather")
+        ids = ir.Node("", "Max", [gather.inputs[1], least], name="most", metadata_props=dict(gather.metadata_props))
+        ids.outputs[0].name, ids.outputs[0].type = "most_0", ir.TensorType(ir.DataType.INT64)
+        ids.outputs[0].shape = gather.inputs[1].shape
+        graph.insert_before(gather, ids)
+        gather.replace_input_with(1, ids.outputs[0])
+
+    ids = torch.randint(3, 32, (3, 6), generator=torch.Generator().manual_seed(1))
+    assert first(with_fault(Chooses, {"ids": ids}, tmp_path, plant)) == "table"

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import chain
 
 import msgspec
+import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
 from modelexport.graph.owners import owner_of
@@ -13,6 +14,7 @@ from modelexport.pytorch.larger_inputs import larger_inputs
 from modelexport.pytorch.model_run import ModelRun
 from modelexport.pytorch.other_sizes import one_row, other_sizes
 from modelexport.pytorch.variations import all_at_once, telling_inputs
+from modelexport.surgery.repeating import values_taken
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.verify.calls import verdicts_of
 from modelexport.verify.failing import Failure, find_failure
@@ -57,9 +59,13 @@ def on_other_inputs(
 ) -> list[CallVerdict]:
     """Compare the calls on the variations of the inputs on which the outputs differ, too; the worst verdict counts.
 
-    Outputs are compared with the model's own weights. If no call differs with changed ones, these are used here, too.
+    Where numbers lead to integers alone, which one is the largest or whether it is above a limit, the outputs show few
+    differences: then also on those on which they agree. Outputs are compared with the model's own weights. If no call
+    differs with changed ones, these are used here, too.
     """
-    for one, other in _differing_inputs(inputs, kept, runs.tagged, whole.others):
+    decides = _leads_to_integers_alone(runs.tagged.model)
+    wanted = [one for one in whole.others if one.status == "differ" or (decides and one.status in ("agree", "tie"))]
+    for one, other in _of_inputs(inputs, kept, runs.tagged, wanted):
         what = one.what
         tell(f"verify: every call, with {what}")
         given = under_names(other, [value.name or "" for value in runs.tagged.model.graph.inputs])
@@ -101,15 +107,32 @@ def with_idle_nodes(
     return calls
 
 
-def _differing_inputs(
+def _leads_to_integers_alone(model: ir.Model) -> bool:
+    """Whether numbers that a file computes from its inputs show in no output that has numbers."""
+    shown: set[ir.Value] = {value for value in model.graph.outputs if _has_numbers(value)}
+    computed: set[ir.Value] = {value for value in model.graph.inputs if _has_numbers(value)}
+    for node in model.graph:
+        if any(value in computed or (value.is_initializer() and _has_numbers(value)) for value in values_taken(node)):
+            computed.update(value for value in node.outputs if _has_numbers(value) and value.uses())
+    for node in reversed(model.graph):
+        if any(value in shown for value in node.outputs):
+            shown.update(values_taken(node))
+    return not computed <= shown
+
+
+def _has_numbers(value: ir.Value) -> bool:
+    return value.dtype is None or value.dtype.is_floating_point()
+
+
+def _of_inputs(
     inputs: Inputs, kept: Collection[str], tagged: TaggedFile, others: Sequence[OtherInputs]
 ) -> Iterator[tuple[OtherInputs, Inputs]]:
-    """The variations of the inputs on which the outputs differ, or the file does not run."""
+    """The comparisons on variations of the inputs, with these."""
     together = all_at_once(inputs, tagged.model, kept)
     telling = telling_inputs(inputs, tagged.model, kept)
     changed = telling, other_sizes(inputs, tagged.model), one_row(inputs, tagged.model)
     ways = {**dict(chain(*changed)), **dict([together] if together is not None else [])}
-    return ((one, ways[one.what]) for one in others if one.status == "differ")
+    return ((one, ways[one.what]) for one in others)
 
 
 def _failed(call: CallVerdict, failure: Failure, what: str) -> CallVerdict:
