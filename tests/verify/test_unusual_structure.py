@@ -126,3 +126,23 @@ def test_calls_are_compared_on_other_inputs_where_outputs_are_integers(tmp_path:
 
     ids = torch.randint(3, 32, (3, 6), generator=torch.Generator().manual_seed(1))
     assert first(with_fault(Chooses, {"ids": ids}, tmp_path, plant)) == "table"
+
+
+class Largest(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 5)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = self.layer(x)
+        return y, y.argmax(-1)
+
+
+def test_an_output_of_another_shape_is_of_the_call_that_makes_it(tmp_path: Path) -> None:
+    def plant(graph: ir.Graph) -> None:
+        node_of(graph, "ArgMax").attributes["axis"] = ir.AttrInt64("axis", 0)
+
+    report = with_fault(Largest, {"x": numbers(2, 4, 8)}, tmp_path, plant)
+    assert first(report) == ""
+    assert report.diverging is not None
+    assert "expected int64[2, 4], got int64[4, 5]" in report.diverging.reason
