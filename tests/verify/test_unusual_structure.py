@@ -146,3 +146,22 @@ def test_an_output_of_another_shape_is_of_the_call_that_makes_it(tmp_path: Path)
     assert first(report) == ""
     assert report.diverging is not None
     assert "expected int64[2, 4], got int64[4, 5]" in report.diverging.reason
+
+
+class Square(nn.Module):
+    """Transposes, between two calls, what is as high as it is wide."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.after = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.after(self.before(x).mT)
+        return result
+
+
+def test_a_transpose_that_leaves_a_square_as_it_is_is_wrong_itself(tmp_path: Path) -> None:
+    def plant(graph: ir.Graph) -> None:
+        node_of(graph, "Transpose").attributes["perm"] = ir.AttrInt64s("perm", [0, 1, 2])
+
+    assert first(with_fault(Square, {"x": numbers(2, 8, 8)}, tmp_path, plant)) == ""
