@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+import pytest
 import torch
 from torch import nn
 
@@ -99,7 +100,7 @@ def test_a_few_numbers_are_where_what_they_are_made_of_is(tmp_path: Path) -> Non
 
 
 class Chooses(nn.Module):
-    """Returns integers alone, which most wrong numbers do not change."""
+    """Returns what its numbers decide alone, which most wrong numbers do not change."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,7 +110,13 @@ class Chooses(nn.Module):
         return (self.score(self.table(ids).mean(1)).abs() > 5).long()
 
 
-def test_calls_are_compared_on_other_inputs_where_outputs_are_integers(tmp_path: Path) -> None:
+class Rounds(Chooses):
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return torch.round(self.score(self.table(ids).mean(1)) / 10)
+
+
+@pytest.mark.parametrize("kind", [Chooses, Rounds])
+def test_calls_are_compared_on_other_inputs_where_numbers_only_decide(kind: type[nn.Module], tmp_path: Path) -> None:
     def plant(graph: ir.Graph) -> None:
         """The id 0, which the example does not have, gets another row."""
         table = node_of(graph, "Gather").inputs[0]
@@ -125,7 +132,7 @@ def test_calls_are_compared_on_other_inputs_where_outputs_are_integers(tmp_path:
         gather.replace_input_with(1, ids.outputs[0])
 
     ids = torch.randint(3, 32, (3, 6), generator=torch.Generator().manual_seed(1))
-    assert first(with_fault(Chooses, {"ids": ids}, tmp_path, plant)) == "table"
+    assert first(with_fault(kind, {"ids": ids}, tmp_path, plant)) == "table"
 
 
 class Largest(nn.Module):

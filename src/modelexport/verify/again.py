@@ -9,6 +9,7 @@ import msgspec
 import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
+from modelexport.graph.nodes import nested_graphs
 from modelexport.graph.owners import owner_of
 from modelexport.pytorch.larger_inputs import larger_inputs
 from modelexport.pytorch.model_run import ModelRun
@@ -59,11 +60,11 @@ def on_other_inputs(
 ) -> list[CallVerdict]:
     """Compare the calls on the variations of the inputs on which the outputs differ, too; the worst verdict counts.
 
-    Where numbers lead to integers alone, which one is the largest or whether it is above a limit, the outputs show few
+    Where numbers only decide which one is the largest, or whether it is above a limit, the outputs show few of their
     differences: then also on those on which they agree. Outputs are compared with the model's own weights. If no call
     differs with changed ones, these are used here, too.
     """
-    decides = _leads_to_integers_alone(runs.tagged.model)
+    decides = _decides_alone(runs.tagged.model)
     wanted = [one for one in whole.others if one.status == "differ" or (decides and one.status in ("agree", "tie"))]
     for one, other in _of_inputs(inputs, kept, runs.tagged, wanted):
         what = one.what
@@ -107,17 +108,23 @@ def with_idle_nodes(
     return calls
 
 
-def _leads_to_integers_alone(model: ir.Model) -> bool:
-    """Whether numbers that a file computes from its inputs show in no output that has numbers."""
+def _decides_alone(model: ir.Model) -> bool:
+    """Whether numbers that a file computes reach outputs only through what they decide, if that."""
     shown: set[ir.Value] = {value for value in model.graph.outputs if _has_numbers(value)}
     computed: set[ir.Value] = {value for value in model.graph.inputs if _has_numbers(value)}
     for node in model.graph:
         if any(value in computed or (value.is_initializer() and _has_numbers(value)) for value in values_taken(node)):
             computed.update(value for value in node.outputs if _has_numbers(value) and value.uses())
     for node in reversed(model.graph):
-        if any(value in shown for value in node.outputs):
-            shown.update(values_taken(node))
+        steps = node.domain == "" and node.op_type in _STEPS
+        if not steps and any(value in shown for value in node.outputs):
+            # What a branch depends on is compared itself.
+            shown.update(value for value in values_taken(node) if _has_numbers(value) or nested_graphs(node))
     return not computed <= shown
+
+
+_STEPS = frozenset({"Ceil", "Floor", "Round", "Sign"})
+"""Operators whose results most small changes of their inputs do not change."""
 
 
 def _has_numbers(value: ir.Value) -> bool:
