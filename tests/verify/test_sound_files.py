@@ -120,6 +120,19 @@ class TwiceAlike(nn.Module):
         return torch.vmap(torch.vmap(self.layer))(x), self.layer(x)
 
 
+class LearnedQueries(nn.Module):
+    """A parameter repeated for each row of the batch, which PyTorch copies only where a layer flattens it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queries = nn.Parameter(torch.randn(1, 4, 8))
+        self.project, self.other = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        queries = self.queries.expand(x.shape[0], -1, -1)
+        return queries + self.project(queries) @ self.other(x).mT @ x
+
+
 def numbers(*shape: int) -> tuple[torch.Tensor, ...]:
     return (torch.randn(*shape, generator=torch.Generator().manual_seed(1)),)
 
@@ -142,6 +155,16 @@ def test_a_sound_file_is_not_accused(name: str, tmp_path: Path) -> None:
     assert verified is not None
     assert accused(verified) == []
     assert verified.agrees
+
+
+def test_a_weight_that_is_repeated_by_a_size_is_of_the_call_that_repeats_it(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = LearnedQueries().eval()
+    export(model, numbers(2, 6, 8), tmp_path / "model.onnx", dynamic=True)
+    assert "Expand" in {node.op_type for node in load_onnx(tmp_path / "model.onnx").graph}
+    report = verify(model, numbers(2, 6, 8), tmp_path / "model.onnx")
+    assert accused(report) == []
+    assert report.agrees
 
 
 def test_a_gate_that_is_mostly_closed_is_rounded_as_a_number_near_one() -> None:

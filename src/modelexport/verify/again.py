@@ -6,13 +6,16 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import chain
 
 import msgspec
+import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
+from modelexport.graph.nodes import nested_graphs
 from modelexport.graph.owners import owner_of
 from modelexport.pytorch.larger_inputs import larger_inputs
 from modelexport.pytorch.model_run import ModelRun
 from modelexport.pytorch.other_sizes import one_row, other_sizes
 from modelexport.pytorch.variations import all_at_once, telling_inputs
+from modelexport.surgery.repeating import values_taken
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.verify.calls import verdicts_of
 from modelexport.verify.failing import Failure, find_failure
@@ -57,9 +60,13 @@ def on_other_inputs(
 ) -> list[CallVerdict]:
     """Compare the calls on the variations of the inputs on which the outputs differ, too; the worst verdict counts.
 
-    Outputs are compared with the model's own weights. If no call differs with changed ones, these are used here, too.
+    Where numbers only decide which one is the largest, or whether it is above a limit, the outputs show few of their
+    differences: then also on those on which they agree. Outputs are compared with the model's own weights. If no call
+    differs with changed ones, these are used here, too.
     """
-    for one, other in _differing_inputs(inputs, kept, runs.tagged, whole.others):
+    decides = _decides_alone(runs.tagged.model)
+    wanted = [one for one in whole.others if one.status == "differ" or (decides and one.status in ("agree", "tie"))]
+    for one, other in _of_inputs(inputs, kept, runs.tagged, wanted):
         what = one.what
         tell(f"verify: every call, with {what}")
         given = under_names(other, [value.name or "" for value in runs.tagged.model.graph.inputs])
@@ -101,15 +108,38 @@ def with_idle_nodes(
     return calls
 
 
-def _differing_inputs(
+def _decides_alone(model: ir.Model) -> bool:
+    """Whether numbers that a file computes reach outputs only through what they decide, if that."""
+    shown: set[ir.Value] = {value for value in model.graph.outputs if _has_numbers(value)}
+    computed: set[ir.Value] = {value for value in model.graph.inputs if _has_numbers(value)}
+    for node in model.graph:
+        if any(value in computed or (value.is_initializer() and _has_numbers(value)) for value in values_taken(node)):
+            computed.update(value for value in node.outputs if _has_numbers(value) and value.uses())
+    for node in reversed(model.graph):
+        steps = node.domain == "" and node.op_type in _STEPS
+        if not steps and any(value in shown for value in node.outputs):
+            # What a branch depends on is compared itself.
+            shown.update(value for value in values_taken(node) if _has_numbers(value) or nested_graphs(node))
+    return not computed <= shown
+
+
+_STEPS = frozenset({"Ceil", "Floor", "Round", "Sign"})
+"""Operators whose results most small changes of their inputs do not change."""
+
+
+def _has_numbers(value: ir.Value) -> bool:
+    return value.dtype is None or value.dtype.is_floating_point()
+
+
+def _of_inputs(
     inputs: Inputs, kept: Collection[str], tagged: TaggedFile, others: Sequence[OtherInputs]
 ) -> Iterator[tuple[OtherInputs, Inputs]]:
-    """The variations of the inputs on which the outputs differ, or the file does not run."""
+    """The comparisons on variations of the inputs, with these."""
     together = all_at_once(inputs, tagged.model, kept)
     telling = telling_inputs(inputs, tagged.model, kept)
     changed = telling, other_sizes(inputs, tagged.model), one_row(inputs, tagged.model)
     ways = {**dict(chain(*changed)), **dict([together] if together is not None else [])}
-    return ((one, ways[one.what]) for one in others if one.status == "differ")
+    return ((one, ways[one.what]) for one in others)
 
 
 def _failed(call: CallVerdict, failure: Failure, what: str) -> CallVerdict:

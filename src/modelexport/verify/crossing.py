@@ -126,14 +126,31 @@ class _Boundaries:
 
     def _is_within(self, call: ModuleCall, value: ir.Value) -> bool:
         """Whether a value may be at hand in a call: a tensor that it gets, what it made, or what nobody knows."""
-        producer = value.producer()
-        owner = owner_of(producer) if producer is not None else None
-        own = self._run.prints.get(value.name or "")
-        if producer is None or owner is None or own is None or not own.telling:
-            return True
-        if any(one in self._calls and call in self._calls.stack(one) for one in owner.calls):
-            return True
-        return self._run.contents.get(value.name or "") in self._gets[call]
+        pending, seen = [value], {value}
+        while pending:
+            current = pending.pop()
+            producer = current.producer()
+            owner = owner_of(producer) if producer is not None else None
+            own = self._run.prints.get(current.name or "")
+            if producer is None or owner is None or own is None:
+                return True
+            if any(one in self._calls and call in self._calls.stack(one) for one in owner.calls):
+                return True
+            if self._run.contents.get(current.name or "") in self._gets[call]:
+                return True
+            if own.telling:
+                continue
+            # A few numbers may be at hand wherever what they are made of is.
+            before = [one for one in producer.inputs if one is not None and not one.is_initializer()]
+            if own.kind != "f" or not before or not self._is_complete(call):
+                return True
+            pending += [one for one in before if one not in seen]
+            seen.update(before)
+        return False
+
+    def _is_complete(self, call: ModuleCall) -> bool:
+        """Whether all that a call gets is in the file."""
+        return all(content in self._values or content in self._given for content in self._gets[call])
 
     def _takes_nothing(self, call: ModuleCall, taken: list[ir.Value]) -> bool:
         """Whether values are none that a call gets, in any form.

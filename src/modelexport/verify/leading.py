@@ -20,15 +20,22 @@ selects from a tensor contain numbers computed elsewhere."""
 
 
 def reached_calls(
-    model: ir.Model, known: Mapping[ir.Node, Calls], run: FileRun, evidence: Evidence
+    model: ir.Model,
+    known: Mapping[ir.Node, Calls],
+    made: Mapping[ir.Node, Calls],
+    run: FileRun,
+    evidence: Evidence,
 ) -> dict[ir.Node, Calls]:
     """For every node the calls of the first values with a known call that it leads to.
 
     A node that computes something belongs to a call that computed such a value, if there is one, and not to one that
     only rearranged it: a recurrence transposes its result, and the module that gets it transposes it back. A value of
     a few different numbers does not tell its call; then a node before it may also belong to any call that returns it.
+
+    Args:
+        made: Nodes that only pass on a value that PyTorch computed, to the calls that did.
     """
-    makers = _Makers(run, evidence)
+    makers = _Makers(run, evidence, made)
 
     def leads_to(user: ir.Node, after: Mapping[ir.Node, Calls]) -> Calls:
         return after.get(user, frozenset()) | makers.returning(user)
@@ -49,8 +56,8 @@ def reached_calls(
 class _Makers:
     """Tells computing from rearranging by norms, which do not depend on an order."""
 
-    def __init__(self, run: FileRun, evidence: Evidence) -> None:
-        self._prints, self._evidence = run.prints, evidence
+    def __init__(self, run: FileRun, evidence: Evidence, made: Mapping[ir.Node, Calls]) -> None:
+        self._prints, self._evidence, self._made = run.prints, evidence, made
         self._contents = run.contents
         self._gets = tensors_by_call(evidence, "inputs")
         self._returning: dict[str, set[ModuleCall]] = defaultdict(set)
@@ -60,12 +67,16 @@ class _Makers:
         self._known: dict[ModuleCall, list[Fingerprint]] = {}
 
     def of(self, node: ir.Node, calls: Calls) -> Calls:
-        """Those of the calls that have a node's value that did not get it in another order; all, if all did."""
+        """Those of the calls that have a node's value that did not get it in another order; all, if all did.
+
+        Of these, those that computed it count before those that only move its elements.
+        """
         if len(calls) < 2:
             return calls
         own = [self._prints[name] for value in node.outputs if (name := value.name or "") in self._prints]
         got = {call for call in calls for one in self._taken(call) if any(_is_rearranged(one, its) for its in own)}
-        return calls - got or calls
+        left = calls - got or calls
+        return left & self._made.get(node, frozenset()) or left
 
     def returning(self, node: ir.Node) -> Calls:
         """The calls that return what a node gives, if that does not tell them apart."""

@@ -229,10 +229,24 @@ def _is_of(node: ir.Node, calls: set[ModuleCall]) -> bool:
     return not calls.isdisjoint(owner.calls)
 
 
+def _is_left(node: ir.Node, run: FileRun) -> bool:
+    """Whether a node that orders or chooses elements gives all of them as it got them, as its values show."""
+    taken, given = node.inputs[0] if node.inputs else None, node.outputs[0]
+    if node.domain != "" or node.op_type not in _ORDERING or taken is None:
+        return False
+    one, other = (run.prints.get(value.name or "") for value in (taken, given))
+    shapes = run.shapes.get(taken.name or ""), run.shapes.get(given.name or "")
+    return one is not None and other is not None and one.near(other, _EQUAL) and shapes[0] == shapes[1]
+
+
+_ORDERING = frozenset({"Gather", "GatherElements", "GatherND", "Slice", "Transpose"})
+
+
 def copied_values(model: ir.Model, run: FileRun, inputs: Mapping[str, Any]) -> set[str]:
     """Values with the numbers of an earlier one, which no mere move of elements makes of it.
 
-    Taken from the wrong place, a value is PyTorch's all the same; so is a sum with what is zero by a fault.
+    Taken from the wrong place, a value is PyTorch's all the same; so is a sum with what is zero by a fault, and what a
+    node leaves in its order that should give it another one.
 
     Args:
         inputs: Those of the file.
@@ -254,7 +268,7 @@ def copied_values(model: ir.Model, run: FileRun, inputs: Mapping[str, Any]) -> s
             if own is None or not own.telling:
                 continue
             earlier = {one for one in first.near(own) if known[one].near(own, _EQUAL)}
-            if earlier and (moved & found or not moved & earlier):
+            if earlier and (moved & found or not moved & earlier or _is_left(node, run)):
                 found.add(name)
             first.add(own, name)
     return found

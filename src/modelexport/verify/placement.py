@@ -58,6 +58,8 @@ def find_misplaced(model: ir.Model, calls: CallTree, run: FileRun, evidence: Evi
     known: dict[ir.Node, frozenset[ModuleCall]] = {}
     copies: dict[ir.Node, frozenset[ModuleCall]] = {}
     """Nodes that only rearrange their inputs, to the calls that get or return these."""
+    made: dict[ir.Node, frozenset[ModuleCall]] = {}
+    """Those whose values PyTorch computed, to the calls that did, and did not only pass them on."""
     for node in model.graph:
         own = run.prints.get(node.outputs[0].name or "")
         given = [_taken(taken, own, run) for taken in node.inputs if taken is not None]
@@ -65,6 +67,7 @@ def find_misplaced(model: ir.Model, calls: CallTree, run: FileRun, evidence: Evi
         allowed = {place.call for place in looked_up if place.new}
         if (node.domain == "" and node.op_type in MOVES and not allowed) or any(_same(own, one) for one in given):
             copies[node] = travels.get(run.contents.get(node.outputs[0].name or "", ""), frozenset())
+            made[node] = frozenset(place.call for place in _places(node.outputs[0], run, index, apart) if place.new)
         for value in node.outputs if nested_graphs(node) else ():
             allowed |= _allowed(True, value, run, results, {}, apart)
         for value in () if allowed else node.outputs:
@@ -77,7 +80,7 @@ def find_misplaced(model: ir.Model, calls: CallTree, run: FileRun, evidence: Evi
     gone = _calls_with_lost_values(run, evidence, calls) if several else frozenset()
     ends = Ends(run, evidence)
     order = {call: index for index, call in enumerate(evidence.parents)}
-    reached = reached_calls(model, known, run, evidence)
+    reached = reached_calls(model, known, made, run, evidence)
     found = []
     for node in model.graph:
         owner = owner_of(node)
@@ -265,12 +268,19 @@ def _places(value: ir.Value, run: FileRun, index: Index[_Where], apart: float) -
 
 
 def _looks_up(node: ir.Node) -> bool:
-    """Whether a node takes rows of a weight that numbers of the run choose: no call had them before."""
-    if node.domain != "" or node.op_type not in MOVES or not node.inputs or node.inputs[0] is None:
+    """Whether a node takes rows of a weight that numbers of the run choose: no call had them before.
+
+    One that repeats or cuts a weight by sizes of the run does not: PyTorch may copy what it expanded in a later call.
+    """
+    if node.domain != "" or node.op_type not in _CHOOSING or not node.inputs or node.inputs[0] is None:
         return False
     producers = [value.producer() for value in node.inputs[1:] if value is not None and not value.is_initializer()]
     chosen = any(producer is None or producer.inputs for producer in producers)  # not all by constants
     return node.inputs[0].is_initializer() and chosen
+
+
+_CHOOSING = frozenset({"Gather", "GatherElements", "GatherND"})
+"""Operators that take elements by their numbers."""
 
 
 def _apart(run: FileRun) -> float:

@@ -25,15 +25,16 @@ from modelexport.graph.nodes import initializers
 from modelexport.graph.owners import owner_of
 from modelexport.graph.requested import requested_outputs
 from modelexport.runtime import sessions
-from modelexport.runtime.evidence import Evidence
+from modelexport.runtime.evidence import Evidence, SeenTensor
 from modelexport.runtime.kernels import with_double_kernels
 from modelexport.surgery.repeating import values_taken
 from modelexport.tagged.file import TaggedFile
 from modelexport.verify.blaming import fitting_values, measure_noise, move_blame
 from modelexport.verify.bodies import calls_in_bodies, deciding_numbers, opened
 from modelexport.verify.comparing import compare_hints
+from modelexport.verify.differences import Difference
 from modelexport.verify.layouts import LaidOut, find_layouts
-from modelexport.verify.localizing import find_suspects
+from modelexport.verify.localizing import Suspects, find_suspects, nodes_between
 from modelexport.verify.matching import FileRun, run_file, tensors_by_call
 from modelexport.verify.placement import Misplaced, find_misplaced
 from modelexport.verify.proof import Proof
@@ -101,6 +102,8 @@ def prove_calls(
         provider=provider,
         laid={name for name, content in proof.hints.items() if laid.base(content) != content},
     )
+    if not proof.differing:
+        _blame_for_shapes(proof)
     untold = _with_wrong_values(proof)
     proof.misplaced.extend(one for one in _misplaced(proof, run, given) if one.computed or one.node not in untold)
     return proof
@@ -192,18 +195,43 @@ def _without_chance(found: Mapping[str, str], tagged: TaggedFile, run: FileRun, 
 
 def _ends(tagged: TaggedFile, run: FileRun, evidence: Evidence) -> dict[str, str]:
     """The outputs of the file are what the model returns, whatever else they are near."""
+    return {
+        name: tensor.content
+        for name, tensor in _returned(tagged, evidence)
+        if name in run.shapes and (run.shapes[name], run.dtypes[name]) == (tensor.shape, tensor.dtype)
+    }
+
+
+def _returned(tagged: TaggedFile, evidence: Evidence) -> list[tuple[str, SeenTensor]]:
+    """The names of the file's outputs, each with what the model returns there."""
     root = tagged.calls.calls[0].call
     returned = [tensor for tensor in evidence.tensors if tensor.call == root and tensor.side == "outputs"]
     requested = requested_outputs(tagged.model.metadata_props, returned)
     right = [tensor for tensor in requested if 0 not in tensor.shape]  # what holds nothing is left out
     values = [value.name or "" for value in tagged.model.graph.outputs]
-    if len(right) != len(values):
-        return {}
-    return {
-        name: tensor.content
-        for name, tensor in zip(values, right, strict=True)
-        if name in run.shapes and (run.shapes[name], run.dtypes[name]) == (tensor.shape, tensor.dtype)
-    }
+    return list(zip(values, right, strict=True)) if len(right) == len(values) else []
+
+
+def _blame_for_shapes(proof: Proof) -> None:
+    """Suspect the nodes that give outputs another shape or type than what the model returns, where no number is wrong.
+
+    They are between the outputs and the last values before them with the numbers and the shape of PyTorch's tensors.
+    """
+    shapes: dict[str, set[tuple[int, ...]]] = defaultdict(set)
+    for tensor in proof.evidence.tensors:
+        shapes[tensor.content].add(tensor.shape)
+    right = {name for name, content in proof.contents.items() if proof.run.shapes.get(name) in shapes[content]}
+    suspects = dict(proof.suspects)
+    for name, tensor in _returned(proof.tagged, proof.evidence):
+        shape, dtype = proof.run.shapes.get(name), proof.run.dtypes.get(name)
+        if name in proof.nodes and shape is not None and (shape, dtype) != (tensor.shape, tensor.dtype):
+            reason = f"expected {tensor.dtype}{list(tensor.shape)}, got {dtype}{list(shape)}"
+            proof.per_module[name] = Difference(
+                name=name, status="differ", reason=reason, dtype=dtype or "", shape=list(shape)
+            )
+            nodes = nodes_between(proof.nodes[name], right - {name})
+            suspects[name] = Suspects(name, sorted(nodes, key=lambda node: proof.positions[node.name or ""]))
+    proof.suspects = suspects
 
 
 def _from_tags(tagged: TaggedFile, run: FileRun, evidence: Evidence) -> dict[str, str]:
