@@ -25,7 +25,7 @@ from modelexport.verify.leading import MOVES
 from modelexport.verify.matching import WHOLE_UNITS
 from modelexport.verify.proof import Proof
 from modelexport.verify.segments import GIVEN, stretch
-from modelexport.verify.stretches import Stretches, replaceable_tensors
+from modelexport.verify.stretches import Stretches, has_numbers, replaceable_tensors
 
 _PASSING = frozenset({*MOVES, "Cast", "Dropout", "Identity", "Pad", "Reshape", "Transpose"})
 """Operators that move elements: what leaves them in their places does so whatever they are."""
@@ -45,18 +45,20 @@ def wrong_idle_nodes(proof: Proof, run_replaced: RunReplaced, larger: Callable[[
     known = _Known(proof)
     idle = dict(known.idle_nodes())
     replaceable = replaceable_tensors(proof, idle)
-    tried = known.may_change(idle, replaceable)
+    tried = known.may_change(idle, {name for name, its in replaceable.items() if has_numbers(its)})
     stretches = Stretches(proof, replaceable, tried)
     if not stretches.ends:
         return []
     trial = _Trial(proof, stretches, tried)
-    right = {name: proof.right(name) for name in trial.given}
+    right = {name: proof.right(name) for name in trial.given | stretches.replaced}
     for typical in _SIZES:
         given = {name: larger(one, typical) if name in stretches.spread else one for name, one in right.items()}
-        others = {its.place: given[name].reshape(its.shape) for name, its in replaceable.items() if name in given}
-        computed = run_replaced(others, list(stretches.ends.values()))
-        same = {place for place, array in others.items() if place in computed and computed[place].shape == array.shape}
-        missing = {name for name in given if name in replaceable and replaceable[name].place not in same}
+        others = {name: given[name].reshape(replaceable[name].shape) for name in given if name in replaceable}
+        computed = run_replaced(
+            {replaceable[name].place: array for name, array in others.items()}, list(stretches.ends.values())
+        )
+        seen = {name: computed.get(replaceable[name].place) for name in others}
+        missing = {name for name, array in seen.items() if array is None or array.shape != others[name].shape}
         ends = {name: computed[place] for name, place in stretches.ends.items() if place in computed}
         if found := trial.wrong(given, ends, missing):
             return found

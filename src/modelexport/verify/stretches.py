@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from math import prod
 
 import onnx_ir as ir
 
+from modelexport.core.calls import CallTree, ModuleCall
 from modelexport.graph.owners import owner_of
 from modelexport.graph.requested import requested_outputs
 from modelexport.runtime.evidence import Place, SeenTensor
@@ -14,7 +16,7 @@ from modelexport.verify.proof import Proof
 
 
 def replaceable_tensors(proof: Proof, computing: Collection[ir.Node]) -> dict[str, SeenTensor]:
-    """Values of numbers to the tensors that they are, if all that uses them changes with these.
+    """Values to the tensors that they are, if all that uses them changes with these.
 
     A tensor is replaced where a call first returns it, and so for all that take it later; or where a call gets it, if
     the nodes that use it are of that call. Several values may have the same numbers: the first is the tensor, and the
@@ -39,19 +41,31 @@ def replaceable_tensors(proof: Proof, computing: Collection[ir.Node]) -> dict[st
                 continue
             seen.add(content)
             alike = name not in proof.layouts and proof.run.dtypes.get(name) == its.dtype
-            numbers = alike and its.dtype.startswith(("float", "bfloat")) and its.call != root
-            if numbers and (its.side == "outputs" or _is_used_in(value, its, proof)):
+            told = has_numbers(its) or prod(its.shape) >= _TELLING
+            if alike and told and its.call != root and (its.side == "outputs" or _is_used_in(value, its, proof)):
                 found[name] = its
     return found
 
 
+def has_numbers(tensor: SeenTensor) -> bool:
+    """Whether a tensor can be made larger: integers choose, and stay as they are."""
+    return tensor.dtype.startswith(("float", "bfloat"))
+
+
+_TELLING = 4
+"""So many integers are not by chance those of another tensor; a size is that of many."""
+
+
 def _is_used_in(value: ir.Value, its: SeenTensor, proof: Proof) -> bool:
     """Whether the nodes that use a value are all in the call that gets it."""
-    calls = proof.tagged.calls
-    owners = [owner_of(user) for user, _ in value.uses()]
-    return not value.is_graph_output() and all(
-        owner is not None and owner.call in calls and its.call in calls.stack(owner.call) for owner in owners
-    )
+    users = (user for user, _ in value.uses())
+    return not value.is_graph_output() and all(_is_in(user, its.call, proof.tagged.calls) for user in users)
+
+
+def _is_in(node: ir.Node, call: ModuleCall, calls: CallTree) -> bool:
+    """Whether a node is of a call, or of one inside it."""
+    owner = owner_of(node)
+    return owner is not None and owner.call in calls and call in calls.stack(owner.call)
 
 
 class Stretches:
@@ -61,13 +75,16 @@ class Stretches:
 
     Attributes:
         spread: The names of the nearest replaceable tensors that lead to one of the nodes.
+        replaced: These, and the names of the next replaceable tensors after them, which stay as they were.
         ends: Names of the nearest values after the nodes that PyTorch shows, to where it does.
     """
 
     def __init__(self, proof: Proof, replaceable: Mapping[str, SeenTensor], nodes: Collection[ir.Node]) -> None:
         self._proof, self._replaceable = proof, replaceable
-        self.spread = {name for name in self._taken(_walk(nodes, self._makers)) if name in replaceable}
-        self._changing = self._changed_by_the_spread()
+        taken = self._taken(_walk(nodes, self._makers))
+        self.spread = {name for name in taken if name in replaceable and has_numbers(replaceable[name])}
+        self._changing, changing = self._changed(inside=False), self._changed(inside=True)
+        self.replaced = self.spread | {name for name in replaceable if proof.nodes[name] in changing}
         shown = {**_returned(proof), **{name: its.place for name, its in replaceable.items()}}
         after = self._after(nodes)
         made = [value.name or "" for node in proof.tagged.model.graph if node in after for value in node.outputs]
@@ -102,10 +119,21 @@ class Stretches:
         array = self._proof.evidence.array(self._proof.hints[name])
         return self._proof.run.dtypes.get(name) == str(array.dtype)
 
-    def _changed_by_the_spread(self) -> set[ir.Node]:
+    def _changed(self, *, inside: bool) -> set[ir.Node]:
+        """The nodes that change with the spread tensors.
+
+        Args:
+            inside: A call uses what it returns as it computes it, and not what replaces that for others.
+        """
         found = set[ir.Node]()
+
+        def changes(value: ir.Value, user: ir.Node) -> bool:
+            its = self._replaceable.get(value.name or "")
+            goes_on = its is None or (inside and _is_in(user, its.call, self._proof.tagged.calls))
+            return value.name in self.spread or (goes_on and value.producer() in found)
+
         for node in self._proof.tagged.model.graph:
-            if any(maker in found for maker in self._makers(node)) or not self.spread.isdisjoint(self._taken([node])):
+            if any(changes(value, node) for value in values_taken(node)):
                 found.add(node)
         return found
 
