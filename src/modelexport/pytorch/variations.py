@@ -19,9 +19,9 @@ import onnx_ir as ir
 import torch
 
 from modelexport.graph.nodes import nested_graphs
-from modelexport.pytorch.larger_inputs import spread
 from modelexport.pytorch.other_sizes import matching_name, other_sizes
 from modelexport.pytorch.private_torch import tree_map
+from modelexport.pytorch.replaced_tensors import spread
 from modelexport.pytorch.values import tensors_in
 
 Inputs = Mapping[str, Any] | Sequence[Any]

@@ -10,6 +10,14 @@ from modelexport.runtime.choices import Choice
 from modelexport.runtime.fingerprints import Fingerprint
 
 
+class Place(NamedTuple):
+    """Where a call gets or returns a tensor."""
+
+    call: ModuleCall
+    side: Side
+    name: str
+
+
 class SeenTensor(NamedTuple):
     """One tensor that a call got or returned."""
 
@@ -20,6 +28,10 @@ class SeenTensor(NamedTuple):
     """Equal for tensors of the same element type and equal elements, independent of their shape."""
     dtype: str
     shape: tuple[int, ...]
+
+    @property
+    def place(self) -> Place:
+        return Place(self.call, self.side, self.name)
 
 
 class Computed(NamedTuple):

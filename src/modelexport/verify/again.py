@@ -1,9 +1,10 @@
-"""Compares the calls again where the first comparison shows less: own weights, other inputs, larger inputs of calls."""
+"""Compares the calls again where the first comparison shows less: own weights, other inputs, larger numbers inside."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import chain
+from typing import Any
 
 import msgspec
 import onnx_ir as ir
@@ -11,17 +12,17 @@ import onnx_ir as ir
 from modelexport.core.calls import ModuleCall
 from modelexport.graph.nodes import nested_graphs
 from modelexport.graph.owners import owner_of
-from modelexport.pytorch.larger_inputs import larger_inputs
-from modelexport.pytorch.model_run import ModelRun
 from modelexport.pytorch.other_sizes import one_row, other_sizes
+from modelexport.pytorch.replaced_tensors import replaced_tensors, spread_array
 from modelexport.pytorch.variations import all_at_once, telling_inputs
+from modelexport.runtime.evidence import Place
 from modelexport.surgery.repeating import values_taken
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.verify.calls import verdicts_of
 from modelexport.verify.failing import Failure, find_failure
 from modelexport.verify.feeding import under_names
 from modelexport.verify.idle import wrong_idle_nodes
-from modelexport.verify.outputs import Inputs, ModelRuns, Tell, WholeComparison, run_observed
+from modelexport.verify.outputs import Inputs, ModelRuns, Tell, WholeComparison
 from modelexport.verify.proof import Proof
 from modelexport.verify.proving import prove_calls
 from modelexport.verify.verdicts import CallVerdict, OtherInputs
@@ -87,19 +88,20 @@ def on_other_inputs(
 def with_idle_nodes(
     calls: list[CallVerdict], proof: Proof, inputs: Inputs, whole: WholeComparison, runs: ModelRuns, tell: Tell
 ) -> list[CallVerdict]:
-    """Accuse nodes that change nothing on the given inputs, and would wrongly change larger ones."""
+    """Accuse nodes that change nothing on the given inputs, and would wrongly change larger numbers."""
 
-    def run_larger(those: Mapping[ModuleCall, Collection[str]], typical: float) -> ModelRun | None:
-        tell("verify: larger inputs of calls")
+    def run_replaced(others: Mapping[Place, Any], watched: Collection[Place]) -> Mapping[Place, Any]:
+        tell("verify: larger numbers inside")
         try:
-            with larger_inputs(runs.model, those, typical):
-                return run_observed(runs.model, inputs, runs.tagged, None, whole.perturbed, operations=False)
+            with replaced_tensors(runs.model, others, watched) as computed:
+                runs.outputs_with(inputs, whole.perturbed)
         except Exception:  # a model may raise anything for numbers that it does not accept
-            return None
+            return {}
+        return computed
 
-    for name, around in wrong_idle_nodes(proof, run_larger).items():
+    for name in wrong_idle_nodes(proof, run_replaced, spread_array):
         owner = owner_of(proof.tagged.model.graph.node(name))
-        reason = f"{name} changes nothing here, but larger inputs of {around}, where PyTorch gives what it gets"
+        reason = f"{name} changes nothing here, but larger numbers, which PyTorch passes on as they are"
         told = {"status": "differ", "reason": reason, "first_node": name, "position": proof.positions[name]}
         calls = [
             msgspec.structs.replace(call, **told) if owner and call.address == owner.call.address else call

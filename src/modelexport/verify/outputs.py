@@ -86,6 +86,15 @@ class ModelRuns:
             lambda: run_module(self.model, inputs, self.weights, guarded=True, bodies=bodies),
         )
 
+    def outputs_with(self, inputs: Inputs, others: Mapping[str, Any]) -> list[Any]:
+        """The outputs with other weights, and what hooks of the caller do: never kept.
+
+        Args:
+            others: The weights to use instead of the model's own.
+        """
+        bodies = _facts(self.model, self.tagged)[1]
+        return run_module(self.model, inputs, self.weights, parameters=others, guarded=True, bodies=bodies)
+
 
 def _contents(inputs: Inputs) -> tuple[object, ...]:
     """What tells inputs apart: the variations depend on the file, too."""
@@ -265,6 +274,7 @@ def run_module(
     inputs: Inputs,
     weights: Weights | None = None,
     *,
+    parameters: Mapping[str, Any] | None = None,
     seed: int | None = None,
     guarded: bool = False,
     bodies: bool = False,
@@ -272,6 +282,7 @@ def run_module(
     """The tensors in what a model returns, in order.
 
     Args:
+        parameters: Other values for some ``state_dict`` entries, for this run.
         seed: The seed of the model's random numbers.
         guarded: The model compiles nothing, so that its writes to parameters can be watched in every operation.
         bodies: Nor its branches and loops, which run as Python.
@@ -282,6 +293,9 @@ def run_module(
     with untouched(model, guarded=guarded, bodies=bodies), collected():
         if seed is not None:
             torch.manual_seed(seed)
+        entries = entries_of(model) if parameters else {}
+        for key, tensor in (parameters or {}).items():
+            entries[key].data = tensor
         return [as_array(tensor) for _, tensor in tensors_in(model(*args, **kwargs))]
 
 

@@ -16,6 +16,7 @@ import onnx_ir.passes.common as passes
 
 from modelexport.graph.copies import copy_of
 from modelexport.graph.owners import owner_of
+from modelexport.surgery.repeating import values_taken
 
 GIVEN = ".given"
 """Appended to the name of a boundary value: the name of the input from which its users take it."""
@@ -46,21 +47,62 @@ def segmented(
     made = {value.name: value for node in copy.graph for value in node.outputs}
     copy.graph.outputs.clear()
     for name in boundaries:
-        value = made.get(name)
-        if value is None:
-            continue
-        kind = value.type
-        if kind is None and dtypes is not None and name in dtypes:
-            kind = ir.TensorType(ir.DataType.from_numpy(np.dtype(dtypes[name])))
-        given = ir.Value(name=given_name(name), type=kind, shape=value.shape)
-        value.replace_all_uses_with(given)
-        copy.graph.inputs.append(given)
+        if name in made:
+            given = _given(made[name], dtypes or {})
+            made[name].replace_all_uses_with(given)
+            copy.graph.inputs.append(given)
     copy.graph.outputs.extend(made[name] for name in wanted if name in made)
     passes.RemoveUnusedNodesPass()(copy)
     for value in list(copy.graph.inputs):
         if not value.uses():
             copy.graph.inputs.remove(value)
     return copy
+
+
+def stretch(
+    model: ir.Model,
+    nodes: Collection[ir.Node],
+    boundaries: Collection[str],
+    wanted: Collection[str],
+    dtypes: Mapping[str, Any],
+) -> ir.Model:
+    """As :func:`segmented`, with nothing but some nodes.
+
+    Args:
+        nodes: Nodes of the main graph, in its order. What they take is made by them, is a boundary, or of the graph.
+    """
+    made = {value: None for node in nodes for value in node.outputs}
+    taken = dict.fromkeys(value for node in nodes for value in values_taken(node))
+    entering = [value for value in taken if value not in made]
+    graph = ir.GraphView(
+        [value for value in entering if not value.is_initializer()],
+        [value for value in made if value.name in wanted],
+        nodes=nodes,
+        initializers=[value for value in entering if value.is_initializer()],
+        opset_imports=dict(model.graph.opset_imports),
+        name=model.graph.name,
+    )
+    copy = ir.Model(copy_of(graph), ir_version=model.ir_version, functions=list(model.functions.values()))
+    inputs, outputs = list(copy.graph.inputs), list(copy.graph.outputs)
+    copy.graph.outputs.clear()  # what is given to its users is returned as it is computed
+    inside = [value for node in copy.graph for value in node.outputs if value.name in boundaries and value.uses()]
+    for value in (*inputs, *inside):
+        if value.name in boundaries:
+            given = _given(value, dtypes)
+            value.replace_all_uses_with(given)
+            copy.graph.inputs.append(given)
+            if value in inputs:
+                copy.graph.inputs.remove(value)
+    copy.graph.outputs.extend(outputs)
+    return copy
+
+
+def _given(value: ir.Value, dtypes: Mapping[str, Any]) -> ir.Value:
+    """An input from which the users of a value can take it."""
+    name, kind = value.name or "", value.type
+    if kind is None and name in dtypes:
+        kind = ir.TensorType(ir.DataType.from_numpy(np.dtype(dtypes[name])))
+    return ir.Value(name=given_name(name), type=kind, shape=value.shape)
 
 
 def owners_between(node: ir.Node, boundaries: Collection[str]) -> set[str]:

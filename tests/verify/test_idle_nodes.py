@@ -1,0 +1,204 @@
+"""Nodes that change nothing on the given inputs: wherever they are, and at what cost they are tried."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+import torch
+from torch import nn
+
+from modelexport import export, verify
+from modelexport.files.onnx_models import load_onnx, save_model
+from modelexport.runtime import sessions
+from modelexport.verify import stretches
+from modelexport.verify.verdicts import VerifyReport
+
+IDS = {"ids": torch.arange(3, 9)[None]}
+
+
+def seeded(kind: Callable[[], nn.Module]) -> nn.Module:
+    """A model with weights none of which are equal, so that none are changed."""
+    torch.manual_seed(0)
+    model = kind().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.uniform_(-1.0, 1.0) if parameter.ndim > 1 else parameter.uniform_(0.5, 1.5)
+    return model
+
+
+def verified(model: nn.Module, path: Path, plant: Callable[[ir.Graph], None]) -> VerifyReport:
+    """Export, see that the sound file agrees, plant a fault, and verify."""
+    export(model, IDS, path / "sound.onnx")
+    assert verify(model, IDS, path / "sound.onnx").agrees
+    file = load_onnx(path / "sound.onnx")
+    plant(file.graph)
+    save_model(file, path / "faulty.onnx")
+    return verify(model, IDS, path / "faulty.onnx")
+
+
+def insert_after(node: ir.Node, op_type: str, number: float) -> None:
+    """Put an operation with a constant behind a node, which the node's call owns."""
+    value, graph = node.outputs[0], node.graph
+    assert isinstance(graph, ir.Graph)
+    constant = ir.Value(name="bound", const_value=ir.tensor(np.float32(number), name="bound"))
+    constant.type, constant.shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape([])
+    graph.initializers.add(constant)
+    users = list(value.uses())
+    new = ir.Node("", op_type, [value, constant], name="planted", metadata_props=dict(node.metadata_props))
+    new.outputs[0].name, new.outputs[0].type, new.outputs[0].shape = "planted", value.type, value.shape
+    graph.insert_after(node, new)
+    for user, index in users:
+        user.replace_input_with(index, new.outputs[0])
+    if value in graph.outputs:
+        value.name, new.outputs[0].name = "before", value.name
+        graph.outputs[list(graph.outputs).index(value)] = new.outputs[0]
+
+
+def cut_off(which: str) -> Callable[[ir.Graph], None]:
+    """Cuts the last result of an operation off at the largest number that it has for any id."""
+
+    def plant(graph: ir.Graph) -> None:
+        node = [node for node in graph if node.op_type == which][-1]
+        insert_after(node, "Min", largest_before(node, graph))
+
+    def largest_before(node: ir.Node, graph: ir.Graph) -> float:
+        outputs = list(graph.outputs)
+        graph.outputs.clear()
+        graph.outputs.append(node.outputs[0])
+        whole = ir.Model(graph, ir_version=10)
+        session = sessions.open_session(whole)
+        every = [np.arange(start, start + 6)[None] for start in (0, 6)]
+        found = [sessions.run_session(session, {"ids": ids})[node.outputs[0].name or ""].max() for ids in every]
+        graph.outputs.clear()
+        graph.outputs.extend(outputs)
+        return float(max(found))
+
+    return plant
+
+
+class OwnCode(nn.Module):
+    """A model that gets ids, and computes something itself between its modules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.norm, self.head = nn.Embedding(12, 16), nn.LayerNorm(16), nn.Linear(16, 4)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.abs(self.norm(self.words(ids)) * 2) * 3)
+
+
+class OwnEnd(OwnCode):
+    """Its last operation is its own: nothing but its output follows."""
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.head(self.norm(self.words(ids))) * 2
+
+
+class OwnSum(OwnCode):
+    """What one call gets, the model adds to what this call returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(16, 16)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        words = self.norm(self.words(ids))
+        return self.head(words * 2 - self.inner(words))
+
+
+@pytest.mark.parametrize(("kind", "operation"), [(OwnCode, "Mul"), (OwnCode, "Abs"), (OwnEnd, "Mul"), (OwnSum, "Sub")])
+def test_numbers_that_the_model_itself_cuts_off_where_no_input_reaches(
+    kind: Callable[[], nn.Module], operation: str, tmp_path: Path
+) -> None:
+    model = seeded(kind)
+    report = verified(model, tmp_path, cut_off(operation))
+    assert report.diverging is not None
+    assert (report.diverging.address, report.diverging.first_node) == ("", "planted")
+
+
+class Squares(nn.Module):
+    """What it returns is never negative, so that its last operation changes nothing, as it should."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x * x)
+
+
+class Around(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.linear = Squares(), nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(self.inner(x) - 1)
+
+
+class Nested(nn.Module):
+    """Both a call and the call inside it have operations that change nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.norm, self.outer = nn.Embedding(12, 16), nn.LayerNorm(16), Around()
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.outer(self.norm(self.words(ids)))
+
+
+class Softer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.act = nn.ReLU()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.act(torch.clamp(x, -50.0, 50.0) + 40)
+
+
+class Row(nn.Module):
+    """Blocks with operations that rightly change nothing on these ids."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.words = nn.Embedding(12, 16)
+        self.norms = nn.ModuleList(nn.LayerNorm(16) for _ in range(count))
+        self.blocks = nn.ModuleList(Softer() for _ in range(count))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.words(ids)
+        for norm, block in zip(self.norms, self.blocks, strict=True):
+            x = block(norm(x))
+        return x
+
+
+def test_a_call_inside_another_one_that_is_tried_too(tmp_path: Path) -> None:
+    model = seeded(Nested)
+    report = verified(model, tmp_path, cut_off("Sub"))
+    assert report.diverging is not None
+    assert report.diverging.first_node == "planted"
+
+
+def costs(count: int, path: Path, monkeypatch: pytest.MonkeyPatch) -> Mapping[str, int]:
+    """Sessions, and nodes that are looked at, when a file with so many blocks is verified."""
+    model, found = seeded(lambda: Row(count)), {"sessions": 0, "nodes": 0}
+    export(model, IDS, path / f"{count}.onnx")
+    for module, name, what in ((sessions, "open_session", "sessions"), (stretches, "values_taken", "nodes")):
+        plain = getattr(module, name)
+
+        def counted(*given: object, plain: Callable[..., object] = plain, what: str = what, **more: object) -> object:
+            found[what] += 1
+            return plain(*given, **more)
+
+        monkeypatch.setattr(module, name, counted)
+    assert verify(model, IDS, path / f"{count}.onnx").agrees
+    monkeypatch.undo()
+    return found
+
+
+def test_many_idle_nodes_take_few_sessions_and_each_node_is_looked_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few, many = (costs(count, tmp_path, monkeypatch) for count in (3, 24))
+    assert max(few["sessions"], many["sessions"]) < 5  # with those of all that verify compares
+    assert 0 < many["nodes"] < 9 * few["nodes"]
