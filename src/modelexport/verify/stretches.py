@@ -18,9 +18,9 @@ from modelexport.verify.proof import Proof
 def replaceable_tensors(proof: Proof, computing: Collection[ir.Node]) -> dict[str, SeenTensor]:
     """Values to the tensors that they are, if all that uses them changes with these.
 
-    A tensor is replaced where a call first returns it, and so for all that take it later; or where a call gets it, if
-    the nodes that use it are of that call. Several values may have the same numbers: the first is the tensor, and the
-    others follow from it, or are computed as it is.
+    A tensor is replaced where a call first returns it, and so for all that take it later, unless another call computes
+    it again; or where a call gets it, if the nodes that use it are of that call. Several values may have the same
+    numbers: the first is the tensor, and the others follow from it, or are computed as it is.
 
     Args:
         computing: Nodes whose results have the numbers of another value by chance.
@@ -30,7 +30,7 @@ def replaceable_tensors(proof: Proof, computing: Collection[ir.Node]) -> dict[st
     for tensor in proof.evidence.tensors:
         first.setdefault(tensor.content, tensor)
     found: dict[str, SeenTensor] = {}
-    seen: set[str] = set()
+    seen = _computed_again(proof, first)
     contents = proof.contents
     for node in proof.tagged.model.graph:
         for value in node.outputs if node not in computing else ():
@@ -44,6 +44,19 @@ def replaceable_tensors(proof: Proof, computing: Collection[ir.Node]) -> dict[st
             told = has_numbers(its) or prod(its.shape) >= _TELLING
             if alike and told and its.call != root and (its.side == "outputs" or _is_used_in(value, its, proof)):
                 found[name] = its
+    return found
+
+
+def _computed_again(proof: Proof, first: Mapping[str, SeenTensor]) -> set[str]:
+    """The contents that a call returns that neither got them nor has the call inside that did so first."""
+    got = {(tensor.call, tensor.content) for tensor in proof.evidence.tensors if tensor.side == "inputs"}
+    calls = proof.tagged.calls
+    found = set()
+    for tensor in proof.evidence.tensors:
+        before = first[tensor.content].call
+        inside = before in calls and tensor.call in calls.stack(before)
+        if tensor.side == "outputs" and not inside and (tensor.call, tensor.content) not in got:
+            found.add(tensor.content)
     return found
 
 
