@@ -21,14 +21,10 @@ from modelexport.runtime.evidence import Place
 from modelexport.runtime.fingerprints import Fingerprint, fingerprint_of
 from modelexport.surgery.repeating import values_taken
 from modelexport.verify.differences import UNMEASURED_UNITS, compare_arrays
-from modelexport.verify.leading import MOVES
 from modelexport.verify.matching import WHOLE_UNITS
 from modelexport.verify.proof import Proof
 from modelexport.verify.segments import GIVEN, stretch
-from modelexport.verify.stretches import Stretches, has_numbers, replaceable_tensors
-
-_PASSING = frozenset({*MOVES, "Cast", "Dropout", "Identity", "Pad", "Reshape", "Transpose"})
-"""Operators that move elements: what leaves them in their places does so whatever they are."""
+from modelexport.verify.stretches import PASSING, Stretches, certain_tensors, has_numbers, replaceable_tensors
 
 Arrays = Mapping[str, Any]
 RunReplaced = Callable[[Mapping[Place, Any], Collection[Place]], Mapping[Place, Any]]
@@ -44,8 +40,11 @@ def wrong_idle_nodes(proof: Proof, run_replaced: RunReplaced, larger: Callable[[
     """
     known = _Known(proof)
     idle = dict(known.idle_nodes())
-    replaceable = replaceable_tensors(proof, idle)
+    replaceable = replaceable_tensors(proof) if idle else {}
     tried = known.may_change(idle, {name for name, its in replaceable.items() if has_numbers(its)})
+    if not tried:
+        return []
+    replaceable = certain_tensors(replaceable, tried, proof)
     stretches = Stretches(proof, replaceable, tried)
     if not stretches.ends:
         return []
@@ -180,7 +179,7 @@ class _Known:
         for node in self._graph:
             made = node.outputs[0].name or "" if len(node.outputs) == 1 else ""
             own = self._prints.get(made)
-            if own is None or own.kind != "f" or (node.domain == "" and node.op_type in _PASSING):
+            if own is None or own.kind != "f" or (node.domain == "" and node.op_type in PASSING):
                 continue
             for place, value in enumerate(node.inputs):
                 name = (value.name or "") if value is not None else ""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from math import prod
 
@@ -11,39 +13,36 @@ from modelexport.core.calls import CallTree, ModuleCall
 from modelexport.graph.owners import owner_of
 from modelexport.graph.requested import requested_outputs
 from modelexport.runtime.evidence import Place, SeenTensor
+from modelexport.runtime.fingerprints import Fingerprint, Index, fingerprint_of
 from modelexport.surgery.repeating import values_taken
+from modelexport.verify.leading import MOVES
 from modelexport.verify.proof import Proof
 
 
-def replaceable_tensors(proof: Proof, computing: Collection[ir.Node]) -> dict[str, SeenTensor]:
+def replaceable_tensors(proof: Proof) -> dict[str, SeenTensor]:
     """Values to the tensors that they are, if all that uses them changes with these.
 
     A tensor is replaced where a call first returns it, and so for all that take it later, unless another call computes
-    it again; or where a call gets it, if the nodes that use it are of that call. Several values may have the same
-    numbers: the first is the tensor, and the others follow from it, or are computed as it is.
-
-    Args:
-        computing: Nodes whose results have the numbers of another value by chance.
+    it again; or where a call gets it, if the nodes that use it are of that call.
     """
     root = proof.tagged.calls.calls[0].call
     first: dict[str, SeenTensor] = {}
     for tensor in proof.evidence.tensors:
         first.setdefault(tensor.content, tensor)
     found: dict[str, SeenTensor] = {}
-    seen = _computed_again(proof, first)
-    contents = proof.contents
-    for node in proof.tagged.model.graph:
-        for value in node.outputs if node not in computing else ():
-            name = value.name or ""
-            content = contents.get(name, "")
-            its = first.get(content)
-            if its is None or content in seen:
-                continue
-            seen.add(content)
-            alike = name not in proof.layouts and proof.run.dtypes.get(name) == its.dtype
-            told = has_numbers(its) or prod(its.shape) >= _TELLING
-            if alike and told and its.call != root and (its.side == "outputs" or _is_used_in(value, its, proof)):
-                found[name] = its
+    again = _computed_again(proof, first)
+    for name, content in proof.contents.items():
+        its, node = first.get(content), proof.nodes.get(name)
+        if its is None or node is None or its.call == root or name in proof.layouts or name not in proof.run.prints:
+            continue
+        if content in again:
+            continue
+        told = has_numbers(its) or prod(its.shape) >= _TELLING
+        if not told or proof.run.dtypes.get(name) != its.dtype:
+            continue
+        value = next(value for value in node.outputs if value.name == name)
+        if its.side == "outputs" or _is_used_in(value, its, proof):
+            found[name] = its
     return found
 
 
@@ -58,6 +57,69 @@ def _computed_again(proof: Proof, first: Mapping[str, SeenTensor]) -> set[str]:
         if tensor.side == "outputs" and not inside and (tensor.call, tensor.content) not in got:
             found.add(tensor.content)
     return found
+
+
+def certain_tensors(
+    replaceable: Mapping[str, SeenTensor], idle: Iterable[ir.Node], proof: Proof
+) -> dict[str, SeenTensor]:
+    """The replaceable tensors of which only one value has the numbers, but for what is moved from it.
+
+    A value before a node that changes nothing has the numbers of that after it, and nothing tells which of them PyTorch
+    replaces. With the wrong one the file would do what PyTorch does not, or the other way round.
+
+    Args:
+        idle: Such nodes: what they give in another order is not told from it either.
+    """
+    alike = _Alike(proof)
+    norms: dict[int, list[float]] = defaultdict(list)
+    made = (proof.run.prints[value.name or ""] for node in idle for value in node.outputs)
+    for own in sorted(made, key=lambda one: one.norm):
+        norms[own.size].append(own.norm)
+
+    def is_rearranged(own: Fingerprint) -> bool:
+        those = norms[own.size]
+        place = bisect_left(those, own.norm * (1 - _SAME))
+        return place < len(those) and those[place] <= own.norm * (1 + _SAME)
+
+    return {
+        name: its
+        for name, its in replaceable.items()
+        if not is_rearranged(proof.run.prints[name]) and alike.is_the_only(name)
+    }
+
+
+_SAME = 1e-6
+"""Up to here, in norms, one value may be another in another order."""
+_ALIKE = 1e-5
+"""Up to here, in norms, two values may have the same numbers, rounded in other steps."""
+
+
+class _Alike:
+    """The values of a file by their numbers."""
+
+    def __init__(self, proof: Proof) -> None:
+        self._proof, self._index = proof, Index[str]()
+        self._prints = {**proof.run.prints, **{name: fingerprint_of(array) for name, array in proof.feeds.items()}}
+        for name, own in self._prints.items():
+            self._index.add(own, name)
+
+    def is_the_only(self, name: str) -> bool:
+        """Whether all values with its numbers are moved from it."""
+        others = set(self._index.near(self._prints[name], _ALIKE)) - {name}
+        return all(self._is_moved(other, others | {name}) for other in others)
+
+    def _is_moved(self, name: str, alike: Collection[str]) -> bool:
+        maker = self._proof.nodes.get(name)
+        return (
+            maker is not None
+            and maker.domain == ""
+            and maker.op_type in PASSING
+            and any(value is not None and value.name in alike for value in maker.inputs)
+        )
+
+
+PASSING = frozenset({*MOVES, "Cast", "Dropout", "Identity", "Pad", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
+"""Operators that move elements: what leaves them in their places does so whatever they are."""
 
 
 def has_numbers(tensor: SeenTensor) -> bool:
