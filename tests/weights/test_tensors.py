@@ -49,8 +49,7 @@ def assignments_to(attribute: str) -> Iterator[str]:
 
 
 def test_one_file_assigns_const_value() -> None:
-    """Another one has the constructor of plain values, which get their tensor there."""
-    assert sorted(assignments_to("const_value")) == ["graph/initializers.py"] * 2 + ["graph/plain.py"]
+    assert sorted(assignments_to("const_value")) == ["graph/initializers.py"] * 2
 
 
 def graph_of(array: np.ndarray, operator: str, *constants: ir.Value, users: int = 1) -> tuple[ir.Model, ir.Value]:
