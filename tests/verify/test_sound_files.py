@@ -355,3 +355,38 @@ def test_a_tool_that_fuses_a_mask_of_several_calls(tmp_path: Path) -> None:
     optimize_file(tmp_path / "model.onnx", "ort-basic", tmp_path / "fused.onnx")
     assert "Not" not in {node.op_type for node in load_onnx(tmp_path / "fused.onnx").graph}
     assert not accused(verify(model, inputs, tmp_path / "fused.onnx"))
+
+
+class OneOfThree(nn.Module):
+    """As attention to a single token: PyTorch computes queries and keys, and what is returned does not depend on them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(8, 8, bias=False) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        computed = [layer(x) for layer in (self.query, self.key, self.value)]
+        return computed[-1].relu()
+
+
+def test_a_product_that_a_tool_merged_is_of_each_call_whose_numbers_it_has(tmp_path: Path) -> None:
+    """Whichever of the parts is the first output of the node that takes them apart."""
+    torch.manual_seed(0)
+    model, inputs = OneOfThree().eval(), {"x": torch.randn(3, 1, 8)}
+    export(model, inputs, tmp_path / "model.onnx")
+    file = load_onnx(tmp_path / "model.onnx")
+    product = next(node for node in file.graph if node.op_type == "MatMul")
+    weights = torch.cat([layer.weight for layer in (model.query, model.key, model.value)]).detach().T.contiguous()
+    merged = ir.node("MatMul", [product.inputs[0], ir.val("weights", const_value=ir.tensor(weights, name="weights"))])
+    parts = ir.node("Split", merged.outputs, {"axis": -1, "num_outputs": 3}, num_outputs=3)
+    for node in (merged, parts):
+        node.name = f"new_{node.op_type}"
+        node.metadata_props.update({**product.metadata_props, "modelexport.evidence": "derived"})
+        for index, value in enumerate(node.outputs):
+            value.name, value.dtype = f"{node.name}_{index}", ir.DataType.FLOAT
+    file.graph.register_initializer(merged.inputs[1])
+    file.graph.insert_before(product, [merged, parts])
+    product.outputs[0].replace_all_uses_with(parts.outputs[2])
+    file.graph.remove(product)
+    save_model(file, tmp_path / "merged.onnx")
+    assert not [call for call in accused(verify(model, inputs, tmp_path / "merged.onnx")) if "tags" in call]

@@ -67,7 +67,8 @@ def find_misplaced(model: ir.Model, calls: CallTree, run: FileRun, evidence: Evi
         allowed = {place.call for place in looked_up if place.new}
         if (node.domain == "" and node.op_type in MOVES and not allowed) or any(_same(own, one) for one in given):
             copies[node] = travels.get(run.contents.get(node.outputs[0].name or "", ""), frozenset())
-            made[node] = frozenset(place.call for place in _places(node.outputs[0], run, index, apart) if place.new)
+            shown = (place for value in node.outputs for place in _places(value, run, index, apart))
+            made[node] = frozenset(place.call for place in shown if place.new)
         for value in node.outputs if nested_graphs(node) else ():
             allowed |= _allowed(True, value, run, results, {}, apart)
         for value in () if allowed else node.outputs:
