@@ -117,3 +117,53 @@ def test_sums_and_numbers_are_calculated_for_all_inputs(file: Path) -> None:
         assert false_outputs(Image, declared(file, 2, size)) == ["output"]
     for size in (f"{height} + 0", "height"):  # a symbol that no input has claims nothing
         assert false_outputs(Image, declared(file, 2, size)) == []
+
+
+class Broadcast(nn.Module):
+    """What it adds has one row, for all of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) + mask
+
+
+def test_an_axis_that_is_broadcast_is_not_declared_to_be_as_long(tmp_path: Path) -> None:
+    model, inputs = build(Broadcast), {"x": torch.randn(3, 5, 6), "mask": torch.randn(3, 1, 6)}
+    export(model, inputs, tmp_path / "file.onnx", dynamic=True)
+    x, mask = load_onnx(tmp_path / "file.onnx").graph.inputs
+    assert x.shape is not None
+    assert mask.shape is not None
+    assert (mask.shape[0], mask.shape[1]) == (x.shape[0], 1)
+    assert isinstance(x.shape[1], ir.SymbolicDim)
+    assert verify(model, inputs, tmp_path / "file.onnx").agrees
+
+
+class Dropped(nn.Module):
+    """As many inputs as it gets, each with a length of its own, with random numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, several: list[torch.Tensor]) -> list[torch.Tensor]:
+        if not torch.compiler.is_exporting():
+            RUNS.append(1)
+        return [torch.nn.functional.dropout(self.linear(one), training=True) for one in several]
+
+
+RUNS: list[int] = []
+"""Of all models: the state of one is restored after every run."""
+
+
+def test_runs_grow_with_the_number_of_sizes_and_not_with_its_square(tmp_path: Path) -> None:
+    found = {}
+    for count in (4, 12):
+        model, inputs = build(Dropped), {"several": [torch.randn(4, 6) for _ in range(count)]}
+        export(model, inputs, tmp_path / "file.onnx", dynamic=True)
+        RUNS.clear()
+        assert verify(model, inputs, tmp_path / "file.onnx").agrees
+        found[count] = len(RUNS)
+    assert found[4] < found[12] < 3 * found[4]

@@ -358,7 +358,7 @@ def test_a_tool_that_fuses_a_mask_of_several_calls(tmp_path: Path) -> None:
 
 
 class OneOfThree(nn.Module):
-    """As attention to a single token: PyTorch computes queries and keys, and what is returned does not depend on them."""
+    """As attention to a single token: PyTorch computes queries and keys, on which nothing depends."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -21,10 +21,10 @@ from modelexport.core.messages import collected
 from modelexport.errors import UsageError
 from modelexport.pytorch.bodies import Bodies
 from modelexport.pytorch.dispatch_modes import RUN_FUNCTIONS, OperationMode
-from modelexport.pytorch.exact_run import AlwaysInFloat64, given_tensors_of
+from modelexport.pytorch.exact_run import AlwaysInFloat64, tensors_of
 from modelexport.pytorch.lazy_weights import lend_weights
 from modelexport.pytorch.private_torch import tree_map, version_of
-from modelexport.pytorch.recorder import CallRecorder
+from modelexport.pytorch.recorder import CallRecorder, Exchange, as_they_are
 from modelexport.pytorch.traced import Guard, untouched
 from modelexport.pytorch.values import (
     NamedTensors,
@@ -80,7 +80,7 @@ class ModelRun:
             bodies: The model may have branches and loops of PyTorch's operators, whose calls are recorded, too.
         """
         self._model, self._inputs, self._weights, self._parameters = model, inputs, weights, parameters or {}
-        self._never_called, self._right, self._seed = never_called, right, seed
+        self._never_called, self._seed = never_called, seed
         self._in_float64: dict[bool, ModelRun | None] = {}
         self.tensors: list[SeenTensor] = []
         self.computed: list[Computed] = []
@@ -93,10 +93,11 @@ class ModelRun:
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._numbers: dict[ModuleCall, ModuleCall | None] = {}
         # Not everything can be recorded in all code; at least the boundaries of calls outside of branches are.
+        exchange = right.given_to_calls() if right is not None else as_they_are
         ways = [(operations, bodies, bodies), *([(operations, True, False)] if bodies else []), (False, False, False)]
         for way in dict.fromkeys(ways):
             self.tensors, self.computed, self.choices, self.decisions = [], [], [], []
-            self._recorder = CallRecorder(model, watch=self._watch)
+            self._recorder = CallRecorder(model, watch=self._watch, exchange=exchange)
             try:
                 self.outputs = self._run(*way)
                 break
@@ -109,6 +110,10 @@ class ModelRun:
     def array(self, content: str) -> Any:
         """The elements of a content, flat."""
         return self._arrays[content]
+
+    def given_to_calls(self) -> Exchange:
+        """Puts the tensors of this run in place of those of another one."""
+        return tensors_of(self, {call: one for one, call in self._numbers.items() if call is not None})
 
     def _number(self) -> None:
         """Give the calls in branches and loops the numbers that they have in a file."""
@@ -144,9 +149,6 @@ class ModelRun:
                 entries[key].data = tensor
             stack.enter_context(collected())
             stack.enter_context(self._recorder.attached())
-            if self._right is not None:
-                running = {call: one for one, call in self._right._numbers.items() if call is not None}
-                stack.enter_context(given_tensors_of(self._model, self._right, running, self._recorder))
             if bodies:
                 stack.enter_context(Bodies(self._recorder, opened=opened))
             if operations:

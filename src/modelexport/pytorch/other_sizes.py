@@ -155,6 +155,27 @@ def _symbols(inputs: Inputs, model: ir.Model) -> dict[str, tuple[int, int]]:
     return found
 
 
+def fix_broadcast_axes(model: ir.Model, inputs: Inputs) -> None:
+    """Declare the size of an axis as one if it is that in the inputs, where its symbol has another size elsewhere.
+
+    PyTorch captures a mask that is broadcast as if it had the size of what it is added to, and so for all sizes. A file
+    that says so would be wrong about the inputs that it was made for.
+    """
+    axes, own = dynamic_axes(model), _inputs_of_file(inputs, model)
+    seen = [
+        (own[name], axis, symbol, tensor.shape[axis])
+        for name, tensor in tensors_in(inputs)
+        for axis, symbol in enumerate(axes.get(own.get(name, ""), ()))
+        if symbol is not None and axis < tensor.ndim
+    ]
+    larger = {symbol for _, _, symbol, size in seen if size > 1}
+    values = {value.name or "": value for value in model.graph.inputs}
+    for name, axis, symbol, size in seen:
+        shape = values[name].shape
+        if size == 1 and symbol in larger and shape is not None:
+            values[name].shape = ir.Shape([*shape[:axis], 1, *shape[axis + 1 :]])
+
+
 def _resized(tensor: torch.Tensor, axes: Sequence[str | None], sizes: Mapping[str, int]) -> torch.Tensor:
     numbers = {symbol: str(size) for symbol, size in sizes.items()}
     for axis, size in enumerate(axes[: tensor.ndim]):

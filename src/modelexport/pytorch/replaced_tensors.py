@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping
-from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from modelexport.core.calls import ModuleCall
+from modelexport.core.calls import ModuleCall, Side
 from modelexport.pytorch.model_run import as_array
-from modelexport.pytorch.private_torch import tree_map
-from modelexport.pytorch.values import NamedTensors, has_elements, input_tensors, output_tensors
-from modelexport.runtime.evidence import Place
+from modelexport.pytorch.recorder import CallRecorder
+from modelexport.pytorch.values import NamedTensors, exchanged
+from modelexport.runtime.evidence import Place, Replaced
 
 
 def spread(tensor: torch.Tensor, typical: float = 0.0) -> torch.Tensor:
@@ -25,11 +23,11 @@ def spread(tensor: torch.Tensor, typical: float = 0.0) -> torch.Tensor:
     Args:
         typical: The root mean square that the numbers have before, if it is not to stay as it is.
     """
-    factors = torch.tensor(_FACTORS, dtype=tensor.dtype, device=tensor.device)
+    factors = torch.tensor(_FACTORS, dtype=torch.float64, device=tensor.device)
     if typical and (size := float(tensor[tensor.abs() < _HUGE].double().square().mean().sqrt())) > 0:
         factors *= typical / size
     places = torch.arange(tensor.numel(), device=tensor.device).reshape(tensor.shape)
-    return torch.where(tensor.abs() < _HUGE, tensor * factors[places % len(_FACTORS)], tensor)
+    return torch.where(tensor.abs() < _HUGE, (tensor * factors[places % len(_FACTORS)]).to(tensor.dtype), tensor)
 
 
 _FACTORS = (4.0, 1.0, 0.5, 2.0, 0.0, 1.0, 3.0)
@@ -44,59 +42,33 @@ def spread_array(array: Any, typical: float) -> Any:
 
 
 @contextlib.contextmanager
-def replaced_tensors(
-    model: nn.Module, others: Mapping[Place, Any], watched: Collection[Place]
-) -> Iterator[Mapping[Place, Any]]:
+def replaced_tensors(model: nn.Module, others: Mapping[Place, Any], watched: Collection[Place]) -> Iterator[Replaced]:
     """Replace tensors that calls get and return, inside the block.
 
-    Tensors of another shape or type than their replacements stay as they are.
+    Tensors of another shape or type than their replacements stay as they are, and so do those in objects that PyTorch
+    does not look into.
 
     Args:
         others: Where a tensor is replaced, to an array of its shape.
         watched: Further places.
-
-    Returns:
-        What the model computed at all these places, which is filled as it runs.
     """
-    computed: dict[Place, Any] = {}
-    begun: Counter[str] = Counter()
-    running: dict[str, list[ModuleCall]] = defaultdict(list)
-    places = {*others, *watched}
-    calls = {place.call for place in places}
+    run, places = Replaced(), {*others, *watched}
 
-    def seen(call: ModuleCall, side: Any, named: NamedTensors) -> dict[int, torch.Tensor]:
-        found = {}
-        for name, tensor in named:
+    def exchange(call: ModuleCall, side: Side, tensors: NamedTensors, value: Any) -> Any:
+        here, found = {}, {}
+        for name, tensor in tensors:
             place = Place(call, side, name)
-            if place in places and has_elements(tensor) and not tensor.is_complex():
-                computed[place] = as_array(tensor).copy()
+            if place in places and not tensor.is_complex():
+                run.computed[place] = array = as_array(tensor).copy()
                 other = others.get(place)
-                if other is not None and other.shape == tensor.shape and other.dtype == computed[place].dtype:
-                    found[id(tensor)] = _as_tensor(other).to(tensor.device)
-        return found
+                if other is not None and (other.shape, other.dtype) == (array.shape, array.dtype):
+                    here[place], found[id(tensor)] = id(tensor), _as_tensor(other).to(tensor.device)
+        value, reached = exchanged(value, found)
+        run.places.update(place for place, tensor in here.items() if tensor in reached)
+        return value
 
-    def exchanged(value: Any, found: Mapping[int, torch.Tensor]) -> Any:
-        return tree_map(lambda part: found.get(id(part), part), value) if found else value
-
-    def enter(path: str, module: nn.Module, args: Any, kwargs: Any) -> Any:
-        call = ModuleCall(path, begun[path])
-        begun[path] += 1
-        running[path].append(call)
-        if call not in calls:
-            return None
-        return exchanged((args, kwargs), seen(call, "inputs", input_tensors(module, args, kwargs)))
-
-    def leave(path: str, module: nn.Module, args: Any, output: Any) -> Any:
-        call = running[path].pop()
-        return exchanged(output, seen(call, "outputs", output_tensors(output))) if call in calls else None
-
-    with contextlib.ExitStack() as hooks:
-        for path in {call.path for call in calls}:
-            module = model.get_submodule(path)
-            if not isinstance(module, torch.jit.ScriptModule):  # does not accept hooks of its own
-                hooks.callback(module.register_forward_pre_hook(partial(enter, path), with_kwargs=True).remove)
-                hooks.callback(module.register_forward_hook(partial(leave, path)).remove)
-        yield computed
+    with CallRecorder(model, exchange=exchange).attached():
+        yield run
 
 
 def _as_tensor(array: Any) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from modelexport.core.calls import ModuleCall, Side
@@ -16,6 +17,16 @@ class Place(NamedTuple):
     call: ModuleCall
     side: Side
     name: str
+
+
+@dataclass(frozen=True)
+class Replaced:
+    """What a run with other tensors in some places shows, filled as it goes on."""
+
+    computed: dict[Place, Any] = field(default_factory=dict)
+    """What the model computed there."""
+    places: set[Place] = field(default_factory=set)
+    """Those where another tensor took the place of what it computed."""
 
 
 class SeenTensor(NamedTuple):

@@ -78,9 +78,14 @@ class _Directions:
 _directions = _Directions()
 
 
+def is_floating(array: Any) -> bool:
+    """Whether an array has floating-point numbers: NumPy knows bfloat16 by name only."""
+    return bool(array.dtype.kind == "f" or array.dtype.name == "bfloat16")
+
+
 def fingerprint_of(array: Any) -> Fingerprint:
     """The fingerprint of an array of any type and shape."""
-    kind = "f" if array.dtype.kind == "f" or array.dtype.name == "bfloat16" else str(array.dtype)
+    kind = "f" if is_floating(array) else str(array.dtype)
     flat = np.ascontiguousarray(array).reshape(-1).astype(np.float32, copy=False)
     with np.errstate(over="ignore", invalid="ignore"):
         norm = sqrt(float(flat.dot(flat)))

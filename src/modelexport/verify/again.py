@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from itertools import chain
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -12,10 +11,8 @@ import onnx_ir as ir
 from modelexport.core.calls import ModuleCall
 from modelexport.graph.nodes import nested_graphs
 from modelexport.graph.owners import owner_of
-from modelexport.pytorch.other_sizes import one_row, other_sizes
 from modelexport.pytorch.replaced_tensors import replaced_tensors, spread_array
-from modelexport.pytorch.variations import all_at_once, telling_inputs
-from modelexport.runtime.evidence import Evidence, Place
+from modelexport.runtime.evidence import Evidence, Place, Replaced
 from modelexport.surgery.repeating import values_taken
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.verify.calls import verdicts_of
@@ -25,7 +22,7 @@ from modelexport.verify.idle import wrong_idle_nodes
 from modelexport.verify.outputs import Inputs, ModelRuns, Tell, WholeComparison
 from modelexport.verify.proof import Proof
 from modelexport.verify.proving import prove_calls
-from modelexport.verify.verdicts import CallVerdict, OtherInputs
+from modelexport.verify.verdicts import CallVerdict
 
 
 def with_own_weights(
@@ -52,8 +49,6 @@ _OWN = "the model's own weights"
 def on_other_inputs(
     calls: list[CallVerdict],
     proof: Proof,
-    inputs: Inputs,
-    kept: Collection[str],
     whole: WholeComparison,
     runs: ModelRuns,
     chosen: Sequence[ModuleCall],
@@ -66,22 +61,28 @@ def on_other_inputs(
     differs with changed ones, these are used here, too.
     """
     decides = _decides_alone(runs.tagged.model)
-    wanted = [one for one in whole.others if one.status == "differ" or (decides and one.status in ("agree", "tie"))]
-    for one, other in _of_inputs(inputs, kept, runs.tagged, wanted):
-        what = one.what
-        tell(f"verify: every call, with {what}")
+    wanted = ("differ", "agree", "tie") if decides else ("differ",)
+    for one in (one for one in whole.others.compared if one.status in wanted):
+        tell(f"verify: every call, with {one.what}")
+        other = whole.others.inputs[one.what]
         given = under_names(other, [value.name or "" for value in runs.tagged.model.graph.inputs])
-        run = runs.observed(other, whole.perturbed)
-        if one.outputs:
+        for weights in [whole.perturbed, *([{}] if whole.perturbed else [])]:
+            try:
+                run = runs.observed(other, weights)
+            except Exception:  # what it accepts with its own weights, a model need not accept with changed ones
+                continue
+            if not one.outputs:
+                failure = find_failure(proof, given, run)
+                calls = [_failed(call, failure, one.what) for call in calls] if failure is not None else calls
+                break
+            tagged, what = runs.tagged, one.what
+            if weights is not whole.perturbed:
+                tagged, what = read_tagged(runs.tagged.path), f"{one.what} and {_OWN}"
             # Where nothing differs the given inputs have shown the tags: small sizes tell fewer calls apart.
-            tags = one.status == "differ"
-            found = _compared(runs.tagged, given, run, proof.provider, chosen, tags=tags)
-            if whole.perturbed and not any(call.status == "differ" for call in found):
-                own, what = read_tagged(runs.tagged.path), f"{what} and {_OWN}"
-                found = _compared(own, given, runs.observed(other, {}), proof.provider, chosen, tags=tags)
-            calls = _worst(calls, found, what)
-        elif (failure := find_failure(proof, given, run)) is not None:
-            calls = [_failed(call, failure, what) for call in calls]
+            found = _compared(tagged, given, run, proof.provider, chosen, tags=one.status == "differ")
+            if any(call.status == "differ" for call in found):
+                calls = _worst(calls, found, what)
+                break
     return calls
 
 
@@ -110,14 +111,17 @@ def with_idle_nodes(
 ) -> list[CallVerdict]:
     """Accuse nodes that change nothing on the given inputs, and would wrongly change larger numbers."""
 
-    def run_replaced(others: Mapping[Place, Any], watched: Collection[Place]) -> Mapping[Place, Any]:
+    def run_replaced(others: Mapping[Place, Any], watched: Collection[Place]) -> Replaced:
         tell("verify: larger numbers inside")
-        try:
-            with replaced_tensors(runs.model, others, watched) as computed:
+        with replaced_tensors(runs.model, others, watched) as run:
+            try:
                 runs.outputs_with(inputs, whole.perturbed)
-        except Exception:  # a model may raise anything for numbers that it does not accept
-            return {}
-        return computed
+            except Exception as error:  # a model may raise anything for numbers that it does not accept
+                reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+                note = f"the model does not accept larger numbers inside, with which idle nodes are tried: {reason}"
+                whole.notes.extend([note] if note not in whole.notes else [])
+                return Replaced()
+        return run
 
     for name in wrong_idle_nodes(proof, run_replaced, spread_array):
         owner = owner_of(proof.tagged.model.graph.node(name))
@@ -151,17 +155,6 @@ _STEPS = frozenset({"Ceil", "Floor", "Round", "Sign"})
 
 def _has_numbers(value: ir.Value) -> bool:
     return value.dtype is None or value.dtype.is_floating_point()
-
-
-def _of_inputs(
-    inputs: Inputs, kept: Collection[str], tagged: TaggedFile, others: Sequence[OtherInputs]
-) -> Iterator[tuple[OtherInputs, Inputs]]:
-    """The comparisons on variations of the inputs, with these."""
-    together = all_at_once(inputs, tagged.model, kept)
-    telling = telling_inputs(inputs, tagged.model, kept)
-    changed = telling, other_sizes(inputs, tagged.model), one_row(inputs, tagged.model)
-    ways = {**dict(chain(*changed)), **dict([together] if together is not None else [])}
-    return ((one, ways[one.what]) for one in others)
 
 
 def _failed(call: CallVerdict, failure: Failure, what: str) -> CallVerdict:

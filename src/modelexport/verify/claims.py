@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -201,6 +201,9 @@ def _calls(
     own: Mapping[str, int],
 ) -> Iterator[FalseClaim]:
     seen = {(tensor.call.address, str(tensor.side), tensor.name): tensor for tensor in evidence.tensors}
+    passed: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for address, side, name in seen:
+        passed[address, side].append(name)
     made = {value.name or "" for node in tagged.nodes for value in node.outputs}
     made |= {value.name or "" for value in tagged.model.graph.inputs}
     made |= {value.name or "" for value in initializers(tagged.model)}
@@ -217,7 +220,7 @@ def _calls(
         yield from false_claim("hierarchy", entry.address, entry.nodes, own[entry.address])
         same = there[call.path] == here[call.path]
         for side, tensors in (("inputs", entry.inputs), ("outputs", entry.outputs)):
-            names = sorted(name for address, its_side, name in seen if (address, its_side) == (entry.address, side))
+            names = sorted(passed[entry.address, side])
             if same and len(tensors) == len(names):  # of random numbers, nothing was kept
                 yield from false_claim("hierarchy", entry.address, sorted(t.name for t in tensors), names)
             for tensor in tensors:

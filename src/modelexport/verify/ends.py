@@ -29,6 +29,8 @@ class Ends:
         }
         self._given = {call: {tensor.content for tensor in tensors} for call, tensors in returns.items()}
         self._taken = {call: {tensor.content for tensor in tensors} for call, tensors in gets.items()}
+        self._open = {call for call, taken in self._taken.items() if not taken <= self._shown}
+        """The calls that get something that the file does not have."""
         for call in gets.keys() | returns.keys():
             given, returned = ({t.content for t in side.get(call, [])} for side in (gets, returns))
             for content in given - returned:
@@ -48,7 +50,7 @@ class Ends:
         """
         if call not in self._known or other not in self._known or (call in calls and other in calls.stack(call)):
             return True
-        return any(content not in self._shown for content in self._taken.get(other, ()))
+        return other in self._open
 
     def meet(self, call: ModuleCall, right: Collection[ModuleCall], calls: CallTree, outside: Collection[str]) -> bool:
         """Whether what passes from a call to others, which compute a value, is in the file, so that no node does both.

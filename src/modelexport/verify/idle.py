@@ -17,8 +17,8 @@ import onnx_ir as ir
 
 from modelexport.errors import UsageError
 from modelexport.runtime import sessions
-from modelexport.runtime.evidence import Place
-from modelexport.runtime.fingerprints import Fingerprint, fingerprint_of
+from modelexport.runtime.evidence import Place, Replaced
+from modelexport.runtime.fingerprints import Fingerprint, fingerprint_of, is_floating
 from modelexport.surgery.repeating import values_taken
 from modelexport.verify.differences import UNMEASURED_UNITS, compare_arrays
 from modelexport.verify.matching import WHOLE_UNITS
@@ -27,7 +27,7 @@ from modelexport.verify.segments import GIVEN, stretch
 from modelexport.verify.stretches import PASSING, Stretches, certain_tensors, has_numbers, replaceable_tensors
 
 Arrays = Mapping[str, Any]
-RunReplaced = Callable[[Mapping[Place, Any], Collection[Place]], Mapping[Place, Any]]
+RunReplaced = Callable[[Mapping[Place, Any], Collection[Place]], Replaced]
 
 
 def wrong_idle_nodes(proof: Proof, run_replaced: RunReplaced, larger: Callable[[Any, float], Any]) -> list[str]:
@@ -35,7 +35,7 @@ def wrong_idle_nodes(proof: Proof, run_replaced: RunReplaced, larger: Callable[[
 
     Args:
         run_replaced: Runs the model with other tensors in some places, and gives what it computed in these and in
-            others; nothing if it does not run so.
+            others: nothing if it does not run so.
         larger: Spreads the numbers of an array; of another root mean square unless that is zero.
     """
     known = _Known(proof)
@@ -53,12 +53,11 @@ def wrong_idle_nodes(proof: Proof, run_replaced: RunReplaced, larger: Callable[[
     for typical in _SIZES:
         given = {name: larger(one, typical) if name in stretches.spread else one for name, one in right.items()}
         others = {name: given[name].reshape(replaceable[name].shape) for name in given if name in replaceable}
-        computed = run_replaced(
+        run = run_replaced(
             {replaceable[name].place: array for name, array in others.items()}, list(stretches.ends.values())
         )
-        seen = {name: computed.get(replaceable[name].place) for name in others}
-        missing = {name for name, array in seen.items() if array is None or array.shape != others[name].shape}
-        ends = {name: computed[place] for name, place in stretches.ends.items() if place in computed}
+        missing = {name for name in others if replaceable[name].place not in run.places}
+        ends = {name: run.computed[place] for name, place in stretches.ends.items() if place in run.computed}
         if found := trial.wrong(given, ends, missing):
             return found
     return []
@@ -88,7 +87,7 @@ class _Trial:
         right = {
             name: array.reshape(shapes[name])
             for name, array in computed.items()
-            if array.dtype.kind == "f" and array.size == np.prod(shapes[name]) and np.isfinite(array).all()
+            if is_floating(array) and array.size == np.prod(shapes[name]) and np.isfinite(array).all()
         }
         differing: dict[tuple[ir.Node, ...], list[str]] = defaultdict(list)
         for name, array in self._computed(list(right), given).items():

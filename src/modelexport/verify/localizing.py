@@ -21,7 +21,7 @@ from modelexport.graph.nodes import nested_graphs
 from modelexport.graph.owners import owner_of
 from modelexport.runtime import sessions
 from modelexport.runtime.evidence import Evidence
-from modelexport.runtime.fingerprints import NEAR, Index, fingerprint_of
+from modelexport.runtime.fingerprints import NEAR, Index, fingerprint_of, is_floating
 from modelexport.surgery.repeating import values_taken
 from modelexport.verify.differences import Difference
 from modelexport.verify.leading import MOVES
@@ -165,20 +165,19 @@ class _Segments:
             arrays: What they are.
         """
         found = []
-        for name in [name for name in names if arrays[name].dtype.kind == "f"][:_TRIALS]:
-            after = [one for one in (*agreeing, *wrong) if made[name] in nodes_between(made[one], self.boundaries)]
+        before = {one: nodes_between(made[one], self.boundaries) for one in (*agreeing, *wrong)}
+        for name in [name for name in names if is_floating(arrays[name])][:_TRIALS]:
+            after = [one for one, nodes in before.items() if made[name] in nodes]
             right = arrays[name]
             # A softmax hides what is added to all, and twice what a mask adds may be larger than any number.
             noise = np.random.default_rng(right.size).standard_normal(right.shape).astype(right.dtype)
             one, other = (self.run(after, {name: array}) for array in (right, right / 2 + noise))
-            changed = {key for key in after if not np.array_equal(one[key], other[key], equal_nan=_is_float(one[key]))}
+            changed = {
+                key for key in after if not np.array_equal(one[key], other[key], equal_nan=is_floating(one[key]))
+            }
             if changed and changed.isdisjoint(agreeing):
                 found.append(name)
         return found
-
-
-def _is_float(array: Any) -> bool:
-    return bool(array.dtype.kind == "f")
 
 
 _TRIALS = 12

@@ -15,11 +15,13 @@ import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall, Side
 from modelexport.core.limits import BATCH_BYTES
+from modelexport.graph.requested import requested_outputs
 from modelexport.runtime import sessions
 from modelexport.runtime.evidence import Evidence, SeenTensor
 from modelexport.runtime.fingerprints import NEAR, Fingerprint, Index, fingerprint_of
 from modelexport.runtime.shapes import shapes_in_run
 from modelexport.surgery.repeating import values_taken
+from modelexport.tagged.file import TaggedFile
 from modelexport.verify.differences import UNITS, Difference, blocks, compare_arrays
 from modelexport.verify.segments import given_name, segmented
 
@@ -218,6 +220,16 @@ def first_makers(evidence: Evidence) -> dict[str, ModuleCall]:
         else:
             given.add(tensor.content)
     return makers
+
+
+def returned_values(tagged: TaggedFile, evidence: Evidence) -> list[tuple[str, SeenTensor]]:
+    """The names of the file's outputs, each with what the model returns there; none if their numbers differ."""
+    root = tagged.calls.calls[0].call
+    returned = [tensor for tensor in evidence.tensors if tensor.call == root and tensor.side == "outputs"]
+    requested = requested_outputs(tagged.model.metadata_props, returned)
+    right = [tensor for tensor in requested if 0 not in tensor.shape]  # what holds nothing is left out
+    values = [value.name or "" for value in tagged.model.graph.outputs]
+    return list(zip(values, right, strict=True)) if len(right) == len(values) else []
 
 
 def tensors_by_call(evidence: Evidence, side: Side) -> dict[ModuleCall, list[SeenTensor]]:

@@ -17,7 +17,7 @@ from modelexport.format import documents
 from modelexport.graph.nodes import required_inputs
 from modelexport.pytorch.model_run import as_array
 from modelexport.pytorch.perturbation import as_arrays, entries_of
-from modelexport.pytorch.prepared import arguments_by_name, kept_tensors, prepare_inputs
+from modelexport.pytorch.prepared import arguments_by_name, prepare_inputs
 from modelexport.pytorch.static import module_tree
 from modelexport.pytorch.traced import state_remembered
 from modelexport.pytorch.values import as_stored
@@ -119,8 +119,7 @@ def _verify(
     if repeatable is None and not any(call.status == "differ" for call in calls):
         calls = with_own_weights(calls, proof, inputs, whole, runs, chosen, tell)
     if not any(call.status == "differ" for call in calls):
-        kept_as_given = kept_tensors(model, inputs, constants)
-        calls = on_other_inputs(calls, proof, inputs, kept_as_given, whole, runs, chosen, tell)
+        calls = on_other_inputs(calls, proof, whole, runs, chosen, tell)
     if repeatable is None and runs.weights is None and not any(call.status == "differ" for call in calls):
         calls = with_idle_nodes(calls, proof, inputs, whole, runs, tell)
     claims = false_claims(tagged, sidecar, whole.run, proof.values, module_tree(model), entries=entries_of(model))
@@ -130,8 +129,8 @@ def _verify(
         provider=provider,
         units=dict(UNITS),
         parameters=parameters,
-        claims=[*claims, *(one for one in whole.claims if one.where not in {claim.where for claim in claims})],
-        others=whole.others,
+        claims=[*claims, *(one for one in whole.others.claims if one.where not in {claim.where for claim in claims})],
+        others=whole.others.compared,
         perturbed=bool(whole.perturbed),
         optimizer=whole.optimizer,
         notes=whole.notes,
@@ -142,7 +141,7 @@ def _repeatable(
     runs: ModelRuns, inputs: Inputs, whole: WholeComparison, calls: Sequence[CallVerdict], tell: Tell
 ) -> Repeatable | None:
     """The run without what depends on random numbers, if there is such."""
-    statuses = {o.status for o in whole.outputs} | {c.status for c in calls} | {o.status for o in whole.others}
+    statuses = {o.status for o in whole.outputs} | {c.status for c in calls} | {o.status for o in whole.others.compared}
     if runs.weights is not None or not ("differ" in statuses or draws_numbers(runs.tagged.model)):
         return None
     tell("verify: random numbers")

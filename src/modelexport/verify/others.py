@@ -11,6 +11,7 @@ import onnx_ir as ir
 import onnxruntime
 
 from modelexport.errors import UsageError
+from modelexport.graph.requested import requested_outputs
 from modelexport.pytorch.other_sizes import ONE_SMALL_ROW, WAYS, one_row, other_sizes
 from modelexport.pytorch.variations import all_at_once, telling_inputs
 from modelexport.runtime.evidence import Evidence
@@ -26,6 +27,17 @@ from modelexport.verify.whole import WholeOutputs
 Inputs = Mapping[str, Any] | Sequence[Any]
 
 
+@dataclass(frozen=True)
+class Others:
+    """The comparisons of outputs on variations of the inputs."""
+
+    compared: list[OtherInputs]
+    inputs: Mapping[str, Inputs]
+    """The inputs of each, by what was changed."""
+    claims: list[FalseClaim]
+    """Outputs that have other sizes than they declare there, or with sizes made for that."""
+
+
 def run_others(
     inputs: Inputs,
     tagged: TaggedFile,
@@ -34,20 +46,19 @@ def run_others(
     run: Callable[[Inputs], Evidence],
     provider: str,
     kept: Collection[str] = (),
-) -> tuple[list[OtherInputs], list[FalseClaim]]:
+) -> Others:
     """Compare the outputs on all variations of the inputs at once, or one by one if they do not agree so.
 
     Args:
         run_module: Called with inputs: gives what the model returns.
         run: The same with all that it shows; where outputs differ, choices among equal scores are looked for.
         kept: The names of tensors that do not change: the file has their values.
-
-    Returns:
-        What came of each, and the outputs that have other sizes than they declare there, or with sizes made for that.
     """
     agreeing: list[tuple[Inputs, OtherInputs]] = []
+    tried: dict[str, Inputs] = {}
 
     def compared(what: str, other: Inputs) -> OtherInputs:
+        tried[what] = other
         compare = _Compare(partial(run, other), tagged, provider)
         one = run_one(what, other, session, run_module, compare)
         if one.status in ("agree", "tie"):
@@ -69,11 +80,16 @@ def run_others(
         if single[0].status in ("agree", "tie") and all(0 not in one.shape for one in single[0].outputs):
             break
     small = next((other for other, one in agreeing if one.what == ONE_SMALL_ROW), None)
-    tried = [inputs, *(other for other, _ in agreeing)]
+    ran = [inputs, *(other for other, _ in agreeing)]
     sizes = run_with_telling_sizes(
-        inputs, tagged.model, tried, lambda what, other: run_one(what, other, session, run_module), small=small
+        inputs,
+        tagged.model,
+        ran,
+        lambda what, other: run_one(what, other, session, run_module, partial(_compare_shapes, tagged.model)),
+        small=small,
     )
-    return [*found, *single], list(false_output_sizes(tagged.model, [*agreeing, *sizes]))
+    compared_with = {one.what: tried[one.what] for one in (*found, *single)}
+    return Others([*found, *single], compared_with, list(false_output_sizes(tagged.model, [*agreeing, *sizes])))
 
 
 def with_other_sizes(
@@ -110,17 +126,35 @@ class _Compare:
         return compared
 
 
+def _compare_shapes(
+    model: ir.Model, right: list[Any], given: Mapping[str, Any], outputs: Mapping[str, Any]
+) -> list[Difference]:
+    """Compare what depends on sizes alone: numbers may be random, or mean nothing."""
+    expected = requested_outputs(model.metadata_props, right)
+    if len(expected) != len(outputs):
+        return []
+    return [
+        Difference(name=name, status="agree" if found.shape == one.shape else "differ", shape=list(found.shape))
+        for (name, found), one in zip(outputs.items(), expected, strict=True)
+    ]
+
+
+def compare_numbers(right: list[Any], given: Mapping[str, Any], outputs: Mapping[str, Any]) -> list[Difference]:
+    """Compare outputs, in order, with the rounding that adds up over a deep model."""
+    return compare_outputs(list(outputs), right, list(outputs.values()), units=WHOLE_UNITS)
+
+
 def run_one(
     what: str,
     other: Inputs,
     session: onnxruntime.InferenceSession,
     run_module: Callable[[Inputs], list[Any]],
-    compare: Callable[[list[Any], Mapping[str, Any], Mapping[str, Any]], list[Difference]] | None = None,
+    compare: Callable[[list[Any], Mapping[str, Any], Mapping[str, Any]], list[Difference]] = compare_numbers,
 ) -> OtherInputs:
     """Compare the outputs on one variation of the inputs; not if the model does not accept it.
 
     Args:
-        compare: Called with what the model returns, the inputs and the outputs of the file; plainly if left out.
+        compare: Called with what the model returns, the inputs and the outputs of the file.
     """
     try:
         right = run_module(other)
@@ -132,11 +166,7 @@ def run_one(
         outputs = run_session(session, given)
     except UsageError as error:
         return OtherInputs(what=what, status="differ", reason=str(error))
-    compared = (
-        compare(right, given, outputs)
-        if compare is not None
-        else compare_outputs(list(outputs), right, list(outputs.values()), units=WHOLE_UNITS)
-    )
+    compared = compare(right, given, outputs)
     own = worst(compared)
     status, reason = (own.status, f"{own.name}: {own.reason}") if own else ("not compared", "there are no outputs")
     return OtherInputs(what=what, status=status, reason=reason if status != "agree" else "", outputs=compared)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import wait
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,7 @@ from modelexport.pytorch.prepared import kept_tensors
 from modelexport.pytorch.traced import untouched
 from modelexport.pytorch.values import run_arguments, tensors_in
 from modelexport.runtime.evidence import Evidence
+from modelexport.runtime.fingerprints import is_floating
 from modelexport.runtime.sessions import input_names, run_session
 from modelexport.tagged.file import TaggedFile
 from modelexport.tagged.flattening import runnable
@@ -30,9 +32,8 @@ from modelexport.verify.differences import Difference
 from modelexport.verify.feeding import feeds
 from modelexport.verify.kept import KeptRuns
 from modelexport.verify.optimizers import blamed_optimizer
-from modelexport.verify.others import run_others
+from modelexport.verify.others import Others, run_others
 from modelexport.verify.parameters import merged_entries, perturbable, untraced_entries
-from modelexport.verify.verdicts import FalseClaim, OtherInputs
 from modelexport.verify.whole import WholeOutputs, open_as_run
 from modelexport.weights.sources import Weights
 from modelexport.weights.transforms import state_dict_of
@@ -52,9 +53,7 @@ class WholeComparison:
     perturbed: Mapping[str, Any]
     """The weights of that run, if they are not the model's own."""
     outputs: list[Difference]
-    others: list[OtherInputs]
-    claims: list[FalseClaim]
-    """Sizes that outputs declare and do not have on other inputs."""
+    others: Others
     optimizer: str
     """The runtime's optimizer that causes the differences."""
     notes: list[str]
@@ -127,6 +126,8 @@ def compare_whole(
         except Exception:
             feeds(inputs, opening.result()[0])  # what is wrong with the file, or with its inputs, says more
             raise
+        finally:
+            wait([opening])  # the file may be removed after this block
         session, told = opening.result()
         notes += [told] if told else []
         given = feeds(inputs, session)
@@ -146,11 +147,10 @@ def compare_whole(
             if not optimizer and (exact := whole.compare_with_kernels(tagged, given, provider)):
                 compared = exact
                 notes.append(f"outputs were compared {exact[0].reason}")
-        more: list[OtherInputs] = []
-        claims: list[FalseClaim] = []
+        more = Others([], {}, [])
         if others and runs.weights is None:
             tell("verify: other inputs")
-            more, claims = run_others(
+            more = run_others(
                 inputs,
                 tagged,
                 session,
@@ -166,7 +166,6 @@ def compare_whole(
         perturbed=other_weights,
         outputs=compared,
         others=more,
-        claims=claims,
         optimizer=optimizer,
         notes=notes,
     )
@@ -175,13 +174,19 @@ def compare_whole(
 def _run_with_others(
     runs: ModelRuns, inputs: Inputs, perturb: bool | None, notes: list[str]
 ) -> tuple[ModelRun, Mapping[str, Any]]:
-    """A run with changed weights, and these; with the model's own if not requested or if outputs are not finite."""
+    """A run with changed weights, and these; with the model's own if that is not asked for or gives no numbers."""
     others = _other_weights(runs.model, runs.tagged, runs.weights, perturb, notes)
-    run = runs.observed(inputs, others)
-    if others and not _finite(run):
-        notes.append("weights were not perturbed: with changed weights the outputs of the model are not finite")
+    if not others:
         return runs.observed(inputs, {}), {}
-    return run, others
+    try:
+        run = runs.observed(inputs, others)
+        if _finite(run):
+            return run, others
+        refused = "the outputs of the model are not finite"
+    except Exception as error:  # a model may check its weights; with its own, the next run says whether it runs
+        refused = f"the model does not run ({type(error).__name__})"
+    notes.append(f"weights were not perturbed: with changed weights {refused}")
+    return runs.observed(inputs, {}), {}
 
 
 def run_observed(
@@ -262,11 +267,11 @@ def _folded(model: nn.Module, tagged: TaggedFile) -> list[str]:
 
 
 def _is_zero(array: Any) -> bool:
-    return bool(array.dtype.kind == "f" and array.size and not array.any())
+    return bool(is_floating(array) and array.size and not array.any())
 
 
 def _finite(run: ModelRun) -> bool:
-    return all(np.isfinite(array.astype(np.float64)).all() for array in run.outputs if array.dtype.kind == "f")
+    return all(np.isfinite(array.astype(np.float64)).all() for array in run.outputs if is_floating(array))
 
 
 def run_module(

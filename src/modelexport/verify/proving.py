@@ -23,9 +23,8 @@ from modelexport.format import keys
 from modelexport.graph.initializers import bind_tensors
 from modelexport.graph.nodes import initializers
 from modelexport.graph.owners import owner_of
-from modelexport.graph.requested import requested_outputs
 from modelexport.runtime import sessions
-from modelexport.runtime.evidence import Evidence, SeenTensor
+from modelexport.runtime.evidence import Evidence
 from modelexport.runtime.kernels import with_double_kernels
 from modelexport.surgery.repeating import values_taken
 from modelexport.tagged.file import TaggedFile
@@ -35,7 +34,7 @@ from modelexport.verify.comparing import compare_hints
 from modelexport.verify.differences import Difference
 from modelexport.verify.layouts import LaidOut, find_layouts
 from modelexport.verify.localizing import Suspects, find_suspects, nodes_between
-from modelexport.verify.matching import FileRun, run_file, tensors_by_call
+from modelexport.verify.matching import FileRun, returned_values, run_file, tensors_by_call
 from modelexport.verify.placement import Misplaced, find_misplaced
 from modelexport.verify.proof import Proof
 from modelexport.verify.segments import given_name
@@ -197,19 +196,9 @@ def _ends(tagged: TaggedFile, run: FileRun, evidence: Evidence) -> dict[str, str
     """The outputs of the file are what the model returns, whatever else they are near."""
     return {
         name: tensor.content
-        for name, tensor in _returned(tagged, evidence)
+        for name, tensor in returned_values(tagged, evidence)
         if name in run.shapes and (run.shapes[name], run.dtypes[name]) == (tensor.shape, tensor.dtype)
     }
-
-
-def _returned(tagged: TaggedFile, evidence: Evidence) -> list[tuple[str, SeenTensor]]:
-    """The names of the file's outputs, each with what the model returns there."""
-    root = tagged.calls.calls[0].call
-    returned = [tensor for tensor in evidence.tensors if tensor.call == root and tensor.side == "outputs"]
-    requested = requested_outputs(tagged.model.metadata_props, returned)
-    right = [tensor for tensor in requested if 0 not in tensor.shape]  # what holds nothing is left out
-    values = [value.name or "" for value in tagged.model.graph.outputs]
-    return list(zip(values, right, strict=True)) if len(right) == len(values) else []
 
 
 def _blame_for_shapes(proof: Proof) -> None:
@@ -222,7 +211,7 @@ def _blame_for_shapes(proof: Proof) -> None:
         shapes[tensor.content].add(tensor.shape)
     right = {name for name, content in proof.contents.items() if proof.run.shapes.get(name) in shapes[content]}
     suspects = dict(proof.suspects)
-    for name, tensor in _returned(proof.tagged, proof.evidence):
+    for name, tensor in returned_values(proof.tagged, proof.evidence):
         shape, dtype = proof.run.shapes.get(name), proof.run.dtypes.get(name)
         if name in proof.nodes and shape is not None and (shape, dtype) != (tensor.shape, tensor.dtype):
             reason = f"expected {tensor.dtype}{list(tensor.shape)}, got {dtype}{list(shape)}"

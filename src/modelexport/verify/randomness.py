@@ -64,7 +64,8 @@ class Repeatable:
 
     def without_outputs(self, whole: WholeComparison) -> WholeComparison:
         """A comparison without the outputs that depend on random numbers."""
-        others = [_without(other, self.random_outputs) for other in whole.others]
+        compared = [_without(other, self.random_outputs) for other in whole.others.compared]
+        others = replace(whole.others, compared=compared)
         return replace(whole, run=self, outputs=_excused(whole.outputs, self.random_outputs), others=others)
 
     def explained(self, calls: Sequence[CallVerdict]) -> list[CallVerdict]:

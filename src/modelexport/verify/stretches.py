@@ -11,11 +11,11 @@ import onnx_ir as ir
 
 from modelexport.core.calls import CallTree, ModuleCall
 from modelexport.graph.owners import owner_of
-from modelexport.graph.requested import requested_outputs
-from modelexport.runtime.evidence import Place, SeenTensor
+from modelexport.runtime.evidence import SeenTensor
 from modelexport.runtime.fingerprints import Fingerprint, Index, fingerprint_of
 from modelexport.surgery.repeating import values_taken
 from modelexport.verify.leading import MOVES
+from modelexport.verify.matching import returned_values
 from modelexport.verify.proof import Proof
 
 
@@ -160,7 +160,8 @@ class Stretches:
         self.spread = {name for name in taken if name in replaceable and has_numbers(replaceable[name])}
         self._changing, changing = self._changed(inside=False), self._changed(inside=True)
         self.replaced = self.spread | {name for name in replaceable if proof.nodes[name] in changing}
-        shown = {**_returned(proof), **{name: its.place for name, its in replaceable.items()}}
+        ends = {name: its.place for name, its in returned_values(proof.tagged, proof.evidence) if name in proof.nodes}
+        shown = {**ends, **{name: its.place for name, its in replaceable.items()}}
         after = self._after(nodes)
         made = [value.name or "" for node in proof.tagged.model.graph if node in after for value in node.outputs]
         self.ends = {name: shown[name] for name in made if name in shown}
@@ -244,14 +245,3 @@ def _walk(nodes: Collection[ir.Node], makers: Callable[[ir.Node], Iterable[ir.No
                 found[maker] = None
                 pending.append(maker)
     return found
-
-
-def _returned(proof: Proof) -> dict[str, Place]:
-    """The outputs of the file to those of the model."""
-    root = proof.tagged.calls.calls[0].call
-    returned = [tensor for tensor in proof.evidence.tensors if tensor.call == root and tensor.side == "outputs"]
-    right = [t for t in requested_outputs(proof.tagged.model.metadata_props, returned) if 0 not in t.shape]
-    values = [value.name or "" for value in proof.tagged.model.graph.outputs]
-    if len(right) != len(values):
-        return {}
-    return {name: its.place for name, its in zip(values, right, strict=True) if name in proof.nodes}

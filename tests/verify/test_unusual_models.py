@@ -1,0 +1,159 @@
+"""Models with hooks of their own, and models that refuse what verify runs them with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+import torch
+from torch import nn
+
+from modelexport import export, verify
+from modelexport.files.onnx_models import load_onnx, save_model
+
+IDS = {"ids": torch.arange(3, 9)[None]}
+
+
+class OfIds(nn.Module):
+    """No input makes the numbers behind its normalization larger."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.norm, self.act, self.head = nn.Embedding(20, 16), nn.LayerNorm(16), nn.Tanh(), nn.Linear(16, 4)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.head(self.act(self.norm(self.words(ids)) * 0.2))
+
+
+HOOKS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "of 16 bits": lambda x: torch.clamp(torch.round(x * 4096), -32768.0, 32767.0) / 4096,
+    "cut off": lambda x: torch.clamp(x + 1e-4, max=10.0),
+}
+
+
+@pytest.mark.parametrize("which", HOOKS)
+def test_what_a_hook_of_the_model_cuts_off_is_cut_off_by_pytorch_too(which: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = OfIds().eval()
+    for parameter in model.parameters():  # none equal, so that none are changed
+        nn.init.uniform_(parameter, 0.5, 1.5)
+    model.norm.register_forward_hook(lambda module, args, output: HOOKS[which](output))
+    export(model, IDS, tmp_path / "file.onnx")
+    report = verify(model, IDS, tmp_path / "file.onnx")
+    assert [call.reason for call in report.calls if call.status == "differ"] == []
+
+
+class Waves(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.linear(x)
+        return torch.sin(x) * 2 + x
+
+
+class BetweenWaves(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.waves, self.head = Waves(), nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.waves(x))
+
+
+def times(number: float, node: ir.Node) -> None:
+    """Multiply what a node gives."""
+    value, graph = node.outputs[0], node.graph
+    assert isinstance(graph, ir.Graph)
+    factor = ir.val("factor", const_value=ir.tensor(np.float32(number), name="factor"))
+    graph.register_initializer(factor)
+    product = ir.node("Mul", [value, factor], metadata_props=dict(node.metadata_props))
+    product.name, product.outputs[0].name, product.outputs[0].dtype = "planted", "planted", value.dtype
+    graph.insert_after(node, product)
+    for user, index in [(user, index) for user, index in value.uses() if user is not product]:
+        user.replace_input_with(index, product.outputs[0])
+
+
+@pytest.mark.parametrize("hooked", [False, True])
+def test_a_hook_of_the_model_does_not_hide_a_fault_behind_it(hooked: bool, tmp_path: Path) -> None:
+    """The noise of a call is that of its own rounding, with what the hook does."""
+    torch.manual_seed(0)
+    model, inputs = BetweenWaves().eval(), (torch.randn(3, 16),)
+    if hooked:
+        model.waves.linear.register_forward_hook(lambda module, args, output: output * 1.5)
+    export(model, inputs, tmp_path / "file.onnx")
+    assert verify(model, inputs, tmp_path / "file.onnx").agrees
+    file = load_onnx(tmp_path / "file.onnx")
+    times(1.001, next(node for node in file.graph if node.op_type == "Sin"))
+    save_model(file, tmp_path / "faulty.onnx")
+    report = verify(model, inputs, tmp_path / "faulty.onnx")
+    assert report.diverging is not None
+    assert report.diverging.address == "waves"
+
+
+class OnlyOdd(nn.Module):
+    """Refuses even lengths, and gives nothing but the place of the largest number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not torch.compiler.is_exporting() and x.shape[1] % 2 == 0:
+            raise ValueError("odd lengths only")
+        return self.linear(x).argmax(-1)
+
+
+class OnlyOnes(nn.Module):
+    """Checks one of its weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+        self.register_buffer("scale", torch.ones(16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not torch.compiler.is_exporting() and not bool((self.scale == 1).all()):
+            raise ValueError("a scale of ones only")
+        return self.linear(x) * self.scale
+
+
+REFUSING: dict[str, tuple[type[nn.Module], Any, bool, str]] = {
+    "sizes": (OnlyOdd, (torch.randn(3, 17, 16),), True, ""),
+    "weights": (OnlyOnes, (torch.randn(3, 16),), False, "weights were not perturbed"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSING)
+def test_what_a_model_refuses_is_no_fault_of_its_file(what: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    kind, inputs, dynamic, note = REFUSING[what]
+    model = kind().eval()
+    export(model, inputs, tmp_path / "file.onnx", dynamic=dynamic)
+    report = verify(model, inputs, tmp_path / "file.onnx")
+    assert report.agrees
+    assert any(one.startswith(note) for one in report.notes) if note else not report.notes
+
+
+class Refused(OfIds):
+    """Refuses numbers that its normalization cannot give."""
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.norm(self.words(ids))
+        if not torch.compiler.is_exporting() and float(x.detach().abs().max()) > 8:
+            raise ValueError("too large")
+        return self.head(torch.clamp(self.act(x), max=0.999999))
+
+
+def test_a_model_that_refuses_larger_numbers_inside_is_told_of(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Refused().eval()
+    export(model, IDS, tmp_path / "file.onnx")
+    report = verify(model, IDS, tmp_path / "file.onnx", perturb=False)
+    assert report.agrees
+    assert any("ValueError: too large" in note for note in report.notes)
