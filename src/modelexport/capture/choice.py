@@ -17,6 +17,7 @@ from modelexport.capture.scripted import scripts_converted
 from modelexport.core.messages import collected
 from modelexport.core.text import without_paths
 from modelexport.errors import CaptureError, CheckError, UntaggedNodeError, UsageError
+from modelexport.pytorch.other_sizes import fix_broadcast_axes
 from modelexport.pytorch.prepared import AUTO, prepare_inputs
 
 _T = TypeVar("_T")
@@ -194,7 +195,9 @@ def _capture_with(
 ) -> Exported:
     with scripts_converted(model, inputs) as captured:
         exported = FRONT_ENDS[frontend](captured, inputs, constants=constants, **options)
-    return dataclasses.replace(exported, constants=prepare_inputs(model, inputs, constants).constants)
+    prepared = prepare_inputs(model, inputs, constants)
+    fix_broadcast_axes(exported.model, prepared.inputs)
+    return dataclasses.replace(exported, constants=prepared.constants)
 
 
 def _reason(error: Exception) -> str:
