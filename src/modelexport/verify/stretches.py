@@ -14,6 +14,7 @@ from modelexport.graph.owners import owner_of
 from modelexport.runtime.evidence import SeenTensor
 from modelexport.runtime.fingerprints import Fingerprint, Index, fingerprint_of
 from modelexport.surgery.repeating import values_taken
+from modelexport.verify.bodies import calls_in_bodies
 from modelexport.verify.leading import MOVES
 from modelexport.verify.matching import returned_values
 from modelexport.verify.proof import Proof
@@ -23,19 +24,20 @@ def replaceable_tensors(proof: Proof) -> dict[str, SeenTensor]:
     """Values to the tensors that they are, if all that uses them changes with these.
 
     A tensor is replaced where a call first returns it, and so for all that take it later, unless another call computes
-    it again; or where a call gets it, if the nodes that use it are of that call.
+    it again; or where a call gets it, if the nodes that use it are of that call. Calls of modules that are also called
+    in branches or loops have other numbers in a run that does not follow these.
     """
     root = proof.tagged.calls.calls[0].call
     first: dict[str, SeenTensor] = {}
     for tensor in proof.evidence.tensors:
         first.setdefault(tensor.content, tensor)
     found: dict[str, SeenTensor] = {}
-    again = _computed_again(proof, first)
+    again, in_bodies = _computed_again(proof, first), {call.path for call in calls_in_bodies(proof.tagged)}
     for name, content in proof.contents.items():
         its, node = first.get(content), proof.nodes.get(name)
         if its is None or node is None or its.call == root or name in proof.layouts or name not in proof.run.prints:
             continue
-        if content in again:
+        if content in again or its.call.path in in_bodies:
             continue
         told = has_numbers(its) or prod(its.shape) >= _TELLING
         if not told or proof.run.dtypes.get(name) != its.dtype:
