@@ -21,7 +21,7 @@ from modelexport.files.plain_reading import to_plain
 from modelexport.files.plain_writing import plain_bytes
 from modelexport.files.serializing import to_proto
 from modelexport.graph.nodes import all_nodes
-from modelexport.graph.plain import PlainModel, add_properties
+from modelexport.graph.plain import PlainModel, add_properties, is_used_once
 
 BACKEND = sorted((Path(onnx.backend.test.__file__).parent / "data").glob("*/*/model.onnx"))
 """ONNX's own test models."""
@@ -77,7 +77,7 @@ def describe(model: ir.Model) -> list[Any]:
             return None
         producer, tensor = value.producer(), value.const_value
         about = (value.name, value.dtype, value.shape, value.metadata_props == {}, producer and producer.name)
-        uses = [(node.name, index) for node, index in value.uses()]
+        uses = [(node.name, node.inputs.count(value)) for node in value.consumers()]
         roles = value.is_graph_input(), value.is_graph_output(), value.is_initializer()
         found = None if tensor is None else (tensor.dtype, tensor.shape, tensor.size, tensor.nbytes, tensor.tobytes())
         return *about, uses, roles, found
@@ -381,6 +381,26 @@ def test_data_is_checked_for_each_tensor() -> None:
     assert read_plain(model) is None
     model.graph.initializer[-1].float_data.extend([1.0, 2.0])
     assert read_plain(model) is None
+
+
+def test_the_users_of_a_value_are_known_without_the_inputs_of_its_users() -> None:
+    """Else one node with 10,000 inputs would be searched 10,000 times."""
+    model = only_plain()
+    model.graph.node.append(helper.make_node("Mul", ["y", "y"], ["z"]))
+    read = read_plain(model)
+    assert read is not None
+    first, second = read.plain_nodes
+    weight, y = first.inputs[1], first.outputs[0]
+    assert weight is not None
+    first.inputs = second.inputs = ()
+    assert (list(weight.consumers()), list(y.consumers()), list(second.outputs[0].consumers())) == (
+        [first],
+        [second],
+        [],
+    )
+    assert is_used_once(weight)
+    assert not is_used_once(y)
+    assert not is_used_once(second.outputs[0])
 
 
 def test_properties_that_nodes_share_are_not_changed() -> None:
