@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import dataclass, replace
+from unittest.mock import Mock
 
 import onnx
 import onnx_ir as ir
@@ -15,8 +17,9 @@ from modelexport.core.calls import ModuleCall
 from modelexport.core.owners import Evidence, Owner
 from modelexport.graph.nodes import all_nodes
 from modelexport.graph.owners import OWNER, owner_of
-from modelexport.graph.snapshot import SourceGraph, take_snapshot
+from modelexport.graph.snapshot import SourceGraph, SourceNode, take_snapshot
 from modelexport.lineage.descent import WALKS, Matcher, Walk, trace_owners
+from modelexport.lineage.matching import by_fusion
 from modelexport.lineage.matching.by_activation import match_by_activation
 from modelexport.lineage.matching.by_folding import match_by_folding
 from modelexport.lineage.matching.by_fusion import match_by_fusion
@@ -25,6 +28,7 @@ from modelexport.lineage.matching.by_parameter import match_by_parameter
 from modelexport.lineage.matching.by_position import match_by_position
 from modelexport.lineage.matching.by_removal import match_by_removal
 from modelexport.lineage.matching.original_names import OriginalNames
+from modelexport.lineage.matching.state import Matching
 from modelexport.lineage.matching.through_moves import match_through_moves
 
 HEADER = '<ir_version: 10, opset_import: ["" : 20, "other" : 1]> g '
@@ -206,3 +210,32 @@ def test_a_name_may_be_cut_off_before_each_gap_that_a_word_follows(name: str) ->
     for known in (cuts[:number] for number in range(1, len(cuts) + 1)):
         source = SourceGraph((), dict.fromkeys(known, 0), {}, frozenset(), {})
         assert OriginalNames(source).find(name) == known[-1]
+
+
+@pytest.mark.parametrize("name", ["_" * 50_000, "a_" * 100_000])
+def test_the_time_for_a_name_is_linear_in_its_length(name: str) -> None:
+    source = SourceGraph((), {"a": 0, "y": 0}, {}, frozenset(), {})
+    begin = time.process_time()
+    OriginalNames(source).find(name)
+    assert time.process_time() - begin < 1  # quadratic: minutes
+
+
+@given(st.lists(st.lists(st.sampled_from("ab"), max_size=3), max_size=6), st.sets(st.integers(0, 5)))
+def test_the_users_of_a_value_among_some_nodes(inputs: list[list[str]], among: set[int]) -> None:
+    nodes = tuple(SourceNode(("", "Sum", ""), tuple(taken), (), None, {}) for taken in inputs)
+    state = Matching(SourceGraph(nodes, {}, {}, frozenset(), {}), ir.Model(ir.Graph([], [], nodes=[]), ir_version=10))
+    for name in ("a", "b", "a"):
+        expected = [index for index in state.source.users.get(name, ()) if index in among]
+        assert sorted(state.users_among(among, name)) == expected
+
+
+def test_the_standard_operators_are_listed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    listing = Mock(wraps=onnx.defs.get_all_schemas)
+    monkeypatch.setattr(onnx.defs, "get_all_schemas", listing)
+    by_fusion._standard_operators.cache_clear()
+    assert [by_fusion._operators_in(f"Fused{name}Of{len(name)}") for name in ("MatMul", "Conv", "None")] == [
+        {"MatMul"},
+        {"Conv"},
+        set(),
+    ]
+    assert listing.call_count == 1

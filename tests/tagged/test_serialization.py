@@ -11,6 +11,7 @@ import onnx
 import onnx.backend.test
 import onnx_ir as ir
 import pytest
+from google.protobuf import message
 from onnx import TensorProto, helper
 
 from modelexport.errors import FileFormatError
@@ -21,7 +22,7 @@ from modelexport.files.plain_reading import to_plain
 from modelexport.files.plain_writing import plain_bytes
 from modelexport.files.serializing import to_proto
 from modelexport.graph.nodes import all_nodes
-from modelexport.graph.plain import PlainModel, add_properties
+from modelexport.graph.plain import PlainModel, add_properties, is_used_once
 
 BACKEND = sorted((Path(onnx.backend.test.__file__).parent / "data").glob("*/*/model.onnx"))
 """ONNX's own test models."""
@@ -77,7 +78,7 @@ def describe(model: ir.Model) -> list[Any]:
             return None
         producer, tensor = value.producer(), value.const_value
         about = (value.name, value.dtype, value.shape, value.metadata_props == {}, producer and producer.name)
-        uses = [(node.name, index) for node, index in value.uses()]
+        uses = [(node.name, node.inputs.count(value)) for node in value.consumers()]
         roles = value.is_graph_input(), value.is_graph_output(), value.is_initializer()
         found = None if tensor is None else (tensor.dtype, tensor.shape, tensor.size, tensor.nbytes, tensor.tobytes())
         return *about, uses, roles, found
@@ -308,14 +309,34 @@ def written_otherwise(what: str) -> bytes:
             last = field(5, more)  # the first one of this type and these sizes is checked by protobuf
         case "a long length in a type":
             last = field(13, field(1, b"y") + field(2, field(1, bytes([8, 1]), b"\x82\x00")))
+        case "a long length of a node":
+            last = field(1, field(1, b"y") + field(2, b"z") + field(4, b"Neg"), b"\x8b\x00")
+        case "a long key of a node":
+            last = b"\x8a\x00" + field(1, field(1, b"y") + field(2, b"z") + field(4, b"Neg"))[1:]
+        case "a long key of a tensor":
+            last = b"\xaa\x00" + field(5, tensor.replace(b"weight", b"height"))[1:]
+        case "a long key of a type":
+            last = b"\xea\x00" + field(13, field(1, b"none") + field(2, field(1, bytes([8, 1]))))[1:]
+        case "a node without an operator":
+            last = field(1, field(1, b"y") + field(2, b"z"))
         case "two types of one value":
             last = 2 * field(13, field(1, b"none") + field(2, field(1, bytes([8, 1]))))
     del model.graph.node[:], model.graph.initializer[:]
     graph = field(1, node) + field(5, tensor) + model.graph.SerializeToString() + last
     model.ClearField("graph")
-    if what == "a graph in two parts":
-        return model.SerializeToString() + field(7, graph) + field(7, b"")
+    match what:
+        case "a graph in two parts":
+            return model.SerializeToString() + field(7, graph) + field(7, b"")
+        case "a long key of the graph":
+            return model.SerializeToString() + b"\xba\x00" + field(7, graph)[1:]
+        case "a long length of the graph":
+            return model.SerializeToString() + field(7, graph, long_length(len(graph), 5))
     return model.SerializeToString() + field(7, graph)
+
+
+def long_length(number: int, size: int) -> bytes:
+    """A length in more bytes than it needs."""
+    return bytes([number >> 7 * place & 0x7F | 0x80 for place in range(size - 1)]) + b"\0"
 
 
 @pytest.mark.parametrize(
@@ -327,6 +348,13 @@ def written_otherwise(what: str) -> bytes:
         "a long length in an operator",
         "a long length in a tensor",
         "a long length in a type",
+        "a long length of a node",
+        "a long length of the graph",
+        "a long key of a node",
+        "a long key of a tensor",
+        "a long key of a type",
+        "a long key of the graph",
+        "a node without an operator",
         "two types of one value",
         "a graph in two parts",
     ],
@@ -340,6 +368,84 @@ def test_a_model_that_protobuf_would_write_in_other_bytes_is_left_to_the_other_r
     save_model(read, tmp_path / "plain.onnx")
     save_model(load_onnx(tmp_path / "model.onnx"), tmp_path / "other.onnx")
     assert (tmp_path / "plain.onnx").read_bytes() == (tmp_path / "other.onnx").read_bytes()
+
+
+@pytest.mark.parametrize("plain", [True, False])
+@pytest.mark.parametrize("number", [5, 7])
+def test_lengths_that_protobuf_does_not_read_are_refused(number: int, plain: bool, tmp_path: Path) -> None:
+    tensor = helper.make_tensor("large", TensorProto.FLOAT, [400], [0.5] * 400).SerializeToString()
+    graph = field(5, tensor, long_length(len(tensor), 6) if number == 5 else None)
+    content = only_plain().SerializeToString() + field(7, graph, long_length(len(graph), 6) if number == 7 else None)
+    with pytest.raises(message.DecodeError):
+        onnx.ModelProto.FromString(content)
+    (tmp_path / "model.onnx").write_bytes(content)
+    with pytest.raises(FileFormatError, match="damaged"):
+        load_onnx(tmp_path / "model.onnx", plain=plain)
+
+
+def test_a_graph_is_a_message() -> None:
+    model = only_plain()
+    model.ClearField("graph")
+    assert to_plain(model.SerializeToString() + bytes([7 << 3 | 1]) + field(2, b"graph1")) is None
+
+
+def test_types_inside_types_are_left_to_the_other_reader(tmp_path: Path) -> None:
+    """Protobuf reads 100 messages in each other, and counts from the model."""
+    model = only_plain()
+    told = field(1, bytes([8, 1]))
+    for _ in range(49):
+        told = field(4, field(1, told))
+    info, graph = field(13, field(1, b"y2") + field(2, told)), model.graph
+    graph.node.append(helper.make_node("Neg", ["y"], ["y2"]))
+    content = graph.SerializeToString() + info
+    model.ClearField("graph")
+    content = model.SerializeToString() + field(7, content)
+    assert to_plain(content) is None
+    (tmp_path / "model.onnx").write_bytes(content)
+    with pytest.raises(FileFormatError, match="damaged"):
+        load_onnx(tmp_path / "model.onnx", plain=True)
+
+
+def unreadable(what: str) -> onnx.ModelProto:
+    model = only_plain()
+    graph = model.graph
+    match what:
+        case "training":
+            model.training_info.add().algorithm.name = "adam"
+        case "sparse" | "sparse inside":
+            inner = graph if what == "sparse" else onnx.GraphProto(name="branch")
+            inner.sparse_initializer.add().values.name = "rows"
+            if what == "sparse inside":
+                graph.node.append(helper.make_node("If", ["x"], ["z"], then_branch=inner, else_branch=inner))
+        case "negative":
+            graph.initializer.add(name="large", data_type=TensorProto.FLOAT, dims=[-300, -1], raw_data=b"1234" * 300)
+        case "segment":
+            large = graph.initializer.add(name="large", data_type=TensorProto.FLOAT, dims=[300], raw_data=b"1234" * 300)
+            large.segment.end = 300
+        case "size":
+            graph.initializer.add(name="large", data_type=TensorProto.FLOAT, dims=[300], raw_data=b"1234" * 301)
+    return model
+
+
+@pytest.mark.parametrize("plain", [True, False])
+@pytest.mark.parametrize(
+    ("what", "expected"),
+    [
+        ("training", "the model has training_info"),
+        ("sparse", "the initializer 'rows' is sparse"),
+        ("sparse inside", "the initializer 'rows' is sparse"),
+        ("negative", "the tensor 'large' has a negative size"),
+        ("segment", "the tensor 'large' is a segment"),
+        ("size", "the tensor 'large' has 1,204 bytes instead of 1,200"),
+    ],
+)
+def test_what_would_be_lost_or_wrong_is_refused_in_one_line(
+    what: str, expected: str, plain: bool, tmp_path: Path
+) -> None:
+    onnx.save(unreadable(what), tmp_path / "model.onnx")
+    with pytest.raises(FileFormatError, match=expected) as found:
+        load_onnx(tmp_path / "model.onnx", plain=plain)
+    assert "\n" not in str(found.value)
 
 
 def model_of_marks() -> onnx.ModelProto:
@@ -381,6 +487,41 @@ def test_data_is_checked_for_each_tensor() -> None:
     assert read_plain(model) is None
     model.graph.initializer[-1].float_data.extend([1.0, 2.0])
     assert read_plain(model) is None
+
+
+@pytest.mark.parametrize("size", [2, 300])
+def test_data_is_checked_for_each_way_to_store_it(size: int) -> None:
+    """A tensor has numbers or few bytes where one that begins alike has numbers, or bytes that were taken out."""
+    model = only_plain()
+    first = helper.make_tensor("first", TensorProto.INT64, [size], range(size), raw=False)
+    if size > 2:
+        first = helper.make_tensor("first", TensorProto.INT64, [size], bytes(8 * size), raw=True)
+    model.graph.initializer.append(first)
+    assert read_plain(model) is not None
+    second = model.graph.initializer.add()
+    second.CopyFrom(first)
+    second.name, second.raw_data = "second", b"1" if size > 2 else b""
+    assert read_plain(model) is None
+
+
+def test_the_users_of_a_value_are_known_without_the_inputs_of_its_users() -> None:
+    """Else one node with 10,000 inputs would be searched 10,000 times."""
+    model = only_plain()
+    model.graph.node.append(helper.make_node("Mul", ["y", "y"], ["z"]))
+    read = read_plain(model)
+    assert read is not None
+    first, second = read.plain_nodes
+    weight, y = first.inputs[1], first.outputs[0]
+    assert weight is not None
+    first.inputs = second.inputs = ()
+    assert (list(weight.consumers()), list(y.consumers()), list(second.outputs[0].consumers())) == (
+        [first],
+        [second],
+        [],
+    )
+    assert is_used_once(weight)
+    assert not is_used_once(y)
+    assert not is_used_once(second.outputs[0])
 
 
 def test_properties_that_nodes_share_are_not_changed() -> None:

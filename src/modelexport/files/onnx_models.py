@@ -26,7 +26,7 @@ from modelexport.files.plain_reading import to_plain
 from modelexport.files.plain_tensors import PlainTensor
 from modelexport.files.plain_writing import plain_bytes
 from modelexport.files.serializing import to_proto
-from modelexport.files.tensors import check_data, check_nodes
+from modelexport.files.tensors import check_data, check_kept, check_nodes
 from modelexport.files.text_fields import parse_model
 from modelexport.files.wire import LOCATION, SMALL, with_weights, without_weights
 from modelexport.format import keys
@@ -107,6 +107,7 @@ def _read(path: Path, ours: bool, plain: bool) -> ir.Model:
 
 def _checked(proto: onnx.ModelProto, places: Mapping[str, range]) -> ir.Model:
     """The model, if it may be read."""
+    check_kept(proto)
     check_functions(proto)
     check_opsets(proto)
     check_nodes(proto)
@@ -122,7 +123,9 @@ def _embedded_tensors(
         place, tensor = places.get(value.name or ""), value.const_value
         if place is not None and tensor is not None:
             if len(place) != tensor.nbytes:
-                raise ValueError(f"{value.name} has {len(place)} bytes instead of {tensor.nbytes}")
+                raise FileFormatError(
+                    f"the tensor {value.name!r} has {len(place):,} bytes instead of {tensor.nbytes:,}"
+                )
             yield value, EmbeddedTensor(file, place, tensor)
 
 

@@ -10,10 +10,9 @@ import onnx
 from modelexport.core.limits import FIELDS, PROTO_BYTES
 from modelexport.files.plain_operations import RareError
 from modelexport.files.text_fields import parse_model
-from modelexport.files.wire import SMALL, fields, length_delimited, read_varint, without_data
+from modelexport.files.wire import GRAPH, SMALL, fields, key_of, length_delimited, read_length, without_data
 
-_GRAPH = onnx.ModelProto.DESCRIPTOR.fields_by_name["graph"].number
-_NODE, _INITIALIZER, _INFO = 1 << 3 | 2, 5 << 3 | 2, 13 << 3 | 2  # the first bytes of these fields of a graph
+_NODE, _INITIALIZER, _INFO = (key_of(onnx.GraphProto, name)[0] for name in ("node", "initializer", "value_info"))
 
 Place = tuple[int, int]
 """Where a message begins and ends."""
@@ -37,14 +36,15 @@ def split_messages(data: mmap.mmap | bytes) -> Messages:
     """Split a serialized model.
 
     Raises:
-        RareError, ValueError, IndexError: It has several graphs, more fields than are read, or a fault.
+        RareError: It has several graphs, more fields than are read, or keys or lengths with more bytes than they need.
+        ValueError, IndexError, FileFormatError, google.protobuf.message.DecodeError: It has a fault.
     """
     graph: range | None = None
     others: list[bytes] = []
     for number, start, value in fields(data, range(len(data))):
-        if number != _GRAPH:
+        if number != GRAPH:
             others.append(data[start : value.stop])
-        elif graph is None:
+        elif graph is None and data[start : value.start] == length_delimited(GRAPH, len(value)):
             graph = value
         else:
             raise RareError
@@ -67,7 +67,7 @@ def split_messages(data: mmap.mmap | bytes) -> Messages:
             continue
         size, start = data[position + 1], position + 2
         if size > 0x7F:
-            size, start = read_varint(data, position + 1)
+            size, start = read_length(data, position + 1)
         position = start + size
         if size >= SMALL and messages is tensors:
             parts.append(data[copied:start])
@@ -81,5 +81,7 @@ def split_messages(data: mmap.mmap | bytes) -> Messages:
         raise RareError
     parts += (data[copied:stop], b"\0")
     more = b"".join(rest)
-    model = parse_model(b"".join([*others, length_delimited(_GRAPH, len(more)), more]))
+    model = parse_model(b"".join([*others, length_delimited(GRAPH, len(more)), more]))
+    if model.graph.node or model.graph.initializer or model.graph.value_info:
+        raise RareError  # their keys have more bytes than they need
     return Messages(b"".join(parts), nodes, tensors, infos, model, weights)

@@ -38,9 +38,13 @@ class Operations:
 
         Raises:
             RareError: It is nothing that plain nodes have.
+            FileFormatError: A text is not text, or a tensor has too few or too many elements.
+            google.protobuf.message.DecodeError, onnx_ir.serde.SerdeError, ValueError, TypeError: It has another fault.
         """
         node = onnx.NodeProto.FromString(data)
         check_known(node, data)
+        if not node.HasField("op_type"):
+            raise RareError  # onnx_ir writes an empty one
         texts = [field for field in ("domain", "overload", "doc_string") if node.HasField(field)]
         operator = intern(node.domain), intern(node.op_type), intern(node.overload)  # quickly compared
         operator = self.operators.setdefault(operator, operator)
@@ -80,7 +84,12 @@ class Operations:
 
 
 def check_known(message: onnx.NodeProto | onnx.TensorProto | onnx.ValueInfoProto, data: bytes) -> None:
-    """Refuse a message that protobuf would write in other bytes, or with fields that ONNX has not or a faulty text."""
+    """Refuse a message that protobuf would write in other bytes, or with fields that ONNX has not or a faulty text.
+
+    Raises:
+        RareError: It has other bytes, or other fields.
+        FileFormatError: A text is not text, or the message cannot be read.
+    """
     check_text(type(message), data)
     message.DiscardUnknownFields()
     if message.SerializeToString() != data:

@@ -20,8 +20,8 @@ from modelexport.files.order import check_opsets
 from modelexport.files.plain_messages import Place, split_messages
 from modelexport.files.plain_operations import Operations, RareError, check_known
 from modelexport.files.plain_tensors import PlainTensor
-from modelexport.files.tensors import check_tensor
-from modelexport.files.wire import read_length
+from modelexport.files.tensors import check_kept, check_tensor
+from modelexport.files.wire import VARINT, key_of, read_length
 from modelexport.graph.plain import (
     NOTHING,
     UNKNOWN,
@@ -33,18 +33,27 @@ from modelexport.graph.plain import (
     Store,
 )
 
+_FLAT = (None, "tensor_type")
+"""Types without types in them: of these, protobuf reads fewer levels in a file than in a type that is parsed alone."""
 _RARE_TYPES = (onnx.TensorProto.STRING, onnx.TensorProto.FLOAT6E2M3, onnx.TensorProto.FLOAT6E3M2)
 """Elements that onnx_ir represents in another way, or checks when it writes them."""
 
-# The first byte of a field: its number and its wire type.
-_INPUT, _OUTPUT, _NAME, _OPERATOR, _OVERLOAD = (number << 3 | 2 for number in (1, 2, 3, 4, 8))  # of a node
-_NODE_PROPERTIES = bytes([9 << 3 | 2])
-_DIMS, _DATA_TYPE, _FLOATS, _TENSOR_NAME, _RAW = 1 << 3, 2 << 3, 4 << 3 | 2, 8 << 3 | 2, 9 << 3 | 2  # of a tensor
-_TENSOR_DOC = 12 << 3 | 2
-_TENSOR_PROPERTIES = bytes([16 << 3 & 0x7F | 2 | 0x80, 1])
-_INFO_NAME, _INFO_TYPE = 1 << 3 | 2, 2 << 3 | 2  # of the type of a value
-_INFO_PROPERTIES = bytes([4 << 3 | 2])
-_KEY, _TEXT = 1 << 3 | 2, 2 << 3 | 2  # of a property
+# What fields begin with: those of a node, of a tensor, of the type of a value, and of a property.
+_INPUT, _OUTPUT, _NAME, _OPERATOR, _OVERLOAD = (
+    key_of(onnx.NodeProto, name)[0] for name in ("input", "output", "name", "op_type", "overload")
+)
+_NODE_PROPERTIES = key_of(onnx.NodeProto, "metadata_props")
+_DIMS, _DATA_TYPE = (key_of(onnx.TensorProto, name, VARINT)[0] for name in ("dims", "data_type"))
+_FLOATS, _TENSOR_NAME, _RAW, _TENSOR_DOC = (
+    key_of(onnx.TensorProto, name)[0] for name in ("float_data", "name", "raw_data", "doc_string")
+)
+_TENSOR_PROPERTIES = key_of(onnx.TensorProto, "metadata_props")
+_INFO_NAME, _INFO_TYPE = (key_of(onnx.ValueInfoProto, name)[0] for name in ("name", "type"))
+_INFO_PROPERTIES = key_of(onnx.ValueInfoProto, "metadata_props")
+_KEY, _TEXT = (key_of(onnx.StringStringEntryProto, name)[0] for name in ("key", "value"))
+
+_NUMBERS, _TAKEN_OUT = -1, -2
+"""In place of the number of a tensor's bytes: it has none, or they were taken out."""
 
 
 def to_plain(data: mmap.mmap | bytes) -> tuple[PlainModel, dict[str, range]] | None:
@@ -70,8 +79,8 @@ class _Reader:
         self._data, self.model, self.weights = self._messages.data, self._messages.model, self._messages.weights
         self._values: dict[bytes, PlainValue] = {}
         self._kinds: dict[bytes, Kind] = {}
-        self._forms: dict[tuple[bytes, int | bool], tuple[Form, Kind]] = {}
-        """What tensors that were checked begin with, and the number of their bytes or whether these were taken out."""
+        self._forms: dict[tuple[bytes, int], tuple[Form, Kind]] = {}
+        """What tensors that were checked begin with, and the number of their bytes."""
         self._head = b""
         """What the last tensor begins with: many have the same sizes and type."""
         self._operations = Operations()
@@ -81,10 +90,9 @@ class _Reader:
 
     def read(self) -> PlainGraph:
         model, proto = self.model, self.model.graph
-        if model.functions or model.configuration or model.training_info:
+        if model.functions or model.configuration or proto.quantization_annotation:
             raise RareError
-        if proto.quantization_annotation or proto.sparse_initializer:
-            raise RareError
+        check_kept(model)
         check_opsets(model)
         self._note(self._messages.infos)
         inputs = [self._input(info) for info in proto.input]
@@ -156,6 +164,7 @@ class _Reader:
     def _initializers(self, places: Sequence[Place]) -> Iterator[PlainValue]:
         """Read tensors: sizes, type, numbers that are not bytes, name, bytes, doc string, properties."""
         data, values, infos, kinds, forms = self._data, self._values, self.infos, self._kinds, self._forms
+        weights = self.weights
         for start, stop in places:
             head = self._head
             position = start + len(head)
@@ -166,7 +175,7 @@ class _Reader:
                 size, position = read_length(data, position - 1)
             name = data[position : position + size]
             position += size
-            length: int | None = None
+            length = _NUMBERS
             if data[position] == _RAW and position < stop:
                 length, position = read_length(data, position + 1)
                 position += length
@@ -178,8 +187,9 @@ class _Reader:
             properties = NOTHING if position == stop else _properties(_TENSOR_PROPERTIES, data, position, stop)
             tensor = data[start:position]
             text = name.decode()
-            place = length if length is not None else text in self.weights
-            form, kind = forms.get((head, place)) or self._form(head, place, tensor)
+            if length == _NUMBERS and text in weights:
+                length = _TAKEN_OUT
+            form, kind = forms.get((head, length)) or self._form(head, length, tensor)
             info, said = infos.get(name), NOTHING
             if info is not None:
                 known = kinds.get(info)
@@ -215,7 +225,7 @@ class _Reader:
             raise RareError
         return head, position
 
-    def _form(self, head: bytes, place: int | bool, tensor: bytes) -> tuple[Form, Kind]:
+    def _form(self, head: bytes, length: int, tensor: bytes) -> tuple[Form, Kind]:
         """The form of a tensor and the type of its value, if the tensor has the data that they require."""
         proto = onnx.TensorProto.FromString(tensor)
         check_known(proto, tensor)
@@ -223,7 +233,7 @@ class _Reader:
             raise RareError
         check_tensor(proto, self.weights)
         form = Form.of(proto.data_type, tuple(proto.dims))
-        known = self._forms[head, place] = form, (form.dtype, ir.TensorType(form.dtype), form.shape)
+        known = self._forms[head, length] = form, (form.dtype, ir.TensorType(form.dtype), form.shape)
         return known
 
     def _said(self, info: bytes) -> tuple[Kind, dict[str, str]]:
@@ -240,6 +250,8 @@ class _Reader:
         if kind is None:
             info = onnx.ValueInfoProto.FromString(data)
             check_known(info, data)
+            if info.type.WhichOneof("value") not in _FLAT:
+                raise RareError
             value = ir.serde.deserialize_value_info_proto(info, None)
             if ir.serde.serialize_value(value).type.SerializeToString() != info.type.SerializeToString():
                 raise RareError

@@ -12,7 +12,7 @@ from modelexport.files.deserializing import Form, OfForm, SerializedTensor
 from modelexport.graph.plain import NOTHING
 
 if TYPE_CHECKING:
-    from modelexport.files.deserializing import SerializedTensor as _Tensor
+    _Tensor = SerializedTensor
 else:  # its attributes would take more memory and time than those below
     _Tensor = OfForm
 

@@ -9,15 +9,13 @@ import onnx_ir as ir
 
 from modelexport.files.plain_tensors import PlainTensor
 from modelexport.files.serializing import without_nodes, write_tensor
-from modelexport.files.wire import fields_between, length_delimited
+from modelexport.files.wire import GRAPH, INFO, INITIALIZER, NODE, fields_between, length_delimited, number_of
 from modelexport.graph.plain import PlainModel, PlainNode
 
-_GRAPH = onnx.ModelProto.DESCRIPTOR.fields_by_name["graph"].number
-_NODE, _INITIALIZER, _INFO = (
-    onnx.GraphProto.DESCRIPTOR.fields_by_name[name].number for name in ("node", "initializer", "value_info")
-)
-_OF_NODES = onnx.NodeProto.DESCRIPTOR.fields_by_name["metadata_props"].number
-_OF_TENSORS = onnx.TensorProto.DESCRIPTOR.fields_by_name["metadata_props"].number
+_OF_NODES = number_of(onnx.NodeProto, "metadata_props")
+_OF_TENSORS = number_of(onnx.TensorProto, "metadata_props")
+_KEY, _TEXT = (number_of(onnx.StringStringEntryProto, name) for name in ("key", "value"))
+_INFO_NAME = number_of(onnx.ValueInfoProto, "name")
 
 
 def plain_bytes(model: PlainModel, tensors: Mapping[ir.Value, ir.TensorProtocol]) -> bytes:
@@ -33,15 +31,15 @@ def plain_bytes(model: PlainModel, tensors: Mapping[ir.Value, ir.TensorProtocol]
     graph = b"".join(
         [
             *_nodes(model),
-            fields_between(rest, _NODE, _INITIALIZER),
+            fields_between(rest, NODE, INITIALIZER),
             *_initializers(model, tensors),
-            fields_between(rest, _INITIALIZER, _INFO),
+            fields_between(rest, INITIALIZER, INFO),
             *_types(model),
-            fields_between(rest, _INFO),
+            fields_between(rest, INFO),
         ]
     )
-    before, behind = fields_between(outside, 0, _GRAPH), fields_between(outside, _GRAPH)
-    return b"".join([before, length_delimited(_GRAPH, len(graph)), graph, behind])
+    before, behind = fields_between(outside, 0, GRAPH), fields_between(outside, GRAPH)
+    return b"".join([before, length_delimited(GRAPH, len(graph)), graph, behind])
 
 
 def _copies(values: Iterable[ir.Value]) -> list[ir.Value]:
@@ -77,7 +75,7 @@ class _Properties:
 
     def _head(self, name: str, length: int) -> bytes:
         key = name.encode()
-        entry = length_delimited(1, len(key)) + key + length_delimited(2, length)
+        entry = length_delimited(_KEY, len(key)) + key + length_delimited(_TEXT, length)
         head = self._heads[name, length] = length_delimited(self._number, len(entry) + length) + entry
         return head
 
@@ -88,7 +86,7 @@ def _nodes(model: PlainModel) -> list[bytes]:
     for node in model.plain_nodes:
         written = encode(node.metadata_props)
         kept = node.serialized if node.name == node.kept_name else _rewritten(node)
-        parts += (length_delimited(_NODE, len(kept) + len(written)), kept, written)
+        parts += (length_delimited(NODE, len(kept) + len(written)), kept, written)
     return parts
 
 
@@ -124,7 +122,7 @@ def _initializers(model: PlainModel, tensors: Mapping[ir.Value, ir.TensorProtoco
             proto = onnx.TensorProto()
             write_tensor(proto, tensor, value)
             kept, written = proto.SerializeToString(), b""
-        parts += (length_delimited(_INITIALIZER, len(kept) + len(written)), kept, written)
+        parts += (length_delimited(INITIALIZER, len(kept) + len(written)), kept, written)
     return parts
 
 
@@ -138,6 +136,6 @@ def _types(model: PlainModel) -> list[bytes]:
             name = value.name.encode()
             info = model.infos.get(name)
             if info is not None:
-                field = length_delimited(1, len(name))
-                parts += (length_delimited(_INFO, len(field) + len(name) + len(info)), field, name, info)
+                field = length_delimited(_INFO_NAME, len(name))
+                parts += (length_delimited(INFO, len(field) + len(name) + len(info)), field, name, info)
     return parts

@@ -56,6 +56,23 @@ def serialized_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
             yield from graph.initializer
 
 
+def check_kept(model: onnx.ModelProto) -> None:
+    """Refuse what onnx_ir drops without an error: a file that is written from the model would lack it.
+
+    Commands that only read refuse it, too: they would describe a model without these weights. No exporter writes any.
+
+    Raises:
+        FileFormatError: Says what the model has.
+    """
+    if model.training_info:
+        raise FileFormatError("the model has training_info, which is not read: remove it from the file")
+    nested = (graph for attribute in serialized_attributes(model) for graph in graphs_in(attribute))
+    for graph in (model.graph, *nested):
+        if graph.sparse_initializer:
+            name = graph.sparse_initializer[0].values.name
+            raise FileFormatError(f"the initializer {name!r} is sparse, which is not read: make it dense")
+
+
 def check_nodes(model: onnx.ModelProto) -> None:
     """Refuse nodes without outputs, and attributes without a value of their type.
 
@@ -99,6 +116,11 @@ def check_tensor(tensor: onnx.TensorProto, elsewhere: Collection[str]) -> None:
     data_type, raw = tensor.data_type, tensor.HasField("raw_data")
     if data_type not in _BITS or data_type == onnx.TensorProto.UNDEFINED:
         raise FileFormatError(f"the tensor {tensor.name!r} has the unknown type {data_type}")
+    if tensor.HasField("segment"):
+        raise FileFormatError(f"the tensor {tensor.name!r} is a segment of another one, which onnx does not read")
+    dims = tensor.dims
+    if dims and min(dims) < 0:
+        raise FileFormatError(f"the tensor {tensor.name!r} has a negative size")
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
         if data_type == onnx.TensorProto.STRING:
             raise FileFormatError(f"the tensor {tensor.name!r} has texts in another file, which ONNX does not allow")
@@ -108,10 +130,7 @@ def check_tensor(tensor: onnx.TensorProto, elsewhere: Collection[str]) -> None:
         raise FileFormatError(f"the tensor {tensor.name!r} has texts as bytes, which ONNX does not allow")
     if apart:
         return
-    dims = tensor.dims
     size = prod(dims)
-    if dims and min(dims) < 0:
-        raise FileFormatError(f"the tensor {tensor.name!r} has a negative size")
     if raw:
         bits = _BITS[data_type]
         if bits is not None and len(tensor.raw_data) != (size * bits + 7) // 8:

@@ -13,24 +13,30 @@ from pathlib import Path
 from typing import Protocol
 
 import onnx
+from google.protobuf.message import Message
 
 from modelexport.core.limits import FIELDS
 from modelexport.errors import FileFormatError
 from modelexport.files.regular import open_regular
 from modelexport.files.text_fields import parse_model
 
-_GRAPH = onnx.ModelProto.DESCRIPTOR.fields_by_name["graph"].number
-_INITIALIZER = onnx.GraphProto.DESCRIPTOR.fields_by_name["initializer"].number
-_PROPERTIES = onnx.ModelProto.DESCRIPTOR.fields_by_name["metadata_props"].number
-_INITIALIZERS = (_GRAPH, _INITIALIZER)
-_NAME = onnx.TensorProto.DESCRIPTOR.fields_by_name["name"].number
-_RAW_DATA = onnx.TensorProto.DESCRIPTOR.fields_by_name["raw_data"].number
-_LENGTH = 2
-"""Protobuf's wire type of a length-delimited field; 0 is a varint, 1 and 5 are eight and four bytes."""
+
+def number_of(message: type[Message], field: str) -> int:
+    """The number of a field of one of ONNX's messages."""
+    return int(message.DESCRIPTOR.fields_by_name[field].number)
+
+
+GRAPH = number_of(onnx.ModelProto, "graph")
+NODE, INITIALIZER, INFO = (number_of(onnx.GraphProto, name) for name in ("node", "initializer", "value_info"))
+_PROPERTIES = number_of(onnx.ModelProto, "metadata_props")
+_INITIALIZERS = (GRAPH, INITIALIZER)
+_NAME, _RAW_DATA = number_of(onnx.TensorProto, "name"), number_of(onnx.TensorProto, "raw_data")
+VARINT, LENGTH = 0, 2
+"""Protobuf's wire types of a number and of a length-delimited field; 1 and 5 are eight and four bytes."""
 LOCATION = b"location"
 """The key of the file in a reference to data in another file."""
 SMALL = 1024
-"""Initializers of fewer bytes are left to the protobuf library."""
+"""Initializers of fewer bytes are read and written with the rest of the model."""
 
 
 class Data(Protocol):
@@ -127,7 +133,7 @@ def _copied(data: mmap.mmap, message: range, below: tuple[int, ...], found: dict
         copied = value.stop
         inner = _copied(data, value, below[1:], found) if len(below) > 1 else without_data(data, value, found)
         length = sum(map(len, inner))
-        parts += [varint(number << 3 | _LENGTH), varint(length), *inner]
+        parts += [varint(number << 3 | LENGTH), varint(length), *inner]
     parts.append(data[copied : message.stop])
     return parts
 
@@ -137,7 +143,7 @@ def without_data(data: mmap.mmap | bytes, tensor: range, found: dict[str, range]
     parts: list[bytes] = []
     name, raw = "", None
     for number, start, value in fields(data, tensor):
-        if number == _RAW_DATA:
+        if number == _RAW_DATA and data[start] & 7 == LENGTH:
             raw = value
             continue
         if number == _NAME:
@@ -153,6 +159,9 @@ def fields(data: mmap.mmap | bytes, message: range, large: int = 0) -> Iterator[
 
     Args:
         large: If not zero, only the fields with this number that are large.
+
+    Raises:
+        ValueError, IndexError: Protobuf would not read the message either.
     """
     position, stop, count = message.start, message.stop, 0
     while position < stop:
@@ -161,14 +170,14 @@ def fields(data: mmap.mmap | bytes, message: range, large: int = 0) -> Iterator[
             raise ValueError(f"more than {FIELDS:,} fields")
         key, position = data[position], position + 1
         if key >= 0x80:
-            key, position = read_varint(data, start)
+            key, position = read_varint(data, start, _SIZE_BITS)
         if key < 8:
             raise ValueError(f"the field at byte {start} has no number")
         match key & 7:
             case 2:  # as nearly always
                 length, position = data[position], position + 1
                 if length >= 0x80:
-                    length, position = read_varint(data, position - 1)
+                    length, position = read_varint(data, position - 1, _SIZE_BITS)
                 end = position + length
             case 0:
                 end = read_varint(data, position)[1]
@@ -185,7 +194,11 @@ def fields(data: mmap.mmap | bytes, message: range, large: int = 0) -> Iterator[
         position = end
 
 
-def read_varint(data: mmap.mmap | bytes, position: int) -> tuple[int, int]:
+_SIZE_BITS = 32
+"""Of a key or a length; protobuf reads at most five bytes of these."""
+
+
+def read_varint(data: mmap.mmap | bytes, position: int, bits: int = 64) -> tuple[int, int]:
     """A varint (seven bits a byte, the lowest first), and the position after it."""
     result = shift = 0
     while True:
@@ -195,11 +208,11 @@ def read_varint(data: mmap.mmap | bytes, position: int) -> tuple[int, int]:
         if byte < 0x80:
             return result, position
         shift += 7
-        if shift > 63:
-            raise ValueError(f"the number at byte {position} has more than 64 bits")
+        if shift >= bits:
+            raise ValueError(f"the number at byte {position} has more than {bits} bits")
 
 
-def read_length(data: bytes, position: int) -> tuple[int, int]:
+def read_length(data: mmap.mmap | bytes, position: int) -> tuple[int, int]:
     """A varint as protobuf writes it, in as few bytes as possible, and the position after it."""
     size, after = read_varint(data, position)
     if not data[after - 1] and after > position + 1:
@@ -216,7 +229,12 @@ def fields_between(data: bytes, above: int, below: int = FIELDS) -> bytes:
 @lru_cache(4096)
 def length_delimited(number: int, length: int) -> bytes:
     """The beginning of a field whose value has a length in bytes: its key, and that length."""
-    return varint(number << 3 | _LENGTH) + varint(length)
+    return varint(number << 3 | LENGTH) + varint(length)
+
+
+def key_of(message: type[Message], field: str, kind: int = LENGTH) -> bytes:
+    """What a field of one of ONNX's messages begins with: its number and its wire type."""
+    return varint(number_of(message, field) << 3 | kind)
 
 
 def varint(number: int) -> bytes:

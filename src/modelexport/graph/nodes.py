@@ -112,8 +112,7 @@ def producers(node: ir.Node) -> Iterator[ir.Node]:
 def consumers(node: ir.Node, enclosing: Mapping[ir.Graph, ir.Node]) -> Iterator[ir.Node]:
     """The nodes that use a node's outputs; a nested graph's outputs are used by its enclosing node."""
     for value in node.outputs:
-        for user, _ in value.uses():
-            yield user
+        yield from value.consumers()
         if value.is_graph_output() and isinstance(value.graph, ir.Graph) and value.graph in enclosing:
             yield enclosing[value.graph]
 

@@ -9,7 +9,7 @@ into the serialized model.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -60,7 +60,7 @@ NO_ATTRIBUTES = Store()
 
 
 class PlainValue(_Value):
-    """A value of a plain graph."""
+    """A value of a plain graph. Another name of it is not written: nodes are written with the names that were read."""
 
     if TYPE_CHECKING:  # attributes in place of properties
         name: str
@@ -68,8 +68,8 @@ class PlainValue(_Value):
         made_by: PlainNode | None
         const_value: ir.TensorProtocol | None
         role: Literal["input", "initializer"] | None
-        users: PlainNode | list[PlainNode] | tuple[tuple[PlainNode, int], ...]
-        """The node that uses it, several of them, or what :meth:`uses` has made of these."""
+        users: PlainNode | list[PlainNode] | tuple[PlainNode, ...]
+        """The node that uses it once, one for each of several uses, or what :meth:`consumers` has made of these."""
         leaves: bool
         """Whether it is an output of the graph."""
         metadata_props: dict[str, str]
@@ -93,15 +93,12 @@ class PlainValue(_Value):
         """The node that produces it."""
         return self.made_by
 
-    def uses(self) -> Collection[Any]:
-        """The nodes that use it, each with the position of its input: a pair. They are made when someone asks."""
+    def consumers(self) -> Sequence[ir.Node]:
+        """The nodes that use it, each once."""
         users = self.users
-        if isinstance(users, tuple):
-            return users
-        nodes = dict.fromkeys(users) if isinstance(users, list) else (users,)
-        found = tuple([(node, position) for node in nodes for position, v in enumerate(node.inputs) if v is self])
-        self.users = found
-        return found
+        if isinstance(users, list):
+            users = self.users = tuple(dict.fromkeys(users))
+        return users if isinstance(users, tuple) else (users,)
 
     def is_graph_input(self) -> bool:
         """Whether it is an input of the graph."""
@@ -122,7 +119,7 @@ class PlainValue(_Value):
 
 
 class PlainNode(_Node):
-    """A node of a plain graph."""
+    """A node of a plain graph. Of changes, its name and its properties are written; its attributes are as they were."""
 
     __slots__ = (
         "attributes",
@@ -167,6 +164,11 @@ class PlainNode(_Node):
     def op_identifier(self) -> ir.OperatorIdentifier:
         """Domain, type and overload of its operator."""
         return self.operator
+
+
+def is_used_once(value: ir.Value) -> bool:
+    """Whether a value of any graph is one input of one node."""
+    return type(value.users) is PlainNode if type(value) is PlainValue else len(value.uses()) == 1
 
 
 def add_properties(item: ir.Node | ir.Value, properties: dict[str, str]) -> None:

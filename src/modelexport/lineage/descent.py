@@ -205,7 +205,7 @@ def _lost_initializers(state: Matching) -> dict[ir.Value, list[str]]:
     found: dict[ir.Value, list[str]] = {}
     for value in state.initializers if gone else ():
         names: dict[str, None] = {}
-        for node, _ in value.uses():
+        for node in value.consumers():
             for index in state.region(state.matches.get(node, ()), REGION):
                 names.update((name, None) for name in state.source.nodes[index].inputs if name and name in gone)
         found[value] = list(names)

@@ -32,7 +32,10 @@ class LostCalls:
         """Value to the owners of each node behind it, equal ones once."""
 
     def behind(self, names: Iterable[str | None], own: Collection[ModuleCall] = ()) -> dict[ModuleCall, None]:
-        """The owners of the source nodes between values that are present and these, in linear time.
+        """The owners of the source nodes between values that are present and these.
+
+        No node is visited twice, but each lost value keeps all owners behind it: a long lost region of many calls takes
+        the product of both.
 
         Args:
             own: The calls of the asking node: of merged equal nodes, it replaces the one of its own call.

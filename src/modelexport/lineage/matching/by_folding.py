@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from modelexport.graph.plain import is_used_once
 from modelexport.lineage.matching.state import CHAIN, MOVES, Matching, computed_inputs
 
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
@@ -25,7 +26,7 @@ def match_by_folding(state: Matching, node: ir.Node) -> None:
         index = next(iter(following)) if len(following) == 1 else None
         if index is None or not _is_folded(state, index, name):
             return
-        if any(user.op_identifier() == state.source.nodes[index].op for user, _ in value.uses()):
+        if any(user.op_identifier() == state.source.nodes[index].op for user in value.consumers()):
             return  # it is still there, with new parameters
         state.values.pop(name, None)
         name = state.source.nodes[index].outputs[0]
@@ -52,7 +53,7 @@ def _with_new_parameters(state: Matching, node: ir.Node) -> list[ir.Node]:
         if has_new_parameter(state, node):
             return chain
         before = computed_inputs(node)
-        producer = before[0].producer() if len(before) == 1 and len(before[0].uses()) == 1 else None
+        producer = before[0].producer() if len(before) == 1 and is_used_once(before[0]) else None
         if producer is None or node.op_type not in MOVES:
             return []
         node = producer

@@ -99,6 +99,12 @@ def _before_moves(state: Matching, node: ir.Node, name: str) -> tuple[int, str]:
 @cache
 def _operators_in(op_type: str) -> frozenset[str]:
     """The standard operators in the name of another operator: ``MatMul`` in ``FusedMatMul``, not ``Mul``."""
-    standard = {schema.name for schema in onnx.defs.get_all_schemas()}
-    inside = {name for name in standard if name in op_type and not re.match("QLinear|.*Integer", name)}
+    inside = {name for name in _standard_operators() if name in op_type}
     return frozenset(name for name in inside if not any(name in other for other in inside - {name}))
+
+
+@cache
+def _standard_operators() -> frozenset[str]:
+    """The names of ONNX's operators but the quantized ones: the lists of their schemas takes 3 ms to make."""
+    names = {schema.name for schema in onnx.defs.get_all_schemas()}
+    return frozenset(name for name in names if not re.match("QLinear|.*Integer", name))

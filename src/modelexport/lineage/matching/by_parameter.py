@@ -5,6 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from modelexport.graph.nodes import consumers
+from modelexport.graph.plain import is_used_once
 from modelexport.lineage.matching.state import NEAR, REGION, Matching, is_same_operation
 
 
@@ -46,9 +47,9 @@ def _users_of_parameters(state: Matching, node: ir.Node) -> list[int]:
         if name is None or name not in state.source.initializers:
             continue
         users = state.source.users.get(name, ())
-        if len(users) != 1 or len(value.uses()) != 1:
+        if len(users) != 1 or not is_used_once(value):
             around = _lost_around(state, node) if around is None else around
-            users = [user for user in users if user in around]
+            users = state.users_among(around, name)
         if len(users) == 1:
             found.append(users[0])
     return found

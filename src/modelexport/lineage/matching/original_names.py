@@ -11,7 +11,7 @@ from modelexport.graph.snapshot import SourceGraph
 _PATTERN = "".join("0" if chr(code) in string.digits else chr(code) for code in range(128))
 """A table for ``str.translate``, which makes all digits one."""
 _SEPARATOR = re.compile(r"[^A-Za-z0-9]+")
-_BEFORE_WORD = re.compile(r"[^A-Za-z0-9]+(?=[A-Za-z])")
+_BEFORE_WORD = re.compile(r"(?<![^A-Za-z0-9])[^A-Za-z0-9]++(?=[A-Za-z])")  # tries each gap once, from its beginning
 
 
 class OriginalNames:
@@ -20,6 +20,8 @@ class OriginalNames:
     def __init__(self, source: SourceGraph) -> None:
         self._values = {node.name: node.outputs[0] for node in source.nodes if node.name and node.outputs}
         self._values.update(zip(source.names, source.names, strict=True))
+        self._lengths = frozenset(map(len, self._values))
+        """Only beginnings and ends as long as a name are copied: a long name has many."""
         self._cuts: dict[str, list[int]] = {}
         """Names with other digits to where they may be cut off: many have the same."""
 
@@ -55,12 +57,14 @@ class OriginalNames:
         if cuts is None:
             cuts = self._cuts[pattern] = _cuts_of(pattern)
         for cut in cuts:
-            if (found := values.get(name[:cut])) is not None:
+            if cut in self._lengths and (found := values.get(name[:cut])) is not None:
                 return found
         return None
 
     def _end(self, name: str) -> str | None:
         for gap in _SEPARATOR.finditer(name):
+            if len(name) - gap.end() not in self._lengths:
+                continue
             end = name[gap.end() :]
             if end in self._values and not end.isdigit():
                 return self._values[end]

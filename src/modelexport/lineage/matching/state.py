@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -49,6 +49,8 @@ class Matching:
     """Changed node to the source nodes whose parameters it uses."""
     derived: DerivedOwners = field(default_factory=DerivedOwners)
     """The owners of nodes that were changed."""
+    counted: dict[str, Counter[int]] = field(default_factory=dict)
+    """Names of source values to how often each source node uses them, for those that were asked for."""
 
     @cached_property
     def nodes(self) -> list[ir.Node]:
@@ -146,6 +148,13 @@ class Matching:
             inputs = computed_inputs(producer)
             value = inputs[0] if len(inputs) == 1 else None
         return names.get(value) if value is not None else None
+
+    def users_among(self, indices: Set[int], name: str) -> list[int]:
+        """The nodes of these that use a source value, once for each use. Other users of it take no time."""
+        uses = self.counted.get(name)
+        if uses is None:
+            uses = self.counted[name] = Counter(self.source.users.get(name, ()))
+        return [index for index in uses.keys() & indices for _ in range(uses[index])]
 
     def region(self, indices: Iterable[int], limit: int) -> list[int]:
         """The source nodes before these, back to values that are present, last first, with these nodes.

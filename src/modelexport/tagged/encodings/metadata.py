@@ -64,7 +64,7 @@ def _write_origins(model: ir.Model, tags: CallTags, origins: Mapping[str, Origin
     used: dict[tuple[int, ...], str] = {}  # by the identities of the users' owners
     written: dict[tuple[str, int], dict[str, str]] = {}  # by tags, and the identity of the origin
     for value in initializers(model):
-        users = tuple([id(owner_of(node)) for node, _ in value.uses()])
+        users = tuple([id(owner_of(node)) for node in value.consumers()])
         text = used.get(users)
         if text is None:
             text = used[users] = json_texts(initializer_tags(value, tags))
@@ -108,7 +108,7 @@ def _replace_tags(node: ir.Node, written: dict[str, str]) -> None:
 def initializer_tags(value: ir.Value, tags: CallTags) -> list[str]:
     """The tags of every call that uses an initializer, in the order of the nodes."""
     users: dict[str, None] = {}
-    for node, _ in value.uses():
+    for node in value.consumers():
         owner = owner_of(node)
         if owner is not None:
             users.update((tags.source_tag(call), None) for call in owner.calls)
@@ -116,7 +116,10 @@ def initializer_tags(value: ir.Value, tags: CallTags) -> list[str]:
 
 
 def drop_torch_metadata(model: ir.Model) -> None:
-    """Remove the exporter's own keys, which take most of the graph file and contain paths of the exporting machine."""
+    """Remove the exporter's own keys, which take most of the graph file and contain paths of the exporting machine.
+
+    Such paths are also in the doc strings that exporters write for nodes, so these are removed, whoever wrote them.
+    """
     stores = [model.metadata_props]
     plain = isinstance(model, PlainModel)  # whose other values have no properties
     for graph in model.graphs():
