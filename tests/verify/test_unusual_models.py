@@ -14,6 +14,9 @@ from torch import nn
 
 from modelexport import export, verify
 from modelexport.files.onnx_models import load_onnx, save_model
+from modelexport.pytorch.model_run import as_array
+from modelexport.pytorch.replaced_tensors import spread
+from modelexport.runtime.fingerprints import is_floating
 
 IDS = {"ids": torch.arange(3, 9)[None]}
 
@@ -45,6 +48,20 @@ def test_what_a_hook_of_the_model_cuts_off_is_cut_off_by_pytorch_too(which: str,
     export(model, IDS, tmp_path / "file.onnx")
     report = verify(model, IDS, tmp_path / "file.onnx")
     assert [call.reason for call in report.calls if call.status == "differ"] == []
+
+
+def test_half_precision_is_spread_without_an_infinite_factor() -> None:
+    found = spread(torch.full((8,), 5e-4, dtype=torch.float16), 16.0)
+    assert found.dtype == torch.float16
+    assert found.tolist() == [64, 16, 8, 32, 0, 16, 48, 64]
+
+
+def test_a_model_of_zeros_in_bfloat16_is_floating() -> None:
+    """NumPy calls the type a structure; outputs of it that are zero, or no numbers, are told of as others are."""
+    bfloat16 = as_array(torch.zeros(2, dtype=torch.bfloat16))
+    assert bfloat16.dtype.kind == "V"
+    assert is_floating(bfloat16)
+    assert not is_floating(np.zeros(2, dtype=np.int64))
 
 
 class Waves(nn.Module):

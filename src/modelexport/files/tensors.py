@@ -59,7 +59,7 @@ def serialized_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
 def check_kept(model: onnx.ModelProto) -> None:
     """Refuse what onnx_ir drops without an error: a file that is written from the model would lack it.
 
-    Commands that only read refuse it, too: they would describe a model without these weights. No exporter writes any.
+    Commands that only read refuse it, too: they would describe a model without these weights.
 
     Raises:
         FileFormatError: Says what the model has.
