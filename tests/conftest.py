@@ -31,3 +31,9 @@ def pytest_collection_finish() -> None:
     # Garbage collections would look through the objects of all packages again and again, a tenth of the time of tests.
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
+
+
+@pytest.fixture(autouse=True)
+def same_random_numbers() -> None:
+    """A test has the same random numbers whichever ran before it in its worker."""
+    torch.manual_seed(0)

@@ -9,6 +9,8 @@ import torch
 from torch import nn
 
 from modelexport import export, verify
+from modelexport.pytorch.model_run import ModelRun
+from modelexport.runtime.fingerprints import fingerprint_of
 
 X = torch.linspace(-1, 1, 48).reshape(4, 12)
 
@@ -96,3 +98,20 @@ def test_weights_are_not_changed_where_the_sizes_of_outputs_depend_on_them(tmp_p
     assert report.agrees
     assert not report.perturbed
     assert any("the sizes of the model's outputs depend on what it computes" in note for note in report.notes)
+
+
+class Reused(nn.Module):
+    """Takes memory without writing to it, where a value has just been."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        before = x * 3
+        del before
+        memory = torch.empty_like(x)
+        return memory.copy_(x).mul(2)
+
+
+def test_what_happens_to_be_in_new_memory_is_not_computed_there() -> None:
+    prints = [one.fingerprint for one in ModelRun(Reused(), (X,)).computed]
+    computed = [fingerprint_of((X * factor).numpy()) for factor in (3, 1, 2)]
+    assert len(prints) == len(computed)
+    assert all(one.same(right) for one, right in zip(prints, computed, strict=True))

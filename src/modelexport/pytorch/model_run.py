@@ -42,6 +42,18 @@ from modelexport.weights.sources import Weights
 _SEEN = "_modelexport_fingerprint"
 _COMPARED = "_modelexport_compared"
 
+_WITHOUT_VALUES = frozenset(
+    {
+        torch.ops.aten.empty,
+        torch.ops.aten.empty_like,
+        torch.ops.aten.empty_permuted,
+        torch.ops.aten.empty_strided,
+        torch.ops.aten.new_empty,
+        torch.ops.aten.new_empty_strided,
+    }
+)
+"""Operations that give memory as it is: what another one left there was not computed again."""
+
 
 class ModelRun:
     """One recorded run of a model.
@@ -285,7 +297,7 @@ class _Operations(OperationMode):
             self._guard.before(func, args, kwargs)
         output = func(*self.inside(func, args), **kwargs)
         call = self._recorder.running
-        if call is None:
+        if call is None or getattr(func, "overloadpacket", None) in _WITHOUT_VALUES:
             return output
         given = list(_leaves((args, kwargs)))
         if func is torch.ops.higher_order.cond:
