@@ -45,7 +45,9 @@ class Generator:
     """
 
     def __init__(self, files: Mapping[str, Path], *, provider: str = CPU) -> None:
-        self.sessions = {name: open_session(file, provider=provider, optimized=True) for name, file in files.items()}
+        self.sessions = {
+            name: open_session(file, provider=provider, optimized=True, runs_often=True) for name, file in files.items()
+        }
         if "decode" not in self.sessions:
             raise UsageError(f"the package has no part decode, so it cannot generate; it has {', '.join(files)}")
         # Asking a session for its inputs takes as long as a small graph.

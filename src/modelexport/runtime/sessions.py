@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from contextlib import contextmanager, nullcontext
@@ -27,13 +26,19 @@ CPU = "CPUExecutionProvider"
 _LARGE = 1024
 """The size in bytes from which a weight is passed to the session instead of written into the model."""
 _NO_PREPACKING = "session.disable_prepacking"
+_SPINNING = "session.intra_op.allow_spinning"
 _NOWHERE = "weights"
 """The location of weights that are passed to the session, if the model has no external data."""
 _EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 
 
 def open_session(
-    model: Path | ir.Model, *, folder: Path | None = None, provider: str = CPU, optimized: bool = False
+    model: Path | ir.Model,
+    *,
+    folder: Path | None = None,
+    provider: str = CPU,
+    optimized: bool = False,
+    runs_often: bool = False,
 ) -> Session:
     """A session for a model.
 
@@ -45,6 +50,8 @@ def open_session(
         optimized: With the runtime's own fusions; without them it runs the nodes of the file one by one.
         folder: The folder of the external data of a model in memory.
         provider: The execution provider; ONNX Runtime runs on the CPU what the provider cannot.
+        runs_often: Its threads keep processors busy while they wait for work, as is usual. In a session that runs once
+            or twice that takes longer than it saves, and keeps PyTorch from the processors.
 
     Raises:
         UsageError: ONNX Runtime does not have this provider, or cannot load the model.
@@ -58,6 +65,8 @@ def open_session(
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         # Such a session runs once or twice: prepacking weights would take longer than it saves.
         options.add_session_config_entry(_NO_PREPACKING, "1")
+    if not runs_often:
+        options.add_session_config_entry(_SPINNING, "0")
     options.log_severity_level = 4  # errors are raised anyway, with the same text
     try:
         if isinstance(model, Path):
@@ -71,7 +80,9 @@ def open_session(
         raise
     except Exception as error:  # its exception types are not public
         if isinstance(model, ir.Model) and not model.functions and (narrow := narrow_values(model)):
-            runs = open_session(widened(model), folder=folder, provider=provider, optimized=optimized)
+            runs = open_session(
+                widened(model), folder=folder, provider=provider, optimized=optimized, runs_often=runs_often
+            )
             runs.narrow = {name: dtype.numpy() for name, dtype in narrow.items()}
             return runs
         raise UsageError(f"ONNX Runtime cannot load the model: {' '.join(str(error).split())[:600]}") from error
@@ -194,31 +205,47 @@ def run_session(model: onnxruntime.InferenceSession, feeds: Mapping[str, Any]) -
     Raises:
         UsageError: The inputs do not have the model's names, types or shapes, or a node fails.
     """
-    names = [output.name for output in model.get_outputs()]
-    try:
-        arrays = _interruptible(model, names, dict(feeds))
-    except Exception as error:  # its exception types are not public
-        raise UsageError(f"ONNX Runtime cannot run the model: {' '.join(str(error).split())[:600]}") from error
-    return dict(zip(names, arrays, strict=True))
+    with RunningSession(model, feeds) as run:
+        return run.result()
 
 
-def _interruptible(model: onnxruntime.InferenceSession, names: Sequence[str], feeds: dict[str, Any]) -> Any:
-    """Run a session; a signal ends the run.
+class RunningSession:
+    """A run of a session beside other work, in a thread of its own; it ends with the block.
 
     Python handles signals in the main thread, between two of its own instructions, so that thread must not be inside
     of the runtime: a graph may loop for hours.
     """
-    if threading.current_thread() is not threading.main_thread():
-        return model.run(names, feeds)
-    options = onnxruntime.RunOptions()
-    done = begun(lambda: model.run(names, feeds, options))
-    try:
-        return done.result()
-    except BaseException:
-        options.terminate = True  # is seen between two nodes
-        raise
-    finally:
-        wait([done], _SECONDS_TO_END)
+
+    def __init__(self, model: onnxruntime.InferenceSession, feeds: Mapping[str, Any]) -> None:
+        """Begin.
+
+        Args:
+            feeds: Nothing may write to these arrays as long as it runs.
+        """
+        names = [output.name for output in model.get_outputs()]
+        given, options = dict(feeds), onnxruntime.RunOptions()
+        self._names, self._options = names, options
+        self._done = begun(lambda: model.run(names, given, options))
+
+    def __enter__(self) -> RunningSession:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if not self._done.done():
+            self._options.terminate = True  # is seen between two nodes
+            wait([self._done], _SECONDS_TO_END)
+
+    def result(self) -> dict[str, Any]:
+        """Wait for the end; returns output names to arrays.
+
+        Raises:
+            UsageError: The inputs do not have the model's names, types or shapes, or a node fails.
+        """
+        try:
+            arrays = self._done.result()
+        except Exception as error:  # its exception types are not public
+            raise UsageError(f"ONNX Runtime cannot run the model: {' '.join(str(error).split())[:600]}") from error
+        return dict(zip(self._names, arrays, strict=True))
 
 
 _SECONDS_TO_END = 5

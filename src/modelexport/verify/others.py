@@ -15,7 +15,7 @@ from modelexport.graph.requested import requested_outputs
 from modelexport.pytorch.other_sizes import ONE_SMALL_ROW, WAYS, one_row, other_sizes
 from modelexport.pytorch.variations import all_at_once, telling_inputs
 from modelexport.runtime.evidence import Evidence
-from modelexport.runtime.sessions import run_session
+from modelexport.runtime.sessions import RunningSession
 from modelexport.tagged.file import TaggedFile
 from modelexport.verify.differences import Difference, compare_outputs, worst
 from modelexport.verify.feeding import feeds
@@ -156,16 +156,17 @@ def run_one(
     Args:
         compare: Called with what the model returns, the inputs and the outputs of the file.
     """
-    try:
-        right = run_module(other)
-    except Exception as error:  # a model may raise anything for inputs that it does not accept
-        reason = f"the model does not accept them ({type(error).__name__})"
-        return OtherInputs(what=what, status="not compared", reason=reason)
-    try:
-        given = feeds(other, session)
-        outputs = run_session(session, given)
-    except UsageError as error:
-        return OtherInputs(what=what, status="differ", reason=str(error))
+    given = feeds(other, session)
+    with RunningSession(session, given) as running:
+        try:
+            right = run_module(other)
+        except Exception as error:  # a model may raise anything for inputs that it does not accept
+            reason = f"the model does not accept them ({type(error).__name__})"
+            return OtherInputs(what=what, status="not compared", reason=reason)
+        try:
+            outputs = running.result()
+        except UsageError as error:
+            return OtherInputs(what=what, status="differ", reason=str(error))
     compared = compare(right, given, outputs)
     own = worst(compared)
     status, reason = (own.status, f"{own.name}: {own.reason}") if own else ("not compared", "there are no outputs")
