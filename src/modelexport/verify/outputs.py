@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import wait
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -68,18 +69,22 @@ class ModelRuns:
     weights: Weights | None
     kept: KeptRuns
 
+    @cached_property
+    def _facts(self) -> tuple[frozenset[str], bool]:
+        return _facts(self.model, self.tagged)
+
     def observed(self, inputs: Inputs, others: Mapping[str, Any]) -> ModelRun:
         """A recorded run.
 
         Args:
             others: The weights to use instead of the model's own.
         """
-        key = ("observed", _contents(inputs), frozenset(others), _facts(self.model, self.tagged))
+        key = ("observed", _contents(inputs), frozenset(others), self._facts)
         return self.kept.get(key, lambda: run_observed(self.model, inputs, self.tagged, self.weights, others))
 
     def outputs(self, inputs: Inputs) -> list[Any]:
         """The outputs alone."""
-        bodies = _facts(self.model, self.tagged)[1]
+        bodies = self._facts[1]
         return self.kept.get(
             ("outputs", _contents(inputs)),
             lambda: run_module(self.model, inputs, self.weights, guarded=True, bodies=bodies),
@@ -91,7 +96,7 @@ class ModelRuns:
         Args:
             others: The weights to use instead of the model's own.
         """
-        bodies = _facts(self.model, self.tagged)[1]
+        bodies = self._facts[1]
         return run_module(self.model, inputs, self.weights, parameters=others, guarded=True, bodies=bodies)
 
 
