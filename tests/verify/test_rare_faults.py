@@ -263,6 +263,60 @@ def test_a_branch_that_is_zero_does_not_make_the_sum_right(tmp_path: Path) -> No
     assert report.diverging.address == "norm"
 
 
+class Scaled(nn.Module):
+    """Normalizes without a mean, step by step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(numbers(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
+
+
+class Gate(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scores = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.scores(x).softmax(-1)
+
+
+class Gated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.inner = Gate(), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.reshape(-1, 8)
+        return self.inner(x) * self.gate(x)
+
+
+class GatedResidual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.gated, self.after = Scaled(), Gated(), Scaled()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.after(x + self.gated(self.before(x)).reshape(x.shape))
+
+
+def test_what_repeats_another_call_because_of_a_fault_is_given_to_no_other_call(tmp_path: Path) -> None:
+    """A gate of zeros adds nothing: what follows computes what the normalization before it computed."""
+
+    def plant(graph: ir.Graph) -> None:
+        gate = node_of(graph, "Softmax")
+        ((user, index),) = gate.outputs[0].uses()
+        insert_before(user, index, "Mul", np.array(0, np.float32))
+        graph.node("planted").metadata_props.update(gate.metadata_props)
+
+    report = verified(seeded(GatedResidual), {"x": numbers(2, 3, 8)}, tmp_path, plant)
+    assert report.diverging is not None
+    assert report.diverging.address == "gated.gate"
+    assert not any("tags" in call.reason for call in report.calls)
+
+
 def test_a_tensor_for_which_the_sidecar_names_a_weight(tmp_path: Path) -> None:
     model, inputs, path = seeded(Stack), {"x": numbers(3, 16)}, tmp_path / "m.onnx"
     export(model, inputs, path)

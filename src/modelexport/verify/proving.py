@@ -118,7 +118,10 @@ def _with_wrong_values(proof: Proof) -> set[str]:
 
 
 def _misplaced(proof: Proof, run: FileRun, given: Mapping[str, Any]) -> list[Misplaced]:
-    """The misplaced nodes. What the runtime's float32 kernels compute of a closed gate may be no number of PyTorch's.
+    """The misplaced nodes: in this run, and in one without what may have made other numbers PyTorch's.
+
+    The runtime's float32 kernels may compute no number of PyTorch's for a closed gate. What follows from a wrong value
+    may be what another call computed: a module that a fault makes zero adds nothing to what it is added to.
 
     Args:
         given: Values of the file that their users get instead of what the file computes.
@@ -128,7 +131,8 @@ def _misplaced(proof: Proof, run: FileRun, given: Mapping[str, Any]) -> list[Mis
     if not found:
         return found
     precise, operators = with_double_kernels(model, proof.provider)
-    if not operators:
+    wrong = {name: proof.right(name) for name in proof.differing if _is_given(proof, name)}
+    if not operators and not wrong:
         return found
     try:
         run = run_file(
@@ -137,7 +141,7 @@ def _misplaced(proof: Proof, run: FileRun, given: Mapping[str, Any]) -> list[Mis
             proof.feeds,
             evidence,
             provider=proof.provider,
-            given=given,
+            given={**given, **wrong},
             batch_bytes=proof.batch_bytes,
         )
     except UsageError:  # the runtime says only then that it has no such kernels
@@ -147,6 +151,11 @@ def _misplaced(proof: Proof, run: FileRun, given: Mapping[str, Any]) -> list[Mis
     run.contents.update({name: content for name, content in layouts.items() if name not in run.contents})
     again = {one.node: one for one in find_misplaced(model, calls, run, evidence)}
     return [one for one in found if one.node in again]
+
+
+def _is_given(proof: Proof, name: str) -> bool:
+    """Whether the users of a value can get what it should be instead."""
+    return name in proof.nodes and name in proof.hints and str(proof.right(name).dtype) == proof.run.dtypes[name]
 
 
 def _read_weights(model: ir.Model) -> None:
