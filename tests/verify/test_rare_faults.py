@@ -14,6 +14,7 @@ from torch import nn
 
 from modelexport import export, verify
 from modelexport.files.onnx_models import load_onnx, save_model
+from modelexport.pytorch.model_run import as_array
 from modelexport.tagged.documents.reading import load_hierarchy
 from modelexport.verify.model import verify as run_verify
 from modelexport.verify.verdicts import VerifyReport
@@ -99,11 +100,12 @@ class Behind(nn.Module):
         return self.stack(self.norm(self.words(ids)))
 
 
-def test_numbers_that_are_cut_off_where_no_input_reaches(tmp_path: Path) -> None:
-    model, ids = seeded(Behind), torch.arange(12)[None]
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_numbers_that_are_cut_off_where_no_input_reaches(dtype: torch.dtype, tmp_path: Path) -> None:
+    model, ids = seeded(Behind).to(dtype), torch.arange(12)[None]
     assert isinstance(model, Behind)
     with torch.no_grad():
-        largest = model.stack.first(model.norm(model.words(ids))).max().numpy()
+        largest = as_array(model.stack.first(model.norm(model.words(ids))).max())
 
     def plant(graph: ir.Graph) -> None:
         insert_before(node_of(graph, "Relu"), 0, "Min", largest)

@@ -20,7 +20,7 @@ from modelexport.runtime import sessions
 from modelexport.runtime.evidence import Place, Replaced
 from modelexport.runtime.fingerprints import Fingerprint, fingerprint_of, is_floating
 from modelexport.surgery.repeating import values_taken
-from modelexport.verify.differences import UNMEASURED_UNITS, compare_arrays
+from modelexport.verify.differences import UNITS, UNMEASURED_UNITS, compare_arrays
 from modelexport.verify.matching import WHOLE_UNITS
 from modelexport.verify.proof import Proof
 from modelexport.verify.segments import GIVEN, stretch
@@ -92,9 +92,7 @@ class _Trial:
         differing: dict[tuple[ir.Node, ...], list[str]] = defaultdict(list)
         for name, array in self._computed(list(right), given).items():
             # The node makes an error that is larger by far than any that there is without it.
-            if not _agrees(right[name], array, _UNITS[0] * _FAR) and missing.isdisjoint(
-                self._stretches.part([name])[1]
-            ):
+            if not _agrees(right[name], array, _UNITS[0], _FAR) and missing.isdisjoint(self._stretches.part([name])[1]):
                 idle = tuple(node for node in self._stretches.before([name]) if node in self._idle)
                 differing[idle].append(name)
         accused = (self._accused(nodes, names, given, right) for nodes, names in differing.items())
@@ -105,11 +103,11 @@ class _Trial:
     ) -> Sequence[ir.Node]:
         """Those of the idle nodes before some values without which these are right."""
 
-        def agree(found: Arrays, units: float) -> bool:
-            return found.keys() == set(names) and all(_agrees(right[name], found[name], units) for name in names)
+        def agree(found: Arrays, units: float, times: float = 1.0) -> bool:
+            return found.keys() == set(names) and all(_agrees(right[name], found[name], units, times) for name in names)
 
         found = self._computed(names, given)
-        allowed = [units for units in _UNITS if not agree(found, units * _FAR)]
+        allowed = [units for units in _UNITS if not agree(found, units, _FAR)]
         for those in (*([node] for node in idle), idle):
             without = self._computed(names, given, those)
             if any(agree(without, units) for units in allowed):
@@ -146,10 +144,15 @@ class _Trial:
 _UNITS = (UNMEASURED_UNITS, WHOLE_UNITS / 8)
 """The errors in units up to which a value may be right."""
 _FAR = 8
+_COARSEST = 1 / 64
+"""The share of a value's size that its error without a node may have: of narrow types, few units are more."""
 
 
-def _agrees(right: Any, found: Any, units: float) -> bool:
-    return compare_arrays("", right, found, units=units).status == "agree"
+def _agrees(right: Any, found: Any, units: float, times: float = 1.0) -> bool:
+    """Whether a value is right up to some units, or times as many."""
+    unit = UNITS.get(str(found.dtype), 0.0)
+    allowed = min(units, _COARSEST / unit) if unit else units
+    return compare_arrays("", right, found, units=allowed * times).status == "agree"
 
 
 def _leave_out(model: ir.Model, places: Mapping[str, int]) -> None:
