@@ -78,6 +78,7 @@ class FxOwners:
         }
         made_by = Counter(port for ports in marks.values() for port, _ in ports)
         for fx_node, ports in marks.items():
+            fx_node = self._given_instead(fx_node)
             name, made = fx_node.name, fx_node.meta.get("val")
             for port, item in ports:
                 if item is None and isinstance(made, torch.Tensor):
@@ -86,6 +87,15 @@ class FxOwners:
                     items = [user.name for user in fx_node.users if user.args[1:] == (item,)]
                     value = items[0] if items else f"{name}__{item}"
                     self.values[port] = renamed.get(value, value)
+
+    def _given_instead(self, node: torch.fx.Node) -> torch.fx.Node:
+        """What the users of a node take, if an exporter computes it in another type and converts it back."""
+        (user,) = node.users if len(node.users) == 1 else (node,)
+        converted = any(map(self._is_inserted_conversion, node.all_input_nodes))
+        return user if converted and self._is_inserted_conversion(user) else node
+
+    def _is_inserted_conversion(self, node: torch.fx.Node) -> bool:
+        return node.target is torch.ops.aten._to_copy.default and self._call_of(node) is None
 
     def _read_owners(self, graph: torch.fx.Graph) -> dict[torch.fx.Node, Owner]:
         """The owner of each node of a graph, whose nodes are in the order in which they ran.

@@ -76,6 +76,8 @@ def open_session(
             check_tensors([value.const_value for value in initializers(model)])
             shared = provider == CPU and not optimized
             runs = _open_in_memory(model, folder, options, provider, shared=shared)
+        if any("bfloat16" in one.type for one in (*runs.get_inputs(), *runs.get_outputs())):
+            raise TypeError("its interface to Python has no bfloat16, of which an input or an output is")
     except UsageError:  # of its weights files
         raise
     except Exception as error:  # its exception types are not public

@@ -39,7 +39,11 @@ VANISHING: Mapping[str, float] = {
 }
 """What an element of each type may be off by, whatever its size: below that, kernels may make it zero."""
 ALLOWED_UNITS = 32.0
-"""The error in units up to which a tensor agrees without measuring its noise."""
+"""The error in units up to which a tensor agrees without measuring its noise; of ``bfloat16`` :data:`_FEW` is less."""
+_FEW = 1 / 64
+"""The share of its size that a tensor may be off by without measuring its noise."""
+_MOST = 1 / 8
+"""The share that it may be off by if its noise cannot be measured, whatever that many units are."""
 ALLOWED_NOISE = 8.0
 """The error in multiples of the measured noise up to which it agrees: the runtime sums in another order."""
 UNMEASURED_UNITS = 64.0
@@ -85,14 +89,14 @@ def compare_outputs(
     expected: Sequence[Any],
     actual: Sequence[Any],
     exact: Sequence[Any | None] = (),
-    units: float | Mapping[str, float] = ALLOWED_UNITS,
+    units: float | Mapping[str, float] | None = None,
 ) -> list[Difference]:
     """Compare arrays by position; an array that only one side has is reported, unless it has no elements.
 
     Args:
         names: The names of ``actual``.
         exact: The values of ``expected`` without rounding, where known.
-        units: Units of roundoff that are always allowed; by element type if they differ.
+        units: As in :func:`compare_arrays`; by element type if they differ.
     """
     found = []
     for i in range(max(len(expected), len(actual))):
@@ -104,7 +108,7 @@ def compare_outputs(
             found.append(Difference(name=name, status="differ", reason=f"{side} has no such output"))
         else:
             known = exact[i] if i < len(exact) else None
-            its = units if isinstance(units, (int, float)) else units.get(str(actual[i].dtype), ALLOWED_UNITS)
+            its = units.get(str(actual[i].dtype)) if isinstance(units, Mapping) else units
             found.append(compare_arrays(name, expected[i], actual[i], exact=known, units=its))
     return found
 
@@ -115,14 +119,15 @@ def compare_arrays(
     actual: Any,
     *,
     exact: Any | None = None,
-    units: float = ALLOWED_UNITS,
+    units: float | None = None,
     by_row: bool = False,
 ) -> Difference:
     """Compare two arrays; another shape or element type is a difference.
 
     Args:
         exact: ``expected`` without rounding, in float64, to measure the noise.
-        units: Units of roundoff that are always allowed, independent of the noise.
+        units: Units of roundoff that are always allowed, independent of the noise; by default few. Narrow types have
+            less than that many.
         by_row: Whether no row may be wrong either.
     """
     dtype, shape = str(actual.dtype), list(actual.shape)
@@ -139,7 +144,9 @@ def compare_arrays(
             shape=shape,
             absolute=float(np.max(np.abs(expected.astype(np.float64) - actual), initial=0.0)),
         )
-    return _compare_numbers(name, expected, actual, exact, UNITS[dtype], units, by_row)
+    unit = UNITS[dtype]
+    allowed = min(ALLOWED_UNITS, _FEW / unit) if units is None else min(units, _MOST / unit)
+    return _compare_numbers(name, expected, actual, exact, unit, allowed, by_row)
 
 
 def _agreeing(name: str, expected: Any, actual: Any, unit: float, units: float, by_row: bool) -> Difference | None:

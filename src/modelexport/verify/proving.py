@@ -130,10 +130,8 @@ def _misplaced(proof: Proof, run: FileRun, given: Mapping[str, Any]) -> list[Mis
     found = find_misplaced(model, calls, run, evidence)
     if not found:
         return found
-    precise, operators = with_double_kernels(model, proof.provider)
-    wrong = {name: proof.right(name) for name in proof.differing if _is_given(proof, name)}
-    if not operators and not wrong:
-        return found
+    precise, _ = with_double_kernels(model, proof.provider)
+    right = {name: proof.right(name) for name in proof.hints if _is_given(proof, name)}
     try:
         run = run_file(
             precise,
@@ -141,7 +139,7 @@ def _misplaced(proof: Proof, run: FileRun, given: Mapping[str, Any]) -> list[Mis
             proof.feeds,
             evidence,
             provider=proof.provider,
-            given={**given, **wrong},
+            given={**given, **right},
             batch_bytes=proof.batch_bytes,
         )
     except UsageError:  # the runtime says only then that it has no such kernels
@@ -155,7 +153,7 @@ def _misplaced(proof: Proof, run: FileRun, given: Mapping[str, Any]) -> list[Mis
 
 def _is_given(proof: Proof, name: str) -> bool:
     """Whether the users of a value can get what it should be instead."""
-    return name in proof.nodes and name in proof.hints and str(proof.right(name).dtype) == proof.run.dtypes[name]
+    return name in proof.nodes and str(proof.right(name).dtype) == proof.run.dtypes[name]
 
 
 def _read_weights(model: ir.Model) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,13 +14,14 @@ import onnxruntime
 
 from modelexport.errors import UsageError
 from modelexport.files.onnx_models import load_onnx
+from modelexport.format.dtypes import dtype_name
 from modelexport.graph.nodes import initializers
 from modelexport.graph.requested import requested_outputs
 from modelexport.graph.widening import narrow_values
 from modelexport.runtime.evidence import Evidence
 from modelexport.runtime.sessions import open_session
 from modelexport.tagged.file import TaggedFile
-from modelexport.verify.differences import ALLOWED_UNITS, UNITS, Difference, compare_outputs
+from modelexport.verify.differences import UNITS, Difference, compare_outputs
 from modelexport.verify.kernels import outputs_in_double
 from modelexport.verify.matching import WHOLE_UNITS
 from modelexport.verify.ties import outputs_with_choices
@@ -62,15 +62,18 @@ class WholeOutputs:
     make_run: Callable[[], Evidence]
     """Gives the run of the model, with the weights that the file has."""
     measured: bool = True
-    """Whether the noise is measured; or else as much is allowed as adds up over a deep model."""
+    """Whether the noise is measured in any case; or else as much is allowed as adds up over a deep model."""
 
     @cached_property
     def unmeasured(self) -> Mapping[str, float]:
         """Type of an output to the units that are allowed without a measurement."""
-        allowed = dict.fromkeys(UNITS, WHOLE_UNITS)
-        if _computes_in_float32(self.file):
-            allowed["float64"] *= UNITS["float32"] / UNITS["float64"]
-        return allowed
+        coarsest = max(_units(self.file), default=0.0)
+        return {name: WHOLE_UNITS * max(coarsest / unit, 1.0) for name, unit in UNITS.items()}
+
+    @cached_property
+    def _is_measured(self) -> bool:
+        """Narrow types leave too much that is allowed without."""
+        return self.measured or any(unit > UNITS["float32"] for unit in _units(self.file))
 
     @cached_property
     def right(self) -> Sequence[Any]:
@@ -83,15 +86,14 @@ class WholeOutputs:
 
     @cached_property
     def exact(self) -> Sequence[Any] | None:
-        precise = self.run.in_float64(from_right_values=False) if self.measured else None
+        precise = self.run.in_float64(from_right_values=False) if self._is_measured else None
         return None if precise is None else requested_outputs(self.file.metadata_props, precise.outputs)
 
     def compare(self, found: Mapping[str, Any]) -> list[Difference]:
         """Compare outputs, in order."""
         names, arrays = list(found), list(found.values())
-        units = ALLOWED_UNITS if self.measured else self.unmeasured
-        compared = compare_outputs(names, self.right, arrays, units=units)
-        if not self.measured or all(one.status == "agree" for one in compared):
+        compared = compare_outputs(names, self.right, arrays, units=None if self._is_measured else self.unmeasured)
+        if not self._is_measured or all(one.status == "agree" for one in compared):
             return compared
         if self.exact is None:
             return compare_outputs(names, self.right, arrays, units=self.unmeasured)
@@ -133,6 +135,8 @@ class WholeOutputs:
         return [msgspec.structs.replace(one, reason=told) for one in self.compare(found)] if found else []
 
 
-def _computes_in_float32(model: ir.Model) -> bool:
-    values = itertools.chain(initializers(model), (value for node in model.graph for value in node.outputs))
-    return any(value.dtype == ir.DataType.FLOAT for value in values)
+def _units(model: ir.Model) -> list[float]:
+    """The unit roundoff of each floating-point type in which a file computes."""
+    types = {value.dtype for value in initializers(model)}
+    types.update(value.dtype for node in model.graph for value in node.outputs)
+    return [UNITS[name] for name in (dtype_name(one) for one in types if one is not None) if name in UNITS]
