@@ -77,8 +77,8 @@ class FxOwners:
             if (ports := (fx_node.meta.get("custom") or {}).get(PORTS_KEY))
         }
         made_by = Counter(port for ports in marks.values() for port, _ in ports)
-        for fx_node, ports in marks.items():
-            fx_node = self._given_instead(fx_node)
+        for marked, ports in marks.items():
+            fx_node = self._given_instead(marked)
             name, made = fx_node.name, fx_node.meta.get("val")
             for port, item in ports:
                 if item is None and isinstance(made, torch.Tensor):
