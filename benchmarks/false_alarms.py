@@ -1,10 +1,10 @@
 """Does `verify` accuse a sound file? Every model of the tests' table, in every way in which it is exported and changed.
 
-    OMP_NUM_THREADS=1 python benchmarks/false_alarms.py [MODEL,...] [--exports FOLDER] [--quick]
+    OMP_NUM_THREADS=1 python benchmarks/false_alarms.py [MODEL,...] [--exports FOLDER] [--quick] [--types TYPE,...]
 
 Ways: both front ends; static and dynamic; fresh weights, and *other* ones, of which no two are equal, put into the file
 with `update-weights` and verified as they are; after each tool of `optimize` that keeps the numbers. `--quick` leaves
-out the tools. What the exporter or a tool refuses is listed, and no run. Ends with status 1 if a sound file is
+out the tools. With `--types`, the models in half precision instead (`float16,bfloat16`), by one front end. What the exporter or a tool refuses is listed, and no run. Ends with status 1 if a sound file is
 accused, if nothing of it was compared, or without any run; prints the table of alarms by runs.
 
 Needs what `make test` installs; about forty minutes.
@@ -17,9 +17,10 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
@@ -29,7 +30,10 @@ import modelexport
 import models
 from modelexport.errors import ModelExportError
 from modelexport.lineage.tools import optimize_file
+from narrow import built
 
+Frontend = Literal["dynamo", "torchscript"]
+FRONTENDS: Sequence[Frontend] = ("dynamo", "torchscript")
 LOSSLESS = ("ort-basic", "ort-extended", "ort-bert", "ort-gpt2", "onnxslim", "onnxsim", "version-converter",
             "onnxscript", "inliner")  # fmt: skip
 """The tools that keep every number. `ort-all` writes a file for this processor alone, which no reader can open."""
@@ -62,15 +66,17 @@ def verified(model: Any, inputs: Any, path: Path) -> str:
     return f"{report.verdict}: " + "; ".join([*calls, *outputs, *others, *claims])[:400]
 
 
-def runs(case: models.ModelCase, folder: Path, tools: bool) -> Iterator[tuple[str, str]]:
+def runs(
+    case: models.ModelCase, folder: Path, tools: bool, dtype: str = "", frontends: Sequence[Frontend] = FRONTENDS
+) -> Iterator[tuple[str, str]]:
     """Each way, and what its file is accused of."""
-    for frontend in ("dynamo", "torchscript"):
+    for frontend in frontends:
         for dynamic in (False, True):
             if dynamic and case.dynamic is None:
                 continue
-            way = f"{frontend}, {'dynamic' if dynamic else 'static'}"
-            model, inputs = case.build(), case.inputs()
-            path = folder / f"{case.name}-{frontend}{'-dynamic' if dynamic else ''}.onnx"
+            way = f"{dtype or frontend}, {'dynamic' if dynamic else 'static'}"
+            model, inputs = built(case, dtype)
+            path = folder / f"{case.name}-{dtype or frontend}{'-dynamic' if dynamic else ''}.onnx"
             if not path.exists():
                 try:
                     modelexport.export(model, inputs, path, frontend=frontend, dynamic=dynamic)
@@ -106,6 +112,7 @@ def main() -> int:
     parser.add_argument("models", nargs="?", default=",".join(c.name for c in (*models.CASES, *models.TRAINED)))
     parser.add_argument("--exports", type=Path)
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--types", default="")
     arguments = parser.parse_args()
     if arguments.exports:
         arguments.exports.mkdir(parents=True, exist_ok=True)
@@ -118,7 +125,12 @@ def main() -> int:
             continue
         with tempfile.TemporaryDirectory() as temporary:
             folder = arguments.exports or Path(temporary)
-            for way, accused in runs(case, folder, not arguments.quick):
+            ways = (
+                chain.from_iterable(runs(case, folder, False, one, ("dynamo",)) for one in arguments.types.split(","))
+                if arguments.types
+                else runs(case, folder, not arguments.quick)
+            )
+            for way, accused in ways:
                 count[way] += 1
                 if accused:
                     alarms[way].append(f"{name}: {accused}")

@@ -3,7 +3,8 @@
     OMP_NUM_THREADS=1 python benchmarks/faults.py [MODEL,...] [--exports FOLDER] [--kinds KIND,...] [--each N]
                                                   [--results FOLDER]
 
-For each model of the table the kinds of `plants.py`, `later_plants.py` and `rare_plants.py` are planted where they can
+A model is a case of the tests' table; `bert+dynamic` has dynamic axes, `bert+float16` and `bert+bfloat16` are in half
+precision. For each of them the kinds of `plants.py`, `later_plants.py` and `rare_plants.py` are planted where they can
 be, at N places each (1 if left out), drawn by a seed. A fault is *found* if the verdict is `differ`, and *located* if
 what the report
 puts on top is the call that owns the changed node, or a call inside it; faults of documents, of tags' text and of names
@@ -55,6 +56,7 @@ from modelexport.verify.feeding import under_names
 from modelexport.verify.kept import KeptRuns
 from modelexport.verify.model import verify
 from modelexport.verify.verdicts import VerifyReport
+from narrow import built
 from plants import Place
 
 MODELS = (
@@ -225,9 +227,9 @@ def run_values(path: Path, feeds: dict[str, Any], names: list[str]) -> dict[str,
 
 
 def build(name: str) -> tuple[torch.nn.Module, Any]:
-    """The model of a case, with or without dynamic axes, and its inputs."""
-    case = models.case(name.partition("+")[0])
-    return case.build(), case.inputs()
+    """The model of a case, with or without dynamic axes, in any type, and its inputs."""
+    plain, *ways = name.split("+")
+    return built(models.case(plain), "".join(way for way in ways if way != "dynamic"))
 
 
 class Planted(msgspec.Struct, frozen=True):
@@ -269,16 +271,15 @@ class Bench:
     def model(self, name: str) -> Result | None:
         """Plant faults in one model; nothing if its packages are not there."""
         start = time.perf_counter()
-        plain, _, dynamic = name.partition("+")
-        case = models.case(plain)
+        case = models.case(name.partition("+")[0])
         if case.missing:
             print(f"{name}: needs {', '.join(case.missing)}", file=sys.stderr, flush=True)
             return None
         self.result = Result(name)
         source = self.folder / f"{name.replace('+', '-')}.onnx"
         if not source.exists():
-            modelexport.export(case.build(), case.inputs(), source, dynamic=bool(dynamic))
-        model, inputs, kept = case.build(), case.inputs(), KeptRuns()
+            modelexport.export(*build(name), source, dynamic="dynamic" in name.split("+"))
+        (model, inputs), kept = build(name), KeptRuns()
         if not verify(model, inputs, source, kept=kept).agrees:
             self.result.alarm = True
             print(f"  FALSE ALARM: {name}", file=sys.stderr, flush=True)
