@@ -4,8 +4,9 @@
 
 Ways: both front ends; static and dynamic; fresh weights, and *other* ones, of which no two are equal, put into the file
 with `update-weights` and verified as they are; after each tool of `optimize` that keeps the numbers. `--quick` leaves
-out the tools. With `--types`, the models in half precision instead (`float16,bfloat16`), by one front end. What the exporter or a tool refuses is listed, and no run. Ends with status 1 if a sound file is
-accused, if nothing of it was compared, or without any run; prints the table of alarms by runs.
+out the tools. With `--types`, the models in half precision instead (`float16,bfloat16`), by one front end and without
+tools. What the exporter or a tool refuses is listed, and no run. Ends with status 1 if a sound file is accused, if
+nothing of it was compared, or without any run; prints the table of alarms by runs.
 
 Needs what `make test` installs; about forty minutes.
 """
