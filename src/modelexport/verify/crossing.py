@@ -42,6 +42,8 @@ def nodes_outside(
             continue
         # Calls that PyTorch made another number of times have other numbers there.
         judged = [call for call in owner.calls if there[call.path] == here[call.path]]
+        # What PyTorch computed in a call is of it, from whatever: a module may read what another one kept.
+        judged = [call for call in judged if call not in computed.get(node, ())]
         wrong = [call for call in judged if boundaries.excludes(call, node) or latest.excludes(call, node)]
         around = {
             one: frozenset(other for other in between.excludes(one, node) if there[other.path] == here[other.path])

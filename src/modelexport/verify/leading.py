@@ -47,7 +47,7 @@ def reached_calls(
         users = [user for value in node.outputs for user, _ in value.uses()]
         any_call[node] = _union(known.get(user) or leads_to(user, found) for user in users)
         computing[node] = _union(
-            makers.of(user, known[user]) if known.get(user) else leads_to(user, computing) for user in users
+            makers.of(user, known[user], node) if known.get(user) else leads_to(user, computing) for user in users
         )
         found[node] = any_call[node] if makers.rearranges(node) else computing[node]
     return found
@@ -66,17 +66,32 @@ class _Makers:
                 self._returning[tensor.content].add(call)
         self._known: dict[ModuleCall, list[Fingerprint]] = {}
 
-    def of(self, node: ir.Node, calls: Calls) -> Calls:
+    def of(self, node: ir.Node, calls: Calls, before: ir.Node) -> Calls:
         """Those of the calls that have a node's value that did not get it in another order; all, if all did.
 
-        Of these, those that computed it count before those that only move its elements.
+        Of these, those that computed it count before those that only move its elements; and those that only passed it
+        on, if a node before makes another operand, which changed nothing.
         """
         if len(calls) < 2:
             return calls
+        if self._changes_nothing(before, node):
+            return calls - self._made.get(node, frozenset()) or calls
         own = [self._prints[name] for value in node.outputs if (name := value.name or "") in self._prints]
         got = {call for call in calls for one in self._taken(call) if any(_is_rearranged(one, its) for its in own)}
         left = calls - got or calls
         return left & self._made.get(node, frozenset()) or left
+
+    def _changes_nothing(self, before: ir.Node, node: ir.Node) -> bool:
+        """Whether a node passes on what another one than that before it makes."""
+        own = self._prints.get(node.outputs[0].name or "")
+        passed = [
+            value for value in node.inputs if value is not None and own is not None and self._is_same(value, own)
+        ]
+        return bool(passed) and all(value.producer() is not before for value in passed)
+
+    def _is_same(self, value: ir.Value, own: Fingerprint) -> bool:
+        its = self._prints.get(value.name or "")
+        return its is not None and its.same(own)
 
     def returning(self, node: ir.Node) -> Calls:
         """The calls that return what a node gives, if that does not tell them apart."""
