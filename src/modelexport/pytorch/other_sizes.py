@@ -27,7 +27,7 @@ WAYS: Mapping[str, Callable[[int], int]] = {
     "smaller sizes": lambda size: max(size - max(size // 5, 1), 1),
 }
 """The ways to change sizes, each to the size instead of a given one. Larger ones come first: a table that is as long as
-the example is right for everything shorter. The sizes of first axes grow by one: the rows of a batch are repeated."""
+the example is right for everything shorter. The sizes of first axes grow by one."""
 
 
 def matching_name(name: str, known: Collection[str]) -> str | None:
@@ -52,7 +52,7 @@ def given_sizes(inputs: Inputs, model: ir.Model) -> dict[str, int]:
 def resized(
     inputs: Inputs, model: ir.Model, way: str = "other sizes", symbols: Collection[str] | None = None
 ) -> Inputs:
-    """Inputs with other sizes: repeated or cut.
+    """Inputs with other sizes: cut, or repeated with other numbers.
 
     Args:
         way: One of :data:`WAYS`.
@@ -66,7 +66,7 @@ def resized(
 
 
 def with_sizes(inputs: Inputs, model: ir.Model, now: Mapping[str, int]) -> Inputs:
-    """Inputs with other sizes, by symbols: repeated or cut."""
+    """Inputs with other sizes, by symbols: cut, or repeated with other numbers."""
     axes = dynamic_axes(model)
     own = _inputs_of_file(inputs, model)
     names = {id(tensor): own.get(name) for name, tensor in tensors_in(inputs)}
@@ -182,5 +182,21 @@ def _resized(tensor: torch.Tensor, axes: Sequence[str | None], sizes: Mapping[st
         now = put_size(size, numbers) if size is not None else None
         if isinstance(now, int) and now != tensor.shape[axis] and tensor.shape[axis] and now >= 0:
             index = torch.arange(now, device=tensor.device) % tensor.shape[axis]
-            tensor = tensor.index_select(axis, index)
+            tensor = _with_others(tensor.index_select(axis, index), axis, tensor.shape[axis])
     return tensor
+
+
+def _with_others(tensor: torch.Tensor, axis: int, size: int) -> torch.Tensor:
+    """Numbers from a size on between those that were repeated there: a maximum or a mean shows no copies.
+
+    Masks, of zeros, ones and infinities, stay as they are.
+    """
+    added = torch.arange(tensor.shape[axis], device=tensor.device) >= size
+    if not tensor.is_floating_point() or not added.any():
+        return tensor
+    others = tensor + 0.25 * (tensor.flip(axis) - tensor).to(tensor.dtype)
+    plain = (tensor == 0) | (tensor == 1) | ~torch.isfinite(tensor)
+    if plain.all():
+        return tensor
+    added = added.reshape([-1 if one == axis else 1 for one in range(tensor.ndim)])
+    return torch.where(added & torch.isfinite(others), others, tensor)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import onnx_ir as ir
@@ -43,25 +44,53 @@ def all_at_once(inputs: Inputs, model: ir.Model, kept: Collection[str] = ()) -> 
     if any(nested_graphs(node) for node in model.graph):
         return None
     changes = dict(_changes(inputs, model, kept))
-    names, changed = list(changes), _changed(inputs, list(changes.values()))
-    for way, other in other_sizes(changed, model):
-        names, changed = [*names, way], other
-        break
-    return (", ".join(names), changed) if len(names) > 1 else None
+    ways = list(islice(other_sizes(inputs, model), 1))
+    names, resized = [*changes, *(way for way, _ in ways)], ways[0][1] if ways else inputs
+    return (", ".join(names), _changed(resized, list(changes.values()))) if len(names) > 1 else None
+
+
+def beyond_example(inputs: Inputs, model: ir.Model, kept: Collection[str] = ()) -> Iterator[tuple[str, Inputs]]:
+    """Variations that a model often refuses, or has no finite numbers for, each with its description.
+
+    Numbers of both signs where the example has one; larger integers, up to a thousand, where they are one or a list;
+    the ids that the file compares with, and those beside them.
+
+    Args:
+        kept: As in :func:`telling_inputs`.
+    """
+    names = {name: tensor for name, tensor in tensors_in(inputs) if name not in kept}
+    rows = _rows_of_ids(model)
+    plain = {name for name in names if matching_name(name, rows) is not None}
+    positive = {name for name, tensor in names.items() if _has_one_sign(tensor)}
+    if positive:
+        yield "numbers of both signs", _changed(inputs, [lambda name, t: _signed(t) if name in positive else t])
+    counts = {name for name, tensor in names.items() if _counts(tensor) and name not in plain}
+    if counts:
+        yield "larger integers", _changed(inputs, [lambda name, t: _larger(t) if name in counts else t])
+    special = {name: ids for name in plain if (ids := _ids_compared(model, rows[matching_name(name, rows) or ""]))}
+    special = {name: ids for name, ids in special.items() if names[name].shape and names[name].shape[-1] > 3}
+    if special:
+        yield (
+            "ids that are compared with",
+            _changed(inputs, [lambda name, t: _with_ids(t, special[name]) if name in special else t]),
+        )
 
 
 def _changes(inputs: Inputs, model: ir.Model, kept: Collection[str]) -> Iterator[tuple[str, Change]]:
     names = [name for name, _ in tensors_in(inputs) if name not in kept]
-    masks = {name for name, tensor in tensors_in(inputs) if name in names and _is_mask(tensor)}
+    tensors = dict(tensors_in(inputs))
+    masks = [name for name in names if _is_mask(tensors[name])]
     if masks:
-        yield "padded masks", lambda name, t: _padded(t) if name in masks else t
+        yield "padded masks", lambda name, t: _padded(t, masks.index(name)) if name in masks else t
     rows = _rows_of_ids(model)
     plain = {name: rows[plain] for name in names if (plain := matching_name(name, rows)) is not None}
     if plain:
-        yield "whole vocabulary", lambda name, t: _drawn(t, plain[name]) if name in plain else t
-    numbers = {name for name in names if name not in masks and name not in plain}
+        order = list(plain)
+        yield "whole vocabulary", lambda name, t: _drawn(t, plain[name], order.index(name)) if name in plain else t
+    numbers = [name for name in names if name not in masks and name not in plain]
     if numbers:
-        yield "other numbers", lambda name, t: _reversed(t) if name in numbers else t
+        again = {name: _equal_before(name, numbers, tensors) for name in numbers}
+        yield "other numbers", lambda name, t: _rolled(_reversed(t), again[name]) if name in numbers else t
     if any(nested_graphs(node) for node in model.graph):
         for factor in (-3, 3):  # one of them changes a sum's sign, whatever is added to it
             yield f"{factor} times the inputs", partial(_times, factor, kept)
@@ -96,6 +125,65 @@ def _reversed(tensor: torch.Tensor) -> torch.Tensor:
     return ~tensor if tensor.dtype is torch.bool else tensor / 2 if _has_fractions(tensor) else tensor + 1
 
 
+def _equal_before(name: str, names: Sequence[str], tensors: Mapping[str, torch.Tensor]) -> int:
+    """How many tensors before one are equal to it: exchanged, they would show nowhere."""
+    before = (tensors[one] for one in names[: names.index(name)])
+    return sum(one.shape == tensors[name].shape and torch.equal(one, tensors[name]) for one in before)
+
+
+def _rolled(tensor: torch.Tensor, places: int) -> torch.Tensor:
+    return tensor.reshape(-1).roll(places).reshape(tensor.shape) if places else tensor
+
+
+def _has_one_sign(tensor: torch.Tensor) -> bool:
+    """Whether all numbers are above or below zero, and not those of a mask."""
+    if not tensor.is_floating_point() or tensor.numel() < 2 or _has_both_signs(tensor):
+        return False
+    return bool(((tensor != 0) & (tensor != 1) & torch.isfinite(tensor)).any())
+
+
+def _signed(tensor: torch.Tensor) -> torch.Tensor:
+    """Numbers of both signs, larger and smaller ones."""
+    places = torch.arange(tensor.numel(), device=tensor.device).reshape(tensor.shape)
+    return torch.where(places % 3 == 1, -spread(tensor), spread(tensor))
+
+
+def _counts(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is an integer, or a list of some."""
+    return not _has_fractions(tensor) and tensor.dtype is not torch.bool and tensor.ndim < 2
+
+
+def _larger(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.where(tensor < _COUNTED, (4 * tensor.abs()).clamp(max=_COUNTED).to(tensor.dtype), tensor)
+
+
+_COUNTED = 1000
+"""Angles are computed of larger ones, in which float32 numbers are not exact."""
+
+
+def _ids_compared(model: ir.Model, rows: int) -> list[int]:
+    """The integers that a graph compares with, and those beside them, as far as they are ids."""
+    found: dict[int, None] = {}
+    for node in model.graph:
+        for value in node.inputs if node.domain == "" and node.op_type in _COMPARISONS else ():
+            tensor = value.const_value if value is not None and value.is_initializer() else None
+            if tensor is not None and tensor.size == 1 and not tensor.dtype.is_floating_point():
+                own = int(tensor.numpy().reshape(-1)[0])
+                found.update(dict.fromkeys(one for one in (own, own + 1, own - 1) if 0 <= one < rows))
+    return list(found)
+
+
+_COMPARISONS = frozenset({"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"})
+
+
+def _with_ids(ids: torch.Tensor, others: Sequence[int]) -> torch.Tensor:
+    """Other ids at the same places in all rows, in at most half of the places: of some ids each row has one."""
+    changed = ids.clone()
+    for place, one in zip(range(1, ids.shape[-1], 2), others, strict=False):
+        changed[..., place] = one
+    return changed
+
+
 def _has_both_signs(tensor: torch.Tensor) -> bool:
     return tensor.is_floating_point() and bool((tensor < 0).any() and (tensor > 0).any())
 
@@ -114,12 +202,16 @@ def _is_mask(tensor: torch.Tensor) -> bool:
     return counts and tensor.ndim >= 2 and tensor.shape[-1] > 3 and bool((ones | (tensor == 0)).all() and ones.any())
 
 
-def _padded(mask: torch.Tensor) -> torch.Tensor:
-    """Padded at the end in the last row, and by one at the beginning in the first, as a batch of prompts is."""
+def _padded(mask: torch.Tensor, before: int) -> torch.Tensor:
+    """Padded at the end in the last row, and by one at the beginning in the first, as a batch of prompts is.
+
+    Args:
+        before: The number of masks before it, which are padded otherwise.
+    """
     other = torch.ones_like(mask)
     if mask.shape[0] > 1:
         other[0, ..., 0] = 0
-    other[-1, ..., -(mask.shape[-1] // 3) :] = 0
+    other[-1, ..., -max(mask.shape[-1] // 3 - before, 1) :] = 0
     return other
 
 
@@ -147,9 +239,13 @@ _WITHIN = {"Abs", "Cast", "Clip", "Flatten", "Identity", "Max", "Min", "Mod", "N
 """Operators whose results are in the range of the integers that they get, or of rows counted from the end."""
 
 
-def _drawn(ids: torch.Tensor, rows: int) -> torch.Tensor:
-    """Ids of all rows, the first and the last of them among them: padding often is one of these."""
-    generator = torch.Generator().manual_seed(12)
+def _drawn(ids: torch.Tensor, rows: int, before: int) -> torch.Tensor:
+    """Ids of all rows, the first and the last of them among them: padding often is one of these.
+
+    Args:
+        before: The number of inputs of ids before it, which get others.
+    """
+    generator = torch.Generator().manual_seed(12 + before)
     drawn = torch.randint(0, rows, ids.shape, generator=generator).to(ids.device, ids.dtype)
     if drawn.numel() > 2:
         drawn.view(-1)[1], drawn.view(-1)[-1] = 0, rows - 1

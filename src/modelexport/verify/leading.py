@@ -84,9 +84,7 @@ class _Makers:
     def _changes_nothing(self, before: ir.Node, node: ir.Node) -> bool:
         """Whether a node passes on what another one than that before it makes."""
         own = self._prints.get(node.outputs[0].name or "")
-        passed = [
-            value for value in node.inputs if value is not None and own is not None and self._is_same(value, own)
-        ]
+        passed = [value for value in node.inputs if value is not None and own is not None and self._is_same(value, own)]
         return bool(passed) and all(value.producer() is not before for value in passed)
 
     def _is_same(self, value: ir.Value, own: Fingerprint) -> bool:

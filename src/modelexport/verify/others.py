@@ -7,14 +7,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 import onnxruntime
 
 from modelexport.errors import UsageError
 from modelexport.graph.requested import requested_outputs
 from modelexport.pytorch.other_sizes import ONE_SMALL_ROW, WAYS, one_row, other_sizes
-from modelexport.pytorch.variations import all_at_once, telling_inputs
+from modelexport.pytorch.variations import all_at_once, beyond_example, telling_inputs
 from modelexport.runtime.evidence import Evidence
+from modelexport.runtime.fingerprints import is_floating
 from modelexport.runtime.sessions import RunningSession
 from modelexport.tagged.file import TaggedFile
 from modelexport.verify.differences import Difference, compare_outputs, worst
@@ -57,13 +59,19 @@ def run_others(
     agreeing: list[tuple[Inputs, OtherInputs]] = []
     tried: dict[str, Inputs] = {}
 
-    def compared(what: str, other: Inputs) -> OtherInputs:
+    def compared(what: str, other: Inputs, returned: Callable[[Inputs], list[Any]] = run_module) -> OtherInputs:
         tried[what] = other
         compare = _Compare(partial(run, other), tagged, provider)
-        one = run_one(what, other, session, run_module, compare)
+        one = run_one(what, other, session, returned, compare)
         if one.status in ("agree", "tie"):
             agreeing.append((other, one))
         return one
+
+    def finite(other: Inputs) -> list[Any]:
+        returned = run_module(other)
+        if not all(np.isfinite(one).all() for one in returned if is_floating(one)):
+            raise ArithmeticError("the outputs are not finite")
+        return returned
 
     together = all_at_once(inputs, tagged.model, kept)
     found = [compared(*together)] if together is not None else []
@@ -79,6 +87,8 @@ def run_others(
         # An output without elements, as of a convolution larger than its image, shows nothing.
         if single[0].status in ("agree", "tie") and all(0 not in one.shape for one in single[0].outputs):
             break
+    beyond = [compared(what, other, finite) for what, other in beyond_example(inputs, tagged.model, kept)]
+    single += [one for one in beyond if one.status != "not compared"]
     small = next((other for other, one in agreeing if one.what == ONE_SMALL_ROW), None)
     ran = [inputs, *(other for other, _ in agreeing)]
     sizes = run_with_telling_sizes(
