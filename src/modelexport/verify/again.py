@@ -22,6 +22,7 @@ from modelexport.verify.idle import wrong_idle_nodes
 from modelexport.verify.outputs import Inputs, ModelRuns, Tell, WholeComparison
 from modelexport.verify.proof import Proof
 from modelexport.verify.proving import prove_calls
+from modelexport.verify.randomness import draws_numbers, without_random
 from modelexport.verify.verdicts import CallVerdict
 
 
@@ -68,7 +69,7 @@ def on_other_inputs(
         given = under_names(other, [value.name or "" for value in runs.tagged.model.graph.inputs])
         for weights in [whole.perturbed, *([{}] if whole.perturbed else [])]:
             try:
-                run = runs.observed(other, weights)
+                run = _repeatable(runs, other, weights)
             except Exception:  # what it accepts with its own weights, a model need not accept with changed ones
                 continue
             if not one.outputs:
@@ -84,6 +85,15 @@ def on_other_inputs(
                 calls = _worst(calls, found, what)
                 break
     return calls
+
+
+def _repeatable(runs: ModelRuns, inputs: Inputs, weights: Mapping[str, Any]) -> Evidence:
+    """A run without what depends on random numbers."""
+    run = runs.observed(inputs, weights)
+    if not draws_numbers(runs.tagged.model):
+        return run
+    others = runs.with_other_numbers(inputs, weights)
+    return without_random(run, others, runs.tagged.model.metadata_props) or run
 
 
 def _compared(

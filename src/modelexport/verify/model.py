@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ from modelexport.verify.parameters import (
     users_of,
 )
 from modelexport.verify.proving import prove_calls
-from modelexport.verify.randomness import Repeatable, draws_numbers, without_random
+from modelexport.verify.randomness import Repeatable, draws_numbers, random_outputs, without, without_random
 from modelexport.verify.sampling import verify_alone
 from modelexport.verify.verdicts import CallVerdict, ParameterReport, VerifyReport
 from modelexport.weights.sources import Weights
@@ -111,6 +112,8 @@ def _verify(
     proof.wrong_weights = _wrong_weights(tagged, parameters)
     calls = verdicts_of(proof, chosen)
     repeatable = _repeatable(runs, inputs, whole, calls, tell)
+    if draws_numbers(runs.tagged.model) and runs.weights is None:
+        whole = _without_random_outputs(runs, whole)
     if repeatable is not None:
         whole = repeatable.without_outputs(whole)
         proof = prove_calls(tagged, whole.given, repeatable, provider=provider, modules=chosen)
@@ -145,11 +148,21 @@ def _repeatable(
     if runs.weights is not None or not ("differ" in statuses or draws_numbers(runs.tagged.model)):
         return None
     tell("verify: random numbers")
-    other = run_observed(runs.model, inputs, runs.tagged, None, whole.perturbed, seed=_OTHER_SEED)
-    return without_random(whole.run, other, runs.tagged.model.metadata_props)
+    return without_random(whole.run, runs.with_other_numbers(inputs, whole.perturbed), runs.tagged.model.metadata_props)
 
 
-_OTHER_SEED = 20_113
+def _without_random_outputs(runs: ModelRuns, whole: WholeComparison) -> WholeComparison:
+    """Random numbers may reach an output on other inputs only."""
+    properties = runs.tagged.model.metadata_props
+    compared = []
+    for one in whole.others.compared:
+        if one.status == "differ" and one.outputs:
+            other = whole.others.inputs[one.what]
+            again = [run.outputs for run in runs.with_other_numbers(other, {})]
+            compared.append(without(one, random_outputs(runs.outputs(other), again, properties)))
+        else:
+            compared.append(one)
+    return replace(whole, others=replace(whole.others, compared=compared))
 
 
 def _constants(sidecar: documents.Hierarchy | None) -> tuple[str, ...]:

@@ -82,6 +82,14 @@ class ModelRuns:
         key = ("observed", _contents(inputs), frozenset(others), self._facts)
         return self.kept.get(key, lambda: run_observed(self.model, inputs, self.tagged, self.weights, others))
 
+    def with_other_numbers(self, inputs: Inputs, others: Mapping[str, Any]) -> list[ModelRun]:
+        """Recorded runs with other random numbers.
+
+        Args:
+            others: As in :meth:`observed`.
+        """
+        return [run_observed(self.model, inputs, self.tagged, None, others, seed=seed) for seed in _OTHER_SEEDS]
+
     def outputs(self, inputs: Inputs) -> list[Any]:
         """The outputs alone."""
         bodies = self._facts[1]
@@ -98,6 +106,9 @@ class ModelRuns:
         """
         bodies = self._facts[1]
         return run_module(self.model, inputs, self.weights, parameters=others, guarded=True, bodies=bodies)
+
+
+_OTHER_SEEDS = (20_113, 20_117, 20_129)
 
 
 def _contents(inputs: Inputs) -> tuple[object, ...]:
