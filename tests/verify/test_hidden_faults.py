@@ -111,6 +111,7 @@ def test_a_branch_that_the_inputs_do_not_take_is_run_with_others(tmp_path: Path)
         "other numbers": "agree",
         "-3 times the inputs": "differ",
         "3 times the inputs": "agree",
+        "numbers of both signs": "agree",
     }
 
 

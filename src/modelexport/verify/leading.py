@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
+from modelexport.graph.owners import owner_of
 from modelexport.runtime.evidence import Evidence
 from modelexport.runtime.fingerprints import Fingerprint, fingerprint_of
 from modelexport.verify.matching import FileRun, tensors_by_call
@@ -69,13 +70,15 @@ class _Makers:
     def of(self, node: ir.Node, calls: Calls, before: ir.Node) -> Calls:
         """Those of the calls that have a node's value that did not get it in another order; all, if all did.
 
-        Of these, those that computed it count before those that only move its elements; and those that only passed it
-        on, if a node before makes another operand, which changed nothing.
+        Of these, those that computed it count before those that only move its elements. A node before that makes an
+        operand without effect is of the call that passed the other one on, if that is the node's own.
         """
         if len(calls) < 2:
             return calls
-        if self._changes_nothing(before, node):
-            return calls - self._made.get(node, frozenset()) or calls
+        owner = owner_of(node)
+        passing = calls - self._made.get(node, frozenset())
+        if owner is not None and owner.call in passing and self._changes_nothing(before, node):
+            return frozenset({owner.call})
         own = [self._prints[name] for value in node.outputs if (name := value.name or "") in self._prints]
         got = {call for call in calls for one in self._taken(call) if any(_is_rearranged(one, its) for its in own)}
         left = calls - got or calls
