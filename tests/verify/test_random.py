@@ -115,3 +115,45 @@ def test_what_happens_to_be_in_new_memory_is_not_computed_there() -> None:
     computed = [fingerprint_of((X * factor).numpy()) for factor in (3, 1, 2)]
     assert len(prints) == len(computed)
     assert all(one.same(right) for one, right in zip(prints, computed, strict=True))
+
+
+class Drawn(nn.Module):
+    """Draws the words that it looks up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scores, self.words = nn.Linear(12, 9), nn.Embedding(9, 12)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.words(torch.multinomial(self.scores(x).softmax(-1), 1))
+
+
+class DrawnBeyond(nn.Module):
+    """Draws numbers only for what is larger than anything in the example."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(12, 12)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(torch.where(x > 2, torch.randn_like(x), x))
+
+
+class WithoutEffect(nn.Module):
+    """Adds random numbers times zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(12, 12)
+        self.register_buffer("strength", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        known = self.linear(x)
+        return torch.tanh(known + self.strength * torch.randn_like(known))
+
+
+@pytest.mark.parametrize("kind", [Drawn, DrawnBeyond, WithoutEffect])
+def test_random_numbers_on_other_inputs_or_without_effect_are_no_faults(kind: type[nn.Module], tmp_path: Path) -> None:
+    model = kind()
+    export(model, (X,), tmp_path / "m.onnx")
+    assert verify(model, (X,), tmp_path / "m.onnx").agrees

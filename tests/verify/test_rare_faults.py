@@ -26,10 +26,12 @@ def numbers(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(1))
 
 
-def verified(model: nn.Module, inputs: Inputs, path: Path, plant: Callable[[ir.Graph], None]) -> VerifyReport:
+def verified(
+    model: nn.Module, inputs: Inputs, path: Path, plant: Callable[[ir.Graph], None], *, dynamic: bool = False
+) -> VerifyReport:
     """Export, see that the sound file agrees, plant a fault, and verify."""
     sound = path / "sound.onnx"
-    export(model, inputs, sound)
+    export(model, inputs, sound, dynamic=dynamic)
     assert verify(model, inputs, sound).agrees
     file = load_onnx(sound)
     plant(file.graph)
@@ -404,3 +406,119 @@ def test_what_a_fault_makes_zero_is_not_a_state_of_zeros_elsewhere(tmp_path: Pat
     report = verified(seeded(FromZero), {"x": numbers(2, 5, 8)}, tmp_path, plant)
     assert report.diverging is not None
     assert report.diverging.address == "decoder.layers.1.value"
+
+
+class TwoTexts(nn.Module):
+    """Each with a mask of its own, both of ones in the example."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(50, 8), nn.Linear(16, 4)
+
+    def forward(self, one: torch.Tensor, other: torch.Tensor, of_one: torch.Tensor, of_other: torch.Tensor) -> Any:
+        texts = [self.words(ids) * mask[..., None] for ids, mask in ((one, of_one), (other, of_other))]
+        return self.head(torch.cat([text.sum(1) for text in texts], -1))
+
+
+def test_inputs_that_are_equal_in_the_example_are_told_apart(tmp_path: Path) -> None:
+    def plant(graph: ir.Graph) -> None:
+        first, second = (value for value in graph.inputs if value.name in ("of_one", "of_other"))
+        uses = list(first.uses()), list(second.uses())
+        for those, value in zip(uses, (second, first), strict=True):
+            for user, index in those:
+                user.replace_input_with(index, value)
+
+    ids = torch.arange(24).reshape(3, 8)
+    ones = torch.ones(3, 8, dtype=torch.int64)
+    inputs = {"one": ids, "other": ids.flip(0), "of_one": ones, "of_other": ones.clone()}
+    verified(seeded(TwoTexts), inputs, tmp_path, plant)
+
+
+class Points(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.each, self.head = nn.Linear(3, 8), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.each(x).amax(1))
+
+
+def test_a_maximum_of_as_many_as_the_example_has(tmp_path: Path) -> None:
+    def plant(graph: ir.Graph) -> None:
+        numbers = (np.array([one], np.int64) for one in (0, 12, 1))
+        insert_before(node_of(graph, "ReduceMax"), 0, "Slice", *numbers)
+
+    verified(seeded(Points), {"x": numbers(2, 12, 3)}, tmp_path, plant, dynamic=True)
+
+
+class Pixels(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.conv(x)
+
+
+def test_numbers_of_one_sign_get_the_other_where_the_model_takes_it(tmp_path: Path) -> None:
+    def plant(graph: ir.Graph) -> None:
+        insert_before(node_of(graph, "Conv"), 0, "Clip", np.array(0, np.float32), np.array(1, np.float32))
+
+    report = verified(seeded(Pixels), {"x": numbers(2, 3, 8, 8).abs() % 1}, tmp_path, plant)
+    assert [one.what for one in report.others if one.status == "differ"] == ["numbers of both signs"]
+
+
+class Roots(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.sqrt()
+
+
+def test_what_has_no_finite_numbers_of_the_other_sign_is_left_out(tmp_path: Path) -> None:
+    export(Roots(), {"x": numbers(2, 3).abs()}, tmp_path / "roots.onnx")
+    report = verify(Roots(), {"x": numbers(2, 3).abs()}, tmp_path / "roots.onnx")
+    assert report.agrees
+    assert "numbers of both signs" not in [one.what for one in report.others]
+
+
+class Times(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor, time: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) + torch.sin(0.01 * time[:, None])
+
+
+def test_integers_that_are_cut_off_where_the_example_ends(tmp_path: Path) -> None:
+    def plant(graph: ir.Graph) -> None:
+        ((user, index),) = next(value for value in graph.inputs if value.name == "time").uses()
+        insert_before(user, index, "Min", np.array(40, np.int64))
+
+    report = verified(seeded(Times), {"x": numbers(3, 8), "time": torch.tensor([1, 20, 40])}, tmp_path, plant)
+    assert [one.what for one in report.others if one.status == "differ"] == ["larger integers"]
+
+
+class PaddedWords(nn.Module):
+    """Counts the words that are none of padding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(1000, 8), nn.Embedding(20, 8)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.words(ids) + self.places(ids.ne(1).long().cumsum(1))
+
+
+def test_another_id_of_padding(tmp_path: Path) -> None:
+    def plant(graph: ir.Graph) -> None:
+        node = next(node for node in graph if node.op_type == "Equal")
+        index = next(i for i, value in enumerate(node.inputs) if value is not None and value.is_initializer())
+        array = np.array(2, np.int64)
+        other = ir.Value(name="two", const_value=ir.tensor(array, name="two"))
+        other.type, other.shape = ir.TensorType(ir.DataType.INT64), ir.Shape([])
+        graph.initializers.add(other)
+        node.replace_input_with(index, other)
+
+    ids = torch.randint(10, 1000, (2, 12), generator=torch.Generator().manual_seed(0))
+    report = verified(seeded(PaddedWords), {"ids": ids}, tmp_path, plant)
+    assert [one.what for one in report.others if one.status == "differ"] == ["ids that are compared with"]

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+import models
 from modelexport import export, verify
 from modelexport.files.onnx_models import load_onnx, save_model
 from modelexport.pytorch.model_run import as_array
@@ -174,3 +175,53 @@ def test_a_model_that_refuses_larger_numbers_inside_is_told_of(tmp_path: Path) -
     report = verify(model, IDS, tmp_path / "file.onnx", perturb=False)
     assert report.agrees
     assert any("ValueError: too large" in note for note in report.notes)
+
+
+class Keeping(nn.Module):
+    """Keeps what it computes for another module to read, and returns something else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.kept = nn.Linear(8, 8), torch.zeros(0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.kept = self.linear(x)
+        return self.kept * 2
+
+
+class Reading(nn.Module):
+    def __init__(self, kept: Keeping) -> None:
+        super().__init__()
+        self._kept = [kept]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self._kept[0].kept.tanh()
+
+
+class KeepingAndReading(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.keeping = Keeping()
+        self.reading = Reading(self.keeping)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.reading(self.keeping(x).exp())
+
+
+def test_a_module_may_read_what_another_one_kept(tmp_path: Path) -> None:
+    model, inputs = KeepingAndReading().eval(), {"x": torch.randn(3, 8)}
+    export(model, inputs, tmp_path / "kept.onnx")
+    assert verify(model, inputs, tmp_path / "kept.onnx").agrees
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("t5", "float16"), ("vit", "bfloat16"), ("mixtral", "bfloat16")])
+def test_models_in_half_precision_agree(name: str, dtype: str, tmp_path: Path) -> None:
+    """Rounding adds up on the way, to more than tells values apart; convolutions of bfloat16 compute in float32."""
+    case = models.case(name)
+    if case.missing:
+        pytest.skip(f"needs {', '.join(case.missing)}")
+    own = getattr(torch, dtype)
+    inputs = {name: one.to(own) if one.is_floating_point() else one for name, one in case.inputs().items()}
+    model = case.build().to(own)
+    export(model, inputs, tmp_path / "half.onnx")
+    assert verify(model, inputs, tmp_path / "half.onnx").agrees
