@@ -169,6 +169,14 @@ def test_a_recurrent_layer_with_projection(layer: nn.LSTM, tmp_path: Path) -> No
         assert (result.coverage.inferred, result.coverage.untagged) == (0, 0)
 
 
+def test_a_recurrent_layer_with_projection_may_get_one_step(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    layer, inputs = nn.LSTM(8, 6, proj_size=3, bidirectional=True).eval(), (torch.randn(4, 2, 8),)
+    export(layer, inputs, tmp_path / "m.onnx", frontend="dynamo", dynamic=True, check=False)
+    for steps in (4, 2, 1):
+        assert wrong(tmp_path / "m.onnx", layer, (torch.randn(steps, 2, 8),)) == ""
+
+
 def test_padding_belongs_to_the_module_that_pads(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Tanh(), nn.ConstantPad2d(1, 0.0), nn.MaxPool2d(3, 2)).eval()
     result = export(model, (A[None] - 9,), tmp_path / "m.onnx", frontend="dynamo", verify=True)

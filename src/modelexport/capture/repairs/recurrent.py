@@ -81,7 +81,11 @@ def _projected(x: Any, state: Any, cell: Any, weights: Sequence[Any], *, reverse
     both = [op.Unsqueeze(plain, ints(0)), op.Squeeze(y, ints(1))]
     steps = op.Concat(*(reversed(both) if reverse else both), axis=0)
     turned = _turned(projection)
-    return op.MatMul(steps, turned), op.MatMul(op.Squeeze(last, ints(0)), turned), op.Squeeze(last_cell, ints(0))
+    # Of a sequence of one step nothing is left, for which the operator has no last state.
+    alone = op.Equal(op.Shape(x, start=0, end=1), ints(1))
+    last = op.Where(alone, plain, op.Squeeze(last, ints(0)))
+    last_cell = op.Where(alone, cell, op.Squeeze(last_cell, ints(0)))
+    return op.MatMul(steps, turned), op.MatMul(last, turned), last_cell
 
 
 def _turned(matrix: Any) -> Any:
