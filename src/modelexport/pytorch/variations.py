@@ -162,9 +162,13 @@ _COUNTED = 1000
 
 
 def _ids_compared(model: ir.Model, rows: int) -> list[int]:
-    """The integers that a graph compares with, and those beside them, as far as they are ids."""
+    """The integers that a graph compares integers of its inputs with, and those beside them, as far as they are ids."""
+    given = {value for value in model.graph.inputs if value.dtype in _INTEGERS}
     found: dict[int, None] = {}
     for node in model.graph:
+        if node.op_type in _SIZES or not any(value in given for value in node.inputs):
+            continue
+        given.update(value for value in node.outputs if value.dtype in _INTEGERS)
         for value in node.inputs if node.domain == "" and node.op_type in _COMPARISONS else ():
             tensor = value.const_value if value is not None and value.is_initializer() else None
             if tensor is not None and tensor.size == 1 and not tensor.dtype.is_floating_point():
@@ -173,6 +177,8 @@ def _ids_compared(model: ir.Model, rows: int) -> list[int]:
     return list(found)
 
 
+_INTEGERS = (ir.DataType.INT64, ir.DataType.INT32)
+_SIZES = frozenset({"Shape", "Size"})
 _COMPARISONS = frozenset({"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"})
 
 
@@ -219,7 +225,7 @@ def _rows_of_ids(model: ir.Model) -> dict[str, int]:
     """The inputs that select rows of a weight, to the number of rows."""
     found: dict[str, int] = {}
     for value in model.graph.inputs:
-        if value.dtype not in (ir.DataType.INT64, ir.DataType.INT32):
+        if value.dtype not in _INTEGERS:
             continue
         pending, seen = [value], {value}
         while pending:
