@@ -219,7 +219,7 @@ def test_models_in_half_precision_agree(name: str, dtype: str, tmp_path: Path) -
     """Rounding adds up on the way, to more than tells values apart; convolutions of bfloat16 compute in float32."""
     case = models.case(name)
     if case.missing:
-        pytest.skip(f"needs {', '.join(case.missing)}")
+        pytest.skip(f"needs {', '.join(case.missing)}: `make test` installs them")
     own = getattr(torch, dtype)
     inputs = {name: one.to(own) if one.is_floating_point() else one for name, one in case.inputs().items()}
     model = case.build().to(own)

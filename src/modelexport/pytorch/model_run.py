@@ -43,14 +43,8 @@ _SEEN = "_modelexport_fingerprint"
 _COMPARED = "_modelexport_compared"
 
 _WITHOUT_VALUES = frozenset(
-    {
-        torch.ops.aten.empty,
-        torch.ops.aten.empty_like,
-        torch.ops.aten.empty_permuted,
-        torch.ops.aten.empty_strided,
-        torch.ops.aten.new_empty,
-        torch.ops.aten.new_empty_strided,
-    }
+    getattr(torch.ops.aten, name)
+    for name in ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided")
 )
 """Operations that give memory as it is: what another one left there was not computed again."""
 

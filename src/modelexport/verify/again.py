@@ -93,7 +93,7 @@ def _repeatable(runs: ModelRuns, inputs: Inputs, weights: Mapping[str, Any]) -> 
     if not draws_numbers(runs.tagged.model):
         return run
     others = runs.with_other_numbers(inputs, weights)
-    return without_random(run, others, runs.tagged.model.metadata_props) or run
+    return without_random(run, others, runs.tagged.model) or run
 
 
 def _compared(

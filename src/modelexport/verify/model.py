@@ -148,18 +148,17 @@ def _repeatable(
     if runs.weights is not None or not ("differ" in statuses or draws_numbers(runs.tagged.model)):
         return None
     tell("verify: random numbers")
-    return without_random(whole.run, runs.with_other_numbers(inputs, whole.perturbed), runs.tagged.model.metadata_props)
+    return without_random(whole.run, runs.with_other_numbers(inputs, whole.perturbed), runs.tagged.model)
 
 
 def _without_random_outputs(runs: ModelRuns, whole: WholeComparison) -> WholeComparison:
     """Random numbers may reach an output on other inputs only."""
-    properties = runs.tagged.model.metadata_props
     compared = []
     for one in whole.others.compared:
         if one.status == "differ" and one.outputs:
             other = whole.others.inputs[one.what]
             again = [run.outputs for run in runs.with_other_numbers(other, {})]
-            compared.append(without(one, random_outputs(runs.outputs(other), again, properties)))
+            compared.append(without(one, random_outputs(runs.outputs(other), again, runs.tagged.model)))
         else:
             compared.append(one)
     return replace(whole, others=replace(whole.others, compared=compared))

@@ -27,7 +27,9 @@ from modelexport.verify.verdicts import CallVerdict, OtherInputs
 
 _REASON = "it depends on random numbers"
 _APART = 2e-7
-"""The norm of the difference of two runs, as a share of the tensor's, that is not rounding in another order."""
+"""The norm of the difference of two runs, as a share of the tensor's, that is not the rounding of a sum."""
+_FAR_APART = 1e-5
+"""The same where the file draws no numbers: threads may sum in another order, which must not excuse a fault."""
 
 
 @dataclass(frozen=True)
@@ -91,44 +93,50 @@ def draws_numbers(model: ir.Model) -> bool:
     )
 
 
-def without_random(run: Evidence, others: Sequence[Evidence], properties: Mapping[str, str]) -> Repeatable | None:
+def without_random(run: Evidence, others: Sequence[Evidence], model: ir.Model) -> Repeatable | None:
     """A run without what differs in other ones, on the same inputs with other random numbers.
 
     Args:
-        properties: The ``metadata_props`` of the file.
+        model: The file.
 
     Returns:
         ``None`` if nothing differs.
     """
+    limit = _limit(model)
     random: set[int] = set()
     computed, choices = list(run.computed), list(run.choices)
     for other in others:
         there = {tensor.place: tensor for tensor in other.tensors}
         random.update(
-            index for index, tensor in enumerate(run.tensors) if _differs(run, tensor, other, there.get(tensor.place))
+            index
+            for index, tensor in enumerate(run.tensors)
+            if _differs(run, tensor, other, there.get(tensor.place), limit)
         )
         alike = len(run.computed) == len(other.computed) and len(run.choices) == len(other.choices)
         pairs = zip(run.computed, other.computed, strict=True) if alike else ()
-        same = {id(one) for one, twin in pairs if one.fingerprint.near(twin.fingerprint, _APART)}
+        same = {id(one) for one, twin in pairs if one.fingerprint.near(twin.fingerprint, limit)}
         computed = [one for one in computed if id(one) in same]
         made = {id(one) for one, twin in zip(run.choices, other.choices, strict=True) if one == twin} if alike else ()
         choices = [one for one in choices if id(one) in made]
-    outputs = random_outputs(run.outputs, [other.outputs for other in others], properties)
+    outputs = random_outputs(run.outputs, [other.outputs for other in others], model)
     if not random and not outputs and len(computed) == len(run.computed) and len(choices) == len(run.choices):
         return None
     return Repeatable(run, frozenset(random), outputs, _others(run.tensors, random), computed, choices)
 
 
-def _differs(run: Evidence, tensor: SeenTensor, other: Evidence, twin: SeenTensor | None) -> bool:
+def _differs(run: Evidence, tensor: SeenTensor, other: Evidence, twin: SeenTensor | None, limit: float) -> bool:
     if twin is None or twin.shape != tensor.shape:
         return True
-    return twin.content != tensor.content and _apart(run.array(tensor.content), other.array(twin.content))
+    return twin.content != tensor.content and _apart(run.array(tensor.content), other.array(twin.content), limit)
 
 
-def random_outputs(
-    outputs: Sequence[Any], others: Sequence[Sequence[Any]], properties: Mapping[str, str]
-) -> frozenset[int]:
+def _limit(model: ir.Model) -> float:
+    return _APART if draws_numbers(model) else _FAR_APART
+
+
+def random_outputs(outputs: Sequence[Any], others: Sequence[Sequence[Any]], model: ir.Model) -> frozenset[int]:
     """The positions of the file's outputs that differ in other runs."""
+    properties, limit = model.metadata_props, _limit(model)
     right = requested_outputs(properties, outputs)
     found: set[int] = set()
     for other in others:
@@ -136,7 +144,7 @@ def random_outputs(
         found.update(
             index
             for index, array in enumerate(right)
-            if not twins or array.shape != twins[index].shape or _apart(array, twins[index])
+            if not twins or array.shape != twins[index].shape or _apart(array, twins[index], limit)
         )
     return frozenset(found)
 
@@ -145,12 +153,12 @@ def _others(tensors: Sequence[SeenTensor], random: Collection[int]) -> list[Seen
     return [tensor for index, tensor in enumerate(tensors) if index not in random]
 
 
-def _apart(one: Any, other: Any) -> bool:
+def _apart(one: Any, other: Any, limit: float) -> bool:
     """Whether two arrays of one shape differ by more than rounding."""
     if one.dtype.kind in "iub":
         return not np.array_equal(one, other)
     a, b = (np.nan_to_num(array.astype(np.float64)) for array in (one, other))
-    return bool(np.linalg.norm((a - b).reshape(-1)) > _APART * np.linalg.norm(a.reshape(-1)))
+    return bool(np.linalg.norm((a - b).reshape(-1)) > limit * np.linalg.norm(a.reshape(-1)))
 
 
 def _excused(outputs: Sequence[Difference], random: Collection[int]) -> list[Difference]:
