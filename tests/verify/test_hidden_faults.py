@@ -164,3 +164,75 @@ def test_only_parameters_that_nothing_tells_apart_are_indistinct() -> None:
     keys = set(model.state_dict())
     assert indistinct(model, keys) == {"0.weight", "1.weight", "2.weight", "2.bias", "3.weight"}
     assert indistinct(model, {"0.weight", "0.bias"}) == set()
+
+
+class Near(nn.Module):
+    """Attends to the last positions only."""
+
+    def __init__(self, window: int) -> None:
+        super().__init__()
+        self.window = window
+        self.query, self.key = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        here = torch.arange(x.shape[1])
+        apart = here[:, None] - here
+        scores = self.query(x) @ self.key(x).transpose(1, 2)
+        return scores.masked_fill((apart < 0) | (apart >= self.window), -1e9).softmax(-1) @ x
+
+
+class InFront(nn.Module):
+    def __init__(self, part: nn.Module) -> None:
+        super().__init__()
+        self.part, self.norm = part, nn.LayerNorm(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        normed: torch.Tensor = self.norm(self.part(x))
+        return normed
+
+
+def test_a_bound_on_positions_beyond_the_example_is_found_in_its_call(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, inputs = InFront(Near(48)).eval(), {"x": torch.randn(2, 12, 8)}
+    export(model, inputs, tmp_path / "near.onnx", dynamic=True)
+    right = verify(model, inputs, tmp_path / "near.onnx")
+    assert right.agrees and right.others[-1].what == "one row of size 240"
+
+    file = load(tmp_path / "near.onnx").model
+    bound = next(
+        v
+        for v in file.graph.initializers.values()
+        if v.const_value is not None and v.const_value.numpy().tolist() == 48
+    )
+    bound.const_value = ir.tensor(np.array(96), name=bound.name)
+    ir.save(file, tmp_path / "near.onnx")
+    report = verify(model, inputs, tmp_path / "near.onnx")
+    assert report.diverging is not None and report.diverging.address == "part"
+    assert "one row of size 480" in report.diverging.reason
+
+
+class Table(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("rows", torch.randn(64, 8), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = self.get_buffer("rows")
+        return x + rows[: x.shape[1]]
+
+
+def test_a_wrong_row_that_no_run_reads_of_a_buffer_that_is_not_saved_is_found(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, inputs, path = InFront(Table()).eval(), {"x": torch.randn(2, 12, 8)}, tmp_path / "table.onnx"
+    export(model, inputs, path, dynamic=True)
+    assert verify(model, inputs, path).agrees
+    file = load(path).model
+    table = file.graph.initializers["part.rows"]
+    assert table.const_value is not None
+    rows = table.const_value.numpy().copy()
+    rows[60, 3] += 0.5
+    table.const_value = ir.tensor(rows, name=table.name)
+    ir.save(file, path)
+    report = verify(model, inputs, path)
+    assert report.parameters.differing == ["part.rows"]
+    assert report.diverging is not None and report.diverging.address == "part"

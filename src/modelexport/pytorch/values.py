@@ -73,6 +73,9 @@ def input_tensors(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str,
         signature = _signature(module.forward)
         arguments = signature.bind_partial(*args, **kwargs).arguments
     except (TypeError, ValueError):  # no signature, or arguments that forward is about to refuse
+        if isinstance(module, torch.jit.ScriptModule):
+            names = [argument.name for argument in module.forward.schema.arguments[1:]]
+            return [*tensors_in(dict(zip(names, args, strict=False))), *tensors_in(kwargs)]
         return [*tensors_in(args, "args"), *tensors_in(kwargs)]
     variadic = inspect.Parameter.VAR_KEYWORD
     return [

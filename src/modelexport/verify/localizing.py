@@ -117,8 +117,28 @@ def find_suspects(
     found = {}
     for name, nodes in wrong.items():
         own = set(nodes) - right - known[name]
-        found[name] = Suspects(name, sorted(own or nodes, key=lambda node: order.get(node, 0)))
+        own = {node for node in own if not _gives_sizes(node)} or own or set(nodes)
+        found[name] = Suspects(name, sorted(own, key=lambda node: order.get(node, 0)))
     return found
+
+
+def _gives_sizes(node: ir.Node) -> bool:
+    """Whether a node gives sizes of a tensor: wrong ones would make other shapes, and no other numbers."""
+    pending, seen = [node], set[ir.Node]()
+    while pending:
+        current = pending.pop()
+        if current.domain != "" or current.op_type not in _OF_SIZES or current in seen:
+            return False
+        seen.add(current)
+        if current.op_type != "Shape":
+            taken = [value for value in current.inputs if value is not None and not value.is_initializer()]
+            pending.extend(producer for value in taken if (producer := value.producer()) is not None)
+            if not taken or any(value.producer() is None for value in taken):
+                return False
+    return True
+
+
+_OF_SIZES = frozenset({"Cast", "Gather", "Shape", "Slice", "Squeeze", "Unsqueeze"})
 
 
 def _names_within(wrong: Mapping[str, Collection[ir.Node]]) -> list[str]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import onnx_ir as ir
 from torch import nn
 
@@ -35,6 +36,7 @@ from modelexport.verify.outputs import Inputs, ModelRuns, Tell, WholeComparison,
 from modelexport.verify.parameters import (
     check_same_entries,
     compare_parameters,
+    differing_buffers,
     parameter_digests,
     put_in,
     users_of,
@@ -302,7 +304,12 @@ def _parameters(
     def is_same_place(key: str, tensor: ir.TensorProtocol) -> bool:
         return key in apart and _same_place(apart[key], tensor)
 
-    return compare_parameters(file, tensors.keys(), read, is_same_place=is_same_place, only=only, keep=keep)
+    report = compare_parameters(file, tensors.keys(), read, is_same_place=is_same_place, only=only, keep=keep)
+    if weights is not None or only is not None:
+        return report
+    unsaved = {name: buffer for name, buffer in model.named_buffers(remove_duplicate=False) if name not in tensors}
+    wrong = differing_buffers(file, lambda name: as_array(unsaved[name]), unsaved)
+    return msgspec.structs.replace(report, differing=[*report.differing, *wrong])
 
 
 def _same_place(one: ir.TensorProtocol, other: ir.TensorProtocol) -> bool:

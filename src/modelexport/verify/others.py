@@ -13,6 +13,7 @@ import onnxruntime
 
 from modelexport.errors import UsageError
 from modelexport.graph.requested import requested_outputs
+from modelexport.pytorch.bounds import beyond_bounds
 from modelexport.pytorch.other_sizes import ONE_SMALL_ROW, WAYS, one_row, other_sizes
 from modelexport.pytorch.variations import all_at_once, beyond_example, telling_inputs
 from modelexport.runtime.evidence import Evidence
@@ -88,6 +89,10 @@ def run_others(
         if single[0].status in ("agree", "tie") and all(0 not in one.shape for one in single[0].outputs):
             break
     beyond = [compared(what, other, finite) for what, other in beyond_example(inputs, tagged.model, kept)]
+    for what, other in beyond_bounds(inputs, tagged.model, list(tried.values())):
+        beyond.append(compared(what, other, finite))
+        if beyond[-1].status != "not compared":
+            break
     single += [one for one in beyond if one.status != "not compared"]
     small = next((other for other, one in agreeing if one.what == ONE_SMALL_ROW), None)
     ran = [inputs, *(other for other, _ in agreeing)]

@@ -18,7 +18,7 @@ from modelexport.files.embedded import EmbeddedTensor
 from modelexport.graph.initializers import bind_tensors
 from modelexport.graph.nodes import initializers
 from modelexport.graph.owners import owner_of
-from modelexport.verify.differences import blocks
+from modelexport.verify.differences import blocks, compare_arrays
 from modelexport.verify.verdicts import ParameterReport
 from modelexport.weights.transforms import ParameterPlan, lost_entries, parameter_plan, state_dict_of
 
@@ -92,6 +92,25 @@ def compare_parameters(
         differing=differing,
         untraced=[key for key in used if key not in found and key in untraced],
     )
+
+
+def differing_buffers(model: ir.Model, read: Read, names: Collection[str]) -> list[str]:
+    """The initializers with the names of buffers that are in no ``state_dict``, and with other numbers than these.
+
+    They are computed where the model is built, which may be another machine, so that rounding is no difference. Of a
+    table, no run may read some rows. One of another shape or type was changed by another tool.
+
+    Args:
+        names: Those of the buffers.
+    """
+    found = []
+    for value in initializers(model):
+        tensor, name = value.const_value, value.name or ""
+        if name in names and tensor is not None and parameter_plan(value) is None:
+            own, array = read(name), tensor.numpy()
+            if (own.shape, own.dtype) == (array.shape, array.dtype) and not _equal(own, array):
+                found.extend([name] if compare_arrays(name, own, array, by_row=True).status == "differ" else [])
+    return found
 
 
 def untraced_entries(model: ir.Model) -> set[str]:
