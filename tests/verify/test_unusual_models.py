@@ -227,7 +227,7 @@ def test_models_in_half_precision_agree(name: str, dtype: str, tmp_path: Path) -
     assert verify(model, inputs, tmp_path / "half.onnx").agrees
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.trace` is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace:DeprecationWarning")
 def test_a_traced_part_has_the_names_of_its_arguments(tmp_path: Path) -> None:
     x = torch.randn(2, 8)
     part = torch.jit.trace(nn.Sequential(nn.Linear(8, 8), nn.ReLU()), x)
