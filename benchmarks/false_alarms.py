@@ -29,9 +29,9 @@ import torch
 
 import modelexport
 import models
+from building import built
 from modelexport.errors import ModelExportError
 from modelexport.lineage.tools import optimize_file
-from narrow import built
 
 Frontend = Literal["dynamo", "torchscript"]
 FRONTENDS: Sequence[Frontend] = ("dynamo", "torchscript")

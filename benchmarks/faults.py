@@ -3,14 +3,14 @@
     OMP_NUM_THREADS=1 python benchmarks/faults.py [MODEL,...] [--exports FOLDER] [--kinds KIND,...] [--each N]
                                                   [--results FOLDER]
 
-A model is a case of the tests' table; `bert+dynamic` has dynamic axes, `bert+float16` and `bert+bfloat16` are in half
-precision. For each of them the kinds of `plants.py`, `later_plants.py` and `rare_plants.py` are planted where they can
-be, at N places each (1 if left out), drawn by a seed. A fault is *found* if the verdict is `differ`, and *located* if
-what the report
-puts on top is the call that owns the changed node, or a call inside it; faults of documents, of tags' text and of names
-are located if the report names what was changed. A file that ONNX Runtime or the reader refuses fools nobody and is not
-counted, but for a document that is refused by name. With `--results` what became of them is kept in FOLDER, a file a
-model: models that have one are not run again, so that the whole can be run in pieces, and ends as one table.
+A model is a case of the tests' table, or `zoo/NAME`, one of those of `sweep.py`; `bert+dynamic` has dynamic axes,
+`bert+float16` and `bert+bfloat16` are in half precision. For each of them the kinds of `plants.py`, `later_plants.py`
+and `rare_plants.py` are planted where they can be, at N places each (1 if left out), drawn by a seed. A fault is
+*found* if the verdict is `differ`, and *located* if what the report puts on top is the call that owns the changed node,
+or a call inside it; faults of documents, of tags' text and of names are located if the report names what was changed. A
+file that ONNX Runtime or the reader refuses fools nobody and is not counted, but for a document that is refused by
+name. With `--results` what became of them is kept in FOLDER, a file a model: models that have one are not run again, so
+that the whole can be run in pieces, and ends as one table.
 
 What is not found is run again, both files in ONNX Runtime: where the outputs are the same within rounding, for the
 example inputs and for three others, the fault computes the same by its nature and is listed apart, with the largest
@@ -50,13 +50,13 @@ import modelexport
 import models
 import plants
 import rare_plants
+from building import ZOO, build
 from modelexport.errors import FileFormatError, ModelExportError, UsageError
 from modelexport.files.onnx_models import load_onnx, save_model
 from modelexport.verify.feeding import under_names
 from modelexport.verify.kept import KeptRuns
 from modelexport.verify.model import verify
 from modelexport.verify.verdicts import VerifyReport
-from narrow import built
 from plants import Place
 
 MODELS = (
@@ -226,12 +226,6 @@ def run_values(path: Path, feeds: dict[str, Any], names: list[str]) -> dict[str,
     return dict(zip(names, session.run(names, feeds), strict=True))
 
 
-def build(name: str) -> tuple[torch.nn.Module, Any]:
-    """The model of a case, with or without dynamic axes, in any type, and its inputs."""
-    plain, *ways = name.split("+")
-    return built(models.case(plain), "".join(way for way in ways if way != "dynamic"))
-
-
 class Planted(msgspec.Struct, frozen=True):
     """What became of a fault."""
 
@@ -271,12 +265,11 @@ class Bench:
     def model(self, name: str) -> Result | None:
         """Plant faults in one model; nothing if its packages are not there."""
         start = time.perf_counter()
-        case = models.case(name.partition("+")[0])
-        if case.missing:
-            print(f"{name}: needs {', '.join(case.missing)}", file=sys.stderr, flush=True)
+        if not name.startswith(ZOO) and (missing := models.case(name.partition("+")[0]).missing):
+            print(f"{name}: needs {', '.join(missing)}", file=sys.stderr, flush=True)
             return None
         self.result = Result(name)
-        source = self.folder / f"{name.replace('+', '-')}.onnx"
+        source = self.folder / f"{name.replace('+', '-').replace('/', '-')}.onnx"
         if not source.exists():
             modelexport.export(*build(name), source, dynamic="dynamic" in name.split("+"))
         (model, inputs), kept = build(name), KeptRuns()
@@ -386,7 +379,7 @@ def main() -> int:
             folder.mkdir(parents=True, exist_ok=True)
         kinds = set(filter(None, arguments.kinds.split(",")))
         for name in arguments.models.split(","):
-            file = kept / f"{name}.json"
+            file = kept / f"{name.replace('/', '-')}.json"
             if not file.exists():
                 result = Bench(arguments.exports or Path(temporary), arguments.each, kinds).model(name)
                 if result is None:

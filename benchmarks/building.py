@@ -1,4 +1,4 @@
-"""Cases of the tests' table in half precision."""
+"""The models of the benchmarks by name: with dynamic axes, in half precision, and those of `tests/zoo`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 import models
+import zoo
 from modelexport.pytorch.private_torch import tree_map
 
 
@@ -21,3 +22,15 @@ def built(case: models.ModelCase, dtype: str = "") -> tuple[torch.nn.Module, Any
         return value.to(own) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
 
     return model.to(own), tree_map(narrowed, inputs)
+
+
+ZOO = "zoo/"
+"""What the names of models of `tests/zoo` begin with."""
+
+
+def build(name: str) -> tuple[torch.nn.Module, Any]:
+    """A model, with or without dynamic axes, in any type, and its inputs: `bert`, `bert+float16`, `zoo/crf`."""
+    plain, *ways = name.split("+")
+    if plain.startswith(ZOO):
+        return next(case for case in zoo.cases() if case.name == plain.removeprefix(ZOO))()
+    return built(models.case(plain), "".join(way for way in ways if way != "dynamic"))
