@@ -82,6 +82,14 @@ def owner_faults(model: ir.Model) -> Iterator[Place]:
     source = {n.metadata_props[CALL]: n.metadata_props["modelexport.source_module"]
               for n in model.graph if CALL in n.metadata_props}  # fmt: skip
     calls = list(source)
+
+    def listed(node: ir.Node, those: list[str]) -> bool:
+        give(node, those[0], source[those[0]], own[those[0]])
+        node.metadata_props[CALLS] = json.dumps(those)
+        node.metadata_props[TAGS] = json.dumps([source[one] for one in those])
+        tell_initializers(node)
+        return True
+
     for position, node in enumerate(model.graph):
         if CALL not in node.metadata_props or not is_number(node.outputs[0]) or len(calls) < 2:
             continue
@@ -91,13 +99,6 @@ def owner_faults(model: ir.Model) -> Iterator[Place]:
         wrong = next((c for c in calls[position % len(calls) :] + calls if c not in right), None)
         if wrong is None:
             continue
-
-        def listed(node: ir.Node, those: list[str]) -> bool:
-            give(node, those[0], source[those[0]], own[those[0]])
-            node.metadata_props[CALLS] = json.dumps(those)
-            node.metadata_props[TAGS] = json.dumps([source[one] for one in those])
-            tell_initializers(node)
-            return True
 
         def one_more(model: ir.Model, path: Path, p: int = position, w: str = wrong) -> bool:
             node = model.graph[p]

@@ -135,7 +135,7 @@ def with_idle_nodes(
 
     for name in wrong_idle_nodes(proof, run_replaced, spread_array):
         owner = owner_of(proof.tagged.model.graph.node(name))
-        reason = f"{name} changes nothing here, but larger numbers, which PyTorch passes on as they are"
+        reason = f"{name} makes of larger numbers inside something else than PyTorch"
         told = {"status": "differ", "reason": reason, "first_node": name, "position": proof.positions[name]}
         calls = [
             msgspec.structs.replace(call, **told) if owner and call.address == owner.call.address else call

@@ -3,7 +3,8 @@
 A node that cuts off what is never so large in any run, or adds what is zero there, shows in no value, and behind a
 normalization inputs of the model do not reach further. So the tensors before such nodes get larger numbers, in PyTorch
 and in the file, and all others stay as they were. A node that changes something then is wrong if what PyTorch computes
-next is that without it.
+next is that without it. A node with bounds may have a wrong one that nothing reaches: it is wrong, too, if what PyTorch
+computes next is something else by far.
 """
 
 from __future__ import annotations
@@ -39,16 +40,17 @@ def wrong_idle_nodes(proof: Proof, run_replaced: RunReplaced, larger: Callable[[
         larger: Spreads the numbers of an array; of another root mean square unless that is zero.
     """
     known = _Known(proof)
-    idle = dict(known.idle_nodes())
-    replaceable = replaceable_tensors(proof) if idle else {}
-    tried = known.may_change(idle, {name for name, its in replaceable.items() if has_numbers(its)})
+    idle, bounded = dict(known.idle_nodes()), known.bounded_nodes()
+    replaceable = replaceable_tensors(proof) if idle or bounded else {}
+    idle = known.may_change(idle, {name for name, its in replaceable.items() if has_numbers(its)})
+    tried: dict[ir.Node, int | None] = {**dict.fromkeys(bounded), **idle}
     if not tried:
         return []
-    replaceable = certain_tensors(replaceable, tried, proof)
+    replaceable = certain_tensors(replaceable, idle, proof)
     stretches = Stretches(proof, replaceable, tried)
     if not stretches.ends:
         return []
-    trial = _Trial(proof, stretches, tried)
+    trial = _Trial(proof, stretches, tried, bounded)
     right = {name: proof.right(name) for name in trial.given | stretches.replaced}
     for typical in _SIZES:
         given = {name: larger(one, typical) if name in stretches.spread else one for name, one in right.items()}
@@ -70,14 +72,16 @@ _SIZES = (0.0, 16.0)
 class _Trial:
     """The part of a file between tensors that PyTorch replaces and values that are compared."""
 
-    def __init__(self, proof: Proof, stretches: Stretches, idle: Mapping[ir.Node, int]) -> None:
-        self._proof, self._stretches, self._idle = proof, stretches, idle
+    def __init__(
+        self, proof: Proof, stretches: Stretches, tried: Mapping[ir.Node, int | None], bounded: Set[ir.Node]
+    ) -> None:
+        self._proof, self._stretches, self._tried, self._bounded = proof, stretches, tried, bounded
         self._sessions: dict[tuple[frozenset[str], frozenset[ir.Node]], sessions.Session] = {}
         self.given = stretches.part(stretches.ends)[1]
         """The names of the values that it gets."""
 
     def wrong(self, given: Arrays, computed: Arrays, missing: Set[str]) -> list[str]:
-        """Names of the idle nodes without which the file gives what PyTorch does, if it does not with them.
+        """Names of the nodes without which the file gives what PyTorch does, if it does not with them; or of bounds.
 
         Args:
             computed: What PyTorch computed.
@@ -93,26 +97,29 @@ class _Trial:
         for name, array in self._computed(list(right), given).items():
             # The node makes an error that is larger by far than any that there is without it.
             if not _agrees(right[name], array, _UNITS[0], _FAR) and missing.isdisjoint(self._stretches.part([name])[1]):
-                idle = tuple(node for node in self._stretches.before([name]) if node in self._idle)
-                differing[idle].append(name)
+                nodes = tuple(node for node in self._stretches.before([name]) if node in self._tried)
+                differing[nodes].append(name)
         accused = (self._accused(nodes, names, given, right) for nodes, names in differing.items())
         return list(dict.fromkeys(node.name or "" for nodes in accused for node in nodes))
 
     def _accused(
-        self, idle: Sequence[ir.Node], names: Sequence[str], given: Arrays, right: Arrays
+        self, nodes: Sequence[ir.Node], names: Sequence[str], given: Arrays, right: Arrays
     ) -> Sequence[ir.Node]:
-        """Those of the idle nodes before some values without which these are right."""
+        """Those of the nodes before some values without which these are right, or with bounds that these are beyond."""
 
         def agree(found: Arrays, units: float, times: float = 1.0) -> bool:
             return found.keys() == set(names) and all(_agrees(right[name], found[name], units, times) for name in names)
 
         found = self._computed(names, given)
         allowed = [units for units in _UNITS if not agree(found, units, _FAR)]
-        for those in (*([node] for node in idle), idle):
+        idle = [node for node in nodes if self._tried[node] is not None]
+        for those in (*([node] for node in idle), *([idle] if idle else [])):
             without = self._computed(names, given, those)
             if any(agree(without, units) for units in allowed):
                 return those
-        return ()
+        far = [name for name, array in found.items() if not _agrees(right[name], array, WHOLE_UNITS, _FAR)]
+        chosen = any(node.op_type in _CHOOSING for node in self._stretches.part(far)[0])
+        return [node for node in nodes if node in self._bounded] if far and not chosen else ()
 
     def _computed(self, names: Sequence[str], given: Arrays, left_out: Sequence[ir.Node] = ()) -> dict[str, Any]:
         """Values of the file; without those that it does not compute from these numbers."""
@@ -135,7 +142,8 @@ class _Trial:
             proof = self._proof
             nodes, given = self._stretches.part(names)
             part = stretch(proof.tagged.model, nodes, given, names, proof.run.dtypes)
-            _leave_out(part, {node.name or "": self._idle[node] for node in left_out})
+            places = {node.name or "": place for node in left_out if (place := self._tried[node]) is not None}
+            _leave_out(part, places)
             folder = proof.tagged.path.parent
             self._sessions[key] = sessions.open_session(part, folder=folder, provider=proof.provider)
         return self._sessions[key]
@@ -179,15 +187,26 @@ class _Known:
     def idle_nodes(self) -> Iterator[tuple[ir.Node, int]]:
         """The nodes that compute with numbers and give an input as they got it, with the place of that input."""
         for node in self._graph:
-            made = node.outputs[0].name or "" if len(node.outputs) == 1 else ""
-            own = self._prints.get(made)
+            own = self._print_of(node)
             if own is None or own.kind != "f" or (node.domain == "" and node.op_type in PASSING):
                 continue
+            made = node.outputs[0].name or ""
             for place, value in enumerate(node.inputs):
                 name = (value.name or "") if value is not None else ""
                 if self._prints.get(name) == own and self._shapes[name] == self._shapes[made]:
                     yield node, place
                     break
+
+    def bounded_nodes(self) -> set[ir.Node]:
+        """The nodes with bounds that numbers may be beyond."""
+        return {
+            node
+            for node in self._graph
+            if node.domain == "" and node.op_type in _BOUNDING and (own := self._print_of(node)) and own.kind == "f"
+        }
+
+    def _print_of(self, node: ir.Node) -> Fingerprint | None:
+        return self._prints.get(node.outputs[0].name or "") if len(node.outputs) == 1 else None
 
     def may_change(self, idle: Mapping[ir.Node, int], numbers: Collection[str]) -> dict[ir.Node, int]:
         """Those of the nodes that pass an input on that may change it if some numbers are larger.
@@ -219,6 +238,10 @@ def _depending(graph: ir.Graph, numbers: Collection[str]) -> set[ir.Node]:
     return found
 
 
+_BOUNDING = frozenset({"Clip", "HardSigmoid", "HardSwish", "Max", "Min", "Shrink", "ThresholdedRelu"})
+"""Operators with bounds, or that choose the larger of two numbers."""
+_CHOOSING = frozenset({"ArgMax", "ArgMin", "Ceil", "Floor", "Mod", "NonZero", "Round", "Sign", "TopK"})
+"""Operators that rounding decides, where numbers are as many times as large as others."""
 _NEUTRAL = frozenset({"Add", "Div", "Mul", "Sub", "Where"})
 """Operators that pass on every number if they pass on some."""
 _OF_FINITE = frozenset({"IsInf", "IsNaN"})

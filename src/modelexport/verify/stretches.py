@@ -5,6 +5,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import partial
+from itertools import islice, takewhile
 from math import prod
 
 import onnx_ir as ir
@@ -12,7 +14,7 @@ import onnx_ir as ir
 from modelexport.core.calls import CallTree, ModuleCall
 from modelexport.graph.owners import owner_of
 from modelexport.runtime.evidence import SeenTensor
-from modelexport.runtime.fingerprints import Fingerprint, Index, fingerprint_of
+from modelexport.runtime.fingerprints import Index, fingerprint_of
 from modelexport.surgery.repeating import values_taken
 from modelexport.verify.bodies import calls_in_bodies
 from modelexport.verify.leading import MOVES
@@ -62,31 +64,46 @@ def _computed_again(proof: Proof, first: Mapping[str, SeenTensor]) -> set[str]:
 
 
 def certain_tensors(
-    replaceable: Mapping[str, SeenTensor], idle: Iterable[ir.Node], proof: Proof
+    replaceable: Mapping[str, SeenTensor], idle: Collection[ir.Node], proof: Proof
 ) -> dict[str, SeenTensor]:
     """The replaceable tensors of which only one value has the numbers, but for what is moved from it.
 
     A value before a node that changes nothing has the numbers of that after it, and nothing tells which of them PyTorch
-    replaces. With the wrong one the file would do what PyTorch does not, or the other way round.
+    replaces, unless one call returns it and another has that node. With the wrong one the file would do what PyTorch
+    does not, or the other way round.
 
     Args:
         idle: Such nodes: what they give in another order is not told from it either.
     """
     alike = _Alike(proof)
-    norms: dict[int, list[float]] = defaultdict(list)
-    made = (proof.run.prints[value.name or ""] for node in idle for value in node.outputs)
-    for own in sorted(made, key=lambda one: one.norm):
-        norms[own.size].append(own.norm)
+    norms: dict[int, list[tuple[float, str]]] = defaultdict(list)
+    made = {value.name or "": node for node in idle for value in node.outputs}
+    for name in sorted(made, key=lambda name: proof.run.prints[name].norm):
+        own = proof.run.prints[name]
+        norms[own.size].append((own.norm, name))
 
-    def is_rearranged(own: Fingerprint) -> bool:
+    def is_after(other: str, its: SeenTensor) -> bool:
+        """Whether it is what an idle node outside of the call makes of what the call returns."""
+        owner = owner_of(made[other]) if other in made else None
+        calls = proof.tagged.calls
+        return (
+            its.side == "outputs"
+            and owner is not None
+            and owner.call in calls
+            and its.call not in calls.stack(owner.call)
+        )
+
+    def is_rearranged(name: str, its: SeenTensor) -> bool:
+        own = proof.run.prints[name]
         those = norms[own.size]
-        place = bisect_left(those, own.norm * (1 - _SAME))
-        return place < len(those) and those[place] <= own.norm * (1 + _SAME)
+        start = bisect_left(those, (own.norm * (1 - _SAME), ""))
+        near = takewhile(lambda one: one[0] <= own.norm * (1 + _SAME), islice(those, start, None))
+        return name in made or any(not is_after(other, its) for _, other in near)
 
     return {
         name: its
         for name, its in replaceable.items()
-        if not is_rearranged(proof.run.prints[name]) and alike.is_the_only(name)
+        if not is_rearranged(name, its) and alike.is_the_only(name, partial(is_after, its=its))
     }
 
 
@@ -105,10 +122,10 @@ class _Alike:
         for name, own in self._prints.items():
             self._index.add(own, name)
 
-    def is_the_only(self, name: str) -> bool:
-        """Whether all values with its numbers are moved from it."""
+    def is_the_only(self, name: str, is_after: Callable[[str], bool]) -> bool:
+        """Whether all values with its numbers are moved from it, or come after it."""
         others = set(self._index.near(self._prints[name], _ALIKE)) - {name}
-        return all(self._is_moved(other, others | {name}) for other in others)
+        return all(self._is_moved(other, others | {name}) or is_after(other) for other in others)
 
     def _is_moved(self, name: str, alike: Collection[str]) -> bool:
         maker = self._proof.nodes.get(name)
