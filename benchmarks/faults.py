@@ -40,7 +40,6 @@ from typing import Any
 import msgspec
 import numpy as np
 import onnx_ir as ir
-import onnxruntime
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
@@ -53,10 +52,14 @@ import rare_plants
 from building import ZOO, build
 from modelexport.errors import FileFormatError, ModelExportError, UsageError
 from modelexport.files.onnx_models import load_onnx, save_model
+from modelexport.pytorch.model_run import as_array
+from modelexport.runtime.fingerprints import is_floating
+from modelexport.runtime.sessions import CPU, open_session, run_session
 from modelexport.verify.feeding import under_names
 from modelexport.verify.kept import KeptRuns
 from modelexport.verify.model import verify
 from modelexport.verify.verdicts import VerifyReport
+from modelexport.verify.whole import open_as_run
 from plants import Place
 
 MODELS = (
@@ -94,7 +97,7 @@ def largest_difference(original: Path, changed: Path, feeds: dict[str, Any]) -> 
     for seed in range(4):
         one, other = (run_with_others(path, feeds, seed) for path in (original, changed))
         for right, wrong in zip(one, other, strict=True):
-            if right.shape != wrong.shape or (right.dtype.kind != "f" and not np.array_equal(right, wrong)):
+            if right.shape != wrong.shape or (not is_floating(right) and not np.array_equal(right, wrong)):
                 return float("inf")
             a, b = (np.clip(np.nan_to_num(x.astype(np.float64)), -1e30, 1e30) for x in (right, wrong))
             norm = float(np.linalg.norm(a))
@@ -109,16 +112,14 @@ def run_with_others(path: Path, feeds: dict[str, Any], seed: int) -> list[Any]:
     for name, array in feeds.items():
         random = np.random.default_rng([seed, *name.encode()])
         other = array
-        if seed and array.dtype.kind == "f":
+        if seed and is_floating(array):
             other = random.standard_normal(array.shape) * 3
         elif seed and array.dtype.kind == "i":
             other = random.integers(0, array.max() + 1, array.shape)
         given[name] = other.astype(array.dtype)
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(ir.to_proto(model).SerializeToString(), options)
-    return list(session.run(None, {v.name: given[v.name] for v in session.get_inputs()}))
+    session = open_session(model, folder=path.parent)
+    outputs = [value.name for value in session.get_outputs()]
+    return list(session.run(outputs, {v.name: given[v.name] for v in session.get_inputs()}))
 
 
 def tensors_of(model: torch.nn.Module, inputs: Any, address: str) -> list[Any]:
@@ -128,7 +129,7 @@ def tensors_of(model: torch.nn.Module, inputs: Any, address: str) -> list[Any]:
 
     def hook(module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         leaves = torch.utils._pytree.tree_leaves((args, kwargs, output))
-        seen.append([leaf.numpy(force=True) for leaf in leaves if isinstance(leaf, torch.Tensor)])
+        seen.append([as_array(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)])
 
     handle = model.get_submodule(path).register_forward_hook(hook, with_kwargs=True)
     with torch.no_grad():
@@ -139,7 +140,10 @@ def tensors_of(model: torch.nn.Module, inputs: Any, address: str) -> list[Any]:
 
 def same_elements(one: Any, other: Any) -> bool:
     """Whether two arrays have the same elements, in any order."""
-    return one.size == other.size and np.allclose(np.sort(one, axis=None), np.sort(other, axis=None), atol=1e-5)
+    if one.size != other.size:
+        return False
+    one, other = (np.sort(x.astype(np.float64) if is_floating(x) else x, axis=None) for x in (one, other))
+    return np.allclose(one, other, atol=1e-5)
 
 
 def sizes_that_hold(path: Path, model: torch.nn.Module, inputs: Any) -> int:
@@ -149,9 +153,7 @@ def sizes_that_hold(path: Path, model: torch.nn.Module, inputs: Any) -> int:
     which the model or the file does not run are not counted; nor does a size with a symbol that no input has claim
     anything.
     """
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4  # it tells of every size that is none of those declared
-    session = onnxruntime.InferenceSession(path, options)
+    session, _ = open_as_run(path, CPU)
     declared = {value.name: value.shape for value in (*session.get_inputs(), *session.get_outputs())}
     sizes = {said: size for name, tensor in inputs.items()
              for said, size in zip(declared[name], tensor.shape, strict=True) if isinstance(said, str)}  # fmt: skip
@@ -166,7 +168,7 @@ def sizes_that_hold(path: Path, model: torch.nn.Module, inputs: Any) -> int:
         try:
             with torch.no_grad():
                 model(**other)
-            outputs = session.run(None, {name: tensor.numpy() for name, tensor in other.items()})
+            outputs = run_session(session, under_names(other, list(other))).values()
         except Exception:
             continue
         for value, array in zip(session.get_outputs(), outputs, strict=True):
@@ -215,15 +217,12 @@ def places_of(
 
 
 def run_values(path: Path, feeds: dict[str, Any], names: list[str]) -> dict[str, Any]:
-    """Values of a sound file."""
+    """Values of a sound file, also of one in a type for which ONNX Runtime has no kernels."""
     model = load_onnx(path)
     by_name = {value.name: value for node in model.graph for value in node.outputs}
     model.graph.outputs.clear()
     model.graph.outputs.extend(by_name[name] for name in names)
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(ir.to_proto(model).SerializeToString(), options)
-    return dict(zip(names, session.run(names, feeds), strict=True))
+    return dict(zip(names, open_session(model, folder=path.parent).run(names, feeds), strict=True))
 
 
 class Planted(msgspec.Struct, frozen=True):

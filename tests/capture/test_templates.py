@@ -130,6 +130,10 @@ def test_torch_still_has_what_is_replaced() -> None:
     assert "_dispatching.dispatch(node, registry)" in inspect.getsource(_core)
     assert list(inspect.signature(_core._set_node_metadata).parameters) == ["fx_node", "ir_node"]
     assert list(inspect.signature(_TypePromotionInterpreter.run_node).parameters) == ["self", "n"]
+    assert list(inspect.signature(_core._prepare_exported_program_for_export).parameters) == [
+        "exported_program",
+        "registry",
+    ]
     assert hasattr(templates, "translated_once") and hasattr(promotions, "promoted_once")
 
 

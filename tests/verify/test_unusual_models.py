@@ -214,7 +214,9 @@ def test_a_module_may_read_what_another_one_kept(tmp_path: Path) -> None:
     assert verify(model, inputs, tmp_path / "kept.onnx").agrees
 
 
-@pytest.mark.parametrize(("name", "dtype"), [("t5", "float16"), ("vit", "bfloat16"), ("mixtral", "bfloat16")])
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("t5", "float16"), ("vit", "bfloat16"), ("mixtral", "bfloat16"), ("whisper", "bfloat16")]
+)
 def test_models_in_half_precision_agree(name: str, dtype: str, tmp_path: Path) -> None:
     """Rounding adds up on the way, to more than tells values apart; convolutions of bfloat16 compute in float32."""
     case = models.case(name)

@@ -36,7 +36,7 @@ from modelexport.capture.hints import (
     way_out,
 )
 from modelexport.capture.opsets import convert_to_opset, translated_opset
-from modelexport.capture.promotions import promoted_once
+from modelexport.capture.promotions import outputs_converted_back, promoted_once
 from modelexport.capture.recurrent_shapes import steps_open
 from modelexport.capture.repairs.decompositions import decompositions_added
 from modelexport.capture.repairs.functions import values_not_read_in_captures
@@ -101,6 +101,7 @@ def capture_by_dynamo(
         decompositions_added(),
         decomposed_once(recorder.seen, ADDRESS_KEY, reuse=reuse),
         promoted_once(reuse=reuse),
+        outputs_converted_back(),
         translated_once(reuse=reuse),
         only_what_is_read(stack_traces=stack_traces),
         constants_readable(),

@@ -35,6 +35,7 @@ class FxOwners:
         self.path_by_id = {str(id(module)): path for path, module in model.named_modules()}
         self.counts = Counter(traced.call.path for traced in calls)
         self.calls = list(calls)
+        self.traced = {traced.call: traced for traced in calls}
         self.depth = {traced.call: traced.depth for traced in calls}
         self.nested: dict[tuple[int, str], ModuleCall] = {}
         self.values: dict[Port, str] = {}
@@ -78,9 +79,9 @@ class FxOwners:
         }
         made_by = Counter(port for ports in marks.values() for port, _ in ports)
         for marked, ports in marks.items():
-            fx_node = self._given_instead(marked)
-            name, made = fx_node.name, fx_node.meta.get("val")
             for port, item in ports:
+                fx_node = self._given_instead(marked, port)
+                name, made = fx_node.name, fx_node.meta.get("val")
                 if item is None and isinstance(made, torch.Tensor):
                     self.values[port] = renamed.get(name, name)
                 elif item is not None and isinstance(made, (list, tuple)) and made_by[port] == 1:
@@ -88,11 +89,19 @@ class FxOwners:
                     value = items[0] if items else f"{name}__{item}"
                     self.values[port] = renamed.get(value, value)
 
-    def _given_instead(self, node: torch.fx.Node) -> torch.fx.Node:
-        """What the users of a node take, if an exporter computes it in another type and converts it back."""
+    def _given_instead(self, node: torch.fx.Node, port: Port) -> torch.fx.Node:
+        """What the users of a node take, if an exporter computes it in another type and converts it back.
+
+        Before an operation that computes in another type there is a conversion, too, which gives no tensor of PyTorch.
+        """
         (user,) = node.users if len(node.users) == 1 else (node,)
-        converted = any(map(self._is_inserted_conversion, node.all_input_nodes))
-        return user if converted and self._is_inserted_conversion(user) else node
+        return user if self._is_inserted_conversion(user) and _dtype_of(user) == self._dtype_at(port) else node
+
+    def _dtype_at(self, port: Port) -> str | None:
+        """The type that PyTorch's tensor has at a boundary."""
+        traced = self.traced.get(port.call)
+        specs = () if traced is None else traced.inputs if port.side == "inputs" else traced.outputs
+        return specs[port.position].dtype if port.position < len(specs) else None
 
     def _is_inserted_conversion(self, node: torch.fx.Node) -> bool:
         return node.target is torch.ops.aten._to_copy.default and self._call_of(node) is None
@@ -148,6 +157,11 @@ class FxOwners:
             self.calls.append(TracedCall(call, parent, self.depth[call], None, None))
             self.nested[identity] = call
         return self.nested[identity]
+
+
+def _dtype_of(node: torch.fx.Node) -> str | None:
+    made = node.meta.get("val")
+    return str(made.dtype).removeprefix("torch.") if isinstance(made, torch.Tensor) else None
 
 
 def annotated_call(node: torch.fx.Node) -> ModuleCall | None:

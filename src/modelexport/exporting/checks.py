@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
-import numpy as np
 import onnx
 
 from modelexport.core.stages import Stages
@@ -123,6 +122,7 @@ _FEW_KERNELS = ("float16", "bfloat16", "float64")
 
 
 def _check_outputs(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any], path: Path) -> FileCheck:
+    from modelexport.pytorch.repeatability import is_random
     from modelexport.runtime.sessions import open_session, run_session
     from modelexport.verify.feeding import feeds
     from modelexport.verify.given_choices import run_in_double, run_with_choices
@@ -158,7 +158,7 @@ def _check_outputs(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any], 
     precise, told = run_in_double(inputs, path, agrees)
     if precise:
         return FileCheck(status="passed", step="outputs", reason=told)
-    if _is_random(model, inputs):
+    if is_random(model, inputs):
         return FileCheck(status="skipped", step="outputs", reason="the model uses random numbers")
     reason = f"{wrong[0].name} differs from PyTorch's output: {wrong[0].reason}"
     return FileCheck(status="failed", step="outputs", reason=reason, largest=largest)
@@ -173,17 +173,6 @@ def _compare(name: str, expected: Any, actual: Any) -> Difference:
 _SHARES = {"float64": 1e-6, "float32": 1e-3, "float16": 2e-2, "bfloat16": 1e-1}
 """The largest norm of an output's error, as a share of the output's norm: rounding stays far below it, and a file that
 omits a step is above it."""
-
-
-def _is_random(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any]) -> bool:
-    """Whether the model's outputs for the same inputs change with the seed of the random numbers."""
-    from modelexport.verify.outputs import run_module
-
-    one, other = (run_module(model, inputs, seed=seed) for seed in (1, 2))
-    return any(
-        a.shape != b.shape or not np.array_equal(a, b, equal_nan=a.dtype.kind in "fc")
-        for a, b in zip(one, other, strict=True)
-    )
 
 
 def run_checks(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import pickle
+import random
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
+import numpy as np
 import torch
 from torch import nn
 
@@ -27,6 +30,8 @@ class Unrepeatable(msgspec.Struct, frozen=True, kw_only=True):
 def find_unrepeatable(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any]) -> list[Unrepeatable]:
     """Run a model twice on the same inputs, with different random numbers; its state is restored afterwards.
 
+    If it draws numbers, and the outputs are the same, it runs with more of them: a choice between two may be the same.
+
     The second run leaves out attention masks that hide nothing, where transformers does. Some models compute otherwise
     then: without a mask, attention follows a flag of the module that disagrees with it. A file has the mask. Nor does a
     file have PyTorch's fused operator for a ``TransformerEncoder``, which gives zeros for what is padded.
@@ -36,8 +41,7 @@ def find_unrepeatable(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any
     """
 
     def run() -> dict[str, torch.Tensor]:
-        args, kwargs = run_arguments(inputs)  # anew, since a run may write into them
-        return dict(output_tensors(model(*args, **kwargs)))
+        return _run(model, inputs)
 
     found: list[Unrepeatable] = []
     with untouched(model, masks=False), collected():
@@ -45,7 +49,9 @@ def find_unrepeatable(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any
         try:
             with masks_kept(), nothing_fused():
                 torch.manual_seed(1)
+                state = _generator_states(model)
                 first = {name: tensor.clone() for name, tensor in run().items()}
+                draws = _generator_states(model) != state
             found += [
                 Unrepeatable(kind="buffer", where=name)
                 for name, buffer in model.named_buffers()
@@ -64,6 +70,10 @@ def find_unrepeatable(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any
                 with masks_kept():
                     torch.manual_seed(2)
                     fused = run()
+            other = second
+            if draws and _all_same(first, second):
+                with masks_kept(), nothing_fused():
+                    other = _run_with_others(model, inputs, before, first, _MORE_SEEDS)
         except Exception:  # capture reports why a model does not run
             return []
     if not first:
@@ -73,7 +83,7 @@ def find_unrepeatable(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any
         found += [
             Unrepeatable(kind="random", where=name)
             for name, tensor in first.items()
-            if name not in second or not _same(tensor, second[name])
+            if name not in other or not _same(tensor, other[name])
         ]
         found += [
             Unrepeatable(kind="mask" if name in fused and _close(tensor, fused[name]) else "fused", where=name)
@@ -81,6 +91,53 @@ def find_unrepeatable(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any
             if name in plain and not _close(tensor, plain[name])
         ]
     return found
+
+
+def is_random(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any]) -> bool:
+    """Whether a model's outputs for the same inputs change from run to run; its state is restored afterwards."""
+    with untouched(model), collected():
+        before = {name: buffer.clone() for name, buffer in model.named_buffers() if not buffer.is_meta}
+        torch.manual_seed(1)
+        state = _generator_states(model)
+        first = {name: tensor.clone() for name, tensor in _run(model, inputs).items()}
+        seeds = (2,) if _generator_states(model) == state else (2, *_MORE_SEEDS)
+        return not _all_same(first, _run_with_others(model, inputs, before, first, seeds))
+
+
+def _run_with_others(
+    model: nn.Module,
+    inputs: Mapping[str, Any] | Sequence[Any],
+    buffers: Mapping[str, torch.Tensor],
+    first: Mapping[str, torch.Tensor],
+    seeds: Iterable[int],
+) -> dict[str, torch.Tensor]:
+    """The outputs of the first run with other random numbers in which they are not the first ones, or of the last."""
+    outputs: dict[str, torch.Tensor] = {}
+    for seed in seeds:
+        _put_back(model, buffers)
+        torch.manual_seed(seed)
+        outputs = _run(model, inputs)
+        if not _all_same(first, outputs):
+            break
+    return outputs
+
+
+_MORE_SEEDS = range(3, 19)
+"""As many as it takes for a choice between two to be the same in all runs once in a hundred thousand models."""
+
+
+def _generator_states(model: nn.Module) -> list[Any]:
+    """What changes when numbers are drawn: the states of the generators of torch, Python, NumPy and the model."""
+    own = [value for module in model.modules() for value in vars(module).values() if isinstance(value, torch.Generator)]
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    states = [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in devices)]
+    states += [generator.get_state() for generator in own]
+    return [random.getstate(), pickle.dumps(np.random.get_state()), *(state.numpy().tobytes() for state in states)]
+
+
+def _run(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any]) -> dict[str, torch.Tensor]:
+    args, kwargs = run_arguments(inputs)  # anew, since a run may write into them
+    return dict(output_tensors(model(*args, **kwargs)))
 
 
 def _put_back(model: nn.Module, before: Mapping[str, torch.Tensor]) -> None:

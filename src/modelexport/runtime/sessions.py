@@ -15,7 +15,7 @@ import onnx_ir as ir
 import onnxruntime
 
 from modelexport.core.background import begun
-from modelexport.errors import UsageError
+from modelexport.errors import FileFormatError, UsageError
 from modelexport.files.linked import check_tensors, check_weight_files
 from modelexport.files.serializing import to_proto
 from modelexport.graph.copies import copy_of
@@ -60,6 +60,28 @@ def open_session(
     available = onnxruntime.get_available_providers()
     if provider not in available:
         raise UsageError(f"this ONNX Runtime does not have {provider}: it has {', '.join(available)}")
+    try:
+        return _open_as_is(model, folder, provider, optimized=optimized, runs_often=runs_often)
+    except FileFormatError:
+        raise
+    except UsageError:
+        if not isinstance(model, ir.Model) or model.functions or not (narrow := narrow_values(model)):
+            raise
+    # The copy still has narrow values, between the casts that round; so it is not widened again if it fails, too.
+    runs = _open_as_is(widened(model), folder, provider, optimized=optimized, runs_often=runs_often)
+    runs.narrow = {name: dtype.numpy() for name, dtype in narrow.items()}
+    return runs
+
+
+def _open_as_is(
+    model: Path | ir.Model, folder: Path | None, provider: str, *, optimized: bool, runs_often: bool
+) -> Session:
+    """A session that computes in the types of the model.
+
+    Raises:
+        UsageError: ONNX Runtime cannot load the model.
+        FileFormatError: A weights file is missing or has changed.
+    """
     options = onnxruntime.SessionOptions()
     if not optimized:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -68,12 +90,14 @@ def open_session(
     if not runs_often:
         options.add_session_config_entry(_SPINNING, "0")
     options.log_severity_level = 4  # errors are raised anyway, with the same text
+    if isinstance(model, Path):
+        check_weight_files(model)
+    else:
+        check_tensors([value.const_value for value in initializers(model)])
     try:
         if isinstance(model, Path):
-            check_weight_files(model)
             runs = Session(model, options, providers=[provider])
         else:
-            check_tensors([value.const_value for value in initializers(model)])
             shared = provider == CPU and not optimized
             runs = _open_in_memory(model, folder, options, provider, shared=shared)
         if any("bfloat16" in one.type for one in (*runs.get_inputs(), *runs.get_outputs())):
@@ -81,12 +105,6 @@ def open_session(
     except UsageError:  # of its weights files
         raise
     except Exception as error:  # its exception types are not public
-        if isinstance(model, ir.Model) and not model.functions and (narrow := narrow_values(model)):
-            runs = open_session(
-                widened(model), folder=folder, provider=provider, optimized=optimized, runs_often=runs_often
-            )
-            runs.narrow = {name: dtype.numpy() for name, dtype in narrow.items()}
-            return runs
         raise UsageError(f"ONNX Runtime cannot load the model: {' '.join(str(error).split())[:600]}") from error
     return runs
 

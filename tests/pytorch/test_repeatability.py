@@ -1,0 +1,71 @@
+"""Models that draw so few numbers that two runs may draw the same are known as random."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from modelexport import export
+from modelexport.pytorch.repeatability import find_unrepeatable, is_random
+
+X = torch.ones(4, 4)
+
+
+class Chooses(nn.Module):
+    """Draws one number, which matters in one of four runs."""
+
+    def __init__(self, draw: Callable[[], float] = random.random) -> None:
+        super().__init__()
+        self.draw, self.generator = draw, torch.Generator()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + int(self.draw() < 0.25)
+
+
+class ChoosesInTheFile(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * (torch.rand(1) < 0.25) + x
+
+
+@pytest.mark.parametrize("frontend", ["dynamo", "torchscript"])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_model_that_draws_one_number_is_exported_whatever_was_drawn(frontend: str, seed: int, tmp_path: Path) -> None:
+    torch.manual_seed(seed)
+    result = export(ChoosesInTheFile(), (X,), tmp_path / "x.onnx", frontend=frontend)
+    assert [(one.kind, one.where) for one in result.unrepeatable] == [("random", "output")]
+    assert result.check is not None and result.check.status != "failed"
+
+
+def test_numbers_of_all_generators_are_random() -> None:
+    random.seed(1)
+    np.random.seed(0)
+    own = Chooses(lambda: float(torch.rand(1, generator=own.generator)))
+    for model in (own, Chooses(random.random), Chooses(np.random.rand), ChoosesInTheFile()):
+        assert [one.kind for one in find_unrepeatable(model, (X,))] == ["random"]
+        assert is_random(model, (X,))
+
+
+def test_numbers_without_effect_are_not_random() -> None:
+    for model in (Chooses(lambda: 1 + random.random()), nn.Linear(4, 4), nn.Dropout()):
+        assert find_unrepeatable(model, (X,)) == []
+        assert not is_random(model, (X,))
+
+
+def test_buffers_of_the_model_are_put_back_between_the_runs() -> None:
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("steps", torch.zeros(1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.steps += 1
+            return x + self.steps + 0 * torch.rand(1)
+
+    assert not is_random(model := Counts(), (X,))
+    assert model.get_buffer("steps") == 0
