@@ -20,6 +20,7 @@ from modelexport.graph.nodes import nested_graphs
 from modelexport.graph.owners import owner_of
 from modelexport.runtime.evidence import Evidence
 from modelexport.runtime.fingerprints import NEAR, Fingerprint, Index, fingerprint_of
+from modelexport.verify.again_computed import Again
 from modelexport.verify.crossing import nodes_outside
 from modelexport.verify.drawing import random_nodes
 from modelexport.verify.ends import Ends
@@ -57,6 +58,7 @@ def find_misplaced(model: ir.Model, calls: CallTree, run: FileRun, evidence: Evi
         (results if operation.chosen else index).add(operation.fingerprint, where)
     apart = _apart(run)
     drawn = random_nodes(model.graph)
+    again = Again(model.graph, run.prints, apart)
     makers = first_makers(evidence)
     travels = _travels(evidence)
     known: dict[ir.Node, frozenset[ModuleCall]] = {}
@@ -74,9 +76,9 @@ def find_misplaced(model: ir.Model, calls: CallTree, run: FileRun, evidence: Evi
             shown = (place for value in node.outputs for place in _places(value, run, index, apart, drawn))
             made[node] = frozenset(place.call for place in shown if place.new)
         for value in node.outputs if nested_graphs(node) else ():
-            allowed |= _allowed(True, value, run, results, {}, apart, drawn)
+            allowed |= _allowed(True, value, run, results, {}, apart, drawn, again)
         for value in () if allowed else node.outputs:
-            allowed |= _allowed(node in copies, value, run, index, makers, apart, drawn)
+            allowed |= _allowed(node in copies, value, run, index, makers, apart, drawn, again)
         if allowed:
             known[node] = frozenset(allowed)
     unseen = _calls_with_unseen_outputs(calls, run, evidence)
@@ -85,7 +87,7 @@ def find_misplaced(model: ir.Model, calls: CallTree, run: FileRun, evidence: Evi
     gone = _calls_with_lost_values(run, evidence, calls) if several else frozenset()
     ends = Ends(run, evidence)
     order = {call: index for index, call in enumerate(evidence.parents)}
-    reached = reached_calls(model, known, made, run, evidence)
+    reached = reached_calls(model, known, made, run, evidence, again.nodes)
     found = []
     for node in model.graph:
         owner = owner_of(node)
@@ -278,13 +280,14 @@ def _allowed(
     makers: Mapping[str, ModuleCall],
     apart: float,
     drawn: Collection[ir.Node],
+    again: Again,
 ) -> set[ModuleCall]:
     own = run.prints.get(value.name or "")
     if own is None or not own.telling:
         return set()
     places = _places(value, run, index, apart, drawn)
-    new = {place.call for place in places if place.new}
-    allowed = new if new and not copies else {place.call for place in places}
+    new, every = {place.call for place in places if place.new}, {place.call for place in places}
+    allowed = new if new and not copies and (new == every or not again.computes(value)) else every
     content = run.contents.get(value.name or "")
     if content is not None and content in makers and (copies or not allowed):
         allowed.add(makers[content])
