@@ -15,7 +15,7 @@ from torch import nn
 
 from modelexport import export, verify
 from modelexport.files.onnx_models import load_onnx, save_model
-from modelexport.pytorch.model_run import as_array
+from modelexport.pytorch.values import as_array
 from modelexport.tagged.documents.reading import load_hierarchy
 from modelexport.verify.model import verify as run_verify
 from modelexport.verify.verdicts import VerifyReport

@@ -15,8 +15,8 @@ from torch import nn
 import models
 from modelexport import export, verify
 from modelexport.files.onnx_models import load_onnx, save_model
-from modelexport.pytorch.model_run import as_array
 from modelexport.pytorch.replaced_tensors import spread
+from modelexport.pytorch.values import as_array
 from modelexport.runtime.fingerprints import is_floating
 
 IDS = {"ids": torch.arange(3, 9)[None]}

@@ -12,8 +12,7 @@ from modelexport.errors import OutputError
 from modelexport.files.atomic import check_writable, written_together
 from modelexport.pytorch.inputs import generate_inputs
 from modelexport.pytorch.loading import load_model
-from modelexport.pytorch.model_run import as_array
-from modelexport.pytorch.values import tensors_in
+from modelexport.pytorch.values import as_array, tensors_in
 
 Inputs = Mapping[str, Any] | Sequence[Any]
 

@@ -15,10 +15,10 @@ from torch import nn
 from modelexport.core.messages import collected
 from modelexport.errors import InputsError
 from modelexport.pytorch.generation import encoder_inputs
-from modelexport.pytorch.model_run import as_array
 from modelexport.pytorch.multimodal import Modality, modality_of
 from modelexport.pytorch.positions import types_in
 from modelexport.pytorch.traced import untouched
+from modelexport.pytorch.values import as_array
 from modelexport.runtime.generation import CACHE_POSITION
 
 _TEXTS = (

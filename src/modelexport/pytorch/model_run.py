@@ -7,7 +7,7 @@ import copy
 import tempfile
 import weakref
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +18,17 @@ from torch import nn
 from modelexport.core.calls import ROOT, ModuleCall, Side
 from modelexport.core.limits import BATCH_BYTES
 from modelexport.core.messages import collected
-from modelexport.errors import UsageError
 from modelexport.pytorch.bodies import Bodies
-from modelexport.pytorch.dispatch_modes import RUN_FUNCTIONS, OperationMode
 from modelexport.pytorch.exact_run import AlwaysInFloat64, tensors_of
 from modelexport.pytorch.lazy_weights import lend_weights
+from modelexport.pytorch.operations import Operations
 from modelexport.pytorch.private_torch import tree_map, version_of
+from modelexport.pytorch.random_flow import RandomFlow, leaves
 from modelexport.pytorch.recorder import CallRecorder, Exchange, as_they_are
-from modelexport.pytorch.traced import Guard, untouched
+from modelexport.pytorch.traced import untouched
 from modelexport.pytorch.values import (
     NamedTensors,
+    as_array,
     as_stored,
     has_elements,
     output_tensors,
@@ -35,18 +36,8 @@ from modelexport.pytorch.values import (
     tensors_in,
 )
 from modelexport.runtime.choices import Choice, chosen_axis
-from modelexport.runtime.evidence import Computed, Decision, Number, SeenTensor
-from modelexport.runtime.fingerprints import Fingerprint, fingerprint_of
+from modelexport.runtime.evidence import Computed, Decision, Number, RandomPart, SeenTensor
 from modelexport.weights.sources import Weights
-
-_SEEN = "_modelexport_fingerprint"
-_COMPARED = "_modelexport_compared"
-
-_WITHOUT_VALUES = frozenset(
-    getattr(torch.ops.aten, name)
-    for name in ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided")
-)
-"""Operations that give memory as it is: what another one left there was not computed again."""
 
 
 class ModelRun:
@@ -59,6 +50,7 @@ class ModelRun:
         computed: The results of operations; empty if PyTorch cannot record them.
         choices: The places where operations took the largest or the smallest of some scores; empty likewise.
         decisions: The conditions of branches; empty likewise.
+        random: What depends on random numbers.
     """
 
     def __init__(
@@ -98,12 +90,15 @@ class ModelRun:
         self._bytes = 0
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._numbers: dict[ModuleCall, ModuleCall | None] = {}
+        self._flow: RandomFlow | None = None
+        self._random_calls: set[ModuleCall] = set()
         # Not everything can be recorded in all code; at least the boundaries of calls outside of branches are.
         exchange = right.given_to_calls() if right is not None else as_they_are
         ways = [(operations, bodies, bodies), *([(operations, True, False)] if bodies else []), (False, False, False)]
         for way in dict.fromkeys(ways):
             self.tensors, self.computed, self.choices, self.decisions = [], [], [], []
             self._recorder = CallRecorder(model, watch=self._watch, exchange=exchange)
+            self._flow = None
             try:
                 self.outputs = self._run(*way)
                 break
@@ -134,6 +129,8 @@ class ModelRun:
             self.computed = [c._replace(call=call) for c in self.computed if (call := numbered(c.call)) is not None]
             self.choices = [c._replace(call=call) for c in self.choices if (call := numbered(c.call)) is not None]
             self.decisions = [d._replace(call=call) for d in self.decisions if (call := numbered(d.call)) is not None]
+        random = frozenset(call for one in self._random_calls if (call := numbered(one)) is not None)
+        self.random = RandomPart(random if self._flow is not None else None)
         self.parents = {
             call: numbered(one.parent) for one in self._recorder.seen if (call := numbered(one.call)) is not None
         }
@@ -159,7 +156,10 @@ class ModelRun:
                 stack.enter_context(Bodies(self._recorder, opened=opened))
             if operations:
                 own = [] if self._weights is not None else list(self._model.parameters())
-                stack.enter_context(_Operations(self._recorder, self.computed, self._choose, self._decide, own, guard))
+                self._flow = RandomFlow()
+                mode = Operations(self._recorder, self.computed, self._choose, self._decide, own, guard, self._flow)
+                self._random_calls = mode.random_calls
+                stack.enter_context(mode)
             result = self._model(*args, **kwargs)
             self._see_returned(output_tensors(result))
             return [as_array(tensor) for _, tensor in tensors_in(result)]
@@ -176,7 +176,8 @@ class ModelRun:
         for name, complex_or_real in tensors:
             tensor = as_stored(complex_or_real)
             dtype = str(tensor.dtype).removeprefix("torch.")
-            self.tensors.append(SeenTensor(call, side, name, self._content(tensor), dtype, tuple(tensor.shape)))
+            random = self._flow.is_random(tensor) if self._flow is not None else None
+            self.tensors.append(SeenTensor(call, side, name, self._content(tensor), dtype, tuple(tensor.shape), random))
 
     def _choose(self, call: ModuleCall, scores: torch.Tensor, indices: torch.Tensor) -> None:
         if chosen_axis(as_array(scores), as_array(indices)) is not None:
@@ -189,7 +190,7 @@ class ModelRun:
                 Number(self._content(one), str(one.dtype).removeprefix("torch."), tuple(one.shape)) for one in tensors
             )
 
-        results = [[one for one in _leaves(value) if isinstance(one, torch.Tensor)] for value in self._recorder.results]
+        results = [[one for one in leaves(value) if isinstance(one, torch.Tensor)] for value in self._recorder.results]
         self.decisions.append(Decision(call, kept(numbers), tuple(map(kept, results))))
         self._recorder.results = []
 
@@ -266,130 +267,3 @@ def _entries(model: nn.Module) -> dict[str, torch.Tensor]:
 
 def _widened(value: Any) -> Any:
     return value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
-
-
-class _Operations(OperationMode):
-    """Records the fingerprint of each operation's result, and reports those that may choose among scores."""
-
-    def __init__(
-        self,
-        recorder: CallRecorder,
-        computed: list[Computed],
-        choose: Callable[[ModuleCall, torch.Tensor, torch.Tensor], None],
-        decide: Callable[[ModuleCall, Sequence[torch.Tensor]], None],
-        parameters: Collection[torch.Tensor],
-        guard: Guard | None,
-    ) -> None:
-        super().__init__()
-        self._guard = guard
-        self._recorder, self._computed, self._choose, self._decide = recorder, computed, choose, decide
-        self._parameters = {_memory(parameter) for parameter in parameters}
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if self._guard is not None:
-            self._guard.before(func, args, kwargs)
-        output = func(*self.inside(func, args), **kwargs)
-        call = self._recorder.running
-        if call is None or getattr(func, "overloadpacket", None) in _WITHOUT_VALUES:
-            return output
-        given = list(_leaves((args, kwargs)))
-        if func is torch.ops.higher_order.cond:
-            self._decide(call, _compared(args[0]))
-        taken = [getattr(value, _SEEN, (None, None))[0] for value in given]
-        tensors = [value for value in given if isinstance(value, torch.Tensor) and has_elements(value)]
-        scores = next((tensor for tensor in tensors if tensor.is_floating_point()), None)
-        for tensor in _leaves(output):
-            if not isinstance(tensor, torch.Tensor) or not has_elements(tensor):
-                continue
-            if tensor.dtype is torch.bool and tensor.numel() == 1:
-                setattr(tensor, _COMPARED, [number for one in given for number in _compared(one)])
-            if scores is not None and tensor.dtype is torch.long:
-                self._choose(call, scores, tensor)
-            if (tensor.is_floating_point() or tensor.is_complex()) and tensor.numel() > 3:
-                if (memory := _memory(tensor)) is not None and memory in self._parameters:
-                    continue  # transposed for the product: as much to read as the whole model
-                fingerprint = _shared(tensor, tensors) or fingerprint_of(as_array(tensor))
-                if fingerprint.telling and not _is_parameter(fingerprint, tensors, tensor):
-                    new = not any(one is not None and fingerprint.same(one) for one in taken)
-                    self._computed.append(Computed(call, fingerprint, new, chosen=func in RUN_FUNCTIONS))
-                setattr(tensor, _SEEN, (fingerprint, version_of(tensor)))
-            if tensor._base is not None and any(tensor is value for value in given):
-                self._record_written_through(call, tensor._base)
-        return output
-
-    def _record_written_through(self, call: ModuleCall, base: torch.Tensor) -> None:
-        """Record a whole tensor after a write through a view of it: a graph, which has no views, makes it anew."""
-        if base.is_floating_point() and base.numel() > 3 and has_elements(base):
-            fingerprint = fingerprint_of(as_array(base))
-            if fingerprint.telling:
-                self._computed.append(Computed(call, fingerprint, new=True))
-
-
-def _compared(value: Any) -> list[torch.Tensor]:
-    """The numbers from which a condition was computed by comparisons; a number itself."""
-    if not isinstance(value, torch.Tensor) or not has_elements(value):
-        return []
-    return getattr(value, _COMPARED, []) if value.dtype is torch.bool else [value]
-
-
-def _leaves(value: Any) -> Iterator[Any]:
-    """What an operation takes or gives, without its lists: several times faster than PyTorch's own."""
-    if isinstance(value, (list, tuple)):
-        for part in value:
-            yield from _leaves(part)
-    elif isinstance(value, dict):
-        for part in value.values():
-            yield from _leaves(part)
-    else:
-        yield value
-
-
-def _memory(tensor: torch.Tensor) -> int | None:
-    """Where the elements of a tensor and of all its views are."""
-    return tensor.untyped_storage().data_ptr() or None if tensor.layout is torch.strided else None
-
-
-def _shared(tensor: torch.Tensor, given: Sequence[Any]) -> Fingerprint | None:
-    """The fingerprint of a tensor of which this one is another view of the same elements in the same order."""
-    for other in given:
-        if (
-            isinstance(other, torch.Tensor)
-            and other.numel() == tensor.numel()
-            and other.dtype is tensor.dtype
-            and other.is_contiguous()
-            and tensor.is_contiguous()
-            and other.data_ptr() == tensor.data_ptr()
-            and other is not tensor  # changed in place
-        ):
-            fingerprint, version = getattr(other, _SEEN, (None, None))
-            return fingerprint if version is not None and version == version_of(other) else None
-    return None
-
-
-def _is_parameter(fingerprint: Fingerprint, given: Sequence[Any], result: torch.Tensor) -> bool:
-    """Whether a result is a copy of a parameter: one is made before its module runs, while another call is running."""
-    alike = (value for value in given if isinstance(value, nn.Parameter) and value.numel() == result.numel())
-    return any(fingerprint.same(fingerprint_of(as_array(value))) for value in alike)
-
-
-def as_array(tensor: torch.Tensor) -> Any:
-    """A tensor as a NumPy array, as a file has it: complex numbers are pairs of numbers, in a last axis.
-
-    ``bfloat16``, which NumPy does not have, uses ``ml_dtypes``.
-
-    Raises:
-        UsageError: The tensor is nested or sparse.
-    """
-    if not has_elements(tensor):
-        raise UsageError("a tensor of the model is nested or sparse, which no ONNX file can have: use dense ones")
-    if tensor.requires_grad:
-        tensor = tensor.detach()
-    if tensor.device.type != "cpu":
-        tensor = tensor.cpu()
-    tensor = as_stored(tensor)
-    if tensor.dtype is torch.bfloat16:
-        import ml_dtypes
-
-        return tensor.view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
-    return tensor.numpy()

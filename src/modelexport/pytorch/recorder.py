@@ -120,6 +120,11 @@ class CallRecorder:
         """The innermost call that has begun and not ended. It is still set when torch.export has failed."""
         return self.seen[self._running[-1][0]].call if self._running and not self._suspended else None
 
+    @property
+    def observing(self) -> bool:
+        """Whether what runs is the recorder, and not the model."""
+        return self._observing
+
     @contextmanager
     def body(self) -> Iterator[None]:
         """Number the calls inside apart from others: they are in the body of a branch or loop."""

@@ -11,9 +11,8 @@ import torch
 from torch import nn
 
 from modelexport.core.calls import ModuleCall, Side
-from modelexport.pytorch.model_run import as_array
 from modelexport.pytorch.recorder import CallRecorder
-from modelexport.pytorch.values import NamedTensors, exchanged
+from modelexport.pytorch.values import NamedTensors, as_array, exchanged
 from modelexport.runtime.evidence import Place, Replaced
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from modelexport.core.calls import TensorSpec
+from modelexport.errors import UsageError
 from modelexport.pytorch.private_torch import is_functorch_wrapped_tensor, tree_map
 
 
@@ -172,3 +173,25 @@ def _deep_copy(value: Any, memo: dict[int, Any]) -> Any:
         return copy.deepcopy(value, memo)
     except Exception:  # it refuses, or has something inside that does
         return value
+
+
+def as_array(tensor: torch.Tensor) -> Any:
+    """A tensor as a NumPy array, as a file has it: complex numbers are pairs of numbers, in a last axis.
+
+    ``bfloat16``, which NumPy does not have, uses ``ml_dtypes``.
+
+    Raises:
+        UsageError: The tensor is nested or sparse.
+    """
+    if not has_elements(tensor):
+        raise UsageError("a tensor of the model is nested or sparse, which no ONNX file can have: use dense ones")
+    if tensor.requires_grad:
+        tensor = tensor.detach()
+    if tensor.device.type != "cpu":
+        tensor = tensor.cpu()
+    tensor = as_stored(tensor)
+    if tensor.dtype is torch.bfloat16:
+        import ml_dtypes
+
+        return tensor.view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
+    return tensor.numpy()

@@ -39,6 +39,8 @@ class SeenTensor(NamedTuple):
     """Equal for tensors of the same element type and equal elements, independent of their shape."""
     dtype: str
     shape: tuple[int, ...]
+    random: bool | None = None
+    """Whether it was computed from random numbers; ``None`` if that was not recorded."""
 
     @property
     def place(self) -> Place:
@@ -55,6 +57,8 @@ class Computed(NamedTuple):
     """Whether it differs from the operation's inputs: it is not a view or a copy of one."""
     chosen: bool = False
     """Whether it is the result of a branch or a loop, where other operations computed it."""
+    random: bool | None = None
+    """Whether it was computed from random numbers; ``None`` if that was not recorded."""
 
 
 class Number(NamedTuple):
@@ -74,6 +78,16 @@ class Decision(NamedTuple):
     """What each branch returns; empty if only one was run."""
 
 
+@dataclass(frozen=True)
+class RandomPart:
+    """What depends on random numbers in a run."""
+
+    calls: frozenset[ModuleCall] | None = None
+    """The calls that computed something from random numbers; ``None`` if that was not recorded."""
+    tensors: Sequence[SeenTensor] = ()
+    """What calls got and returned that differs with other random numbers: not among the tensors of the run."""
+
+
 class Evidence(Protocol):
     """A run of a PyTorch model."""
 
@@ -90,6 +104,9 @@ class Evidence(Protocol):
     @property
     def decisions(self) -> Sequence[Decision]:
         """The conditions of branches, those in both branches of another before it; empty if they were not recorded."""
+
+    @property
+    def random(self) -> RandomPart: ...
 
     @property
     def outputs(self) -> Sequence[Any]: ...

@@ -24,7 +24,7 @@ from modelexport.format.dtypes import SAFETENSORS_NAMES, dtype_name, parse_dtype
 from modelexport.graph.nodes import required_inputs
 from modelexport.graph.requested import requested_outputs
 from modelexport.runtime.choices import Choice
-from modelexport.runtime.evidence import Computed, Decision, Evidence, SeenTensor
+from modelexport.runtime.evidence import Computed, Decision, Evidence, RandomPart, SeenTensor
 from modelexport.runtime.fingerprints import Fingerprint
 from modelexport.tagged.file import TaggedFile
 
@@ -82,6 +82,10 @@ class ReferenceValues:
     @property
     def decisions(self) -> Sequence[Decision]:
         return ()
+
+    @property
+    def random(self) -> RandomPart:
+        return RandomPart()
 
     def in_float64(self, *, from_right_values: bool) -> None:
         """``None``: rounding was not measured when the values were stored."""

@@ -16,13 +16,14 @@ from modelexport.runtime.evidence import Evidence, Place, Replaced
 from modelexport.surgery.repeating import values_taken
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.verify.calls import verdicts_of
+from modelexport.verify.drawing import draws_numbers
 from modelexport.verify.failing import Failure, find_failure
 from modelexport.verify.feeding import under_names
 from modelexport.verify.idle import wrong_idle_nodes
 from modelexport.verify.outputs import Inputs, ModelRuns, Tell, WholeComparison
 from modelexport.verify.proof import Proof
 from modelexport.verify.proving import prove_calls
-from modelexport.verify.randomness import draws_numbers, without_random
+from modelexport.verify.randomness import without_random
 from modelexport.verify.verdicts import CallVerdict
 
 

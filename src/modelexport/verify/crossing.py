@@ -16,9 +16,9 @@ import onnx_ir as ir
 from modelexport.core.calls import CallTree, ModuleCall
 from modelexport.core.owners import Evidence as OwnerEvidence
 from modelexport.graph.owners import owner_of
-from modelexport.runtime.evidence import Evidence
+from modelexport.runtime.evidence import Evidence, SeenTensor
 from modelexport.verify.between import Between
-from modelexport.verify.matching import FileRun, tensors_by_call
+from modelexport.verify.matching import FileRun, tensors_by_call, tensors_of_calls
 
 Calls = frozenset[ModuleCall]
 
@@ -97,8 +97,9 @@ class _Boundaries:
         gets, returns = tensors_by_call(evidence, "inputs"), tensors_by_call(evidence, "outputs")
         self._gets = {call: {tensor.content for tensor in gets.get(call, [])} for call in evidence.parents}
         self._returns = {call: {tensor.content for tensor in returns.get(call, [])} for call in evidence.parents}
-        self._kinds = {t.content: "f" if "float" in t.dtype else t.dtype for those in gets.values() for t in those}
-        """As fingerprints name them."""
+        self._kinds = {t.content: _kind(t) for those in gets.values() for t in those}
+        self._random = tensors_of_calls(evidence.random.tensors, "inputs")
+        self._returning_random = set(tensors_of_calls(evidence.random.tensors, "outputs"))
         self._given = {t.content for call, those in gets.items() if evidence.parents[call] is None for t in those}
         """What the root gets."""
         self._values: dict[str, list[ir.Value]] = {}
@@ -152,7 +153,9 @@ class _Boundaries:
 
     def _is_complete(self, call: ModuleCall) -> bool:
         """Whether all that a call gets is in the file."""
-        return all(content in self._values or content in self._given for content in self._gets[call])
+        return call not in self._random and all(
+            content in self._values or content in self._given for content in self._gets[call]
+        )
 
     def _takes_nothing(self, call: ModuleCall, taken: list[ir.Value]) -> bool:
         """Whether values are none that a call gets, in any form.
@@ -166,6 +169,7 @@ class _Boundaries:
             return False
         kinds = {self._kinds[one] for one in gets}
         unseen = {self._kinds[one] for one in gets if one not in self._values and one not in self._given}
+        unseen |= set(map(_kind, self._random.get(call, ())))
         own = {value: self._run.prints[value.name or ""].kind for value in taken}
         return all(kind not in unseen and (kind not in kinds or self._is_known(value)) for value, kind in own.items())
 
@@ -187,7 +191,7 @@ class _Boundaries:
     def _leads_elsewhere(self, call: ModuleCall, node: ir.Node) -> bool:
         """Whether all that a call returns is in the file, and computed without a node."""
         returned = self._returns[call]
-        if not returned or any(content not in self._values for content in returned):
+        if not returned or call in self._returning_random or any(one not in self._values for one in returned):
             return False
         if call not in self._before:
             pending = [value.producer() for content in returned for value in self._values[content]]
@@ -210,3 +214,8 @@ class _Boundaries:
 
 
 _CLOSE = 2e-5
+
+
+def _kind(tensor: SeenTensor) -> str:
+    """The kind of a tensor's elements, as fingerprints name it."""
+    return "f" if "float" in tensor.dtype else tensor.dtype

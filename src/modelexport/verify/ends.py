@@ -29,7 +29,10 @@ class Ends:
         }
         self._given = {call: {tensor.content for tensor in tensors} for call, tensors in returns.items()}
         self._taken = {call: {tensor.content for tensor in tensors} for call, tensors in gets.items()}
-        self._open = {call for call, taken in self._taken.items() if not taken <= self._shown}
+        random = [(tensor.call, tensor.side) for tensor in evidence.random.tensors]
+        self._returning_random = {call for call, side in random if side == "outputs"}
+        self._taking_random = {call for call, side in random if side == "inputs"}
+        self._open = {call for call, taken in self._taken.items() if not taken <= self._shown} | self._taking_random
         """The calls that get something that the file does not have."""
         for call in gets.keys() | returns.keys():
             given, returned = ({t.content for t in side.get(call, [])} for side in (gets, returns))
@@ -77,8 +80,8 @@ class Ends:
         def was_there(content: str) -> bool:
             return is_seen(content) or self._first[content] < since
 
-        returned = (self._given.get(call, ()) for call in one if call not in other)
-        taken = (self._taken.get(call, ()) for call in other if call not in one)
+        returned = (self._given.get(call, ()) for call in one if call not in {*other, *self._returning_random})
+        taken = (self._taken.get(call, ()) for call in other if call not in {*one, *self._taking_random})
         return any(some and all(map(is_seen, some)) for some in returned) or any(
             some and all(map(was_there, some)) for some in taken
         )

@@ -9,8 +9,7 @@ from typing import Any
 import onnxruntime
 
 from modelexport.errors import InputsError
-from modelexport.pytorch.model_run import as_array
-from modelexport.pytorch.values import tensors_in
+from modelexport.pytorch.values import as_array, tensors_in
 from modelexport.runtime.sessions import input_names
 
 

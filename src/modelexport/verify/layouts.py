@@ -19,8 +19,9 @@ from modelexport.core.calls import ModuleCall
 from modelexport.core.limits import BATCH_BYTES
 from modelexport.runtime import sessions
 from modelexport.runtime.choices import Choice
-from modelexport.runtime.evidence import Computed, Decision, Evidence, SeenTensor
+from modelexport.runtime.evidence import Computed, Decision, Evidence, RandomPart, SeenTensor
 from modelexport.runtime.fingerprints import NEAR, fingerprint_of
+from modelexport.verify.drawing import random_nodes
 from modelexport.verify.matching import FileRun
 from modelexport.verify.segments import given_name, segmented
 
@@ -52,6 +53,10 @@ class LaidOut:
     @property
     def decisions(self) -> Sequence[Decision]:
         return self._evidence.decisions
+
+    @property
+    def random(self) -> RandomPart:
+        return self._evidence.random
 
     @property
     def outputs(self) -> Sequence[Any]:
@@ -155,12 +160,16 @@ def find_layouts(
 
 
 def _alike(model: ir.Model, run: FileRun, evidence: LaidOut) -> Iterator[tuple[str, SeenTensor]]:
-    """Values and tensors of one size, type and norm, neither of which is recognised."""
+    """Values and tensors of one size, type and norm, neither of which is recognised.
+
+    Rows that are in another order in each run are in none of PyTorch's.
+    """
+    drawn = random_nodes(model.graph)
     seen = set(run.contents.values())
     values: dict[tuple[str, int], list[str]] = {}
     size = 0
     for node in model.graph:
-        for value in node.outputs:
+        for value in node.outputs if node not in drawn else ():
             name = value.name or ""
             if name in run.prints and name not in run.contents and run.prints[name].telling:
                 values.setdefault((run.dtypes[name], run.prints[name].size), []).append(name)

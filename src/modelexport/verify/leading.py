@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import onnx_ir as ir
 
@@ -26,6 +26,7 @@ def reached_calls(
     made: Mapping[ir.Node, Calls],
     run: FileRun,
     evidence: Evidence,
+    again: Collection[ir.Node] = (),
 ) -> dict[ir.Node, Calls]:
     """For every node the calls of the first values with a known call that it leads to.
 
@@ -35,6 +36,7 @@ def reached_calls(
 
     Args:
         made: Nodes that only pass on a value that PyTorch computed, to the calls that did.
+        again: Nodes that compute a value again from itself: calls that got it are as right as the one that computed it.
     """
     makers = _Makers(run, evidence, made)
 
@@ -48,7 +50,10 @@ def reached_calls(
         users = [user for value in node.outputs for user, _ in value.uses()]
         any_call[node] = _union(known.get(user) or leads_to(user, found) for user in users)
         computing[node] = _union(
-            makers.of(user, known[user], node) if known.get(user) else leads_to(user, computing) for user in users
+            (known[user] if user in again else makers.of(user, known[user], node))
+            if known.get(user)
+            else leads_to(user, computing)
+            for user in users
         )
         found[node] = any_call[node] if makers.rearranges(node) else computing[node]
     return found

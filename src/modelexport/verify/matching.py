@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import prod
@@ -23,6 +23,7 @@ from modelexport.runtime.shapes import shapes_in_run
 from modelexport.surgery.repeating import values_taken
 from modelexport.tagged.file import TaggedFile
 from modelexport.verify.differences import UNITS, Difference, blocks, compare_arrays
+from modelexport.verify.drawing import random_nodes
 from modelexport.verify.segments import given_name, segmented
 
 _HINT = 1e-3
@@ -68,6 +69,8 @@ def run_file(
     """
     index: Index[str] = Index()
     seen: set[str] = set()
+    drawn = {value.name or "" for node in random_nodes(model.graph) for value in node.outputs}
+    reached = {tensor.content for tensor in evidence.tensors if tensor.random is not False} if drawn else set()
     for tensor in evidence.tensors:
         if tensor.content not in seen:
             seen.add(tensor.content)
@@ -93,6 +96,8 @@ def run_file(
                 found.arrays[name] = array
             unit = UNITS.get(str(array.dtype), 0.0)
             near = index.near(own, max(NEAR, 2 * unit))
+            if name in drawn:
+                near = (content for content in near if content in reached)
             errors = {content: distance(evidence.array(content), array) for content in near}
             best = min(errors, key=lambda content: errors[content], default=None)
             if best is not None and errors[best] <= max(_HINT, 4 * unit):
@@ -234,8 +239,13 @@ def returned_values(tagged: TaggedFile, evidence: Evidence) -> list[tuple[str, S
 
 def tensors_by_call(evidence: Evidence, side: Side) -> dict[ModuleCall, list[SeenTensor]]:
     """The tensors that each call got, or returned."""
+    return tensors_of_calls(evidence.tensors, side)
+
+
+def tensors_of_calls(tensors: Iterable[SeenTensor], side: Side) -> dict[ModuleCall, list[SeenTensor]]:
+    """Those of some tensors that each call got, or returned."""
     found: dict[ModuleCall, list[SeenTensor]] = defaultdict(list)
-    for tensor in evidence.tensors:
+    for tensor in tensors:
         if tensor.side == side:
             found[tensor.call].append(tensor)
     return found

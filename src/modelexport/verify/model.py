@@ -17,12 +17,11 @@ from modelexport.core.locking import exclusive
 from modelexport.files.linked import check_files
 from modelexport.format import documents
 from modelexport.graph.nodes import required_inputs
-from modelexport.pytorch.model_run import as_array
 from modelexport.pytorch.perturbation import as_arrays, entries_of
 from modelexport.pytorch.prepared import arguments_by_name, prepare_inputs
 from modelexport.pytorch.static import module_tree
 from modelexport.pytorch.traced import state_remembered
-from modelexport.pytorch.values import as_stored
+from modelexport.pytorch.values import as_array, as_stored
 from modelexport.runtime.sessions import CPU
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tagged.reference import reference_path, write_reference
@@ -30,6 +29,7 @@ from modelexport.verify.again import on_other_inputs, with_idle_nodes, with_own_
 from modelexport.verify.calls import sampled_calls, verdicts_of
 from modelexport.verify.claims import false_claims
 from modelexport.verify.differences import UNITS
+from modelexport.verify.drawing import draws_numbers
 from modelexport.verify.feeding import under_names
 from modelexport.verify.kept import KeptRuns
 from modelexport.verify.outputs import Inputs, ModelRuns, Tell, WholeComparison, compare_whole, run_observed
@@ -42,7 +42,7 @@ from modelexport.verify.parameters import (
     users_of,
 )
 from modelexport.verify.proving import prove_calls
-from modelexport.verify.randomness import Repeatable, draws_numbers, random_outputs, without, without_random
+from modelexport.verify.randomness import Repeatable, random_outputs, without, without_random
 from modelexport.verify.sampling import verify_alone
 from modelexport.verify.verdicts import CallVerdict, ParameterReport, VerifyReport
 from modelexport.weights.sources import Weights

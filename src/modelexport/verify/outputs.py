@@ -19,11 +19,11 @@ from modelexport.core.messages import collected
 from modelexport.core.text import plural
 from modelexport.errors import UsageError
 from modelexport.graph.nodes import nested_graphs
-from modelexport.pytorch.model_run import ModelRun, as_array
+from modelexport.pytorch.model_run import ModelRun
 from modelexport.pytorch.perturbation import entries_of, indistinct, perturbed, weak
 from modelexport.pytorch.prepared import kept_tensors
 from modelexport.pytorch.traced import untouched
-from modelexport.pytorch.values import run_arguments, tensors_in
+from modelexport.pytorch.values import as_array, run_arguments, tensors_in
 from modelexport.runtime.evidence import Evidence
 from modelexport.runtime.fingerprints import is_floating
 from modelexport.runtime.sessions import input_names, run_session

@@ -20,7 +20,7 @@ from modelexport.pytorch.diffusion.modules import PipelineModules, as_module
 from modelexport.pytorch.diffusion.observing import Entry, ObservedCall, observe_example, run_pipeline
 from modelexport.pytorch.diffusion.parts import DiffusionPart, diffusion_parts
 from modelexport.pytorch.diffusion.structures import copied
-from modelexport.pytorch.model_run import as_array
+from modelexport.pytorch.values import as_array
 from modelexport.runtime.sessions import CPU, input_names, open_session, run_session
 from modelexport.tagged.package import Package, read_package
 from modelexport.verify.differences import UNITS, Difference, Verdict, compare_arrays, compare_outputs, worst

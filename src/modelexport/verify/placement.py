@@ -7,6 +7,7 @@ other steps) has to lead to values of its call.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +20,9 @@ from modelexport.graph.nodes import nested_graphs
 from modelexport.graph.owners import owner_of
 from modelexport.runtime.evidence import Evidence
 from modelexport.runtime.fingerprints import NEAR, Fingerprint, Index, fingerprint_of
+from modelexport.verify.again_computed import Again
 from modelexport.verify.crossing import nodes_outside
+from modelexport.verify.drawing import random_nodes
 from modelexport.verify.ends import Ends
 from modelexport.verify.leading import MOVES, reached_calls
 from modelexport.verify.matching import FileRun, first_makers, tensors_by_call
@@ -44,15 +47,18 @@ class _Where:
     call: ModuleCall
     fingerprint: Fingerprint
     new: bool
+    random: bool | None
 
 
 def find_misplaced(model: ir.Model, calls: CallTree, run: FileRun, evidence: Evidence) -> list[Misplaced]:
     """The nodes of the main graph whose owners are not the calls in which their values were computed."""
     index, results = Index[_Where](), Index[_Where]()
     for operation in evidence.computed:
-        where = _Where(operation.call, operation.fingerprint, operation.new)
+        where = _Where(operation.call, operation.fingerprint, operation.new, operation.random)
         (results if operation.chosen else index).add(operation.fingerprint, where)
     apart = _apart(run)
+    drawn = random_nodes(model.graph)
+    again = Again(model.graph, run.prints, apart)
     makers = first_makers(evidence)
     travels = _travels(evidence)
     known: dict[ir.Node, frozenset[ModuleCall]] = {}
@@ -63,16 +69,16 @@ def find_misplaced(model: ir.Model, calls: CallTree, run: FileRun, evidence: Evi
     for node in model.graph:
         own = run.prints.get(node.outputs[0].name or "")
         given = [_taken(taken, own, run) for taken in node.inputs if taken is not None]
-        looked_up = _places(node.outputs[0], run, index, apart) if _looks_up(node) else []
+        looked_up = _places(node.outputs[0], run, index, apart, drawn) if _looks_up(node) else []
         allowed = {place.call for place in looked_up if place.new}
         if (node.domain == "" and node.op_type in MOVES and not allowed) or any(_same(own, one) for one in given):
             copies[node] = travels.get(run.contents.get(node.outputs[0].name or "", ""), frozenset())
-            shown = (place for value in node.outputs for place in _places(value, run, index, apart))
+            shown = (place for value in node.outputs for place in _places(value, run, index, apart, drawn))
             made[node] = frozenset(place.call for place in shown if place.new)
         for value in node.outputs if nested_graphs(node) else ():
-            allowed |= _allowed(True, value, run, results, {}, apart)
+            allowed |= _allowed(True, value, run, results, {}, apart, drawn, again)
         for value in () if allowed else node.outputs:
-            allowed |= _allowed(node in copies, value, run, index, makers, apart)
+            allowed |= _allowed(node in copies, value, run, index, makers, apart, drawn, again)
         if allowed:
             known[node] = frozenset(allowed)
     unseen = _calls_with_unseen_outputs(calls, run, evidence)
@@ -81,11 +87,11 @@ def find_misplaced(model: ir.Model, calls: CallTree, run: FileRun, evidence: Evi
     gone = _calls_with_lost_values(run, evidence, calls) if several else frozenset()
     ends = Ends(run, evidence)
     order = {call: index for index, call in enumerate(evidence.parents)}
-    reached = reached_calls(model, known, made, run, evidence)
+    reached = reached_calls(model, known, made, run, evidence, again.nodes)
     found = []
     for node in model.graph:
         owner = owner_of(node)
-        if owner is None or not _telling(node, run):
+        if owner is None or not _telling(node, run) or (node in drawn and node not in known):
             continue
         right = known.get(node) or reached.get(node, frozenset())
         near = right
@@ -115,13 +121,38 @@ def find_misplaced(model: ir.Model, calls: CallTree, run: FileRun, evidence: Evi
             found.append(Misplaced(node.name or "", tuple(wrong), tuple(sorted(right)), node in known))
     leads = partial(_may_lead_to, calls=calls, order=order)
     quiet = misplaced_quiet_nodes(model, calls, run, evidence, reached, unseen, leads)
-    found += [Misplaced(node.name or "", tuple(those), tuple(sorted(right)), False) for node, those, right in quiet]
+    found += [
+        Misplaced(node.name or "", tuple(those), tuple(sorted(right)), False)
+        for node, those, right in quiet
+        if node not in drawn
+    ]
+    found += _far_from_random_numbers(model, drawn - known.keys(), calls, evidence)
     told = {one.node for one in found}
     computed = {node: those for node, those in known.items() if node not in copies}
     for node, those, right in nodes_outside(model, calls, run, evidence, computed):
-        if node.name not in told:
+        if node.name not in told and node not in drawn:
             found.append(Misplaced(node.name or "", tuple(those), tuple(sorted(right)), node in known))
     return found
+
+
+def _far_from_random_numbers(
+    model: ir.Model, nodes: Collection[ir.Node], calls: CallTree, evidence: Evidence
+) -> Iterator[Misplaced]:
+    """Those of some nodes that depend on random numbers, but whose call computed nothing from such.
+
+    No value tells more of them. A call that PyTorch made another number of times may compute what another one did.
+    """
+    if evidence.random.calls is None:
+        return
+    near = {around for call in evidence.random.calls if call in calls for around in calls.stack(call)}
+    there, here = Counter(call.path for call in evidence.parents), Counter(traced.call.path for traced in calls)
+    for node in model.graph:
+        owner = owner_of(node) if node in nodes else None
+        if owner is None or owner.evidence is not OwnerEvidence.EXACT or nested_graphs(node):
+            continue
+        wrong = [call for call in owner.calls if call not in near and there[call.path] == here[call.path]]
+        if wrong:
+            yield Misplaced(node.name or "", tuple(wrong), tuple(sorted(evidence.random.calls)), False)
 
 
 def _owners_of_quiet(node: ir.Node, run: FileRun) -> frozenset[ModuleCall]:
@@ -147,6 +178,7 @@ def _calls_with_lost_values(run: FileRun, evidence: Evidence, calls: CallTree) -
         for operation in evidence.computed
         if operation.new and not any(operation.fingerprint.near(own) for own in index.near(operation.fingerprint))
     }
+    lost |= {tensor.call for tensor in evidence.random.tensors}
     unknown = {traced.call for traced in calls if traced.call not in evidence.parents}
     return frozenset(unknown | {around for call in lost if call in calls for around in calls.stack(call)})
 
@@ -247,25 +279,30 @@ def _allowed(
     index: Index[_Where],
     makers: Mapping[str, ModuleCall],
     apart: float,
+    drawn: Collection[ir.Node],
+    again: Again,
 ) -> set[ModuleCall]:
     own = run.prints.get(value.name or "")
     if own is None or not own.telling:
         return set()
-    places = _places(value, run, index, apart)
-    new = {place.call for place in places if place.new}
-    allowed = new if new and not copies else {place.call for place in places}
+    places = _places(value, run, index, apart, drawn)
+    new, every = {place.call for place in places if place.new}, {place.call for place in places}
+    allowed = new if new and not copies and (new == every or not again.computes(value)) else every
     content = run.contents.get(value.name or "")
     if content is not None and content in makers and (copies or not allowed):
         allowed.add(makers[content])
     return allowed
 
 
-def _places(value: ir.Value, run: FileRun, index: Index[_Where], apart: float) -> list[_Where]:
-    """Where PyTorch had a value."""
+def _places(
+    value: ir.Value, run: FileRun, index: Index[_Where], apart: float, drawn: Collection[ir.Node]
+) -> list[_Where]:
+    """Where PyTorch had a value; what depends on random numbers, only where it did there, too."""
     own = run.prints.get(value.name or "")
     if own is None or not own.telling:
         return []
-    return [place for place in index.near(own) if own.near(place.fingerprint, apart)]
+    found = [place for place in index.near(own) if own.near(place.fingerprint, apart)]
+    return [place for place in found if place.random is not False] if value.producer() in drawn else found
 
 
 def _looks_up(node: ir.Node) -> bool:
@@ -315,7 +352,7 @@ def _calls_with_unseen_outputs(
     """
     seen: Collection[str] = set(run.contents.values())
     returned, given = tensors_by_call(evidence, "outputs"), tensors_by_call(evidence, "inputs")
-    found = set()
+    found = {tensor.call for tensor in evidence.random.tensors if tensor.side == "outputs"}
     for traced in calls:
         call = traced.call
         taken = set() if passed else {tensor.content for tensor in given.get(call, [])}

@@ -2,7 +2,9 @@
 
 Which tensors these are is told by runs with other random numbers: several, since a few tokens may be drawn twice. They
 are made if the file draws random numbers, or if something differs: then its numbers may be those that were drawn when
-the model was captured.
+the model was captured. Each run records what its random numbers reach. Of that, what differs by more than rounding is
+random: a little noise is, and what is undone, as an order of the rows, is not. Of the rest only what differs by much
+is: random numbers of Python, but not a sum in another order.
 """
 
 from __future__ import annotations
@@ -13,23 +15,22 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import onnx
 import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
-from modelexport.graph.nodes import all_nodes, is_random
 from modelexport.graph.requested import requested_outputs
 from modelexport.runtime.choices import Choice
-from modelexport.runtime.evidence import Computed, Decision, Evidence, SeenTensor
-from modelexport.verify.differences import Difference, worst
+from modelexport.runtime.evidence import Computed, Decision, Evidence, RandomPart, SeenTensor
+from modelexport.verify.differences import UNITS, Difference, worst
+from modelexport.verify.drawing import draws_numbers
 from modelexport.verify.outputs import WholeComparison
 from modelexport.verify.verdicts import CallVerdict, OtherInputs
 
 _REASON = "it depends on random numbers"
-_APART = 2e-7
-"""The norm of the difference of two runs, as a share of the tensor's, that is not the rounding of a sum."""
+_UNDONE = 8
+"""How far two runs are apart, in units of roundoff, if random numbers are undone: a quarter of the tolerance."""
 _FAR_APART = 1e-5
-"""The same where the file draws no numbers: threads may sum in another order, which must not excuse a fault."""
+"""The same, in norms, of what no random numbers reach: threads may sum in another order, which excuses no fault."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Repeatable:
     """A run without the tensors that depend on random numbers."""
 
     run: Evidence
-    random: frozenset[int]
+    left_out: frozenset[int]
     """The positions of those tensors."""
     random_outputs: frozenset[int]
     """The positions of the file's outputs that do."""
@@ -46,6 +47,11 @@ class Repeatable:
     choices: Sequence[Choice]
     decisions: Sequence[Decision] = ()
     """None: what decides may be random."""
+
+    @property
+    def random(self) -> RandomPart:
+        tensors = [tensor for index, tensor in enumerate(self.run.tensors) if index in self.left_out]
+        return replace(self.run.random, tensors=tensors)
 
     @property
     def outputs(self) -> Sequence[Any]:
@@ -62,7 +68,7 @@ class Repeatable:
         exact = self.run.in_float64(from_right_values=from_right_values)
         if exact is None:
             return None
-        tensors = _others(exact.tensors, self.random)
+        tensors = _others(exact.tensors, self.left_out)
         return replace(self, run=exact, tensors=tensors, computed=exact.computed, choices=exact.choices)
 
     def without_outputs(self, whole: WholeComparison) -> WholeComparison:
@@ -73,24 +79,13 @@ class Repeatable:
 
     def explained(self, calls: Sequence[CallVerdict]) -> list[CallVerdict]:
         """Verdicts that say why a call was not compared."""
-        random = {self.run.tensors[index].call.address for index in self.random}
+        random = {self.run.tensors[index].call.address for index in self.left_out}
         return [
             msgspec.structs.replace(call, reason="what it computes depends on random numbers")
             if call.status == "not compared" and call.address in random
             else call
             for call in calls
         ]
-
-
-def draws_numbers(model: ir.Model) -> bool:
-    """Whether a file has operators that draw random numbers."""
-    versions = model.opset_imports
-    used = {(node.op_type, node.domain) for node in all_nodes(model)}
-    return any(
-        is_random(onnx.defs.get_schema(op_type, versions[domain], domain))
-        for op_type, domain in used
-        if domain in versions and onnx.defs.has(op_type, domain)
-    )
 
 
 def without_random(run: Evidence, others: Sequence[Evidence], model: ir.Model) -> Repeatable | None:
@@ -102,7 +97,7 @@ def without_random(run: Evidence, others: Sequence[Evidence], model: ir.Model) -
     Returns:
         ``None`` if nothing differs.
     """
-    limit = _limit(model)
+    drawn = draws_numbers(model)
     random: set[int] = set()
     computed, choices = list(run.computed), list(run.choices)
     for other in others:
@@ -110,43 +105,70 @@ def without_random(run: Evidence, others: Sequence[Evidence], model: ir.Model) -
         random.update(
             index
             for index, tensor in enumerate(run.tensors)
-            if _differs(run, tensor, other, there.get(tensor.place), limit)
+            if _differs(run, tensor, other, there.get(tensor.place), drawn)
         )
         alike = len(run.computed) == len(other.computed) and len(run.choices) == len(other.choices)
         pairs = zip(run.computed, other.computed, strict=True) if alike else ()
-        same = {id(one) for one, twin in pairs if one.fingerprint.near(twin.fingerprint, limit)}
-        computed = [one for one in computed if id(one) in same]
+        same = {id(one) for one, twin in pairs if _is_near(one, twin, drawn)}
+        computed = [one for one in computed if id(one) in same or not (alike or one.random is not False)]
         made = {id(one) for one, twin in zip(run.choices, other.choices, strict=True) if one == twin} if alike else ()
         choices = [one for one in choices if id(one) in made]
-    outputs = random_outputs(run.outputs, [other.outputs for other in others], model)
+    outputs = random_outputs(run.outputs, [other.outputs for other in others], model, run)
     if not random and not outputs and len(computed) == len(run.computed) and len(choices) == len(run.choices):
         return None
     return Repeatable(run, frozenset(random), outputs, _others(run.tensors, random), computed, choices)
 
 
-def _differs(run: Evidence, tensor: SeenTensor, other: Evidence, twin: SeenTensor | None, limit: float) -> bool:
+def _differs(run: Evidence, tensor: SeenTensor, other: Evidence, twin: SeenTensor | None, drawn: bool) -> bool:
     if twin is None or twin.shape != tensor.shape:
         return True
-    return twin.content != tensor.content and _apart(run.array(tensor.content), other.array(twin.content), limit)
+    if twin.content == tensor.content:
+        return False
+    limit = _apart_by_rounding(tensor.random, drawn, tensor.dtype)
+    return _apart(run.array(tensor.content), other.array(twin.content), limit)
 
 
-def _limit(model: ir.Model) -> float:
-    return _APART if draws_numbers(model) else _FAR_APART
+def _is_near(one: Computed, other: Computed, drawn: bool) -> bool:
+    return one.fingerprint.near(other.fingerprint, _apart_by_rounding(one.random, drawn))
 
 
-def random_outputs(outputs: Sequence[Any], others: Sequence[Sequence[Any]], model: ir.Model) -> frozenset[int]:
-    """The positions of the file's outputs that differ in other runs."""
-    properties, limit = model.metadata_props, _limit(model)
+def _apart_by_rounding(random: bool | None, drawn: bool, dtype: str = "float32") -> float:
+    """How far apart the numbers of two runs may be, as a share of their size, without being random.
+
+    Args:
+        random: Whether random numbers reach them; ``None`` if that is not known.
+        drawn: Whether the file draws any.
+    """
+    return _UNDONE * UNITS.get(dtype, 0.0) if random or (random is None and drawn) else _FAR_APART
+
+
+def random_outputs(
+    outputs: Sequence[Any], others: Sequence[Sequence[Any]], model: ir.Model, run: Evidence | None = None
+) -> frozenset[int]:
+    """The positions of the file's outputs that differ in other runs.
+
+    Args:
+        run: The recorded run that gave the outputs, if it was recorded.
+    """
+    properties, drawn = model.metadata_props, draws_numbers(model)
     right = requested_outputs(properties, outputs)
+    returned = [one.random for one in run.tensors if _is_returned(one, run)] if run is not None else []
+    random = requested_outputs(properties, returned if len(returned) == len(outputs) else [None] * len(outputs))
+    limits = [_apart_by_rounding(one, drawn, str(array.dtype)) for one, array in zip(random, right, strict=True)]
     found: set[int] = set()
     for other in others:
         twins = requested_outputs(properties, other) if len(other) == len(outputs) else ()
         found.update(
             index
             for index, array in enumerate(right)
-            if not twins or array.shape != twins[index].shape or _apart(array, twins[index], limit)
+            if not twins or array.shape != twins[index].shape or _apart(array, twins[index], limits[index])
         )
     return frozenset(found)
+
+
+def _is_returned(tensor: SeenTensor, run: Evidence) -> bool:
+    """Whether the model returns a tensor."""
+    return tensor.side == "outputs" and run.parents[tensor.call] is None
 
 
 def _others(tensors: Sequence[SeenTensor], random: Collection[int]) -> list[SeenTensor]:

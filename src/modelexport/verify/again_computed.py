@@ -1,0 +1,66 @@
+"""Values that a file computes again from themselves, as the one that PyTorch passes on where it interpolates by zero.
+
+``torch.lerp(a, b, 0)`` gives ``a``; a file also computes ``b - (b - a) * 1``, which is ``a`` but none of its inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+
+import onnx_ir as ir
+
+from modelexport.runtime.fingerprints import Fingerprint, Index
+from modelexport.surgery.repeating import values_taken
+
+
+class Again:
+    """Tells which values of a graph are those of values that they depend on."""
+
+    def __init__(self, graph: ir.Graph, prints: Mapping[str, Fingerprint], apart: float) -> None:
+        """
+        Args:
+            apart: How far, in norms, values may be from each other and still be the same.
+        """
+        self._graph, self._prints, self._apart = graph, prints, apart
+        self.nodes: set[ir.Node] = set()
+        """The nodes for which that was found."""
+
+    def computes(self, value: ir.Value) -> bool:
+        """Whether a value is that of one that it depends on."""
+        node = value.producer()
+        if node is None or node not in self._positions:
+            return False
+        own = self._prints[value.name or ""]
+        near = (one for one in self._index.near(own) if own.near(self._prints[one.name or ""], self._apart))
+        before = {one for one in near if self._position(one) < self._positions[node]}
+        if not before:
+            return False
+        first, pending, seen = min(map(self._position, before)), [node], {node}
+        while pending:
+            for taken in values_taken(pending.pop()):
+                if taken in before:
+                    self.nodes.add(node)
+                    return True
+                producer = taken.producer()
+                if producer is not None and producer not in seen and self._positions.get(producer, -1) > first:
+                    seen.add(producer)
+                    pending.append(producer)
+        return False
+
+    @cached_property
+    def _positions(self) -> Mapping[ir.Node, int]:
+        return {node: position for position, node in enumerate(self._graph)}
+
+    @cached_property
+    def _index(self) -> Index[ir.Value]:
+        index: Index[ir.Value] = Index()
+        for node in self._graph:
+            for value in node.outputs:
+                if (own := self._prints.get(value.name or "")) is not None:
+                    index.add(own, value)
+        return index
+
+    def _position(self, value: ir.Value) -> int:
+        node = value.producer()
+        return self._positions[node] if node is not None else -1
