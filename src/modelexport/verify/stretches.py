@@ -26,7 +26,7 @@ def replaceable_tensors(proof: Proof) -> dict[str, SeenTensor]:
     """Values to the tensors that they are, if all that uses them changes with these.
 
     A tensor is replaced where a call first returns it, and so for all that take it later, unless another call computes
-    it again; or where a call gets it, if the nodes that use it are of that call. Calls of modules that are also called
+    it again, or this one uses it, too; or where a call gets it, if the nodes that use it are of that call. Calls of modules that are also called
     in branches or loops have other numbers in a run that does not follow these.
     """
     root = proof.tagged.calls.calls[0].call
@@ -45,7 +45,9 @@ def replaceable_tensors(proof: Proof) -> dict[str, SeenTensor]:
         if not told or proof.run.dtypes.get(name) != its.dtype:
             continue
         value = next(value for value in node.outputs if value.name == name)
-        if its.side == "outputs" or _is_used_in(value, its, proof):
+        inside = [_is_in(user, its.call, proof.tagged.calls) for user, _ in value.uses()]
+        # A call uses what it returns as it computes it, and not what replaces that for others.
+        if not any(inside) if its.side == "outputs" else all(inside) and not value.is_graph_output():
             found[name] = its
     return found
 
@@ -150,12 +152,6 @@ _TELLING = 4
 """So many integers are not by chance those of another tensor; a size is that of many."""
 
 
-def _is_used_in(value: ir.Value, its: SeenTensor, proof: Proof) -> bool:
-    """Whether the nodes that use a value are all in the call that gets it."""
-    users = (user for user, _ in value.uses())
-    return not value.is_graph_output() and all(_is_in(user, its.call, proof.tagged.calls) for user in users)
-
-
 def _is_in(node: ir.Node, call: ModuleCall, calls: CallTree) -> bool:
     """Whether a node is of a call, or of one inside it."""
     owner = owner_of(node)
@@ -177,8 +173,8 @@ class Stretches:
         self._proof, self._replaceable = proof, replaceable
         taken = self._taken(_walk(nodes, self._makers))
         self.spread = {name for name in taken if name in replaceable and has_numbers(replaceable[name])}
-        self._changing, changing = self._changed(inside=False), self._changed(inside=True)
-        self.replaced = self.spread | {name for name in replaceable if proof.nodes[name] in changing}
+        self._changing = self._changed()
+        self.replaced = self.spread | {name for name in replaceable if proof.nodes[name] in self._changing}
         ends = {name: its.place for name, its in returned_values(proof.tagged, proof.evidence) if name in proof.nodes}
         shown = {**ends, **{name: its.place for name, its in replaceable.items()}}
         after = self._after(nodes)
@@ -214,21 +210,16 @@ class Stretches:
         array = self._proof.evidence.array(self._proof.hints[name])
         return self._proof.run.dtypes.get(name) == str(array.dtype)
 
-    def _changed(self, *, inside: bool) -> set[ir.Node]:
-        """The nodes that change with the spread tensors.
-
-        Args:
-            inside: A call uses what it returns as it computes it, and not what replaces that for others.
-        """
+    def _changed(self) -> set[ir.Node]:
+        """The nodes that change with the spread tensors."""
         found = set[ir.Node]()
 
-        def changes(value: ir.Value, user: ir.Node) -> bool:
-            its = self._replaceable.get(value.name or "")
-            goes_on = its is None or (inside and _is_in(user, its.call, self._proof.tagged.calls))
-            return value.name in self.spread or (goes_on and value.producer() in found)
+        def changes(value: ir.Value) -> bool:
+            name = value.name or ""
+            return name in self.spread or (name not in self._replaceable and value.producer() in found)
 
         for node in self._proof.tagged.model.graph:
-            if any(changes(value, node) for value in values_taken(node)):
+            if any(map(changes, values_taken(node))):
                 found.add(node)
         return found
 
