@@ -321,3 +321,36 @@ def test_a_fault_that_changed_weights_hide_is_found_in_its_call(tmp_path: Path) 
     assert report.diverging is not None
     assert report.diverging.address == "1"
     assert "the model's own weights" in report.diverging.reason
+
+
+class Nearest(nn.Module):
+    """What a call looks up is computed again, so that gradients pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.codes = nn.Embedding(16, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = self.codes(torch.cdist(x, self.codes.weight).argmin(-1))
+        return x + (found - x).detach()
+
+
+def test_a_value_that_is_computed_again_is_first_of_the_call_that_had_it_first(tmp_path: Path) -> None:
+    report = with_owners(Nearest, torch.rand(12, 8), tmp_path / "x.onnx", "Gather", [""])
+    assert "" in misplaced(report)
+
+
+class Chosen(nn.Module):
+    """Rows of what a call returns, chosen by the inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.message = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.message(x)[x[:, 0].argsort()[:4]])
+
+
+def test_rows_that_the_inputs_choose_are_not_of_the_call_that_made_them_all(tmp_path: Path) -> None:
+    report = with_owners(Chosen, torch.randn(6, 8), tmp_path / "x.onnx", "GatherND", ["message"])
+    assert "message" in misplaced(report)

@@ -273,3 +273,58 @@ def test_a_wrong_bound_that_no_number_reaches_is_found(
     ir.save(file, path)
     report = verify(model, inputs, path)
     assert report.diverging is not None and report.diverging.address == "bound"
+
+
+class Looked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(9, 8), nn.Linear(8, 3)
+
+    def forward(self, ids: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.words(ids)) + x.mean()
+
+
+def test_ids_of_all_rows_are_tried_also_where_inputs_have_no_names(tmp_path: Path) -> None:
+    model, inputs = Looked().eval(), (torch.tensor([[1, 3, 5, 7], [3, 2, 2, 3]]), torch.randn(2, 3))
+    export(model, inputs, tmp_path / "looked.onnx")
+    assert verify(model, inputs, tmp_path / "looked.onnx").agrees
+    file = load(tmp_path / "looked.onnx").model
+    lookup = next(node for node in file.graph if node.op_type == "Gather")
+    one = ir.Value(name="one", const_value=ir.tensor(np.array(1), name="one"))
+    file.graph.initializers.add(one)
+    least = ir.Node("", "Max", [lookup.inputs[1], one], metadata_props=dict(lookup.metadata_props), name="least")
+    least.outputs[0].name = "least"
+    file.graph.insert_before(lookup, least)
+    lookup.replace_input_with(1, least.outputs[0])
+    ir.save(file, tmp_path / "faulty.onnx")
+    report = verify(model, inputs, tmp_path / "faulty.onnx")
+    assert report.diverging is not None
+    assert report.diverging.address == "words"
+
+
+class Observed(nn.Module):
+    """Of a mask of equal numbers the mean depends on nothing, nor of half of them."""
+
+    def __init__(self, decides: bool) -> None:
+        super().__init__()
+        self.head, self.decides = nn.Linear(5, 3), decides
+
+    def forward(self, x: torch.Tensor, observed: torch.Tensor) -> torch.Tensor:
+        if self.decides:
+            x = torch.where(observed > 0, x, -1)
+        weights = observed if not self.decides else torch.ones_like(observed)
+        return self.head(x * weights / weights.mean(-1, keepdim=True))
+
+
+@pytest.mark.parametrize("decides", [True, False], ids=["as a condition", "as weights"])
+def test_a_mask_of_numbers_that_a_file_ignores(decides: bool, tmp_path: Path) -> None:
+    model, inputs = Observed(decides).eval(), {"x": torch.randn(2, 5), "observed": torch.ones(2, 5)}
+    export(model, inputs, tmp_path / "observed.onnx")
+    assert verify(model, inputs, tmp_path / "observed.onnx").agrees
+    file = load(tmp_path / "observed.onnx").model
+    mask = file.graph.inputs[1]
+    ones = ir.Value(name="ones", const_value=ir.tensor(np.ones((2, 5), np.float32), name="ones"))
+    file.graph.initializers.add(ones)
+    mask.replace_all_uses_with(ones)
+    ir.save(file, tmp_path / "faulty.onnx")
+    assert verify(model, inputs, tmp_path / "faulty.onnx").verdict == "differ"

@@ -15,6 +15,7 @@ from torch import nn
 
 from modelexport import export, verify
 from modelexport.files.onnx_models import load_onnx, save_model
+from modelexport.format import keys
 from modelexport.pytorch.values import as_array
 from modelexport.tagged.documents.reading import load_hierarchy
 from modelexport.verify.model import verify as run_verify
@@ -523,3 +524,36 @@ def test_another_id_of_padding(tmp_path: Path) -> None:
     ids = torch.randint(10, 1000, (2, 12), generator=torch.Generator().manual_seed(0))
     report = verified(seeded(PaddedWords), {"ids": ids}, tmp_path, plant)
     assert [one.what for one in report.others if one.status == "differ"] == ["ids that are compared with"]
+
+
+class Waves(nn.Module):
+    """A tensor of constants, which a file has for each call."""
+
+    def forward(self, t: torch.Tensor) -> torch.Tensor:
+        return torch.sin(t * torch.exp(torch.arange(8) / 4))
+
+
+class Twice(nn.Module):
+    """One module is called twice with the same numbers, and computes the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.time = nn.Sequential(Waves(), nn.Linear(8, 8), nn.Sigmoid(), nn.Linear(8, 8))
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        x = self.first(x * self.time(t)).relu()
+        return self.second(x * self.time(t))
+
+
+def test_an_error_where_a_module_computes_the_same_again_is_of_the_call_that_makes_it(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, inputs = Twice().eval(), {"x": torch.randn(2, 8), "t": torch.randn(2, 8)}
+    export(model, inputs, tmp_path / "twice.onnx")
+    file = load_onnx(tmp_path / "twice.onnx")
+    product = next(node for node in file.graph if node.metadata_props[keys.CALL] == "time.1@1")
+    product.attributes["alpha"] = ir.AttrFloat32("alpha", 1.001)
+    save_model(file, tmp_path / "faulty.onnx")
+    report = verify(model, inputs, tmp_path / "faulty.onnx")
+    assert report.diverging is not None
+    assert report.diverging.address == "time.1@1"

@@ -30,17 +30,17 @@ WAYS: Mapping[str, Callable[[int], int]] = {
 the example is right for everything shorter. The sizes of first axes grow by one."""
 
 
-def matching_name(name: str, known: Collection[str]) -> str | None:
+def _matching_name(name: str, known: Collection[str]) -> str | None:
     """The name of an input in a file."""
     wanted = name.replace(".", "_")
     return next((k for k in known if k.removeprefix("input.").replace(".", "_") == wanted), None)
 
 
-def _inputs_of_file(inputs: Inputs, model: ir.Model) -> dict[str, str]:
+def inputs_of_file(inputs: Inputs, model: ir.Model) -> dict[str, str]:
     """The name of each tensor in inputs to that of a file's input: the same, or, if names differ, that in order."""
     wanted = [value.name or "" for value in required_inputs(model)]
     given = [name for name, _ in tensors_in(inputs)]
-    same = {name: one for name in given if (one := matching_name(name, wanted)) is not None}
+    same = {name: one for name in given if (one := _matching_name(name, wanted)) is not None}
     return dict(zip(given, wanted, strict=True)) if len(same) < len(given) == len(wanted) else same
 
 
@@ -68,7 +68,7 @@ def resized(
 def with_sizes(inputs: Inputs, model: ir.Model, now: Mapping[str, int]) -> Inputs:
     """Inputs with other sizes, by symbols: cut, or repeated with other numbers."""
     axes = dynamic_axes(model)
-    own = _inputs_of_file(inputs, model)
+    own = inputs_of_file(inputs, model)
     names = {id(tensor): own.get(name) for name, tensor in tensors_in(inputs)}
 
     def one(value: Any) -> Any:
@@ -152,7 +152,7 @@ def dynamic_axes(model: ir.Model) -> dict[str, list[str | None]]:
 
 def _symbols(inputs: Inputs, model: ir.Model) -> dict[str, tuple[int, int]]:
     """Each symbol that is the size of an axis to its size in some inputs, and the first axis that has it."""
-    axes, own = dynamic_axes(model), _inputs_of_file(inputs, model)
+    axes, own = dynamic_axes(model), inputs_of_file(inputs, model)
     found: dict[str, tuple[int, int]] = {}
     for given, tensor in tensors_in(inputs):
         for axis, symbol in enumerate(axes.get(own.get(given, ""), ())):
@@ -168,7 +168,7 @@ def fix_broadcast_axes(model: ir.Model, inputs: Inputs) -> None:
     PyTorch captures a mask that is broadcast as if it had the size of what it is added to, and so for all sizes. A file
     that says so would be wrong about the inputs that it was made for.
     """
-    axes, own = dynamic_axes(model), _inputs_of_file(inputs, model)
+    axes, own = dynamic_axes(model), inputs_of_file(inputs, model)
     seen = [
         (own[name], axis, symbol, tensor.shape[axis])
         for name, tensor in tensors_in(inputs)

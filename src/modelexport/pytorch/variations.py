@@ -20,7 +20,7 @@ import onnx_ir as ir
 import torch
 
 from modelexport.graph.nodes import nested_graphs
-from modelexport.pytorch.other_sizes import matching_name, other_sizes
+from modelexport.pytorch.other_sizes import inputs_of_file, other_sizes
 from modelexport.pytorch.private_torch import tree_map
 from modelexport.pytorch.replaced_tensors import spread
 from modelexport.pytorch.values import tensors_in
@@ -52,22 +52,25 @@ def all_at_once(inputs: Inputs, model: ir.Model, kept: Collection[str] = ()) -> 
 def beyond_example(inputs: Inputs, model: ir.Model, kept: Collection[str] = ()) -> Iterator[tuple[str, Inputs]]:
     """Variations that a model often refuses, or has no finite numbers for, each with its description.
 
-    Numbers of both signs where the example has one; larger integers, up to a thousand, where they are one or a list;
-    the ids that the file compares with, and those beside them.
+    Numbers of both signs where the example has one; padding where numbers are a mask; larger integers, up to a
+    thousand, where they are one or a list; the ids that the file compares with, and those beside them.
 
     Args:
         kept: As in :func:`telling_inputs`.
     """
     names = {name: tensor for name, tensor in tensors_in(inputs) if name not in kept}
-    rows = _rows_of_ids(model)
-    plain = {name for name in names if matching_name(name, rows) is not None}
+    rows, own = _rows_of_ids(model), inputs_of_file(inputs, model)
+    plain = {name: rows[own[name]] for name in names if own.get(name) in rows}
     positive = {name for name, tensor in names.items() if _has_one_sign(tensor)}
     if positive:
         yield "numbers of both signs", _changed(inputs, [lambda name, t: _signed(t) if name in positive else t])
+    masks = [name for name, tensor in names.items() if tensor.is_floating_point() and _is_mask(tensor)]
+    if masks:
+        yield "padded masks", _changed(inputs, [lambda name, t: _padded(t, masks.index(name)) if name in masks else t])
     counts = {name for name, tensor in names.items() if _counts(tensor) and name not in plain}
     if counts:
         yield "larger integers", _changed(inputs, [lambda name, t: _larger(t) if name in counts else t])
-    special = {name: ids for name in plain if (ids := _ids_compared(model, rows[matching_name(name, rows) or ""]))}
+    special = {name: ids for name, count in plain.items() if (ids := _ids_compared(model, count))}
     special = {name: ids for name, ids in special.items() if names[name].shape and names[name].shape[-1] > 3}
     if special:
         yield (
@@ -79,11 +82,11 @@ def beyond_example(inputs: Inputs, model: ir.Model, kept: Collection[str] = ()) 
 def _changes(inputs: Inputs, model: ir.Model, kept: Collection[str]) -> Iterator[tuple[str, Change]]:
     names = [name for name, _ in tensors_in(inputs) if name not in kept]
     tensors = dict(tensors_in(inputs))
-    masks = [name for name in names if _is_mask(tensors[name])]
+    masks = [name for name in names if not _has_fractions(tensors[name]) and _is_mask(tensors[name])]
     if masks:
         yield "padded masks", lambda name, t: _padded(t, masks.index(name)) if name in masks else t
-    rows = _rows_of_ids(model)
-    plain = {name: rows[plain] for name in names if (plain := matching_name(name, rows)) is not None}
+    rows, own = _rows_of_ids(model), inputs_of_file(inputs, model)
+    plain = {name: rows[own[name]] for name in names if own.get(name) in rows}
     if plain:
         order = list(plain)
         yield "whole vocabulary", lambda name, t: _drawn(t, plain[name], order.index(name)) if name in plain else t
@@ -122,7 +125,10 @@ def _reversed(tensor: torch.Tensor) -> torch.Tensor:
         other = torch.where(other > 1, other - 1, other)
     if not torch.equal(other, tensor):
         return other
-    return ~tensor if tensor.dtype is torch.bool else tensor / 2 if _has_fractions(tensor) else tensor + 1
+    if _has_fractions(tensor):  # halves of all of them would leave quotients as they are
+        places = torch.arange(tensor.numel(), device=tensor.device).reshape(tensor.shape)
+        return torch.where(places % 2 == 0, tensor / 2, tensor)
+    return ~tensor if tensor.dtype is torch.bool else tensor + 1
 
 
 def _equal_before(name: str, names: Sequence[str], tensors: Mapping[str, torch.Tensor]) -> int:
@@ -203,9 +209,8 @@ def _times(factor: int, kept: Collection[str], name: str, tensor: torch.Tensor) 
 
 
 def _is_mask(tensor: torch.Tensor) -> bool:
-    counts = not tensor.is_floating_point() and not tensor.is_complex()
     ones = tensor == 1
-    return counts and tensor.ndim >= 2 and tensor.shape[-1] > 3 and bool((ones | (tensor == 0)).all() and ones.any())
+    return tensor.ndim >= 2 and tensor.shape[-1] > 3 and bool((ones | (tensor == 0)).all() and ones.any())
 
 
 def _padded(mask: torch.Tensor, before: int) -> torch.Tensor:

@@ -1,12 +1,14 @@
 """Values that a file computes again from themselves, as the one that PyTorch passes on where it interpolates by zero.
 
 ``torch.lerp(a, b, 0)`` gives ``a``; a file also computes ``b - (b - a) * 1``, which is ``a`` but none of its inputs.
+Where PyTorch does so, too, as in ``x + (a - x).detach()``, the order tells which of the nodes is of which call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cached_property
+from itertools import pairwise
 
 import onnx_ir as ir
 
@@ -31,16 +33,30 @@ class Again:
         node = value.producer()
         if node is None or node not in self._positions:
             return False
+        before = {one for one in self._near(value) if self._position(one) < self._positions[node]}
+        if self._leads_to(before, node):
+            self.nodes.add(node)
+            return True
+        return False
+
+    def in_turn(self, value: ir.Value, nodes: Collection[ir.Node]) -> list[ir.Node]:
+        """Those of some nodes that compute a value, each from that of the one before; empty if not all do so."""
+        makers = {node: one for one in self._near(value) if (node := one.producer()) is not None and node in nodes}
+        chain = sorted(makers, key=self._positions.__getitem__)
+        return chain if all(self._leads_to([makers[one]], other) for one, other in pairwise(chain)) else []
+
+    def _near(self, value: ir.Value) -> list[ir.Value]:
+        """The values that may be the same."""
         own = self._prints[value.name or ""]
-        near = (one for one in self._index.near(own) if own.near(self._prints[one.name or ""], self._apart))
-        before = {one for one in near if self._position(one) < self._positions[node]}
-        if not before:
-            return False
-        first, pending, seen = min(map(self._position, before)), [node], {node}
+        return [one for one in self._index.near(own) if own.near(self._prints[one.name or ""], self._apart)]
+
+    def _leads_to(self, values: Collection[ir.Value], node: ir.Node) -> bool:
+        """Whether a node depends on one of some values."""
+        first = min(map(self._position, values), default=len(self._positions))
+        pending, seen = [node], {node}
         while pending:
             for taken in values_taken(pending.pop()):
-                if taken in before:
-                    self.nodes.add(node)
+                if taken in values:
                     return True
                 producer = taken.producer()
                 if producer is not None and producer not in seen and self._positions.get(producer, -1) > first:

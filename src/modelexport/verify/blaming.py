@@ -86,7 +86,7 @@ def move_blame(proof: Proof) -> None:
     """
     copies: set[str] = set()
     if proof.differing:
-        copies = copied_values(proof.tagged.model, proof.run, proof.feeds) | _foreign_values(proof)
+        copies = copied_values(proof.tagged.model, proof.run, proof.feeds).keys() | _foreign_values(proof)
     for name in proof.differing:
         sure = proof.hints.keys() - copies
         nodes = nodes_between(proof.nodes[name], sure)

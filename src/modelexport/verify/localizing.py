@@ -222,6 +222,7 @@ def _known(
     found: dict[str, set[ir.Node]] = {name: set() for name in wrong}
     if not evidence.computed or not arrays:
         return found
+    made = {value.name or "": node for node in model.graph for value in node.outputs}
     index: Index[Any] = Index()
     for operation in evidence.computed:
         index.add(operation.fingerprint, operation)
@@ -232,9 +233,12 @@ def _known(
         if apart < _LEAST:
             continue
         for node in nodes:
-            for value in (v.name or "" for v in node.outputs if (v.name or "") in arrays and v.name not in copies):
+            for value in (v.name or "" for v in node.outputs if (v.name or "") in arrays):
+                if value in copies and not _is_apart(node, copies[value], made):
+                    continue
                 own = fingerprint_of(arrays[value])
                 alike = [one for one in index.near(own) if own.near(one.fingerprint, apart)] if own.telling else []
+                alike = [one for one in alike if one.new or value not in copies]
                 if _is_of(node, {one.call for one in alike}):
                     found[name].update(nodes_between(node, boundaries))
     return found
@@ -246,6 +250,13 @@ def _is_of(node: ir.Node, calls: set[ModuleCall]) -> bool:
     if owner is None or (node.domain == "" and node.op_type in MOVES):
         return bool(calls)
     return not calls.isdisjoint(owner.calls)
+
+
+def _is_apart(node: ir.Node, earlier: Collection[str], made: Mapping[str, ir.Node]) -> bool:
+    """Whether other calls than a node's made some values: what PyTorch computes again in another call is no copy."""
+    own = owner_of(node)
+    others = [owner_of(made[name]) if name in made else None for name in earlier]
+    return own is not None and all(one is not None and set(own.calls).isdisjoint(one.calls) for one in others)
 
 
 def _is_left(node: ir.Node, run: FileRun) -> bool:
@@ -261,8 +272,8 @@ def _is_left(node: ir.Node, run: FileRun) -> bool:
 _ORDERING = frozenset({"Gather", "GatherElements", "GatherND", "Slice", "Transpose"})
 
 
-def copied_values(model: ir.Model, run: FileRun, inputs: Mapping[str, Any]) -> set[str]:
-    """Values with the numbers of an earlier one, which no mere move of elements makes of it.
+def copied_values(model: ir.Model, run: FileRun, inputs: Mapping[str, Any]) -> dict[str, set[str]]:
+    """Values with the numbers of earlier ones, to these, where no mere move of elements makes it of them.
 
     Taken from the wrong place, a value is PyTorch's all the same; so is a sum with what is zero by a fault, and what a
     node leaves in its order that should give it another one.
@@ -271,7 +282,7 @@ def copied_values(model: ir.Model, run: FileRun, inputs: Mapping[str, Any]) -> s
         inputs: Those of the file.
     """
     first: Index[str] = Index()
-    found: set[str] = set()
+    found: dict[str, set[str]] = {}
     known = dict(run.prints)
     for value in model.graph.inputs:
         if (name := value.name or "") in inputs:
@@ -287,7 +298,7 @@ def copied_values(model: ir.Model, run: FileRun, inputs: Mapping[str, Any]) -> s
             if own is None or not own.telling:
                 continue
             earlier = {one for one in first.near(own) if known[one].near(own, _EQUAL)}
-            if earlier and (moved & found or not moved & earlier or _is_left(node, run)):
-                found.add(name)
+            if earlier and (moved & found.keys() or not moved & earlier or _is_left(node, run)):
+                found[name] = earlier
             first.add(own, name)
     return found

@@ -81,6 +81,13 @@ def find_misplaced(model: ir.Model, calls: CallTree, run: FileRun, evidence: Evi
             allowed |= _allowed(node in copies, value, run, index, makers, apart, drawn, again)
         if allowed:
             known[node] = frozenset(allowed)
+    computing = known.keys() - copies.keys()
+    for node in [node for node in known if node in computing and len(known[node]) > 1 and len(node.outputs) == 1]:
+        value = node.outputs[0]
+        calls_in_turn = [place.call for place in _places(value, run, index, apart, drawn) if place.new]
+        nodes_in_turn = again.in_turn(value, computing)
+        if nodes_in_turn and len(nodes_in_turn) == len(calls_in_turn):
+            known[node] = frozenset([calls_in_turn[nodes_in_turn.index(node)]])
     unseen = _calls_with_unseen_outputs(calls, run, evidence)
     passing = _calls_with_unseen_outputs(calls, run, evidence, passed=True)
     several = any((owner := owner_of(node)) is not None and len(owner.calls) > 1 for node in model.graph)
@@ -306,15 +313,14 @@ def _places(
 
 
 def _looks_up(node: ir.Node) -> bool:
-    """Whether a node takes rows of a weight that numbers of the run choose: no call had them before.
+    """Whether a node takes elements that numbers of the run choose: no call had these before.
 
-    One that repeats or cuts a weight by sizes of the run does not: PyTorch may copy what it expanded in a later call.
+    One that repeats or cuts a tensor by sizes of the run does not: PyTorch may copy what it expanded in a later call.
     """
-    if node.domain != "" or node.op_type not in _CHOOSING or not node.inputs or node.inputs[0] is None:
+    if node.domain != "" or node.op_type not in _CHOOSING:
         return False
     producers = [value.producer() for value in node.inputs[1:] if value is not None and not value.is_initializer()]
-    chosen = any(producer is None or producer.inputs for producer in producers)  # not all by constants
-    return node.inputs[0].is_initializer() and chosen
+    return any(producer is None or producer.inputs for producer in producers)  # not all by constants
 
 
 _CHOOSING = frozenset({"Gather", "GatherElements", "GatherND"})

@@ -26,8 +26,8 @@ def replaceable_tensors(proof: Proof) -> dict[str, SeenTensor]:
     """Values to the tensors that they are, if all that uses them changes with these.
 
     A tensor is replaced where a call first returns it, and so for all that take it later, unless another call computes
-    it again, or this one uses it, too; or where a call gets it, if the nodes that use it are of that call. Calls of modules that are also called
-    in branches or loops have other numbers in a run that does not follow these.
+    it again, or this one uses it, too; or where a call gets it, if the nodes that use it are of that call. Calls of
+    modules that are also called in branches or loops have other numbers in a run that does not follow these.
     """
     root = proof.tagged.calls.calls[0].call
     first: dict[str, SeenTensor] = {}
