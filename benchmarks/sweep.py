@@ -5,9 +5,10 @@
 
 The models are those of `tests/zoo`, with random weights. Each export runs in a process of its own, which is ended after
 N seconds. A file counts as loaded if ONNX Runtime opens it, and as agreeing if it computes PyTorch's outputs, judged
-here with NumPy alone: the norm of the difference is at most a thousandth of the output's. What was found is appended to
-FILE, and a model and way that are in it are not run again, so that the table can be made in slices. `--write` puts the
-table into `docs/sweep.md`. All families take about an hour.
+here with NumPy alone: the norm of the difference is at most a thousandth of the output's, or, of a random model, twice
+that between two runs of PyTorch. What was found is appended to FILE, and a model and way that are in it are not run
+again, so that the table can be made in slices. `--write` puts the table into `docs/sweep.md`. All families take about
+an hour.
 """
 
 from __future__ import annotations
@@ -90,17 +91,30 @@ def judge(outcome: Outcome, path: Path, model: nn.Module, inputs: Any) -> None:
         feeds = dict(zip(wanted, given.values(), strict=True))
     else:
         raise ValueError(f"the file takes {', '.join(wanted)}, and the model {', '.join(given)}")
-    torch.manual_seed(0)
-    with torch.no_grad():
-        made = list(tensors(model(**inputs) if isinstance(inputs, Mapping) else model(*inputs)))
     actual = session.run(None, feeds)
-    expected = [as_numpy(tensor) for _, tensor in made]
+    expected, again = (made(model, inputs, seed) for seed in range(2))
     if len(actual) != len(expected):
         raise ValueError(f"PyTorch gives {len(expected)} tensors, the file {len(actual)}")
-    for one, other in zip(expected, actual, strict=True):
-        if one.shape != other.shape or not close(one, other):
+    for one, same, other in zip(expected, again, actual, strict=True):
+        # Of a random model no file is nearer to PyTorch than PyTorch is to itself.
+        if one.shape != other.shape or not (close(one, other) or 2 * distance(one, same) >= distance(one, other) > 0):
             raise ValueError(f"{one.dtype}{list(one.shape)} is {other.dtype}{list(other.shape)} and not as in PyTorch")
     outcome.agrees = True
+
+
+def made(model: nn.Module, inputs: Any, seed: int) -> list[Any]:
+    """What the model returns, with the random numbers of a seed."""
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        return [as_numpy(one) for _, one in tensors(model(**inputs) if isinstance(inputs, Mapping) else model(*inputs))]
+
+
+def distance(one: Any, other: Any) -> float:
+    """The norm of the difference of two arrays; none of integers, or of numbers that are not finite."""
+    if one.shape != other.shape or one.dtype.kind not in "fc":
+        return 0.0
+    found = float(np.linalg.norm((one - other).astype(np.float64)))
+    return found if np.isfinite(found) else 0.0
 
 
 def close(one: Any, other: Any) -> bool:
