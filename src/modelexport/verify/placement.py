@@ -66,12 +66,15 @@ def find_misplaced(model: ir.Model, calls: CallTree, run: FileRun, evidence: Evi
     """Nodes that only rearrange their inputs, to the calls that get or return these."""
     made: dict[ir.Node, frozenset[ModuleCall]] = {}
     """Those whose values PyTorch computed, to the calls that did, and did not only pass them on."""
+    passing_on = set[ir.Node]()
     for node in model.graph:
         own = run.prints.get(node.outputs[0].name or "")
         given = [_taken(taken, own, run) for taken in node.inputs if taken is not None]
         looked_up = _places(node.outputs[0], run, index, apart, drawn) if _looks_up(node) else []
         allowed = {place.call for place in looked_up if place.new}
-        if (node.domain == "" and node.op_type in MOVES and not allowed) or any(_same(own, one) for one in given):
+        if passes_on := any(_same(own, one) for one in given):
+            passing_on.add(node)
+        if passes_on or (node.domain == "" and node.op_type in MOVES and not allowed):
             copies[node] = travels.get(run.contents.get(node.outputs[0].name or "", ""), frozenset())
             shown = (place for value in node.outputs for place in _places(value, run, index, apart, drawn))
             made[node] = frozenset(place.call for place in shown if place.new)
@@ -81,8 +84,8 @@ def find_misplaced(model: ir.Model, calls: CallTree, run: FileRun, evidence: Evi
             allowed |= _allowed(node in copies, value, run, index, makers, apart, drawn, again)
         if allowed:
             known[node] = frozenset(allowed)
-    computing = known.keys() - copies.keys()
-    for node in [node for node in known if node in computing and len(known[node]) > 1 and len(node.outputs) == 1]:
+    computing = {node for node in model.graph if node not in passing_on}
+    for node in [node for node in known if node not in copies and len(known[node]) > 1 and len(node.outputs) == 1]:
         value = node.outputs[0]
         calls_in_turn = [place.call for place in _places(value, run, index, apart, drawn) if place.new]
         nodes_in_turn = again.in_turn(value, computing)
