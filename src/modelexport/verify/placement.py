@@ -19,14 +19,14 @@ from modelexport.core.owners import Evidence as OwnerEvidence
 from modelexport.graph.nodes import nested_graphs
 from modelexport.graph.owners import owner_of
 from modelexport.runtime.evidence import Evidence
-from modelexport.runtime.fingerprints import NEAR, Fingerprint, Index, fingerprint_of
-from modelexport.verify.again_computed import Again
+from modelexport.runtime.fingerprints import Fingerprint, Index
 from modelexport.verify.crossing import nodes_outside
 from modelexport.verify.drawing import random_nodes
 from modelexport.verify.ends import Ends
-from modelexport.verify.leading import MOVES, reached_calls
-from modelexport.verify.matching import FileRun, first_makers, tensors_by_call
+from modelexport.verify.leading import reached_calls
+from modelexport.verify.matching import FileRun, tensors_by_call
 from modelexport.verify.quiet_values import misplaced_quiet_nodes
+from modelexport.verify.recognizing import recognize
 
 
 @dataclass(frozen=True)
@@ -40,64 +40,18 @@ class Misplaced:
     """Whether PyTorch computed its value; otherwise it is what the node takes or leads to that tells."""
 
 
-@dataclass(frozen=True)
-class _Where:
-    """The calls in which a content was computed."""
-
-    call: ModuleCall
-    fingerprint: Fingerprint
-    new: bool
-    random: bool | None
-
-
 def find_misplaced(model: ir.Model, calls: CallTree, run: FileRun, evidence: Evidence) -> list[Misplaced]:
     """The nodes of the main graph whose owners are not the calls in which their values were computed."""
-    index, results = Index[_Where](), Index[_Where]()
-    for operation in evidence.computed:
-        where = _Where(operation.call, operation.fingerprint, operation.new, operation.random)
-        (results if operation.chosen else index).add(operation.fingerprint, where)
-    apart = _apart(run)
     drawn = random_nodes(model.graph)
-    again = Again(model.graph, run.prints, apart)
-    makers = first_makers(evidence)
-    travels = _travels(evidence)
-    known: dict[ir.Node, frozenset[ModuleCall]] = {}
-    copies: dict[ir.Node, frozenset[ModuleCall]] = {}
-    """Nodes that only rearrange their inputs, to the calls that get or return these."""
-    made: dict[ir.Node, frozenset[ModuleCall]] = {}
-    """Those whose values PyTorch computed, to the calls that did, and did not only pass them on."""
-    passing_on = set[ir.Node]()
-    for node in model.graph:
-        own = run.prints.get(node.outputs[0].name or "")
-        given = [_taken(taken, own, run) for taken in node.inputs if taken is not None]
-        looked_up = _places(node.outputs[0], run, index, apart, drawn) if _looks_up(node) else []
-        allowed = {place.call for place in looked_up if place.new}
-        if passes_on := any(_same(own, one) for one in given):
-            passing_on.add(node)
-        if passes_on or (node.domain == "" and node.op_type in MOVES and not allowed):
-            copies[node] = travels.get(run.contents.get(node.outputs[0].name or "", ""), frozenset())
-            shown = (place for value in node.outputs for place in _places(value, run, index, apart, drawn))
-            made[node] = frozenset(place.call for place in shown if place.new)
-        for value in node.outputs if nested_graphs(node) else ():
-            allowed |= _allowed(True, value, run, results, {}, apart, drawn, again)
-        for value in () if allowed else node.outputs:
-            allowed |= _allowed(node in copies, value, run, index, makers, apart, drawn, again)
-        if allowed:
-            known[node] = frozenset(allowed)
-    computing = {node for node in model.graph if node not in passing_on}
-    for node in [node for node in known if node not in copies and len(known[node]) > 1 and len(node.outputs) == 1]:
-        value = node.outputs[0]
-        calls_in_turn = [place.call for place in _places(value, run, index, apart, drawn) if place.new]
-        nodes_in_turn = again.in_turn(value, computing)
-        if nodes_in_turn and len(nodes_in_turn) == len(calls_in_turn):
-            known[node] = frozenset([calls_in_turn[nodes_in_turn.index(node)]])
+    recognized = recognize(model, run, evidence, drawn)
+    known, copies = recognized.known, recognized.copies
     unseen = _calls_with_unseen_outputs(calls, run, evidence)
     passing = _calls_with_unseen_outputs(calls, run, evidence, passed=True)
     several = any((owner := owner_of(node)) is not None and len(owner.calls) > 1 for node in model.graph)
     gone = _calls_with_lost_values(run, evidence, calls) if several else frozenset()
     ends = Ends(run, evidence)
     order = {call: index for index, call in enumerate(evidence.parents)}
-    reached = reached_calls(model, known, made, run, evidence, again.nodes)
+    reached = reached_calls(model, known, recognized.made, run, evidence, recognized.again)
     found = []
     for node in model.graph:
         owner = owner_of(node)
@@ -116,7 +70,7 @@ def find_misplaced(model: ir.Model, calls: CallTree, run: FileRun, evidence: Evi
         wrong: Sequence[ModuleCall] = [] if owner.call in near else owner.calls
         if len(owner.calls) > 1:
             # A node fused from several calls also computes what the others did; the file does not have that as a value.
-            beside = _around(node, known) | _users(node, known) | leading | _passed(node, run, travels)
+            beside = _around(node, known) | _users(node, known) | leading | _passed(node, run, recognized.travels)
             if owner.evidence is not OwnerEvidence.EXACT:
                 also = near | beside | ends.before(right) | _owners_of_quiet(node, run)
                 wrong = wrong if not near & set(owner.calls) else []
@@ -200,14 +154,6 @@ def _may_lead_to(call: ModuleCall, other: ModuleCall, calls: CallTree, order: Ma
     return call in calls and other in calls.stack(call)
 
 
-def _taken(value: ir.Value, own: Fingerprint | None, run: FileRun) -> Fingerprint | None:
-    """The fingerprint of an input: adding zeros to a constant gives the constant, wherever else it occurs."""
-    tensor = value.const_value if value.is_initializer() else None
-    if tensor is None or own is None or tensor.size != own.size or not tensor.dtype.is_floating_point():
-        return run.prints.get(value.name or "")
-    return fingerprint_of(tensor.numpy())
-
-
 def _alike(
     node: ir.Node,
     right: frozenset[ModuleCall],
@@ -269,81 +215,6 @@ def _taken_from_outside(
         if not made or not inside or len(right) > 1:
             found.append(run.contents.get(value.name or "", ""))
     return found
-
-
-def _travels(evidence: Evidence) -> dict[str, frozenset[ModuleCall]]:
-    """Each content to the calls that get, pass or return it."""
-    found: dict[str, set[ModuleCall]] = {}
-    for tensor in evidence.tensors:
-        found.setdefault(tensor.content, set()).add(tensor.call)
-        parent = evidence.parents.get(tensor.call)
-        if parent is not None:
-            found[tensor.content].add(parent)
-    return {content: frozenset(calls) for content, calls in found.items()}
-
-
-def _allowed(
-    copies: bool,
-    value: ir.Value,
-    run: FileRun,
-    index: Index[_Where],
-    makers: Mapping[str, ModuleCall],
-    apart: float,
-    drawn: Collection[ir.Node],
-    again: Again,
-) -> set[ModuleCall]:
-    own = run.prints.get(value.name or "")
-    if own is None or not own.telling:
-        return set()
-    places = _places(value, run, index, apart, drawn)
-    new, every = {place.call for place in places if place.new}, {place.call for place in places}
-    allowed = new if new and not copies and (new == every or not again.computes(value)) else every
-    content = run.contents.get(value.name or "")
-    if content is not None and content in makers and (copies or not allowed):
-        allowed.add(makers[content])
-    return allowed
-
-
-def _places(
-    value: ir.Value, run: FileRun, index: Index[_Where], apart: float, drawn: Collection[ir.Node]
-) -> list[_Where]:
-    """Where PyTorch had a value; what depends on random numbers, only where it did there, too."""
-    own = run.prints.get(value.name or "")
-    if own is None or not own.telling:
-        return []
-    found = [place for place in index.near(own) if own.near(place.fingerprint, apart)]
-    return [place for place in found if place.random is not False] if value.producer() in drawn else found
-
-
-def _looks_up(node: ir.Node) -> bool:
-    """Whether a node takes elements that numbers of the run choose: no call had these before.
-
-    One that repeats or cuts a tensor by sizes of the run does not: PyTorch may copy what it expanded in a later call.
-    """
-    if node.domain != "" or node.op_type not in _CHOOSING:
-        return False
-    producers = [value.producer() for value in node.inputs[1:] if value is not None and not value.is_initializer()]
-    return any(producer is None or producer.inputs for producer in producers)  # not all by constants
-
-
-_CHOOSING = frozenset({"Gather", "GatherElements", "GatherND"})
-"""Operators that take elements by their numbers."""
-
-
-def _apart(run: FileRun) -> float:
-    """How far a value may be from an operation's result and still be it: some times what recognised values are off by.
-
-    In a model with fresh weights many values are nearly others.
-    """
-    return min(NEAR, max(_NOISE * max(run.errors.values(), default=NEAR), _LEAST))
-
-
-_NOISE = 16.0
-_LEAST = 4e-6
-
-
-def _same(one: Fingerprint | None, other: Fingerprint | None) -> bool:
-    return one is not None and other is not None and one.same(other)
 
 
 def _telling(node: ir.Node, run: FileRun) -> bool:
