@@ -29,15 +29,20 @@ class Again:
         """The nodes for which that was found."""
 
     def computes(self, value: ir.Value) -> bool:
+        """Whether a value is that of one that it depends on; its node is kept among :attr:`nodes` then."""
+        node = value.producer()
+        if node is None or not self.follows(value):
+            return False
+        self.nodes.add(node)
+        return True
+
+    def follows(self, value: ir.Value) -> bool:
         """Whether a value is that of one that it depends on."""
         node = value.producer()
-        if node is None or node not in self._positions:
+        if node is None or node not in self._positions or (value.name or "") not in self._prints:
             return False
         before = {one for one in self._near(value) if self._position(one) < self._positions[node]}
-        if self._leads_to(before, node):
-            self.nodes.add(node)
-            return True
-        return False
+        return self._leads_to(before, node)
 
     def in_turn(self, value: ir.Value, nodes: Collection[ir.Node]) -> list[ir.Node]:
         """Those of some nodes that compute a value, each from that of the one before; empty if not all do so."""

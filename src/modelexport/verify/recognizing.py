@@ -63,11 +63,12 @@ def recognize(model: ir.Model, run: FileRun, evidence: Evidence, drawn: Collecti
     for node in model.graph:
         own = run.prints.get(node.outputs[0].name or "")
         given = [_taken(taken, own, run) for taken in node.inputs if taken is not None]
-        looked_up = _places(node.outputs[0], run, index, apart, drawn) if _looks_up(node) else []
-        allowed = {place.call for place in looked_up if place.new}
-        if passes_on := any(_same(own, one) for one in given):
+        if any(_same(own, one) for one in given):
             passing_on.add(node)
-        if passes_on or (node.domain == "" and node.op_type in MOVES and not allowed):
+        looks_up = _looks_up(node) and not again.follows(node.outputs[0])
+        looked_up = _places(node.outputs[0], run, index, apart, drawn) if looks_up else []
+        allowed = {place.call for place in looked_up if place.new}
+        if node in passing_on or (node.domain == "" and node.op_type in MOVES and not allowed):
             copies[node] = travels.get(run.contents.get(node.outputs[0].name or "", ""), frozenset())
             shown = (place for value in node.outputs for place in _places(value, run, index, apart, drawn))
             made[node] = frozenset(place.call for place in shown if place.new)
