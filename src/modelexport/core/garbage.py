@@ -11,6 +11,8 @@ FULL = 50
 """The least number of smaller collections between two full ones inside a block."""
 NEVER = 0
 """No collections inside: for a block that keeps nearly all that it makes."""
+_YOUNG = 10_000
+"""The least number of new objects between two collections inside a block: of Python's 700 nearly all are still used."""
 _GROWTH = 1.25
 """How many times the objects of the last full collection there may be at the start of a block: Python's own rule."""
 
@@ -49,7 +51,7 @@ def only_new_garbage(full: int = FULL) -> Iterator[None]:
         gc.freeze()
         _Heap.counted, _Heap.blocks = gc.get_freeze_count(), sys.getallocatedblocks()
     youngest, young, before = gc.get_threshold()
-    gc.set_threshold(youngest if full else 0, young, max(before, full))
+    gc.set_threshold(max(youngest, _YOUNG) if full else 0, young, max(before, full))
     try:
         yield
     finally:

@@ -67,11 +67,15 @@ def nested_graphs(node: ir.Node) -> Sequence[ir.Graph]:
         return ()
     graphs: list[ir.Graph] = []
     for attribute in attributes.values():
-        if attribute.type is ir.AttributeType.GRAPH and not attribute.is_ref():
+        kind = attribute.type
+        if kind is _GRAPH and not attribute.is_ref():
             graphs.append(attribute.as_graph())
-        elif attribute.type is ir.AttributeType.GRAPHS and not attribute.is_ref():
+        elif kind is _GRAPHS and not attribute.is_ref():
             graphs.extend(attribute.as_graphs())
     return graphs
+
+
+_GRAPH, _GRAPHS = ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS
 
 
 def initializers(model: ir.Model) -> Iterator[ir.Value]:

@@ -30,10 +30,11 @@ def indistinct(model: nn.Module, keys: Collection[str]) -> set[str]:
         data = tensor.detach()
         if key not in keys or data.numel() < 2 or data.is_meta:
             continue
-        if _is_small(data) or _is_constant(data):
+        part = _sample(data)
+        if _is_small(data) or _is_constant(data, part):
             found.add(key)
             continue
-        alike = seen[data.numel(), zlib.crc32(_sample(data).tobytes())]
+        alike = seen[data.numel(), zlib.crc32(part.tobytes())]
         for other, its in alike:
             if its.data_ptr() != data.data_ptr() and torch.equal(its.reshape(-1), data.reshape(-1)):
                 found |= {key, other}
@@ -43,7 +44,15 @@ def indistinct(model: nn.Module, keys: Collection[str]) -> set[str]:
 
 def weak(model: nn.Module, keys: Collection[str]) -> set[str]:
     """The entries that make much smaller numbers of their inputs: fresh ones leave attention nearly uniform."""
-    return {key for key, tensor in entries_of(model).items() if key in keys and 0 < _gain(tensor.detach()) < _WEAK}
+    return {key for key, tensor in entries_of(model).items() if key in keys and _is_weak(tensor.detach())}
+
+
+def _is_weak(weights: torch.Tensor) -> bool:
+    if weights.ndim < 2 or not weights.numel():
+        return False
+    half = weights.reshape(-1)[: -(-weights.numel() // 2)]  # nearly always enough to tell
+    least = _gain_of(_size(half) * sqrt(half.numel() / weights.numel()), weights)
+    return least <= 1.01 * _WEAK and 0 < _gain(weights) < _WEAK
 
 
 def _size(data: torch.Tensor) -> float:
@@ -58,8 +67,7 @@ def _is_small(data: torch.Tensor) -> bool:
     return _size(part) * sqrt(part.numel() / data.numel()) < _SMALL and _size(data) < _SMALL
 
 
-def _is_constant(data: torch.Tensor) -> bool:
-    part = _sample(data)
+def _is_constant(data: torch.Tensor, part: Any) -> bool:
     return bool((part == part[0]).all()) and bool((data == data.reshape(-1)[0]).all())
 
 
@@ -76,7 +84,11 @@ def _gain(weights: torch.Tensor) -> float:
     """The factor by which a matrix scales a random vector; 1 for other tensors."""
     if weights.ndim < 2 or not weights.numel():
         return 1.0
-    return _size(weights) * sqrt(weights.numel() // weights.shape[0])
+    return _gain_of(_size(weights), weights)
+
+
+def _gain_of(size: float, weights: torch.Tensor) -> float:
+    return size * sqrt(weights.numel() // weights.shape[0])
 
 
 def perturbed(model: nn.Module, keys: Collection[str], *, seed: int = 12) -> Mapping[str, torch.Tensor]:

@@ -153,30 +153,31 @@ def _agreeing(name: str, expected: Any, actual: Any, unit: float, units: float, 
     """The comparison of arrays of ordinary numbers that agree, which is most often so; ``None`` where it has to be done
     with more care."""
     one, two = expected.reshape(-1), actual.reshape(-1)
-    largest, absolute, sums = 0.0, 0.0, [0.0, 0.0]
+    absolute, sums = 0.0, [0.0, 0.0]
     with np.errstate(invalid="ignore", over="ignore"):
-        for a, b in blocks(one, two):
-            apart = b - a
-            squares = float(a.dot(a)), float(apart.dot(apart))
+        apart = two - one
+        for a, b in blocks(one, apart):
+            squares = float(a.dot(a)), float(b.dot(b))
             if not (squares[0] < _PLAIN[1] ** 2 and squares[1] < _PLAIN[1] ** 2):  # not a number compares as false
                 return None
             sums = [sums[0] + squares[0], sums[1] + squares[1]]
-            largest = max(largest, float(a.max()), -float(a.min()))
-            absolute = max(absolute, float(apart.max()), -float(apart.min()))
-    if largest <= _PLAIN[0] or (largest > _MASK and largest > _APART / 10 * _middle(one)):
-        return None
+            absolute = max(absolute, float(b.max()), -float(b.min()))
     size, error = map(sqrt, sums)
+    if not 2 * _PLAIN[0] * sqrt(one.size) < size < _MASK / 2:  # or else the largest is above the least, and no mask
+        largest = max(float(one.max(initial=0.0)), -float(one.min(initial=0.0)))
+        if largest <= _PLAIN[0] or (largest > _MASK and largest > _APART / 10 * _middle(one)):
+            return None
     if error > units * unit * size:
         return None
     typical = size / sqrt(max(expected.size, 1))
     of_one = absolute / typical
     if of_one > ALLOWED_OF_ONE * ALLOWED_UNITS * unit:
-        of_one = _of_one(np.abs(two - one), np.abs(one), typical)
+        of_one = _of_one(np.abs(apart), np.abs(one), typical)
     if of_one > ALLOWED_OF_ONE * units * unit:
         return None
     of_row = None
     if _may_hide_a_row(expected.shape, error / size, of_one, unit):
-        of_row = outlier(errors_of_rows(two - one, one, expected.shape)) or None
+        of_row = outlier(errors_of_rows(apart, one, expected.shape)) or None
     if by_row and (of_row or 0.0) > units * unit:
         return None
     return Difference(

@@ -26,7 +26,7 @@ from modelexport.surgery.repeating import values_taken
 from modelexport.verify.differences import Difference
 from modelexport.verify.leading import MOVES
 from modelexport.verify.matching import FileRun
-from modelexport.verify.segments import GIVEN, given_name, segmented
+from modelexport.verify.segments import GIVEN, given_name, nodes_before, segmented
 
 _LEAST = 3e-7
 """Closer than this, fingerprints of float32 numbers are not told apart."""
@@ -53,16 +53,7 @@ class Suspects:
 
 def nodes_between(node: ir.Node, boundaries: Collection[str]) -> dict[ir.Node, None]:
     """The nodes that compute between ``boundaries`` and what a node gives, itself included."""
-    found = {node: None}
-    pending = [node]
-    while pending:
-        current = pending.pop()
-        for value in values_taken(current):
-            producer = value.producer() if value.name not in boundaries else None
-            if producer is not None and producer not in found:
-                found[producer] = None
-                pending.append(producer)
-    return found
+    return nodes_before([node], boundaries)
 
 
 def taken_by(nodes: Iterable[ir.Node], boundaries: Collection[str]) -> set[str]:

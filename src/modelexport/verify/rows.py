@@ -41,6 +41,9 @@ def outlier(errors: Any, noise: Any = 0.0) -> float:
     Args:
         noise: What each of them may be by rounding.
     """
+    most = errors.max(initial=0.0)
+    if 2 * np.count_nonzero(errors > most / _APART) > errors.size:  # as most often, and known without a median
+        return 0.0
     wrong = errors[(errors > _APART * np.median(errors)) & (errors > noise)]
     return float(wrong.max(initial=0.0))
 

@@ -7,12 +7,11 @@ an error shows only where it originates, all in one run of one model.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-import onnx_ir.passes.common as passes
 
 from modelexport.graph.copies import copy_of
 from modelexport.graph.owners import owner_of
@@ -43,20 +42,24 @@ def segmented(
     Returns:
         A model whose inputs are the inputs of the graph and, named ``NAME.given``, the boundaries that are needed.
     """
-    copy = copy_of(model)
-    made = {value.name: value for node in copy.graph for value in node.outputs}
-    copy.graph.outputs.clear()
-    for name in boundaries:
-        if name in made:
-            given = _given(made[name], dtypes or {})
-            made[name].replace_all_uses_with(given)
-            copy.graph.inputs.append(given)
-    copy.graph.outputs.extend(made[name] for name in wanted if name in made)
-    passes.RemoveUnusedNodesPass()(copy)
-    for value in list(copy.graph.inputs):
-        if not value.uses():
-            copy.graph.inputs.remove(value)
-    return copy
+    made = {value.name or "": node for node in model.graph for value in node.outputs}
+    cut = {name for name in boundaries if name in made}
+    needed = nodes_before([made[name] for name in wanted if name in made], cut)
+    # To copy all nodes and to remove most of them again takes as long as to run the rest.
+    return stretch(model, [node for node in model.graph if node in needed], cut, wanted, dtypes or {})
+
+
+def nodes_before(nodes: Iterable[ir.Node], boundaries: Collection[str]) -> dict[ir.Node, None]:
+    """The nodes that compute between ``boundaries`` and what some nodes give, these included."""
+    found = dict.fromkeys(nodes)
+    pending = list(found)
+    while pending:
+        for value in values_taken(pending.pop()):
+            producer = value.producer() if value.name not in boundaries else None
+            if producer is not None and producer not in found:
+                found[producer] = None
+                pending.append(producer)
+    return found
 
 
 def stretch(
@@ -71,12 +74,13 @@ def stretch(
     Args:
         nodes: Nodes of the main graph, in its order. What they take is made by them, is a boundary, or of the graph.
     """
-    made = {value: None for node in nodes for value in node.outputs}
+    made = {value: value.name for node in nodes for value in node.outputs}
+    named = {name: value for value, name in made.items()}
     taken = dict.fromkeys(value for node in nodes for value in values_taken(node))
     entering = [value for value in taken if value not in made]
     graph = ir.GraphView(
-        [value for value in entering if not value.is_initializer()],
-        [value for value in made if value.name in wanted],
+        [value for value in entering if not value.is_initializer() or value.is_graph_input()],
+        [named[name] for name in wanted if name in named],
         nodes=nodes,
         initializers=[value for value in entering if value.is_initializer()],
         opset_imports=dict(model.graph.opset_imports),
