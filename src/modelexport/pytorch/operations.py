@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from modelexport.core.calls import ModuleCall
+from modelexport.pytorch.bounding import has_free_bound
 from modelexport.pytorch.dispatch_modes import RUN_FUNCTIONS, OperationMode
 from modelexport.pytorch.private_torch import version_of
 from modelexport.pytorch.random_flow import RandomFlow, leaves
@@ -80,7 +81,8 @@ class Operations(OperationMode):
                 fingerprint = _shared(tensor, tensors) or fingerprint_of(as_array(tensor))
                 if fingerprint.telling and not _is_parameter(fingerprint, tensors, tensor):
                     new = not any(one is not None and fingerprint.same(one) for one in taken)
-                    self._computed.append(Computed(call, fingerprint, new, func in RUN_FUNCTIONS, random))
+                    bounded = has_free_bound(func, args, kwargs, tensor, new=new)
+                    self._computed.append(Computed(call, fingerprint, new, func in RUN_FUNCTIONS, random, bounded))
                 setattr(tensor, _SEEN, (fingerprint, version_of(tensor)))
             if tensor._base is not None and any(tensor is value for value in given):
                 self._record_written_through(call, tensor._base, random)

@@ -59,6 +59,8 @@ class Computed(NamedTuple):
     """Whether it is the result of a branch or a loop, where other operations computed it."""
     random: bool | None = None
     """Whether it was computed from random numbers; ``None`` if that was not recorded."""
+    bounded: bool = False
+    """Whether the operation has a bound that none of the numbers reach."""
 
 
 class Number(NamedTuple):
