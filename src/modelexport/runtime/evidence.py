@@ -100,6 +100,10 @@ class Evidence(Protocol):
     def computed(self) -> Sequence[Computed]: ...
 
     @property
+    def quiet(self) -> Sequence[Computed]:
+        """The results whose numbers do not tell their call, as a mask of ones; empty if they were not recorded."""
+
+    @property
     def choices(self) -> Sequence[Choice]:
         """Where it took the largest or the smallest of some scores, in the order of the run."""
 
