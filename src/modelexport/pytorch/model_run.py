@@ -48,6 +48,7 @@ class ModelRun:
         parents: Every call to the call that it ran in.
         tensors: The tensors that calls got and returned.
         computed: The results of operations; empty if PyTorch cannot record them.
+        quiet: Those whose numbers do not tell their call; empty likewise.
         choices: The places where operations took the largest or the smallest of some scores; empty likewise.
         decisions: The conditions of branches; empty likewise.
         random: What depends on random numbers.
@@ -82,6 +83,7 @@ class ModelRun:
         self._in_float64: dict[bool, ModelRun | None] = {}
         self.tensors: list[SeenTensor] = []
         self.computed: list[Computed] = []
+        self.quiet: list[Computed] = []
         self.choices: list[Choice] = []
         self.decisions: list[Decision] = []
         self._arrays: dict[str, Any] = {}
@@ -96,7 +98,7 @@ class ModelRun:
         exchange = right.given_to_calls() if right is not None else as_they_are
         ways = [(operations, bodies, bodies), *([(operations, True, False)] if bodies else []), (False, False, False)]
         for way in dict.fromkeys(ways):
-            self.tensors, self.computed, self.choices, self.decisions = [], [], [], []
+            self.tensors, self.computed, self.quiet, self.choices, self.decisions = [], [], [], [], []
             self._recorder = CallRecorder(model, watch=self._watch, exchange=exchange)
             self._flow = None
             try:
@@ -127,6 +129,7 @@ class ModelRun:
         if numbers:
             self.tensors = [t._replace(call=call) for t in self.tensors if (call := numbered(t.call)) is not None]
             self.computed = [c._replace(call=call) for c in self.computed if (call := numbered(c.call)) is not None]
+            self.quiet = [c._replace(call=call) for c in self.quiet if (call := numbered(c.call)) is not None]
             self.choices = [c._replace(call=call) for c in self.choices if (call := numbered(c.call)) is not None]
             self.decisions = [d._replace(call=call) for d in self.decisions if (call := numbered(d.call)) is not None]
         random = frozenset(call for one in self._random_calls if (call := numbered(one)) is not None)
@@ -157,7 +160,8 @@ class ModelRun:
             if operations:
                 own = [] if self._weights is not None else list(self._model.parameters())
                 self._flow = RandomFlow()
-                mode = Operations(self._recorder, self.computed, self._choose, self._decide, own, guard, self._flow)
+                results = self.computed, self.quiet
+                mode = Operations(self._recorder, *results, self._choose, self._decide, own, guard, self._flow)
                 self._random_calls = mode.random_calls
                 stack.enter_context(mode)
             result = self._model(*args, **kwargs)

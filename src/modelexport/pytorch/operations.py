@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from modelexport.core.calls import ModuleCall
+from modelexport.pytorch.bounding import has_free_bound
 from modelexport.pytorch.dispatch_modes import RUN_FUNCTIONS, OperationMode
 from modelexport.pytorch.private_torch import version_of
 from modelexport.pytorch.random_flow import RandomFlow, leaves
@@ -35,6 +36,7 @@ class Operations(OperationMode):
         self,
         recorder: CallRecorder,
         computed: list[Computed],
+        quiet: list[Computed],
         choose: Callable[[ModuleCall, torch.Tensor, torch.Tensor], None],
         decide: Callable[[ModuleCall, Sequence[torch.Tensor]], None],
         parameters: Collection[torch.Tensor],
@@ -46,7 +48,8 @@ class Operations(OperationMode):
         self.random_calls: set[ModuleCall] = set()
         """The calls that computed something from random numbers."""
         self._guard = guard
-        self._recorder, self._computed, self._choose, self._decide = recorder, computed, choose, decide
+        self._recorder, self._choose, self._decide = recorder, choose, decide
+        self._computed, self._quiet = computed, quiet
         self._parameters = {_memory(parameter) for parameter in parameters}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -80,7 +83,10 @@ class Operations(OperationMode):
                 fingerprint = _shared(tensor, tensors) or fingerprint_of(as_array(tensor))
                 if fingerprint.telling and not _is_parameter(fingerprint, tensors, tensor):
                     new = not any(one is not None and fingerprint.same(one) for one in taken)
-                    self._computed.append(Computed(call, fingerprint, new, func in RUN_FUNCTIONS, random))
+                    bounded = has_free_bound(func, args, kwargs, tensor, new=new)
+                    self._computed.append(Computed(call, fingerprint, new, func in RUN_FUNCTIONS, random, bounded))
+                elif not fingerprint.telling:
+                    self._quiet.append(Computed(call, fingerprint, new=False, random=random))
                 setattr(tensor, _SEEN, (fingerprint, version_of(tensor)))
             if tensor._base is not None and any(tensor is value for value in given):
                 self._record_written_through(call, tensor._base, random)
@@ -90,8 +96,8 @@ class Operations(OperationMode):
         """Record a whole tensor after a write through a view of it: a graph, which has no views, makes it anew."""
         if base.is_floating_point() and base.numel() > 3 and has_elements(base):
             fingerprint = fingerprint_of(as_array(base))
-            if fingerprint.telling:
-                self._computed.append(Computed(call, fingerprint, new=True, random=random))
+            kept = self._computed if fingerprint.telling else self._quiet
+            kept.append(Computed(call, fingerprint, new=fingerprint.telling, random=random))
 
 
 def _compared(value: Any) -> list[torch.Tensor]:

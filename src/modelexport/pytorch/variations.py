@@ -11,7 +11,7 @@ the graph, not by names. A model may refuse a variation; that is not a fault of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -36,7 +36,7 @@ def telling_inputs(inputs: Inputs, model: ir.Model, kept: Collection[str] = ()) 
         kept: The names of tensors that stay as they are: the file has their values.
     """
     for what, change in _changes(inputs, model, kept):
-        yield what, _changed(inputs, [change])
+        yield what, changed(inputs, [change])
 
 
 def all_at_once(inputs: Inputs, model: ir.Model, kept: Collection[str] = ()) -> tuple[str, Inputs] | None:
@@ -46,7 +46,7 @@ def all_at_once(inputs: Inputs, model: ir.Model, kept: Collection[str] = ()) -> 
     changes = dict(_changes(inputs, model, kept))
     ways = list(islice(other_sizes(inputs, model), 1))
     names, resized = [*changes, *(way for way, _ in ways)], ways[0][1] if ways else inputs
-    return (", ".join(names), _changed(resized, list(changes.values()))) if len(names) > 1 else None
+    return (", ".join(names), changed(resized, list(changes.values()))) if len(names) > 1 else None
 
 
 def beyond_example(inputs: Inputs, model: ir.Model, kept: Collection[str] = ()) -> Iterator[tuple[str, Inputs]]:
@@ -59,33 +59,33 @@ def beyond_example(inputs: Inputs, model: ir.Model, kept: Collection[str] = ()) 
         kept: As in :func:`telling_inputs`.
     """
     names = {name: tensor for name, tensor in tensors_in(inputs) if name not in kept}
-    rows, own = _rows_of_ids(model), inputs_of_file(inputs, model)
+    rows, own = rows_of_ids(model), inputs_of_file(inputs, model)
     plain = {name: rows[own[name]] for name in names if own.get(name) in rows}
     positive = {name for name, tensor in names.items() if _has_one_sign(tensor)}
     if positive:
-        yield "numbers of both signs", _changed(inputs, [lambda name, t: _signed(t) if name in positive else t])
-    masks = [name for name, tensor in names.items() if tensor.is_floating_point() and _is_mask(tensor)]
+        yield "numbers of both signs", changed(inputs, [lambda name, t: _signed(t) if name in positive else t])
+    masks = [name for name, tensor in names.items() if tensor.is_floating_point() and is_mask(tensor)]
     if masks:
-        yield "padded masks", _changed(inputs, [lambda name, t: _padded(t, masks.index(name)) if name in masks else t])
+        yield "padded masks", changed(inputs, [lambda name, t: _padded(t, masks.index(name)) if name in masks else t])
     counts = {name for name, tensor in names.items() if _counts(tensor) and name not in plain}
     if counts:
-        yield "larger integers", _changed(inputs, [lambda name, t: _larger(t) if name in counts else t])
+        yield "larger integers", changed(inputs, [lambda name, t: _larger(t) if name in counts else t])
     special = {name: ids for name, count in plain.items() if (ids := _ids_compared(model, count))}
     special = {name: ids for name, ids in special.items() if names[name].shape and names[name].shape[-1] > 3}
     if special:
         yield (
             "ids that are compared with",
-            _changed(inputs, [lambda name, t: _with_ids(t, special[name]) if name in special else t]),
+            changed(inputs, [lambda name, t: _with_ids(t, special[name]) if name in special else t]),
         )
 
 
 def _changes(inputs: Inputs, model: ir.Model, kept: Collection[str]) -> Iterator[tuple[str, Change]]:
     names = [name for name, _ in tensors_in(inputs) if name not in kept]
     tensors = dict(tensors_in(inputs))
-    masks = [name for name in names if not _has_fractions(tensors[name]) and _is_mask(tensors[name])]
+    masks = [name for name in names if not _has_fractions(tensors[name]) and is_mask(tensors[name])]
     if masks:
         yield "padded masks", lambda name, t: _padded(t, masks.index(name)) if name in masks else t
-    rows, own = _rows_of_ids(model), inputs_of_file(inputs, model)
+    rows, own = rows_of_ids(model), inputs_of_file(inputs, model)
     plain = {name: rows[own[name]] for name in names if own.get(name) in rows}
     if plain:
         order = list(plain)
@@ -101,7 +101,8 @@ def _changes(inputs: Inputs, model: ir.Model, kept: Collection[str]) -> Iterator
         yield "larger and smaller numbers", lambda name, t: spread(t) if name in signed else t
 
 
-def _changed(inputs: Inputs, changes: Sequence[Change]) -> Inputs:
+def changed(inputs: Inputs, changes: Sequence[Change]) -> Inputs:
+    """Inputs with each tensor changed, one change after the other."""
     names = {id(tensor): name for name, tensor in tensors_in(inputs)}
 
     def one(value: Any) -> Any:
@@ -111,8 +112,8 @@ def _changed(inputs: Inputs, changes: Sequence[Change]) -> Inputs:
                 value = change(name, value)
         return value
 
-    changed: Inputs = tree_map(one, inputs)
-    return changed
+    others: Inputs = tree_map(one, inputs)
+    return others
 
 
 def _reversed(tensor: torch.Tensor) -> torch.Tensor:
@@ -169,8 +170,14 @@ _COUNTED = 1000
 
 def _ids_compared(model: ir.Model, rows: int) -> list[int]:
     """The integers that a graph compares integers of its inputs with, and those beside them, as far as they are ids."""
-    given = {value for value in model.graph.inputs if value.dtype in _INTEGERS}
-    found: dict[int, None] = {}
+    given = (value for value in model.graph.inputs if value.dtype in _INTEGERS)
+    found = (one for own in integers_compared(model, given) for one in (own, own + 1, own - 1) if 0 <= one < rows)
+    return list(dict.fromkeys(found))
+
+
+def integers_compared(model: ir.Model, values: Iterable[ir.Value]) -> list[int]:
+    """The integers that a graph compares values with, or other integers computed from them."""
+    given, found = set(values), list[int]()
     for node in model.graph:
         if node.op_type in _SIZES or not any(value in given for value in node.inputs):
             continue
@@ -178,9 +185,8 @@ def _ids_compared(model: ir.Model, rows: int) -> list[int]:
         for value in node.inputs if node.domain == "" and node.op_type in _COMPARISONS else ():
             tensor = value.const_value if value is not None and value.is_initializer() else None
             if tensor is not None and tensor.size == 1 and not tensor.dtype.is_floating_point():
-                own = int(tensor.numpy().reshape(-1)[0])
-                found.update(dict.fromkeys(one for one in (own, own + 1, own - 1) if 0 <= one < rows))
-    return list(found)
+                found.append(int(tensor.numpy().reshape(-1)[0]))
+    return found
 
 
 _INTEGERS = (ir.DataType.INT64, ir.DataType.INT32)
@@ -208,7 +214,8 @@ def _times(factor: int, kept: Collection[str], name: str, tensor: torch.Tensor) 
     return factor * tensor if tensor.is_floating_point() and name not in kept else tensor
 
 
-def _is_mask(tensor: torch.Tensor) -> bool:
+def is_mask(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has nothing but zeros and ones, in rows that are long enough not to be so by chance."""
     ones = tensor == 1
     return tensor.ndim >= 2 and tensor.shape[-1] > 3 and bool((ones | (tensor == 0)).all() and ones.any())
 
@@ -226,7 +233,7 @@ def _padded(mask: torch.Tensor, before: int) -> torch.Tensor:
     return other
 
 
-def _rows_of_ids(model: ir.Model) -> dict[str, int]:
+def rows_of_ids(model: ir.Model) -> dict[str, int]:
     """The inputs that select rows of a weight, to the number of rows."""
     found: dict[str, int] = {}
     for value in model.graph.inputs:

@@ -59,6 +59,8 @@ class Computed(NamedTuple):
     """Whether it is the result of a branch or a loop, where other operations computed it."""
     random: bool | None = None
     """Whether it was computed from random numbers; ``None`` if that was not recorded."""
+    bounded: bool = False
+    """Whether the operation has a bound that none of the numbers reach."""
 
 
 class Number(NamedTuple):
@@ -96,6 +98,10 @@ class Evidence(Protocol):
 
     @property
     def computed(self) -> Sequence[Computed]: ...
+
+    @property
+    def quiet(self) -> Sequence[Computed]:
+        """The results whose numbers do not tell their call, as a mask of ones; empty if they were not recorded."""
 
     @property
     def choices(self) -> Sequence[Choice]:

@@ -80,6 +80,10 @@ class ReferenceValues:
         return self.read_key(self.keys[content]).reshape(-1)
 
     @property
+    def quiet(self) -> Sequence[Computed]:
+        return ()
+
+    @property
     def decisions(self) -> Sequence[Decision]:
         return ()
 

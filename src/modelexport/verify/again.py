@@ -134,15 +134,24 @@ def with_idle_nodes(
                 return Replaced()
         return run
 
-    for name in wrong_idle_nodes(proof, run_replaced, spread_array):
+    for name, lost in wrong_idle_nodes(proof, run_replaced, spread_array):
         owner = owner_of(proof.tagged.model.graph.node(name))
         reason = f"{name} makes of larger numbers inside something else than PyTorch"
+        if lost is not None:
+            reason = f"no node has a bound that PyTorch has for larger numbers inside: {name} makes something else"
+        wrong = _nearest(lost, calls, proof) if lost is not None else owner.call.address if owner is not None else None
         told = {"status": "differ", "reason": reason, "first_node": name, "position": proof.positions[name]}
-        calls = [
-            msgspec.structs.replace(call, **told) if owner and call.address == owner.call.address else call
-            for call in calls
-        ]
+        calls = [msgspec.structs.replace(call, **told) if call.address == wrong else call for call in calls]
     return calls
+
+
+def _nearest(call: ModuleCall, calls: Sequence[CallVerdict], proof: Proof) -> str | None:
+    """The address of a call, or of the innermost around it that a file without the call has."""
+    known = {one.address for one in calls}
+    around: ModuleCall | None = call
+    while around is not None and around.address not in known:
+        around = proof.evidence.parents.get(around)
+    return around.address if around is not None else None
 
 
 def _decides_alone(model: ir.Model) -> bool:

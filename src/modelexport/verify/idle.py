@@ -4,24 +4,26 @@ A node that cuts off what is never so large in any run, or adds what is zero the
 normalization inputs of the model do not reach further. So the tensors before such nodes get larger numbers, in PyTorch
 and in the file, and all others stay as they were. A node that changes something then is wrong if what PyTorch computes
 next is that without it. A node with bounds may have a wrong one that nothing reaches: it is wrong, too, if what PyTorch
-computes next is something else by far.
+computes next is something else by far. So it is where PyTorch bounds what no node of the file does.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx_ir as ir
 
+from modelexport.core.calls import ModuleCall
 from modelexport.errors import UsageError
 from modelexport.runtime import sessions
 from modelexport.runtime.evidence import Place, Replaced
 from modelexport.runtime.fingerprints import Fingerprint, fingerprint_of, is_floating
 from modelexport.surgery.repeating import values_taken
 from modelexport.verify.differences import UNITS, UNMEASURED_UNITS, compare_arrays
+from modelexport.verify.lost_bounds import nodes_beside_lost_bounds
 from modelexport.verify.matching import WHOLE_UNITS
 from modelexport.verify.proof import Proof
 from modelexport.verify.segments import GIVEN, stretch
@@ -31,8 +33,17 @@ Arrays = Mapping[str, Any]
 RunReplaced = Callable[[Mapping[Place, Any], Collection[Place]], Replaced]
 
 
-def wrong_idle_nodes(proof: Proof, run_replaced: RunReplaced, larger: Callable[[Any, float], Any]) -> list[str]:
-    """Names of nodes that change nothing, but would, wrongly.
+class WrongNode(NamedTuple):
+    """A node that makes something else of larger numbers than PyTorch."""
+
+    name: str
+    lost: ModuleCall | None = None
+    """The call that bounds what the node makes or takes, if it is not the node that is wrong but that the bound is
+    missing."""
+
+
+def wrong_idle_nodes(proof: Proof, run_replaced: RunReplaced, larger: Callable[[Any, float], Any]) -> list[WrongNode]:
+    """Nodes that change nothing, but would, wrongly, and those beside bounds that are missing.
 
     Args:
         run_replaced: Runs the model with other tensors in some places, and gives what it computed in these and in
@@ -41,16 +52,17 @@ def wrong_idle_nodes(proof: Proof, run_replaced: RunReplaced, larger: Callable[[
     """
     known = _Known(proof)
     idle, bounded = dict(known.idle_nodes()), known.bounded_nodes()
-    replaceable = replaceable_tensors(proof) if idle or bounded else {}
+    lost = nodes_beside_lost_bounds(proof, bounded)
+    replaceable = replaceable_tensors(proof) if idle or bounded or lost else {}
     idle = known.may_change(idle, {name for name, its in replaceable.items() if has_numbers(its)})
-    tried: dict[ir.Node, int | None] = {**dict.fromkeys(bounded), **idle}
+    tried: dict[ir.Node, int | None] = {**dict.fromkeys((*bounded, *lost)), **idle}
     if not tried:
         return []
     replaceable = certain_tensors(replaceable, idle, proof)
     stretches = Stretches(proof, replaceable, tried)
     if not stretches.ends:
         return []
-    trial = _Trial(proof, stretches, tried, bounded)
+    trial = _Trial(proof, stretches, tried, bounded, lost)
     right = {name: proof.right(name) for name in trial.given | stretches.replaced}
     for typical in _SIZES:
         given = {name: larger(one, typical) if name in stretches.spread else one for name, one in right.items()}
@@ -73,15 +85,20 @@ class _Trial:
     """The part of a file between tensors that PyTorch replaces and values that are compared."""
 
     def __init__(
-        self, proof: Proof, stretches: Stretches, tried: Mapping[ir.Node, int | None], bounded: Set[ir.Node]
+        self,
+        proof: Proof,
+        stretches: Stretches,
+        tried: Mapping[ir.Node, int | None],
+        bounded: Set[ir.Node],
+        lost: Mapping[ir.Node, Collection[ModuleCall]],
     ) -> None:
-        self._proof, self._stretches, self._tried, self._bounded = proof, stretches, tried, bounded
+        self._proof, self._stretches, self._tried, self._bounded, self._lost = proof, stretches, tried, bounded, lost
         self._sessions: dict[tuple[frozenset[str], frozenset[ir.Node]], sessions.Session] = {}
         self.given = stretches.part(stretches.ends)[1]
         """The names of the values that it gets."""
 
-    def wrong(self, given: Arrays, computed: Arrays, missing: Set[str]) -> list[str]:
-        """Names of the nodes without which the file gives what PyTorch does, if it does not with them; or of bounds.
+    def wrong(self, given: Arrays, computed: Arrays, missing: Set[str]) -> list[WrongNode]:
+        """The nodes without which the file gives what PyTorch does, if it does not with them; or those of bounds.
 
         Args:
             computed: What PyTorch computed.
@@ -100,11 +117,11 @@ class _Trial:
                 nodes = tuple(node for node in self._stretches.before([name]) if node in self._tried)
                 differing[nodes].append(name)
         accused = (self._accused(nodes, names, given, right) for nodes, names in differing.items())
-        return list(dict.fromkeys(node.name or "" for nodes in accused for node in nodes))
+        return list(dict.fromkeys(node for nodes in accused for node in nodes))
 
     def _accused(
         self, nodes: Sequence[ir.Node], names: Sequence[str], given: Arrays, right: Arrays
-    ) -> Sequence[ir.Node]:
+    ) -> Sequence[WrongNode]:
         """Those of the nodes before some values without which these are right, or with bounds that these are beyond."""
 
         def agree(found: Arrays, units: float, times: float = 1.0) -> bool:
@@ -116,10 +133,16 @@ class _Trial:
         for those in (*([node] for node in idle), *([idle] if idle else [])):
             without = self._computed(names, given, those)
             if any(agree(without, units) for units in allowed):
-                return those
+                return [WrongNode(node.name or "") for node in those]
         far = [name for name, array in found.items() if not _agrees(right[name], array, WHOLE_UNITS, _FAR)]
         chosen = any(node.op_type in _CHOOSING for node in self._stretches.part(far)[0])
-        return [node for node in nodes if node in self._bounded] if far and not chosen else ()
+        if not far or chosen:
+            return ()
+        lost = {call: node for node in reversed(nodes) for call in self._lost.get(node, ())}
+        return [
+            *(WrongNode(node.name or "") for node in nodes if node in self._bounded),
+            *(WrongNode(node.name or "", call) for call, node in lost.items()),
+        ]
 
     def _computed(self, names: Sequence[str], given: Arrays, left_out: Sequence[ir.Node] = ()) -> dict[str, Any]:
         """Values of the file; without those that it does not compute from these numbers."""

@@ -47,6 +47,10 @@ class LaidOut:
         return self._evidence.computed
 
     @property
+    def quiet(self) -> Sequence[Computed]:
+        return self._evidence.quiet
+
+    @property
     def choices(self) -> Sequence[Choice]:
         return self._evidence.choices
 

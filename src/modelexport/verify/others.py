@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import onnxruntime
 from modelexport.errors import UsageError
 from modelexport.graph.requested import requested_outputs
 from modelexport.pytorch.bounds import beyond_bounds
+from modelexport.pytorch.integers import integers_above, negative_integers
 from modelexport.pytorch.other_sizes import ONE_SMALL_ROW, WAYS, one_row, other_sizes
 from modelexport.pytorch.variations import all_at_once, beyond_example, telling_inputs
 from modelexport.runtime.evidence import Evidence
@@ -60,9 +62,11 @@ def run_others(
     agreeing: list[tuple[Inputs, OtherInputs]] = []
     tried: dict[str, Inputs] = {}
 
-    def compared(what: str, other: Inputs, returned: Callable[[Inputs], list[Any]] = run_module) -> OtherInputs:
+    def compared(
+        what: str, other: Inputs, returned: Callable[[Inputs], list[Any]] = run_module, kind: type[_Compare] = _Compare
+    ) -> OtherInputs:
         tried[what] = other
-        compare = _Compare(partial(run, other), tagged, provider)
+        compare = kind(partial(run, other), tagged, provider)
         one = run_one(what, other, session, returned, compare)
         if one.status in ("agree", "tie"):
             agreeing.append((other, one))
@@ -93,6 +97,10 @@ def run_others(
         beyond.append(compared(what, other, finite))
         if beyond[-1].status != "not compared":
             break
+    for ways in (*integers_above(inputs, tagged.model, kept), *negative_integers(inputs, tagged.model, kept)):
+        # A model often refuses them at its first operation: the file would run for nothing.
+        taken = islice((way for way in ways if _accepts(finite, way[1])), 1)
+        beyond += [compared(what, other, finite, _OfLargeIntegers) for what, other in taken]
     single += [one for one in beyond if one.status != "not compared"]
     small = next((other for other, one in agreeing if one.what == ONE_SMALL_ROW), None)
     ran = [inputs, *(other for other, _ in agreeing)]
@@ -139,6 +147,32 @@ class _Compare:
         if any(one.status == "differ" for one in compared):
             return whole.compare_with_kernels(self.tagged, given, self.provider) or compared
         return compared
+
+
+class _OfLargeIntegers(_Compare):
+    """Allows as many times the rounding as the integers are larger than a thousand: angles are computed of them."""
+
+    def __call__(self, right: list[Any], given: Mapping[str, Any], outputs: Mapping[str, Any]) -> list[Difference]:
+        compared = super().__call__(right, given, outputs)
+        largest = max((abs(one).max() for one in given.values() if one.dtype.kind == "i" and one.size), default=0)
+        whole = WholeOutputs(right, self.tagged.model, self.run, measured=False)
+        if largest <= _ALLOWED or all(one.status == "agree" for one in compared):
+            return compared
+        units = {name: own * float(largest) / _ALLOWED for name, own in whole.unmeasured.items()}
+        coarse = compare_outputs(list(outputs), whole.right, list(outputs.values()), units=units)
+        return coarse if all(one.status == "agree" for one in coarse) else compared
+
+
+_ALLOWED = 1000
+"""The largest integers of which angles are so exact that they need no other tolerance."""
+
+
+def _accepts(returned: Callable[[Inputs], list[Any]], other: Inputs) -> bool:
+    try:
+        returned(other)
+    except Exception:  # a model may raise anything for inputs that it does not accept
+        return False
+    return True
 
 
 def _compare_shapes(

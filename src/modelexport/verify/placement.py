@@ -25,6 +25,7 @@ from modelexport.verify.drawing import random_nodes
 from modelexport.verify.ends import Ends
 from modelexport.verify.leading import reached_calls
 from modelexport.verify.matching import FileRun, tensors_by_call
+from modelexport.verify.passed_in import quiet_nodes_of_callers
 from modelexport.verify.quiet_values import misplaced_quiet_nodes
 from modelexport.verify.recognizing import recognize
 
@@ -91,6 +92,12 @@ def find_misplaced(model: ir.Model, calls: CallTree, run: FileRun, evidence: Evi
         if node not in drawn
     ]
     found += _far_from_random_numbers(model, drawn - known.keys(), calls, evidence)
+    told = {one.node for one in found}
+    found += [
+        Misplaced(node.name or "", tuple(those), tuple(sorted(right)), False)
+        for node, those, right in quiet_nodes_of_callers(model, calls, run, evidence)
+        if node not in drawn and node.name not in told
+    ]
     told = {one.node for one in found}
     computed = {node: those for node, those in known.items() if node not in copies}
     for node, those, right in nodes_outside(model, calls, run, evidence, computed):

@@ -49,6 +49,10 @@ class Repeatable:
     """None: what decides may be random."""
 
     @property
+    def quiet(self) -> Sequence[Computed]:
+        return self.run.quiet
+
+    @property
     def random(self) -> RandomPart:
         tensors = [tensor for index, tensor in enumerate(self.run.tensors) if index in self.left_out]
         return replace(self.run.random, tensors=tensors)

@@ -130,13 +130,17 @@ class _Alike:
         return all(self._is_moved(other, others | {name}) or is_after(other) for other in others)
 
     def _is_moved(self, name: str, alike: Collection[str]) -> bool:
-        maker = self._proof.nodes.get(name)
-        return (
-            maker is not None
-            and maker.domain == ""
-            and maker.op_type in PASSING
-            and any(value is not None and value.name in alike for value in maker.inputs)
-        )
+        """Whether a value is made of one of these by nothing but moves: there and back, for example."""
+        pending, seen = [name], {name}
+        while pending:
+            maker = self._proof.nodes.get(pending.pop())
+            if maker is not None and maker.domain == "" and maker.op_type in PASSING:
+                taken = {value.name or "" for value in maker.inputs if value is not None}
+                if not taken.isdisjoint(alike):
+                    return True
+                pending += taken - seen
+                seen |= taken
+        return False
 
 
 PASSING = frozenset({*MOVES, "Cast", "Dropout", "Identity", "Pad", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
