@@ -294,3 +294,22 @@ def test_a_call_that_computes_on_with_what_it_returns_is_not_accused(tmp_path: P
     report = verify(model, IDS, tmp_path / "sound.onnx")
     assert [call.reason for call in report.calls if call.status == "differ"] == []
     assert report.agrees
+
+
+class Likely(nn.Module):
+    """The logarithm of what is left of a probability: of large numbers there is nothing left but rounding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.norm, self.first = nn.Embedding(12, 16), nn.LayerNorm(16), nn.Linear(16, 16)
+        self.head = nn.Linear(16, 5)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        likely = torch.sigmoid(self.first(self.norm(self.words(ids)))).clamp(1e-7, 1 - 1e-7)
+        return self.head(torch.log(likely) - torch.log(1 - likely))
+
+
+def test_what_is_nothing_but_rounding_of_large_numbers_is_not_accused(tmp_path: Path) -> None:
+    model = seeded(Likely)
+    export(model, IDS, tmp_path / "sound.onnx")
+    assert verify(model, IDS, tmp_path / "sound.onnx").agrees

@@ -390,3 +390,46 @@ def test_a_product_that_a_tool_merged_is_of_each_call_whose_numbers_it_has(tmp_p
     file.graph.remove(product)
     save_model(file, tmp_path / "merged.onnx")
     assert not [call for call in accused(verify(model, inputs, tmp_path / "merged.onnx")) if "tags" in call]
+
+
+class Floored(nn.Module):
+    """What a caller computes in several nodes has few different numbers; what a call makes of it has many."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(1, 8)
+
+    def forward(self, minutes: torch.Tensor) -> torch.Tensor:
+        return self.inner(torch.div(minutes, 1440, rounding_mode="floor").float()[:, None])
+
+
+def test_steps_of_a_result_with_few_numbers_are_of_the_call_that_computed_it(tmp_path: Path) -> None:
+    model, inputs = Floored().eval(), {"minutes": torch.tensor([30, 700, 1300, 2000])}
+    export(model, inputs, tmp_path / "floored.onnx")
+    report = verify(model, inputs, tmp_path / "floored.onnx")
+    assert [call.reason for call in report.calls if call.status == "differ"] == []
+
+
+class Encoder(nn.Module):
+    """A causal mask, and padding that leaves nothing to the first word if it is the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(20, 16)
+        layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+        self.layers = nn.TransformerEncoder(layer, 2)
+
+    def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        causal = torch.triu(torch.ones(ids.shape[1], ids.shape[1], dtype=torch.bool), 1)
+        x: torch.Tensor = self.layers(self.words(ids), mask=causal, src_key_padding_mask=mask == 0)
+        return x
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_rows_that_padding_empties_are_not_compared(dynamic: bool, tmp_path: Path) -> None:
+    inputs = {"ids": torch.randint(0, 20, (2, 5)), "mask": torch.ones(2, 5, dtype=torch.long)}
+    model = Encoder().eval()
+    export(model, inputs, tmp_path / "encoder.onnx", dynamic=dynamic)
+    report = verify(model, inputs, tmp_path / "encoder.onnx")
+    assert report.agrees
+    assert "padded masks" in [one.what for one in report.others if one.status == "agree"]

@@ -206,7 +206,7 @@ def test_what_a_model_refuses_is_neither_compared_nor_run_in_the_file(
 
 SIZED = """
 <ir_version: 10, opset_import: ["" : 20]>
-sized (int64[5] time, int64[1] count) => (float[n] made) {
+sized (int64[1,5] time, int64[1] count) => (float[n] made) {
     one = Constant <value_float = 1.0> ()
     more = Constant <value_ints = [1]> ()
     size = Add (count, more)
@@ -220,10 +220,33 @@ sized (int64[5] time, int64[1] count) => (float[n] made) {
 
 def test_integers_that_sizes_are_computed_from_stay_as_they_are() -> None:
     model = ir.from_onnx_text(SIZED)
-    inputs = {"time": torch.arange(5), "count": torch.tensor([3])}
+    inputs = {"time": torch.arange(5)[None], "count": torch.tensor([3])}
     others = [
         other for make in (integers_above, negative_integers) for ways in make(inputs, model) for _, other in ways
     ]
     assert len(others) == 4
     assert all(torch.equal(other["count"], inputs["count"]) for other in others)
     assert not any(torch.equal(other["time"], inputs["time"]) for other in others)
+
+
+class Lengths(nn.Module):
+    """What of a row is not there decides a length, or a number that no integer of the type is below."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor, lengths: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        there = torch.arange(x.shape[1]) < lengths[:, None]
+        there = there & (ids > torch.iinfo(ids.dtype).min)
+        x = self.inner(x)
+        return nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=there[:, None, :])
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+def test_rows_are_not_emptied_and_types_not_left(dtype: torch.dtype, tmp_path: Path) -> None:
+    model = seeded(Lengths)
+    ids = torch.arange(12, dtype=dtype).reshape(2, 6)
+    inputs = {"x": numbers(2, 6, 8), "lengths": torch.tensor([4, 6]), "ids": ids}
+    export(model, inputs, tmp_path / "lengths.onnx")
+    assert verify(model, inputs, tmp_path / "lengths.onnx").agrees

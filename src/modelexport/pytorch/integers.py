@@ -39,20 +39,27 @@ def integers_above(inputs: Inputs, model: ir.Model, kept: Collection[str] = ()) 
 
 
 def negative_integers(inputs: Inputs, model: ir.Model, kept: Collection[str] = ()) -> Iterator[Alternatives]:
-    """Each input of integers with negative ones in some places: several of them, or a single one.
+    """Each input of integers with negative ones in some places of its rows: several of them, or a single one.
+
+    A length or a time of less than zero may leave a row without anything, of which a softmax is whatever one likes.
 
     Args:
         kept: As in :func:`integers_above`.
     """
-    for name, (value, _) in _integers(inputs, model, kept).items():
-        compared = (one for own in integers_compared(model, [value]) for one in (own, own - 1) if one < 0)
-        numbers = list(dict.fromkeys([*compared, *_NOTHING]))
+    for name, (value, tensor) in _integers(inputs, model, kept).items():
+        if tensor.ndim < 2 or tensor.shape[-1] < _LONG:
+            continue
+        compared = (one for own in integers_compared(model, [value]) for one in (own, own - 1))
+        least = torch.iinfo(tensor.dtype).min
+        numbers = list(dict.fromkeys(one for one in (*compared, *_NOTHING) if least <= one < 0))
         groups = [numbers, *([one] for one in numbers)]
         yield [(f"negative integers in {name}", changed(inputs, [partial(_put, name, those)])) for those in groups]
 
 
 _NOTHING = (-100, -1)
 """What stands for no label in PyTorch's losses, and for nothing elsewhere."""
+_LONG = 4
+"""So many integers of a row are not all negative then."""
 _ABOVE = (2003, 1013, 3001, 1511)
 """What is added, in turn."""
 

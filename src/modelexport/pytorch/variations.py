@@ -27,6 +27,8 @@ from modelexport.pytorch.values import tensors_in
 
 Inputs = Mapping[str, Any] | Sequence[Any]
 Change = Callable[[str, torch.Tensor], torch.Tensor]
+PADDED = "padded masks"
+"""What the variation is called in which masks have zeros."""
 
 
 def telling_inputs(inputs: Inputs, model: ir.Model, kept: Collection[str] = ()) -> Iterator[tuple[str, Inputs]]:
@@ -49,6 +51,12 @@ def all_at_once(inputs: Inputs, model: ir.Model, kept: Collection[str] = ()) -> 
     return (", ".join(names), changed(resized, list(changes.values()))) if len(names) > 1 else None
 
 
+def padded_at_the_end(inputs: Inputs, kept: Collection[str] = ()) -> Inputs:
+    """The inputs with masks that leave a token to each causal row, unlike those of :data:`PADDED`."""
+    masks = [name for name, tensor in tensors_in(inputs) if name not in kept and is_mask(tensor)]
+    return changed(inputs, [lambda name, t: _padded(t, masks.index(name), left=False) if name in masks else t])
+
+
 def beyond_example(inputs: Inputs, model: ir.Model, kept: Collection[str] = ()) -> Iterator[tuple[str, Inputs]]:
     """Variations that a model often refuses, or has no finite numbers for, each with its description.
 
@@ -66,7 +74,7 @@ def beyond_example(inputs: Inputs, model: ir.Model, kept: Collection[str] = ()) 
         yield "numbers of both signs", changed(inputs, [lambda name, t: _signed(t) if name in positive else t])
     masks = [name for name, tensor in names.items() if tensor.is_floating_point() and is_mask(tensor)]
     if masks:
-        yield "padded masks", changed(inputs, [lambda name, t: _padded(t, masks.index(name)) if name in masks else t])
+        yield PADDED, changed(inputs, [lambda name, t: _padded(t, masks.index(name)) if name in masks else t])
     counts = {name for name, tensor in names.items() if _counts(tensor) and name not in plain}
     if counts:
         yield "larger integers", changed(inputs, [lambda name, t: _larger(t) if name in counts else t])
@@ -84,7 +92,7 @@ def _changes(inputs: Inputs, model: ir.Model, kept: Collection[str]) -> Iterator
     tensors = dict(tensors_in(inputs))
     masks = [name for name in names if not _has_fractions(tensors[name]) and is_mask(tensors[name])]
     if masks:
-        yield "padded masks", lambda name, t: _padded(t, masks.index(name)) if name in masks else t
+        yield PADDED, lambda name, t: _padded(t, masks.index(name)) if name in masks else t
     rows, own = rows_of_ids(model), inputs_of_file(inputs, model)
     plain = {name: rows[own[name]] for name in names if own.get(name) in rows}
     if plain:
@@ -220,14 +228,15 @@ def is_mask(tensor: torch.Tensor) -> bool:
     return tensor.ndim >= 2 and tensor.shape[-1] > 3 and bool((ones | (tensor == 0)).all() and ones.any())
 
 
-def _padded(mask: torch.Tensor, before: int) -> torch.Tensor:
+def _padded(mask: torch.Tensor, before: int, *, left: bool = True) -> torch.Tensor:
     """Padded at the end in the last row, and by one at the beginning in the first, as a batch of prompts is.
 
     Args:
         before: The number of masks before it, which are padded otherwise.
+        left: At the beginning, too.
     """
     other = torch.ones_like(mask)
-    if mask.shape[0] > 1:
+    if mask.shape[0] > 1 and left:
         other[0, ..., 0] = 0
     other[-1, ..., -max(mask.shape[-1] // 3 - before, 1) :] = 0
     return other

@@ -21,6 +21,7 @@ from modelexport.errors import UsageError
 from modelexport.runtime import sessions
 from modelexport.runtime.evidence import Place, Replaced
 from modelexport.runtime.fingerprints import Fingerprint, fingerprint_of, is_floating
+from modelexport.runtime.kernels import run_in_double
 from modelexport.surgery.repeating import values_taken
 from modelexport.verify.differences import UNITS, UNMEASURED_UNITS, compare_arrays
 from modelexport.verify.lost_bounds import nodes_beside_lost_bounds
@@ -135,6 +136,8 @@ class _Trial:
             if any(agree(without, units) for units in allowed):
                 return [WrongNode(node.name or "") for node in those]
         far = [name for name, array in found.items() if not _agrees(right[name], array, WHOLE_UNITS, _FAR)]
+        exact = self._in_double(far, given) if far else {}
+        far = [name for name in far if not _is_rounding(right[name], found[name], exact.get(name))]
         chosen = any(node.op_type in _CHOOSING for node in self._stretches.part(far)[0])
         if not far or chosen:
             return ()
@@ -144,17 +147,24 @@ class _Trial:
             *(WrongNode(node.name or "", call) for call, node in lost.items()),
         ]
 
+    def _in_double(self, names: Sequence[str], given: Arrays) -> Arrays:
+        """Values computed with float64 kernels, where the runtime has them."""
+        part = self._part(names)
+        inputs = self._inputs([value.name or "" for value in part.graph.inputs], given)
+        runs = run_in_double(part, self._proof.tagged.path.parent, inputs, self._proof.provider)
+        return next((found for found, _ in runs), {})
+
+    def _inputs(self, names: Sequence[str], given: Arrays) -> Arrays:
+        feeds = self._proof.feeds
+        return {name: given[name.removesuffix(GIVEN)] if name.endswith(GIVEN) else feeds[name] for name in names}
+
     def _computed(self, names: Sequence[str], given: Arrays, left_out: Sequence[ir.Node] = ()) -> dict[str, Any]:
         """Values of the file; without those that it does not compute from these numbers."""
         if not names:
             return {}
         try:
             session = self._session(names, left_out)
-            inputs = {
-                name: given[name.removesuffix(GIVEN)] if name.endswith(GIVEN) else self._proof.feeds[name]
-                for name in sessions.input_names(session)
-            }
-            return sessions.run_session(session, inputs)
+            return sessions.run_session(session, self._inputs(sessions.input_names(session), given))
         except UsageError:
             alone = ([name] for name in names if len(names) > 1)
             return {name: array for one in alone for name, array in self._computed(one, given, left_out).items()}
@@ -162,14 +172,16 @@ class _Trial:
     def _session(self, names: Sequence[str], left_out: Sequence[ir.Node]) -> sessions.Session:
         key = frozenset(names), frozenset(left_out)
         if key not in self._sessions:
-            proof = self._proof
-            nodes, given = self._stretches.part(names)
-            part = stretch(proof.tagged.model, nodes, given, names, proof.run.dtypes)
+            part = self._part(names)
             places = {node.name or "": place for node in left_out if (place := self._tried[node]) is not None}
             _leave_out(part, places)
-            folder = proof.tagged.path.parent
-            self._sessions[key] = sessions.open_session(part, folder=folder, provider=proof.provider)
+            folder = self._proof.tagged.path.parent
+            self._sessions[key] = sessions.open_session(part, folder=folder, provider=self._proof.provider)
         return self._sessions[key]
+
+    def _part(self, names: Sequence[str]) -> ir.Model:
+        nodes, given = self._stretches.part(names)
+        return stretch(self._proof.tagged.model, nodes, given, names, self._proof.run.dtypes)
 
 
 _UNITS = (UNMEASURED_UNITS, WHOLE_UNITS / 8)
@@ -184,6 +196,19 @@ def _agrees(right: Any, found: Any, units: float, times: float = 1.0) -> bool:
     unit = UNITS.get(str(found.dtype), 0.0)
     allowed = min(units, _COARSEST / unit) if unit else units
     return compare_arrays("", right, found, units=allowed * times).status == "agree"
+
+
+def _is_rounding(right: Any, found: Any, exact: Any | None) -> bool:
+    """Whether a value is off by no more than a few times what rounding makes of it: of ``log(1 - p)`` with a
+    probability of nearly one there is little else.
+
+    Args:
+        exact: The same value computed with less rounding.
+    """
+    if exact is None or exact.shape != found.shape:
+        return False
+    error, noise = (float(np.linalg.norm((one.astype(np.float64) - found).ravel())) for one in (right, exact))
+    return error <= _FAR * noise
 
 
 def _leave_out(model: ir.Model, places: Mapping[str, int]) -> None:

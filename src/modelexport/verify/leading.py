@@ -10,7 +10,7 @@ import onnx_ir as ir
 from modelexport.core.calls import ModuleCall
 from modelexport.graph.owners import owner_of
 from modelexport.runtime.evidence import Evidence
-from modelexport.runtime.fingerprints import Fingerprint, fingerprint_of
+from modelexport.runtime.fingerprints import Fingerprint, Index, fingerprint_of
 from modelexport.verify.matching import FileRun, tensors_by_call
 
 Calls = frozenset[ModuleCall]
@@ -32,7 +32,8 @@ def reached_calls(
 
     A node that computes something belongs to a call that computed such a value, if there is one, and not to one that
     only rearranged it: a recurrence transposes its result, and the module that gets it transposes it back. A value of
-    a few different numbers does not tell its call; then a node before it may also belong to any call that returns it.
+    a few different numbers does not tell its call; then a node before it may also belong to any call that computes or
+    returns it.
 
     Args:
         made: Nodes that only pass on a value that PyTorch computed, to the calls that did.
@@ -70,6 +71,9 @@ class _Makers:
         for call, tensors in tensors_by_call(evidence, "outputs").items():
             for tensor in tensors:
                 self._returning[tensor.content].add(call)
+        self._quiet: Index[ModuleCall] = Index()
+        for operation in evidence.quiet:
+            self._quiet.add(operation.fingerprint, operation.call)
         self._known: dict[ModuleCall, list[Fingerprint]] = {}
 
     def of(self, node: ir.Node, calls: Calls, before: ir.Node) -> Calls:
@@ -100,10 +104,12 @@ class _Makers:
         return its is not None and its.same(own)
 
     def returning(self, node: ir.Node) -> Calls:
-        """The calls that return what a node gives, if that does not tell them apart."""
+        """The calls that compute or return what a node gives, if that does not tell them apart."""
         names = [value.name or "" for value in node.outputs]
         plain = [name for name in names if name in self._prints and not self._prints[name].telling]
-        return _union(frozenset(self._returning.get(self._contents.get(name, ""), ())) for name in plain)
+        computed = (frozenset(self._quiet.near(self._prints[name])) for name in plain)
+        returned = (frozenset(self._returning.get(self._contents.get(name, ""), ())) for name in plain)
+        return _union([*computed, *returned])
 
     def rearranges(self, node: ir.Node) -> bool:
         """Whether what a node gives is what it takes, in any order, or a part of it."""

@@ -17,7 +17,7 @@ from modelexport.graph.requested import requested_outputs
 from modelexport.pytorch.bounds import beyond_bounds
 from modelexport.pytorch.integers import integers_above, negative_integers
 from modelexport.pytorch.other_sizes import ONE_SMALL_ROW, WAYS, one_row, other_sizes
-from modelexport.pytorch.variations import all_at_once, beyond_example, telling_inputs
+from modelexport.pytorch.variations import PADDED, all_at_once, beyond_example, padded_at_the_end, telling_inputs
 from modelexport.runtime.evidence import Evidence
 from modelexport.runtime.fingerprints import is_floating
 from modelexport.runtime.sessions import RunningSession
@@ -81,10 +81,14 @@ def run_others(
     together = all_at_once(inputs, tagged.model, kept)
     found = [compared(*together)] if together is not None else []
     if not found or found[0].status not in ("agree", "tie"):
-        one_by_one = [compared(what, other) for what, other in telling_inputs(inputs, tagged.model, kept)]
+        one_by_one = [
+            _without_empty_rows(compared(what, other), lambda: compared(PADDED, padded_at_the_end(inputs, kept)))
+            for what, other in telling_inputs(inputs, tagged.model, kept)
+        ]
         one_by_one += with_other_sizes(inputs, tagged.model, compared)
         # What differs only together is a difference, too; what the model refuses together it may take one by one.
-        tells = any(one.status == "differ" for one in one_by_one) or any(one.status == "not compared" for one in found)
+        tells = any(one.status == "differ" for one in one_by_one)
+        tells = tells or any(one.status == "not compared" or _shows_empty_rows(one) for one in found)
         found = one_by_one if tells else [*found, *one_by_one]
     single: list[OtherInputs] = []
     for what, other in one_row(inputs, tagged.model):
@@ -113,6 +117,25 @@ def run_others(
     )
     compared_with = {one.what: tried[one.what] for one in (*found, *single)}
     return Others([*found, *single], compared_with, list(false_output_sizes(tagged.model, [*agreeing, *sizes])))
+
+
+def _without_empty_rows(one: OtherInputs, again: Callable[[], OtherInputs]) -> OtherInputs:
+    """The comparison on a variation of the inputs; with other masks, if empty rows are all that differs.
+
+    Args:
+        again: Compares with masks that leave something to every row.
+    """
+    return again() if _shows_empty_rows(one) else one
+
+
+def _shows_empty_rows(one: OtherInputs) -> bool:
+    """Whether masks are padded, some numbers are NaN on one side only, and all others agree.
+
+    A causal row that begins with padding has nothing to look at, and what PyTorch makes of that depends on its kernel.
+    """
+    differing = [output for output in one.outputs if output.status == "differ"]
+    only_nans = all(output.nans and (output.multiple or 0.0) <= WHOLE_UNITS for output in differing)
+    return PADDED in one.what and bool(differing) and only_nans
 
 
 def with_other_sizes(

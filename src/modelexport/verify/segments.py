@@ -111,15 +111,5 @@ def _given(value: ir.Value, dtypes: Mapping[str, Any]) -> ir.Value:
 
 def owners_between(node: ir.Node, boundaries: Collection[str]) -> set[str]:
     """Addresses of the calls whose nodes are between ``boundaries`` and a node's outputs, with those of the node."""
-    found: set[str] = set()
-    pending, seen = [node], {node}
-    while pending:
-        current = pending.pop()
-        owner = owner_of(current)
-        found |= {owner.call.address} if owner is not None else set()
-        for value in current.inputs:
-            producer = value.producer() if value is not None and value.name not in boundaries else None
-            if producer is not None and producer not in seen:
-                seen.add(producer)
-                pending.append(producer)
-    return found
+    owners = (owner_of(one) for one in nodes_before([node], boundaries))
+    return {owner.call.address for owner in owners if owner is not None}
