@@ -84,6 +84,23 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
         return None if self.relative is None or not self.noise else self.relative / self.noise
 
 
+def is_rounding(right: Any, found: Any, exact: Any | None) -> bool:
+    """Whether a value is off by no more than a few times what rounding makes of it: of ``log(1 - p)`` with a
+    probability of nearly one there is little else.
+
+    Args:
+        exact: The same value computed with less rounding.
+    """
+    if exact is None or exact.shape != found.shape or found.dtype.kind != "f":
+        return False
+    error, noise = (float(np.linalg.norm((one.astype(np.float64) - found).ravel())) for one in (right, exact))
+    return error <= _TIMES * noise
+
+
+_TIMES = 8
+"""What rounding makes in one order of operations, it makes up to so many times in another."""
+
+
 def compare_outputs(
     names: Sequence[str],
     expected: Sequence[Any],

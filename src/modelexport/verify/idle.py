@@ -23,7 +23,7 @@ from modelexport.runtime.evidence import Place, Replaced
 from modelexport.runtime.fingerprints import Fingerprint, fingerprint_of, is_floating
 from modelexport.runtime.kernels import run_in_double
 from modelexport.surgery.repeating import values_taken
-from modelexport.verify.differences import UNITS, UNMEASURED_UNITS, compare_arrays
+from modelexport.verify.differences import UNITS, UNMEASURED_UNITS, compare_arrays, is_rounding
 from modelexport.verify.lost_bounds import nodes_beside_lost_bounds
 from modelexport.verify.matching import WHOLE_UNITS
 from modelexport.verify.proof import Proof
@@ -137,7 +137,7 @@ class _Trial:
                 return [WrongNode(node.name or "") for node in those]
         far = [name for name, array in found.items() if not _agrees(right[name], array, WHOLE_UNITS, _FAR)]
         exact = self._in_double(far, given) if far else {}
-        far = [name for name in far if not _is_rounding(right[name], found[name], exact.get(name))]
+        far = [name for name in far if not is_rounding(right[name], found[name], exact.get(name))]
         chosen = any(node.op_type in _CHOOSING for node in self._stretches.part(far)[0])
         if not far or chosen:
             return ()
@@ -196,19 +196,6 @@ def _agrees(right: Any, found: Any, units: float, times: float = 1.0) -> bool:
     unit = UNITS.get(str(found.dtype), 0.0)
     allowed = min(units, _COARSEST / unit) if unit else units
     return compare_arrays("", right, found, units=allowed * times).status == "agree"
-
-
-def _is_rounding(right: Any, found: Any, exact: Any | None) -> bool:
-    """Whether a value is off by no more than a few times what rounding makes of it: of ``log(1 - p)`` with a
-    probability of nearly one there is little else.
-
-    Args:
-        exact: The same value computed with less rounding.
-    """
-    if exact is None or exact.shape != found.shape:
-        return False
-    error, noise = (float(np.linalg.norm((one.astype(np.float64) - found).ravel())) for one in (right, exact))
-    return error <= _FAR * noise
 
 
 def _leave_out(model: ir.Model, places: Mapping[str, int]) -> None:

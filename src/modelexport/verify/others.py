@@ -20,7 +20,7 @@ from modelexport.pytorch.other_sizes import ONE_SMALL_ROW, WAYS, one_row, other_
 from modelexport.pytorch.variations import PADDED, all_at_once, beyond_example, padded_at_the_end, telling_inputs
 from modelexport.runtime.evidence import Evidence
 from modelexport.runtime.fingerprints import is_floating
-from modelexport.runtime.sessions import RunningSession
+from modelexport.runtime.sessions import RunningSession, input_names, open_session, run_session, with_outputs
 from modelexport.tagged.file import TaggedFile
 from modelexport.verify.differences import Difference, compare_outputs, worst
 from modelexport.verify.feeding import feeds
@@ -173,21 +173,39 @@ class _Compare:
 
 
 class _OfLargeIntegers(_Compare):
-    """Allows as many times the rounding as the integers are larger than a thousand: angles are computed of them."""
+    """Allows as many times the rounding as angles that are computed of the integers are larger than a thousand.
+
+    A frequency that is off by its last bit turns an angle of a million by a sixteenth.
+    """
 
     def __call__(self, right: list[Any], given: Mapping[str, Any], outputs: Mapping[str, Any]) -> list[Difference]:
         compared = super().__call__(right, given, outputs)
-        largest = max((abs(one).max() for one in given.values() if one.dtype.kind == "i" and one.size), default=0)
-        whole = WholeOutputs(right, self.tagged.model, self.run, measured=False)
-        if largest <= _ALLOWED or all(one.status == "agree" for one in compared):
+        if all(one.status == "agree" for one in compared):
             return compared
-        units = {name: own * float(largest) / _ALLOWED for name, own in whole.unmeasured.items()}
+        whole = WholeOutputs(right, self.tagged.model, self.run, measured=False)
+        units = {name: own * max(self._largest_angle(given) / _EXACT, 1.0) for name, own in whole.unmeasured.items()}
         coarse = compare_outputs(list(outputs), whole.right, list(outputs.values()), units=units)
         return coarse if all(one.status == "agree" for one in coarse) else compared
 
+    def _largest_angle(self, given: Mapping[str, Any]) -> float:
+        model = self.tagged.model
+        angles = dict.fromkeys(
+            value
+            for node in model.graph
+            if node.domain == "" and node.op_type in ("Cos", "Sin")
+            for value in node.inputs
+            if value is not None and not value.is_initializer()
+        )
+        if not angles:
+            return 0.0
+        file = with_outputs(model, list(angles))
+        session = open_session(file, folder=self.tagged.path.parent, provider=self.provider)
+        found = run_session(session, {name: given[name] for name in input_names(session)})
+        return max((float(np.abs(one).max()) for one in found.values() if one.size), default=0.0)
 
-_ALLOWED = 1000
-"""The largest integers of which angles are so exact that they need no other tolerance."""
+
+_EXACT = 1000
+"""Up to here, angles are so exact that they need no other tolerance."""
 
 
 def _accepts(returned: Callable[[Inputs], list[Any]], other: Inputs) -> bool:
