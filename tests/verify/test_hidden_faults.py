@@ -239,42 +239,6 @@ def test_a_wrong_row_that_no_run_reads_of_a_buffer_that_is_not_saved_is_found(tm
     assert report.diverging is not None and report.diverging.address == "part"
 
 
-class Bounded(nn.Module):
-    """A bound behind a normalization, which no input of the model reaches."""
-
-    def __init__(self, bound: nn.Module) -> None:
-        super().__init__()
-        self.norm, self.bound, self.out = nn.LayerNorm(8), bound, nn.Linear(8, 8)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = self.out(self.bound(self.norm(x)))
-        return result
-
-
-@pytest.mark.parametrize(
-    ("bound", "right", "wrong"),
-    [(nn.ReLU6(), 6.0, 60.0), (nn.Hardtanh(-10.0, 9.0), 9.0, 20.0), (nn.Hardtanh(-10.0, 0.5), -10.0, -30.0)],
-    ids=["of numbers that are cut off at zero", "of numbers that nothing cuts off", "the other one"],
-)
-def test_a_wrong_bound_that_no_number_reaches_is_found(
-    bound: nn.Module, right: float, wrong: float, tmp_path: Path
-) -> None:
-    torch.manual_seed(0)
-    model, inputs, path = Bounded(bound).eval(), {"x": torch.randn(2, 5, 8)}, tmp_path / "bounded.onnx"
-    export(model, inputs, path)
-    assert verify(model, inputs, path).agrees
-    file = load(path).model
-    (value,) = (
-        value
-        for value in file.graph.initializers.values()
-        if value.const_value is not None and value.const_value.numpy().tolist() == right
-    )
-    value.const_value = ir.tensor(np.array(wrong, np.float32), name=value.name)
-    ir.save(file, path)
-    report = verify(model, inputs, path)
-    assert report.diverging is not None and report.diverging.address == "bound"
-
-
 class Looked(nn.Module):
     def __init__(self) -> None:
         super().__init__()

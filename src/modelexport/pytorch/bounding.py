@@ -19,9 +19,11 @@ def has_free_bound(
         new: Whether that differs from what it took.
     """
     name = getattr(func, "overloadpacket", None)
+    if not result.numel():
+        return False
     if name in _WITH_OWN_BOUNDS:
         return True
-    if name not in _WITH_BOUNDS or not result.numel():
+    if name not in _WITH_BOUNDS:
         return False
     given = (*args[1:], *kwargs.values())
     numbers = [one for one in given if isinstance(one, int | float)]

@@ -65,7 +65,7 @@ _ABOVE = (2003, 1013, 3001, 1511)
 
 
 def _integers(inputs: Inputs, model: ir.Model, kept: Collection[str]) -> Mapping[str, tuple[ir.Value, torch.Tensor]]:
-    """The tensors of integers of both signs that are no masks, and that the file uses and computes no sizes from."""
+    """Integers that may have other values: the file uses them, not as masks, and computes no sizes of them."""
     values = {value.name or "": value for value in model.graph.inputs}
     found, own = {}, inputs_of_file(inputs, model)
     for name, tensor in tensors_in(inputs):

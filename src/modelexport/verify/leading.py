@@ -32,8 +32,8 @@ def reached_calls(
 
     A node that computes something belongs to a call that computed such a value, if there is one, and not to one that
     only rearranged it: a recurrence transposes its result, and the module that gets it transposes it back. A value of
-    a few different numbers does not tell its call; then a node before it may also belong to any call that computes or
-    returns it.
+    a few different numbers does not tell its call; then a node before it may also belong to any call that returns it,
+    or to that of its own node, if PyTorch computed it there.
 
     Args:
         made: Nodes that only pass on a value that PyTorch computed, to the calls that did.
@@ -71,9 +71,9 @@ class _Makers:
         for call, tensors in tensors_by_call(evidence, "outputs").items():
             for tensor in tensors:
                 self._returning[tensor.content].add(call)
-        self._quiet: Index[ModuleCall] = Index()
-        for operation in evidence.quiet:
-            self._quiet.add(operation.fingerprint, operation.call)
+        self._quiet: dict[ModuleCall, Index[Fingerprint]] = defaultdict(Index)
+        for call, prints in {(one.call, one.fingerprint): None for one in evidence.quiet}:
+            self._quiet[call].add(prints, prints)
         self._known: dict[ModuleCall, list[Fingerprint]] = {}
 
     def of(self, node: ir.Node, calls: Calls, before: ir.Node) -> Calls:
@@ -104,10 +104,15 @@ class _Makers:
         return its is not None and its.same(own)
 
     def returning(self, node: ir.Node) -> Calls:
-        """The calls that compute or return what a node gives, if that does not tell them apart."""
+        """The calls that return what a node gives, if that does not tell them apart; its own, if that computed it."""
         names = [value.name or "" for value in node.outputs]
         plain = [name for name in names if name in self._prints and not self._prints[name].telling]
-        computed = (frozenset(self._quiet.near(self._prints[name])) for name in plain)
+        owner = owner_of(node)
+        own = owner.calls if owner is not None and plain else ()
+        computed = (
+            frozenset(call for call in own if call in self._quiet and any(self._quiet[call].near(self._prints[name])))
+            for name in plain
+        )
         returned = (frozenset(self._returning.get(self._contents.get(name, ""), ())) for name in plain)
         return _union([*computed, *returned])
 

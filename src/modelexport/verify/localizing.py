@@ -244,7 +244,7 @@ def _is_of(node: ir.Node, calls: set[ModuleCall]) -> bool:
 
 
 def _is_apart(node: ir.Node, earlier: Collection[str], made: Mapping[str, ir.Node]) -> bool:
-    """Whether other calls than a node's made some values: what PyTorch computes again in another call is no copy."""
+    """Whether none of some values was made in a call of this node: a call may compute what another one did before."""
     own = owner_of(node)
     others = [owner_of(made[name]) if name in made else None for name in earlier]
     return own is not None and all(one is not None and set(own.calls).isdisjoint(one.calls) for one in others)

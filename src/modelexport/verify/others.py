@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -102,9 +101,8 @@ def run_others(
         if beyond[-1].status != "not compared":
             break
     for ways in (*integers_above(inputs, tagged.model, kept), *negative_integers(inputs, tagged.model, kept)):
-        # A model often refuses them at its first operation: the file would run for nothing.
-        taken = islice((way for way in ways if _accepts(finite, way[1])), 1)
-        beyond += [compared(what, other, finite, _OfLargeIntegers) for what, other in taken]
+        for what, other, returned in _accepted(ways, finite):
+            beyond.append(compared(what, other, returned, _OfLargeIntegers))
     single += [one for one in beyond if one.status != "not compared"]
     small = next((other for other, one in agreeing if one.what == ONE_SMALL_ROW), None)
     ran = [inputs, *(other for other, _ in agreeing)]
@@ -211,12 +209,24 @@ _EXACT = 1000
 """Up to here, angles are so exact that they need no other tolerance."""
 
 
-def _accepts(returned: Callable[[Inputs], list[Any]], other: Inputs) -> bool:
-    try:
-        returned(other)
-    except Exception:  # a model may raise anything for inputs that it does not accept
-        return False
-    return True
+def _accepted(
+    ways: Iterable[tuple[str, Inputs]], run: Callable[[Inputs], list[Any]]
+) -> Iterator[tuple[str, Inputs, Callable[[Inputs], list[Any]]]]:
+    """The first variation that a model accepts, if any, and what gives what it returned.
+
+    A model often refuses them at its first operation: the file would run for nothing.
+    """
+    for what, other in ways:
+        try:
+            right = run(other)
+        except Exception:  # a model may raise anything for inputs that it does not accept
+            continue
+        yield what, other, partial(_returned, right)
+        return
+
+
+def _returned(right: list[Any], _: Inputs) -> list[Any]:
+    return right
 
 
 def _compare_shapes(

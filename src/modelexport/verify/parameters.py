@@ -97,8 +97,9 @@ def compare_parameters(
 def differing_buffers(model: ir.Model, read: Read, names: Collection[str]) -> list[str]:
     """The initializers with the names of buffers that are in no ``state_dict``, and with other numbers than these.
 
-    They are computed where the model is built, which may be another machine, so that rounding is no difference. Of a
-    table, no run may read some rows. One of another shape or type was changed by another tool.
+    They are computed where the model is built. That may be another machine, which rounds otherwise, so rounding is
+    allowed. All rows of a table are compared, since the runs may not read some of them. A buffer of another shape or
+    type was changed by another tool, and is left out.
 
     Args:
         names: Those of the buffers.

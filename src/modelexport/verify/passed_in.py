@@ -77,6 +77,7 @@ class _AtHand:
 
     def __init__(self, evidence: Evidence) -> None:
         self._evidence = evidence
+        self._prints: dict[str, Fingerprint] = {}
 
     @cached_property
     def _computed(self) -> dict[ModuleCall, set[Fingerprint]]:
@@ -102,4 +103,9 @@ class _AtHand:
         if any(one.near(own, _NEAR) for one in self._computed[call]):
             return True
         alike = (one for one in self._passing[call] if prod(one.shape) == own.size and "float" in one.dtype)
-        return any(fingerprint_of(self._evidence.array(one.content)).near(own, _NEAR) for one in alike)
+        return any(self._print_of(one.content).near(own, _NEAR) for one in alike)
+
+    def _print_of(self, content: str) -> Fingerprint:
+        if content not in self._prints:
+            self._prints[content] = fingerprint_of(self._evidence.array(content))
+        return self._prints[content]

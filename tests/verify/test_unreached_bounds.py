@@ -1,16 +1,17 @@
-"""Bounds of the PyTorch model that a file does not have, where no number of any run reaches them."""
+"""Bounds that no number of any run reaches: those of the PyTorch model that a file does not have, or has wrong."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import onnx_ir as ir
 import pytest
 import torch
 from torch import nn
 
-from modelexport import export, verify
+from modelexport import export, load, verify
 from modelexport.files.onnx_models import load_onnx, save_model
 from modelexport.verify.verdicts import VerifyReport
 
@@ -170,3 +171,27 @@ def test_a_file_that_rightly_has_no_node_for_a_bound_is_not_accused(which: str, 
     report = verified(seeded(Bounded(Function(function))), tmp_path, change)
     assert [call.reason for call in report.calls if call.status == "differ"] == []
     assert {one.status for one in (*report.outputs, *report.others)} == {"agree"}
+
+
+@pytest.mark.parametrize(
+    ("bound", "right", "wrong"),
+    [(nn.ReLU6(), 6.0, 60.0), (nn.Hardtanh(-10.0, 9.0), 9.0, 20.0), (nn.Hardtanh(-10.0, 0.5), -10.0, -30.0)],
+    ids=["of numbers that are cut off at zero", "of numbers that nothing cuts off", "the other one"],
+)
+def test_a_wrong_bound_that_no_number_reaches_is_found(
+    bound: nn.Module, right: float, wrong: float, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    model, inputs, path = Bounded(bound).eval(), {"x": torch.randn(2, 5, 8)}, tmp_path / "bounded.onnx"
+    export(model, inputs, path)
+    assert verify(model, inputs, path).agrees
+    file = load(path).model
+    (value,) = (
+        value
+        for value in file.graph.initializers.values()
+        if value.const_value is not None and value.const_value.numpy().tolist() == right
+    )
+    value.const_value = ir.tensor(np.array(wrong, np.float32), name=value.name)
+    ir.save(file, path)
+    report = verify(model, inputs, path)
+    assert report.diverging is not None and report.diverging.address == "bound"
