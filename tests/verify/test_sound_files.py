@@ -433,3 +433,24 @@ def test_rows_that_padding_empties_are_not_compared(dynamic: bool, tmp_path: Pat
     report = verify(model, inputs, tmp_path / "encoder.onnx")
     assert report.agrees
     assert "padded masks" in [one.what for one in report.others if one.status == "agree"]
+
+
+class Iterated(nn.Module):
+    """Each step triples what rounding is off by: after fourteen, five million times as much."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.scale(x)
+        for _ in range(14):
+            x = torch.sin(3 * x)
+        return x
+
+
+def test_rounding_that_grows_on_other_inputs_is_measured_there(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, inputs = Iterated().eval(), (torch.randn(6, 8),)
+    export(model, inputs, tmp_path / "iterated.onnx")
+    assert [(one.what, one.reason) for one in verify(model, inputs, tmp_path / "iterated.onnx").others if one.reason] == []

@@ -165,9 +165,13 @@ class _Compare:
     def __call__(self, right: list[Any], given: Mapping[str, Any], outputs: Mapping[str, Any]) -> list[Difference]:
         whole = WholeOutputs(right, self.tagged.model, self.run, measured=False)
         compared = whole.compare_with_ties(outputs, self.tagged, given, self.provider)
-        if any(one.status == "differ" for one in compared):
-            return whole.compare_with_kernels(self.tagged, given, self.provider) or compared
-        return compared
+        if all(one.status != "differ" for one in compared):
+            return compared
+        # A deep model may add up more rounding than is allowed without a measurement, which takes one more run.
+        noisy = WholeOutputs(right, self.tagged.model, lambda: whole.run).compare(outputs)
+        if all(one.status == "agree" for one in noisy):
+            return noisy
+        return whole.compare_with_kernels(self.tagged, given, self.provider) or compared
 
 
 class _OfLargeIntegers(_Compare):

@@ -61,7 +61,8 @@ def find_misplaced(model: ir.Model, calls: CallTree, run: FileRun, evidence: Evi
         right = known.get(node) or reached.get(node, frozenset())
         near = right
         beyond = passing if node in copies else unseen
-        leading = {call for call in beyond if any(_may_lead_to(call, r, calls, order) for r in right)}
+        asked = beyond.intersection(owner.calls)
+        leading = {call for call in asked if any(_may_lead_to(call, r, calls, order) for r in right)}
         if node not in copies and owner.evidence is OwnerEvidence.EXACT and len(owner.calls) == 1:
             leading = {call for call in leading if any(ends.may_lead_to(call, r, calls) for r in right)}
         if node in copies:
