@@ -453,4 +453,5 @@ def test_rounding_that_grows_on_other_inputs_is_measured_there(tmp_path: Path) -
     torch.manual_seed(0)
     model, inputs = Iterated().eval(), (torch.randn(6, 8),)
     export(model, inputs, tmp_path / "iterated.onnx")
-    assert [(one.what, one.reason) for one in verify(model, inputs, tmp_path / "iterated.onnx").others if one.reason] == []
+    others = verify(model, inputs, tmp_path / "iterated.onnx").others
+    assert [(one.what, one.reason) for one in others if one.reason] == []
