@@ -62,6 +62,19 @@ def test_a_wrong_file_can_be_kept_anyway(tmp_path: Path) -> None:
     assert "**Failed**" in (tmp_path / "m.report.md").read_text()
 
 
+class OtherwiseInDouble(Otherwise):
+    """Returns something else in float64, too: as a model that there takes others of equal scores."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        exact = (x * 0 + 0.1).double() == 0.1
+        return super().forward(x) + torch.where(exact, 50.0, 0.0).to(x.dtype)
+
+
+def test_what_a_model_returns_in_float64_excuses_no_wrong_file(tmp_path: Path) -> None:
+    with pytest.raises(CheckError, match="differs from PyTorch's output"):
+        export(OtherwiseInDouble(torchscript=True), (X,), tmp_path / "m.onnx")
+
+
 def test_without_a_check_the_first_file_is_taken(tmp_path: Path) -> None:
     result = export(Otherwise(), (X,), tmp_path / "m.onnx", check=False)
     assert result.hierarchy.settings.frontend == "dynamo"

@@ -309,7 +309,11 @@ class Likely(nn.Module):
         return self.head(torch.log(likely) - torch.log(1 - likely))
 
 
-def test_what_is_nothing_but_rounding_of_large_numbers_is_not_accused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("largest", [0.3, 1.0, 4.0])
+def test_what_is_nothing_but_rounding_of_large_numbers_is_not_accused(largest: float, tmp_path: Path) -> None:
+    torch.manual_seed(0)
     model = Likely().eval()
+    for parameter in model.parameters():
+        parameter.data.uniform_(-largest, largest)
     export(model, IDS, tmp_path / "sound.onnx")
     assert verify(model, IDS, tmp_path / "sound.onnx").agrees

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,13 +16,14 @@ from modelexport.pytorch.values import NamedTensors, exchanged
 from modelexport.runtime.evidence import Evidence
 
 
-def tensors_of(right: Evidence, running: Mapping[ModuleCall, ModuleCall]) -> Exchange:
-    """Make each call get and return the tensors of another run, but for what the model itself returns.
+def tensors_of(right: Evidence, given: Collection[str], running: Mapping[ModuleCall, ModuleCall]) -> Exchange:
+    """Make calls get and return tensors of another run, but for what the model itself returns.
 
     Args:
+        given: The contents of these tensors.
         running: The calls of the other run to what the recorder calls them while they run, if that is not the same.
     """
-    known = {(running.get(t.call, t.call), t.side, t.name): t for t in right.tensors}
+    known = {(running.get(t.call, t.call), t.side, t.name): t for t in right.tensors if t.content in given}
 
     def exchange(call: ModuleCall, side: Side, tensors: NamedTensors, value: Any) -> Any:
         found = {}

@@ -63,7 +63,7 @@ class ModelRun:
         parameters: Mapping[str, Any] | None = None,
         never_called: Collection[str] = (),
         operations: bool = True,
-        right: ModelRun | None = None,
+        exchange: Exchange = as_they_are,
         seed: int | None = None,
         bodies: bool = False,
     ) -> None:
@@ -74,13 +74,13 @@ class ModelRun:
             parameters: Other values for some ``state_dict`` entries, for this run.
             never_called: Paths of modules that are never called, with ``weights``.
             operations: Whether to record single operations.
-            right: Another run, whose tensors each call gets, and gives to others; what it got and gave is recorded.
+            exchange: What each call gets and gives instead of its tensors; these are recorded as they were.
             seed: The seed of the model's random numbers; by default those of the caller's state.
             bodies: The model may have branches and loops of PyTorch's operators, whose calls are recorded, too.
         """
         self._model, self._inputs, self._weights, self._parameters = model, inputs, weights, parameters or {}
         self._never_called, self._seed = never_called, seed
-        self._in_float64: dict[bool, ModelRun | None] = {}
+        self._in_float64: dict[frozenset[str], ModelRun | None] = {}
         self.tensors: list[SeenTensor] = []
         self.computed: list[Computed] = []
         self.quiet: list[Computed] = []
@@ -95,7 +95,6 @@ class ModelRun:
         self._flow: RandomFlow | None = None
         self._random_calls: set[ModuleCall] = set()
         # Not everything can be recorded in all code; at least the boundaries of calls outside of branches are.
-        exchange = right.given_to_calls() if right is not None else as_they_are
         ways = [(operations, bodies, bodies), *([(operations, True, False)] if bodies else []), (False, False, False)]
         for way in dict.fromkeys(ways):
             self.tensors, self.computed, self.quiet, self.choices, self.decisions = [], [], [], [], []
@@ -113,10 +112,6 @@ class ModelRun:
     def array(self, content: str) -> Any:
         """The elements of a content, flat."""
         return self._arrays[content]
-
-    def given_to_calls(self) -> Exchange:
-        """Puts the tensors of this run in place of those of another one."""
-        return tensors_of(self, {call: one for one, call in self._numbers.items() if call is not None})
 
     def _number(self) -> None:
         """Give the calls in branches and loops the numbers that they have in a file."""
@@ -236,18 +231,18 @@ class ModelRun:
         array.tofile(file)
         return np.memmap(file, dtype=array.dtype, mode="r")
 
-    def in_float64(self, *, from_right_values: bool) -> ModelRun | None:
+    def in_float64(self, given: Collection[str] = ()) -> ModelRun | None:
         """The same run in float64, to measure rounding; ``None`` if the model does not run in float64.
 
         Args:
-            from_right_values: Each call gets its inputs of this run, so that only its own rounding shows; otherwise the
-                rounding of all calls adds up.
+            given: Contents that calls get and return as this run has them.
         """
-        if from_right_values not in self._in_float64:
-            self._in_float64[from_right_values] = self._run_in_float64(from_right_values)
-        return self._in_float64[from_right_values]
+        kept = frozenset(given)
+        if kept not in self._in_float64:
+            self._in_float64[kept] = self._run_in_float64(kept)
+        return self._in_float64[kept]
 
-    def _run_in_float64(self, from_right_values: bool) -> ModelRun | None:
+    def _run_in_float64(self, given: frozenset[str]) -> ModelRun | None:
         if self._weights is not None:
             return None
         inputs = tree_map(_widened, self._inputs)
@@ -258,8 +253,9 @@ class ModelRun:
                 entries[key].data = tensor
             model = model.double()
             with AlwaysInFloat64():
-                right = self if from_right_values else None
-                run = ModelRun(model, inputs, operations=False, right=right, bodies=self._opened[0])
+                running = {call: one for one, call in self._numbers.items() if call is not None}
+                exchange = tensors_of(self, given, running) if given else as_they_are
+                run = ModelRun(model, inputs, operations=False, exchange=exchange, bodies=self._opened[0])
         except Exception:  # some code requires float32; the caller then goes without this run
             return None
         return run if len(run.tensors) == len(self.tensors) else None

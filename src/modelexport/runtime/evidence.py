@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -124,5 +124,10 @@ class Evidence(Protocol):
     def array(self, content: str) -> Any:
         """The elements of a content, flat."""
 
-    def in_float64(self, *, from_right_values: bool) -> Evidence | None:
-        """The same run in float64, to measure the effect of rounding; ``None`` if there is none."""
+    def in_float64(self, given: Collection[str] = ()) -> Evidence | None:
+        """The same run in float64, to measure the effect of rounding; ``None`` if there is none.
+
+        Args:
+            given: Contents that calls get and return as this run has them, so that only the rounding of what is
+                computed after these adds up.
+        """

@@ -91,7 +91,7 @@ class ReferenceValues:
     def random(self) -> RandomPart:
         return RandomPart()
 
-    def in_float64(self, *, from_right_values: bool) -> None:
+    def in_float64(self, given: Collection[str] = ()) -> None:
         """``None``: rounding was not measured when the values were stored."""
         return
 

@@ -33,7 +33,7 @@ def measure_noise(proof: Proof) -> None:
     suspects = _numbers_that_differ(proof)
     if not suspects:
         return
-    exact = proof.evidence.in_float64(from_right_values=True)
+    exact = proof.evidence.in_float64(proof.hints.values())
     pairs = zip(proof.evidence.tensors, exact.tensors if exact else [], strict=False)
     known: dict[str, Any] = {}
     for tensor, its in pairs:

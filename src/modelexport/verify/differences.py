@@ -48,6 +48,8 @@ ALLOWED_NOISE = 8.0
 """The error in multiples of the measured noise up to which it agrees: the runtime sums in another order."""
 UNMEASURED_UNITS = 64.0
 """The error in units up to which it agrees if the noise exceeds a few units and cannot be measured."""
+_SMALL = 0.05
+"""The largest noise, as a share of a value, beside which a fault shows: it allows less than half of the value."""
 ALLOWED_OF_ONE = 32.0
 """How many times the tolerance of the norm a single element may be off by."""
 _APART = 1e4
@@ -82,6 +84,11 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     def multiple(self) -> float | None:
         """The error in multiples of the noise."""
         return None if self.relative is None or not self.noise else self.relative / self.noise
+
+    @property
+    def within_small_noise(self) -> bool:
+        """Whether it agrees, with so little noise that a fault would show beside it."""
+        return self.status == "agree" and (self.noise or 0.0) <= _SMALL
 
 
 def is_rounding(right: Any, found: Any, exact: Any | None) -> bool:

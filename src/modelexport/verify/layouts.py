@@ -7,7 +7,7 @@ the order of the experts. A norm does not depend on an order: of all values only
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from math import isqrt
 from pathlib import Path
 from typing import Any
@@ -73,8 +73,8 @@ class LaidOut:
     def array(self, content: str) -> Any:
         return self._arrays[content] if content in self._arrays else self._evidence.array(content)
 
-    def in_float64(self, *, from_right_values: bool) -> Evidence | None:
-        return self._evidence.in_float64(from_right_values=from_right_values)
+    def in_float64(self, given: Collection[str] = ()) -> Evidence | None:
+        return self._evidence.in_float64({self.base(content) for content in given})
 
     def base(self, content: str) -> str:
         """The content of a tensor as PyTorch has it."""

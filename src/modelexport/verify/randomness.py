@@ -68,8 +68,8 @@ class Repeatable:
     def array(self, content: str) -> Any:
         return self.run.array(content)
 
-    def in_float64(self, *, from_right_values: bool) -> Evidence | None:
-        exact = self.run.in_float64(from_right_values=from_right_values)
+    def in_float64(self, given: Collection[str] = ()) -> Evidence | None:
+        exact = self.run.in_float64(given)
         if exact is None:
             return None
         tensors = _others(exact.tensors, self.left_out)

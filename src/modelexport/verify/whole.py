@@ -86,7 +86,7 @@ class WholeOutputs:
 
     @cached_property
     def exact(self) -> Sequence[Any] | None:
-        precise = self.run.in_float64(from_right_values=False) if self._is_measured else None
+        precise = self.run.in_float64() if self._is_measured else None
         return None if precise is None else requested_outputs(self.file.metadata_props, precise.outputs)
 
     def compare(self, found: Mapping[str, Any]) -> list[Difference]:
