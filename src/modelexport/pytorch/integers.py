@@ -13,6 +13,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
+from modelexport.graph.nodes import all_graphs
 from modelexport.pytorch.other_sizes import inputs_of_file
 from modelexport.pytorch.values import tensors_in
 from modelexport.pytorch.variations import changed, integers_compared, is_mask, rows_of_ids
@@ -28,7 +29,7 @@ def integers_above(inputs: Inputs, model: ir.Model, kept: Collection[str] = ()) 
     Args:
         kept: The names of tensors that stay as they are: the file has their values.
     """
-    if any(_narrows(node) for node in model.graph):
+    if any(_narrows(node) for graph in all_graphs(model) for node in graph):
         return
     rows = rows_of_ids(model)
     found = _integers(inputs, model, kept)
@@ -85,8 +86,8 @@ def _gives_sizes(given: ir.Value) -> bool:
     pending, seen = [given], {given}
     while pending:
         for node, index in pending.pop().uses():
-            if index >= _SIZED.get(node.op_type, len(node.inputs)):
-                return True
+            if index >= _SIZED.get(node.op_type, len(node.inputs)) or node.graph is not given.graph:
+                return True  # what a branch or a loop makes of it may be one, too
             for value in node.outputs if node.op_type not in ("Shape", "Size") else ():
                 if value not in seen:
                     seen.add(value)

@@ -15,10 +15,10 @@ from modelexport.tagged.file import TaggedFile
 from modelexport.verify.comparing import run_segments
 from modelexport.verify.differences import UNMEASURED_UNITS, Difference, compare_arrays
 from modelexport.verify.layouts import with_rows_of
-from modelexport.verify.localizing import copied_values, nodes_between, taken_by
+from modelexport.verify.localizing import copied_values, taken_by
 from modelexport.verify.matching import FileRun
 from modelexport.verify.proof import Proof
-from modelexport.verify.segments import segmented
+from modelexport.verify.segments import nodes_before, segmented
 
 
 def measure_noise(proof: Proof) -> None:
@@ -89,7 +89,7 @@ def move_blame(proof: Proof) -> None:
         copies = copied_values(proof.tagged.model, proof.run, proof.feeds).keys() | _foreign_values(proof)
     for name in proof.differing:
         sure = proof.hints.keys() - copies
-        nodes = nodes_between(proof.nodes[name], sure)
+        nodes = nodes_before([proof.nodes[name]], sure)
         calls = {call for node in nodes if (owner := owner_of(node)) is not None for call in owner.calls}
         made = {value.name or "" for node in nodes for value in node.outputs} - sure
         tried: set[tuple[str, str]] = set()
@@ -176,7 +176,7 @@ def _is_cause(proof: Proof, value: str, content: str, name: str, unsure: set[str
         del proof.hints[other]
     proof.hints.update({**laid, value: content})
     agreeing = (n for n, one in proof.per_module.items() if one.status == "agree" and n in proof.hints and n != value)
-    right = [n for n in agreeing if value in taken_by(nodes_between(proof.nodes[n], proof.hints), proof.hints)]
+    right = [n for n in agreeing if value in taken_by(nodes_before([proof.nodes[n]], proof.hints), proof.hints)]
     compared = run_segments(proof, [value, name, *right, *laid], anew=right)
     if compared[value].status == "differ" and all(compared[n].status != "differ" for n in (name, *right, *laid)):
         for other in unsure:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -34,6 +34,7 @@ from modelexport.verify.claimed_graph import (
 )
 from modelexport.verify.claimed_modules import false_claim, false_claims_of_modules
 from modelexport.verify.claimed_values import ValuesInRun
+from modelexport.verify.matching import paths_called_as_often
 from modelexport.verify.verdicts import FalseClaim
 from modelexport.weights.transforms import parameter_plan
 
@@ -207,8 +208,7 @@ def _calls(
     made = {value.name or "" for node in tagged.nodes for value in node.outputs}
     made |= {value.name or "" for value in tagged.model.graph.inputs}
     made |= {value.name or "" for value in initializers(tagged.model)}
-    there = Counter(call.path for call in evidence.parents)
-    here = Counter(traced.call.path for traced in tagged.calls)
+    as_often = paths_called_as_often(tagged.calls, evidence)
     for entry in sidecar.calls:
         call = ModuleCall.parse(entry.address)
         boundary = tagged.boundaries[call]
@@ -218,7 +218,7 @@ def _calls(
                 "hierarchy", entry.address, listed, sorted(value.name or "" for value in getattr(boundary, side))
             )
         yield from false_claim("hierarchy", entry.address, entry.nodes, own[entry.address])
-        same = there[call.path] == here[call.path]
+        same = call.path in as_often
         for side, tensors in (("inputs", entry.inputs), ("outputs", entry.outputs)):
             names = sorted(passed[entry.address, side])
             if same and len(tensors) == len(names):  # of random numbers, nothing was kept

@@ -13,9 +13,9 @@ from modelexport.runtime import sessions
 from modelexport.tagged.file import TaggedFile
 from modelexport.verify.differences import ALLOWED_OF_ONE, ALLOWED_UNITS, Difference, compare_arrays
 from modelexport.verify.layouts import other_layouts, with_rows_of
-from modelexport.verify.localizing import nodes_between, taken_by
+from modelexport.verify.localizing import taken_by
 from modelexport.verify.proof import Proof
-from modelexport.verify.segments import segmented
+from modelexport.verify.segments import nodes_before, segmented
 from modelexport.verify.ties import as_tie
 
 
@@ -146,7 +146,7 @@ def _keeps_rows(proof: Proof, name: str, wrong: Sequence[str]) -> bool:
 
 def _takes(proof: Proof, name: str, others: Collection[str]) -> bool:
     """Whether a value is computed from one of some boundaries, with no other boundary between them."""
-    return not taken_by(nodes_between(proof.nodes[name], proof.hints), proof.hints).isdisjoint(others)
+    return not taken_by(nodes_before([proof.nodes[name]], proof.hints), proof.hints).isdisjoint(others)
 
 
 def _without_effect(proof: Proof, wanted: Sequence[str], unsure: Collection[str]) -> set[str]:
@@ -158,7 +158,7 @@ def _without_effect(proof: Proof, wanted: Sequence[str], unsure: Collection[str]
     compared = _tried(proof, [name for name in wanted if name not in contents])
     found = set()
     for name in wrong:
-        after = [n for n in compared if proof.nodes[name] in nodes_between(proof.nodes[n], proof.hints)]
+        after = [n for n in compared if proof.nodes[name] in nodes_before([proof.nodes[n]], proof.hints)]
         # The same integers can come from other numbers.
         tells = any(compared[n].relative is not None for n in after)
         if tells and all(compared[n].status != "differ" for n in after):

@@ -8,7 +8,6 @@ a single number, which no other rule places.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping
 
 import onnx_ir as ir
@@ -18,7 +17,7 @@ from modelexport.core.owners import Evidence as OwnerEvidence
 from modelexport.graph.owners import owner_of
 from modelexport.runtime.evidence import Evidence, SeenTensor
 from modelexport.verify.between import Between
-from modelexport.verify.matching import FileRun, tensors_by_call, tensors_of_calls
+from modelexport.verify.matching import FileRun, paths_called_as_often, tensors_by_call, tensors_of_calls
 
 Calls = frozenset[ModuleCall]
 
@@ -34,19 +33,18 @@ def nodes_outside(
     boundaries = _Boundaries(model, calls, run, evidence, computed)
     latest = _Latest(model, calls, evidence, computed)
     between = Between(model, calls, run, computed)
-    there, here = Counter(call.path for call in evidence.parents), Counter(traced.call.path for traced in calls)
+    same = paths_called_as_often(calls, evidence)
     for node in model.graph:
         owner = owner_of(node)
         # What a tool merged has owners that need not have computed it.
         if owner is None or owner.evidence is not OwnerEvidence.EXACT:
             continue
-        # Calls that PyTorch made another number of times have other numbers there.
-        judged = [call for call in owner.calls if there[call.path] == here[call.path]]
+        judged = [call for call in owner.calls if call.path in same]
         # What PyTorch computed in a call is of it, from whatever: a module may read what another one kept.
         judged = [call for call in judged if call not in computed.get(node, ())]
         wrong = [call for call in judged if boundaries.excludes(call, node) or latest.excludes(call, node)]
         around = {
-            one: frozenset(other for other in between.excludes(one, node) if there[other.path] == here[other.path])
+            one: frozenset(other for other in between.excludes(one, node) if other.path in same)
             for one in judged
             if one not in wrong
         }

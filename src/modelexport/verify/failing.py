@@ -19,10 +19,9 @@ from modelexport.graph.owners import owner_of
 from modelexport.runtime import sessions
 from modelexport.runtime.evidence import Evidence, SeenTensor
 from modelexport.verify.differences import compare_arrays
-from modelexport.verify.localizing import nodes_between
 from modelexport.verify.matching import WHOLE_UNITS
 from modelexport.verify.proof import Proof
-from modelexport.verify.segments import GIVEN, segmented
+from modelexport.verify.segments import GIVEN, nodes_before, segmented
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,7 @@ def find_failure(proof: Proof, given: Mapping[str, Any], run: Evidence) -> Failu
         return None
     # What is right elsewhere is not the cause: sizes are computed once for many calls.
     right = {n for name in names if name != wrong and compared[name].status == "agree"
-             for n in nodes_between(proof.nodes[name], known)}  # fmt: skip
+             for n in nodes_before([proof.nodes[name]], known)}  # fmt: skip
     return _failure(proof, known, wrong, f"{wrong}: {compared[wrong].reason}", right)
 
 
@@ -100,7 +99,7 @@ def _first(count: int, fails: Callable[[int], bool]) -> int:
 def _failure(
     proof: Proof, known: Mapping[str, Any], name: str, reason: str, right: Collection[ir.Node] = ()
 ) -> Failure | None:
-    nodes = [node for node in nodes_between(proof.nodes[name], known) if node not in right] or [proof.nodes[name]]
+    nodes = [node for node in nodes_before([proof.nodes[name]], known) if node not in right] or [proof.nodes[name]]
     nodes.sort(key=lambda node: _position(proof, node))
     told = re.search(r"Name:'([^']*)'", reason)  # as ONNX Runtime names the node that fails
     nodes.sort(key=lambda node: told is None or node.name != told[1])

@@ -51,11 +51,6 @@ class Suspects:
         return list(dict.fromkeys(owner.call for owner in owners if owner is not None))
 
 
-def nodes_between(node: ir.Node, boundaries: Collection[str]) -> dict[ir.Node, None]:
-    """The nodes that compute between ``boundaries`` and what a node gives, itself included."""
-    return nodes_before([node], boundaries)
-
-
 def taken_by(nodes: Iterable[ir.Node], boundaries: Collection[str]) -> set[str]:
     """The boundaries that nodes take."""
     return {name for node in nodes for value in values_taken(node) if (name := value.name or "") in boundaries}
@@ -87,7 +82,7 @@ def find_suspects(
     Raises:
         UsageError: ONNX Runtime does not run the file.
     """
-    wrong = {name: nodes_between(made[name], boundaries) for name, one in compared.items() if one.status == "differ"}
+    wrong = {name: nodes_before([made[name]], boundaries) for name, one in compared.items() if one.status == "differ"}
     if not wrong:
         return {}
     order = {node: index for index, node in enumerate(model.graph)}
@@ -95,7 +90,7 @@ def find_suspects(
     segments = _Segments(model, folder, boundaries, inputs, provider)
     arrays = segments.run(_names_within(wrong))
     known = _known(wrong, boundaries, compared, run, evidence, model, inputs, arrays)
-    right = {node for name in agreeing for node in nodes_between(made[name], boundaries)}
+    right = {node for name in agreeing for node in nodes_before([made[name]], boundaries)}
     entering = {
         value
         for name, nodes in wrong.items()
@@ -104,7 +99,7 @@ def find_suspects(
     }
     if entering:
         ends = [*boundaries, *segments.without_effect(sorted(entering), arrays, made, agreeing, list(wrong))]
-        right = {node for name in agreeing for node in nodes_between(made[name], ends)}
+        right = {node for name in agreeing for node in nodes_before([made[name]], ends)}
     found = {}
     for name, nodes in wrong.items():
         own = set(nodes) - right - known[name]
@@ -176,7 +171,7 @@ class _Segments:
             arrays: What they are.
         """
         found = []
-        before = {one: nodes_between(made[one], self.boundaries) for one in (*agreeing, *wrong)}
+        before = {one: nodes_before([made[one]], self.boundaries) for one in (*agreeing, *wrong)}
         for name in [name for name in names if is_floating(arrays[name])][:_TRIALS]:
             after = [one for one, nodes in before.items() if made[name] in nodes]
             right = arrays[name]
@@ -231,7 +226,7 @@ def _known(
                 alike = [one for one in index.near(own) if own.near(one.fingerprint, apart)] if own.telling else []
                 alike = [one for one in alike if one.new or value not in copies]
                 if _is_of(node, {one.call for one in alike}):
-                    found[name].update(nodes_between(node, boundaries))
+                    found[name].update(nodes_before([node], boundaries))
     return found
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from modelexport.core.calls import ModuleCall, Side
+from modelexport.core.calls import ModuleCall, Side, TracedCall
 from modelexport.core.limits import BATCH_BYTES
 from modelexport.graph.requested import requested_outputs
 from modelexport.runtime import sessions
@@ -235,6 +235,15 @@ def returned_values(tagged: TaggedFile, evidence: Evidence) -> list[tuple[str, S
     right = [tensor for tensor in requested if 0 not in tensor.shape]  # what holds nothing is left out
     values = [value.name or "" for value in tagged.model.graph.outputs]
     return list(zip(values, right, strict=True)) if len(right) == len(values) else []
+
+
+def paths_called_as_often(calls: Iterable[TracedCall], evidence: Evidence) -> set[str]:
+    """The modules that PyTorch called as often as some calls of the file do: those of others have other numbers there.
+
+    A module may be called for each group of tokens in one and once in the other.
+    """
+    there, here = Counter(call.path for call in evidence.parents), Counter(traced.call.path for traced in calls)
+    return {path for path, count in here.items() if there[path] == count}
 
 
 def tensors_by_call(evidence: Evidence, side: Side) -> dict[ModuleCall, list[SeenTensor]]:

@@ -6,7 +6,7 @@ PyTorch's operations there gave no such numbers, and only nodes of one call insi
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from math import prod
@@ -19,7 +19,7 @@ from modelexport.graph.nodes import nested_graphs
 from modelexport.graph.owners import owner_of
 from modelexport.runtime.evidence import Evidence, SeenTensor
 from modelexport.runtime.fingerprints import Fingerprint, fingerprint_of
-from modelexport.verify.matching import FileRun
+from modelexport.verify.matching import FileRun, paths_called_as_often
 
 Calls = frozenset[ModuleCall]
 
@@ -31,7 +31,7 @@ def quiet_nodes_of_callers(
     if not evidence.quiet:
         return
     at_hand = _AtHand(evidence)
-    there, here = Counter(call.path for call in evidence.parents), Counter(traced.call.path for traced in calls)
+    same = paths_called_as_often(calls, evidence)
     for node in model.graph:
         owner, own = owner_of(node), run.prints.get(node.outputs[0].name or "")
         if owner is None or own is None or own.telling or own.kind != "f" or own.size < _LEAST:
@@ -39,8 +39,7 @@ def quiet_nodes_of_callers(
         call, users = owner.call, _users(node)
         if owner.evidence is not OwnerEvidence.EXACT or len(owner.calls) > 1 or nested_graphs(node):
             continue
-        # Calls that PyTorch made another number of times have other numbers there.
-        if call not in evidence.parents or there[call.path] != here[call.path]:
+        if call not in evidence.parents or call.path not in same:
             continue
         if _in_one_call_of(call, users, calls) and not at_hand.has(call, own):
             yield node, [call], users

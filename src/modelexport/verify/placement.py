@@ -7,7 +7,6 @@ other steps) has to lead to values of its call.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,7 +23,7 @@ from modelexport.verify.crossing import nodes_outside
 from modelexport.verify.drawing import random_nodes
 from modelexport.verify.ends import Ends
 from modelexport.verify.leading import reached_calls
-from modelexport.verify.matching import FileRun, tensors_by_call
+from modelexport.verify.matching import FileRun, paths_called_as_often, tensors_by_call
 from modelexport.verify.passed_in import quiet_nodes_of_callers
 from modelexport.verify.quiet_values import misplaced_quiet_nodes
 from modelexport.verify.recognizing import recognize
@@ -117,12 +116,12 @@ def _far_from_random_numbers(
     if evidence.random.calls is None:
         return
     near = {around for call in evidence.random.calls if call in calls for around in calls.stack(call)}
-    there, here = Counter(call.path for call in evidence.parents), Counter(traced.call.path for traced in calls)
+    same = paths_called_as_often(calls, evidence)
     for node in model.graph:
         owner = owner_of(node) if node in nodes else None
         if owner is None or owner.evidence is not OwnerEvidence.EXACT or nested_graphs(node):
             continue
-        wrong = [call for call in owner.calls if call not in near and there[call.path] == here[call.path]]
+        wrong = [call for call in owner.calls if call not in near and call.path in same]
         if wrong:
             yield Misplaced(node.name or "", tuple(wrong), tuple(sorted(evidence.random.calls)), False)
 

@@ -10,7 +10,7 @@ runtime's optimiser is off.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -33,11 +33,11 @@ from modelexport.verify.bodies import calls_in_bodies, deciding_numbers, opened
 from modelexport.verify.comparing import compare_hints
 from modelexport.verify.differences import Difference
 from modelexport.verify.layouts import LaidOut, find_layouts
-from modelexport.verify.localizing import Suspects, find_suspects, nodes_between
-from modelexport.verify.matching import FileRun, returned_values, run_file, tensors_by_call
+from modelexport.verify.localizing import Suspects, find_suspects
+from modelexport.verify.matching import FileRun, paths_called_as_often, returned_values, run_file, tensors_by_call
 from modelexport.verify.placement import Misplaced, find_misplaced
 from modelexport.verify.proof import Proof
-from modelexport.verify.segments import given_name
+from modelexport.verify.segments import given_name, nodes_before
 from modelexport.verify.ties import fed, find_choices, wrong_choices
 
 
@@ -225,7 +225,7 @@ def _blame_for_shapes(proof: Proof) -> None:
             proof.per_module[name] = Difference(
                 name=name, status="differ", reason=reason, dtype=dtype or "", shape=list(shape)
             )
-            nodes = nodes_between(proof.nodes[name], right - {name})
+            nodes = nodes_before([proof.nodes[name]], right - {name})
             suspects[name] = Suspects(name, sorted(nodes, key=lambda node: proof.positions[node.name or ""]))
     proof.suspects = suspects
 
@@ -255,15 +255,13 @@ def _from_tags(tagged: TaggedFile, run: FileRun, evidence: Evidence) -> dict[str
 
 
 def same_calls(tagged: TaggedFile, evidence: Evidence) -> list[ModuleCall]:
-    """The calls that PyTorch made as they are in the file: a module may be called for each group of tokens in one and
-    once in the other."""
-    there = Counter(call.path for call in evidence.parents)
-    here = Counter(traced.call.path for traced in tagged.calls)
+    """The calls that PyTorch made as they are in the file."""
+    same = paths_called_as_often(tagged.calls, evidence)
     # Branches that PyTorch did not run are left out of its run; their calls are numbered after the others.
     inside = calls_in_bodies(tagged)
-    outside = Counter(traced.call.path for traced in tagged.calls if traced.call not in inside)
+    outside = paths_called_as_often((traced for traced in tagged.calls if traced.call not in inside), evidence)
     return [
         call
         for call in (traced.call for traced in tagged.calls)
-        if there[call.path] == here[call.path] or (there[call.path] == outside[call.path] and call not in inside)
+        if call.path in same or (call.path in outside and call not in inside)
     ]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import onnx_ir as ir
 
@@ -60,28 +61,33 @@ def recognize(model: ir.Model, run: FileRun, evidence: Evidence, drawn: Collecti
     makers = first_makers(evidence)
     known, copies, made = dict[ir.Node, Calls](), dict[ir.Node, Calls](), dict[ir.Node, Calls]()
     passing_on = set[ir.Node]()
+
+    @cache
+    def places(value: ir.Value) -> list[_Where]:
+        return _places(value, run, index, apart, drawn)
+
     for node in model.graph:
         own = run.prints.get(node.outputs[0].name or "")
         given = [_taken(taken, own, run) for taken in node.inputs if taken is not None]
         if any(_same(own, one) for one in given):
             passing_on.add(node)
         looks_up = _looks_up(node) and not again.follows(node.outputs[0])
-        looked_up = _places(node.outputs[0], run, index, apart, drawn) if looks_up else []
+        looked_up = places(node.outputs[0]) if looks_up else []
         allowed = {place.call for place in looked_up if place.new}
         if node in passing_on or (node.domain == "" and node.op_type in MOVES and not allowed):
             copies[node] = travels.get(run.contents.get(node.outputs[0].name or "", ""), frozenset())
-            shown = (place for value in node.outputs for place in _places(value, run, index, apart, drawn))
+            shown = (place for value in node.outputs for place in places(value))
             made[node] = frozenset(place.call for place in shown if place.new)
         for value in node.outputs if nested_graphs(node) else ():
-            allowed |= _allowed(True, value, run, results, {}, apart, drawn, again)
+            allowed |= {place.call for place in _places(value, run, results, apart, drawn)}
         for value in () if allowed else node.outputs:
-            allowed |= _allowed(node in copies, value, run, index, makers, apart, drawn, again)
+            allowed |= _allowed(node in copies, value, run, places(value), makers, again)
         if allowed:
             known[node] = frozenset(allowed)
     computing = {node for node in model.graph if node not in passing_on}
     for node in [node for node in known if node not in copies and len(known[node]) > 1 and len(node.outputs) == 1]:
         value = node.outputs[0]
-        calls_in_turn = [place.call for place in _places(value, run, index, apart, drawn) if place.new]
+        calls_in_turn = [place.call for place in places(value) if place.new]
         nodes_in_turn = again.in_turn(value, computing)
         if nodes_in_turn and len(nodes_in_turn) == len(calls_in_turn):
             known[node] = frozenset([calls_in_turn[nodes_in_turn.index(node)]])
@@ -111,16 +117,13 @@ def _allowed(
     copies: bool,
     value: ir.Value,
     run: FileRun,
-    index: Index[_Where],
+    places: Sequence[_Where],
     makers: Mapping[str, ModuleCall],
-    apart: float,
-    drawn: Collection[ir.Node],
     again: Again,
 ) -> set[ModuleCall]:
     own = run.prints.get(value.name or "")
     if own is None or not own.telling:
         return set()
-    places = _places(value, run, index, apart, drawn)
     new, every = {place.call for place in places if place.new}, {place.call for place in places}
     allowed = new if new and not copies and (new == every or not again.computes(value)) else every
     content = run.contents.get(value.name or "")
