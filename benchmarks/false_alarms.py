@@ -82,7 +82,7 @@ def runs(
                 try:
                     modelexport.export(model, inputs, path, frontend=frontend, dynamic=dynamic)
                 except ModelExportError as error:
-                    print(f"  {case.name}: {way}: {str(error)[:150]}", flush=True)
+                    print(f"  {case.name}: {way}: {str(error)[:150]}", file=sys.stderr, flush=True)
                     continue
             yield f"{way}, fresh", verified(model, inputs, path)
             changed = path.with_name(f"{path.stem}-other.onnx")
@@ -90,7 +90,7 @@ def runs(
             try:
                 modelexport.update_weights(path, model.state_dict(), changed)
             except ModelExportError as error:
-                print(f"  {case.name}: {way}: update-weights: {error}", flush=True)
+                print(f"  {case.name}: {way}: update-weights: {error}", file=sys.stderr, flush=True)
             else:
                 yield f"{way}, other weights", verified(model, inputs, changed)
             if tools and frontend == "dynamo" and not dynamic:
@@ -103,7 +103,7 @@ def after_tools(case: models.ModelCase, path: Path) -> Iterator[tuple[str, str]]
         try:
             optimize_file(path, tool, output)
         except ModelExportError as error:
-            print(f"  {case.name}: {tool}: {str(error)[:150]}", flush=True)
+            print(f"  {case.name}: {tool}: {str(error)[:150]}", file=sys.stderr, flush=True)
             continue
         yield f"after {tool}", verified(case.build(), case.inputs(), output)
 
@@ -122,7 +122,7 @@ def main() -> int:
     for name in arguments.models.split(","):
         case, start = models.case(name), time.perf_counter()
         if case.missing:
-            print(f"{name}: needs {', '.join(case.missing)}", flush=True)
+            print(f"{name}: needs {', '.join(case.missing)}", file=sys.stderr, flush=True)
             continue
         with tempfile.TemporaryDirectory() as temporary:
             folder = arguments.exports or Path(temporary)
@@ -135,9 +135,9 @@ def main() -> int:
                 count[way] += 1
                 if accused:
                     alarms[way].append(f"{name}: {accused}")
-                    print(f"  ALARM {name}, {way}: {accused}", flush=True)
-        print(f"{name}: {time.perf_counter() - start:.0f} s", flush=True)
-    print("\n| way | runs | false alarms |\n|---|---|---|")
+                    print(f"  ALARM {name}, {way}: {accused}", file=sys.stderr, flush=True)
+        print(f"{name}: {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
+    print("| way | runs | false alarms |\n|---|---|---|")
     for way, total in count.items():
         print(f"| {way} | {total} | {len(alarms[way])} |")
     print(f"| all | {count.total()} | {sum(map(len, alarms.values()))} |")

@@ -1,7 +1,7 @@
 """Plant faults in files and documents, one at a time, and ask `verify` for them: found, and in the right call?
 
     OMP_NUM_THREADS=1 python benchmarks/faults.py [MODEL,...] [--exports FOLDER] [--kinds KIND,...] [--each N]
-                                                  [--results FOLDER]
+                                                  [--results FOLDER] [--by-model]
 
 A model is a case of the tests' table, or `zoo/NAME`, one of those of `sweep.py`; `bert+dynamic` has dynamic axes,
 `bert+float16` and `bert+bfloat16` are in half precision. For each of them the kinds of `plants.py`, `later_plants.py`
@@ -10,7 +10,7 @@ and `rare_plants.py` are planted where they can be, at N places each (1 if left 
 or a call inside it; faults of documents, of tags' text and of names are located if the report names what was changed. A
 file that ONNX Runtime or the reader refuses fools nobody and is not counted, but for a document that is refused by
 name. With `--results` what became of them is kept in FOLDER, a file a model: models that have one are not run again, so
-that the whole can be run in pieces, and ends as one table.
+that the whole can be run in pieces, and ends as one table. `--by-model` prints the table of models alone.
 
 What is not found is run again, both files in ONNX Runtime: where the outputs are the same within rounding, for the
 example inputs and for three others, the fault computes the same by its nature and is listed apart, with the largest
@@ -19,7 +19,7 @@ gets or returns those very elements: the node may be in either; and so are decla
 sizes of each axis, where model and file run. Everything else that is not found or not located ends with status 1, and
 so does a report on the sound file that does not agree.
 
-Needs what `make test` installs; about forty minutes.
+Needs what `make test` installs; about forty minutes on a fast machine, and twice that on a slow one.
 """
 
 from __future__ import annotations
@@ -343,18 +343,21 @@ class Bench:
         return True
 
 
-def table(results: Sequence[Result]) -> str:
+def table(results: Sequence[Result], *, by_model: bool) -> str:
     """The results as Markdown."""
     everything = [one for result in results for one in result.placements]
     by_kind: dict[str, list[Planted]] = defaultdict(list)
     for one in everything:
         by_kind[one.kind].append(one)
-    rows = {"kind of fault": by_kind, "model": {result.model: result.placements for result in results}}
+    models = {result.model: result.placements for result in results}
+    rows = {"model": models} if by_model else {"kind of fault": by_kind, "model": models}
     lines = []
     for title, groups in rows.items():
         lines += [f"| {title} | planted | found | located | same values |", "|---|---|---|---|---|"]
         lines += [f"| {key} | {cells(those)} |" for key, those in groups.items() if those]
         lines += [f"| **all** | {cells(everything)} |", ""]
+    if by_model:
+        return "\n".join(lines).strip()
     lines.append(f"{sum(result.alarm for result in results)} false alarms on {len(results)} sound files.")
     same = [one.same for one in everything if one.same]
     wrong = [one.wrong for one in everything if one.wrong]
@@ -370,6 +373,7 @@ def main() -> int:
     parser.add_argument("--kinds", default="")
     parser.add_argument("--each", type=int, default=1)
     parser.add_argument("--results", type=Path)
+    parser.add_argument("--by-model", action="store_true")
     arguments = parser.parse_args()
     results = []
     with tempfile.TemporaryDirectory() as temporary:
@@ -385,7 +389,7 @@ def main() -> int:
                     continue
                 file.write_bytes(msgspec.json.encode(result))
             results.append(msgspec.json.decode(file.read_bytes(), type=Result))
-    print(table(results))
+    print(table(results, by_model=arguments.by_model))
     return any(result.alarm or any(one.wrong for one in result.placements) for result in results)
 
 

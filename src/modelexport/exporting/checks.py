@@ -17,7 +17,7 @@ from modelexport.exporting.options import Options
 from modelexport.format import documents
 from modelexport.graph.requested import requested_outputs
 from modelexport.tagged.flattening import runnable
-from modelexport.verify.differences import UNITS, Difference, compare_arrays
+from modelexport.verify.differences import SHARES, UNITS, Difference, compare_arrays
 from modelexport.verify.verdicts import VerifyReport
 from modelexport.weights.placement import WeightsSummary, reachable
 from modelexport.weights.sources import Weights
@@ -125,7 +125,7 @@ def _check_outputs(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any], 
     from modelexport.pytorch.repeatability import is_random
     from modelexport.runtime.sessions import open_session, run_session
     from modelexport.verify.feeding import feeds
-    from modelexport.verify.given_choices import exact_outputs, run_in_double, run_with_choices
+    from modelexport.verify.given_choices import rounded_outputs, run_in_double, run_with_choices
     from modelexport.verify.outputs import run_module
 
     expected = run_module(model, inputs)
@@ -161,10 +161,10 @@ def _check_outputs(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any], 
         return FileCheck(status="passed", step="outputs", reason=told)
     if is_random(model, inputs):
         return FileCheck(status="skipped", step="outputs", reason="the model uses random numbers")
-    without = exact_outputs(model, inputs)
-    exact = requested_outputs(asked, without) if without is not None else [None] * len(expected)
-    measured = [_compare(k, one, actual[k], its) for k, one, its in zip(actual, expected, exact, strict=True)]
-    if all(one.within_small_noise for one in measured):
+    rounded = rounded_outputs(model, inputs)
+    others = requested_outputs(asked, rounded) if rounded is not None else [None] * len(expected)
+    measured = [_compare(k, one, actual[k], other) for k, one, other in zip(actual, expected, others, strict=True)]
+    if all(one.status == "agree" for one in measured):
         return FileCheck(status="passed", step="outputs", reason=_ROUNDING, largest=largest)
     reason = f"{wrong[0].name} differs from PyTorch's output: {wrong[0].reason}"
     return FileCheck(status="failed", step="outputs", reason=reason, largest=largest)
@@ -173,20 +173,15 @@ def _check_outputs(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any], 
 _ROUNDING = "the model's own result is off by as much: rounding grows in it"
 
 
-def _compare(name: str, expected: Any, actual: Any, exact: Any | None = None) -> Difference:
+def _compare(name: str, expected: Any, actual: Any, rounded: Any | None = None) -> Difference:
     """Compare an output with the expected one, coarsely: `verify` measures rounding errors.
 
     Args:
-        exact: The expected one without rounding, if that was measured.
+        rounded: The expected one with other roundings, if that is known.
     """
     dtype = str(expected.dtype)
-    units = _SHARES.get(dtype, 0.0) / UNITS.get(dtype, 1.0)
-    return compare_arrays(name, expected, actual, units=units, exact=exact)
-
-
-_SHARES = {"float64": 1e-6, "float32": 1e-3, "float16": 2e-2, "bfloat16": 1e-1}
-"""The largest norm of an output's error, as a share of the output's norm: rounding stays far below it, and a file that
-omits a step is above it."""
+    units = SHARES.get(dtype, 0.0) / UNITS.get(dtype, 1.0)
+    return compare_arrays(name, expected, actual, units=units, exact=rounded)
 
 
 def run_checks(

@@ -1,4 +1,5 @@
-"""A run in float64 of the same calls: nothing is computed in float32, and calls may get the tensors of another run."""
+"""Runs of the same calls that show what rounding does: in float64, or rounded otherwise. Calls may get the tensors of
+another run."""
 
 from __future__ import annotations
 
@@ -11,8 +12,9 @@ import torch
 from modelexport.core.calls import ROOT, ModuleCall, Side
 from modelexport.pytorch.dispatch_modes import OperationMode
 from modelexport.pytorch.private_torch import tree_map
+from modelexport.pytorch.random_flow import leaves
 from modelexport.pytorch.recorder import Exchange
-from modelexport.pytorch.values import NamedTensors, exchanged
+from modelexport.pytorch.values import NamedTensors, exchanged, has_elements, memory_of
 from modelexport.runtime.evidence import Evidence
 
 
@@ -31,7 +33,7 @@ def tensors_of(right: Evidence, given: Collection[str], running: Mapping[ModuleC
             seen = known.get((call, side, name))
             if seen is not None and tensor.is_floating_point() and tuple(tensor.shape) == seen.shape:
                 array = right.array(seen.content).astype(np.float64).reshape(seen.shape)
-                found[id(tensor)] = torch.from_numpy(array)
+                found[id(tensor)] = torch.from_numpy(array).to(tensor.dtype)
         return exchanged(value, found)[0]
 
     return exchange
@@ -47,3 +49,29 @@ class AlwaysInFloat64(OperationMode):
 
 def _wide_type(value: Any) -> Any:
     return torch.float64 if value is torch.float32 else value
+
+
+class RoundedOtherwise(OperationMode):
+    """Changes results of operations by up to their last bit, as another order of summation does.
+
+    Monte Carlo arithmetic (D. S. Parker, UCLA CSD-970002, 1997), towards zero only: a probability of 1 does not become
+    larger. Tensors of whole numbers, which are mostly exact, stay as they are, and so does what is in memory that was
+    there before.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._generator = torch.Generator().manual_seed(0)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*self.inside(func, args), **(kwargs or {}))
+        before = {memory_of(value) for value in leaves((args, kwargs)) if isinstance(value, torch.Tensor)}
+        return tree_map(lambda value: self._changed(value, before), output)
+
+    def _changed(self, value: Any, before: Collection[int | None]) -> Any:
+        if not isinstance(value, torch.Tensor) or not value.is_floating_point() or not has_elements(value):
+            return value
+        if memory_of(value) in before or bool((value == value.round()).all()):
+            return value
+        shares = torch.rand(value.shape, generator=self._generator, dtype=torch.float64).to(value.device)
+        return (value.double() * (1 - shares * torch.finfo(value.dtype).eps)).to(value.dtype)

@@ -7,7 +7,8 @@ import copy
 import tempfile
 import weakref
 import zlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from modelexport.core.calls import ROOT, ModuleCall, Side
 from modelexport.core.limits import BATCH_BYTES
 from modelexport.core.messages import collected
 from modelexport.pytorch.bodies import Bodies
-from modelexport.pytorch.exact_run import AlwaysInFloat64, tensors_of
+from modelexport.pytorch.exact_run import AlwaysInFloat64, RoundedOtherwise, tensors_of
 from modelexport.pytorch.lazy_weights import lend_weights
 from modelexport.pytorch.operations import Operations
 from modelexport.pytorch.private_torch import tree_map, version_of
@@ -64,6 +65,7 @@ class ModelRun:
         never_called: Collection[str] = (),
         operations: bool = True,
         exchange: Exchange = as_they_are,
+        mode: Callable[[], AbstractContextManager[Any]] | None = None,
         seed: int | None = None,
         bodies: bool = False,
     ) -> None:
@@ -75,12 +77,13 @@ class ModelRun:
             never_called: Paths of modules that are never called, with ``weights``.
             operations: Whether to record single operations.
             exchange: What each call gets and gives instead of its tensors; these are recorded as they were.
+            mode: Gives a mode that sees every operation.
             seed: The seed of the model's random numbers; by default those of the caller's state.
             bodies: The model may have branches and loops of PyTorch's operators, whose calls are recorded, too.
         """
         self._model, self._inputs, self._weights, self._parameters = model, inputs, weights, parameters or {}
-        self._never_called, self._seed = never_called, seed
-        self._in_float64: dict[frozenset[str], ModelRun | None] = {}
+        self._never_called, self._seed, self._mode = never_called, seed, mode
+        self._again: dict[tuple[str, frozenset[str]], ModelRun | None] = {}
         self.tensors: list[SeenTensor] = []
         self.computed: list[Computed] = []
         self.quiet: list[Computed] = []
@@ -139,7 +142,13 @@ class ModelRun:
             # A module without weights cannot overwrite any.
             has_weights = self._weights is None
             guard = stack.enter_context(
-                untouched(self._model, runs=has_weights, guarded=operations, in_mode=True, bodies=bodies)
+                untouched(
+                    self._model,
+                    runs=has_weights,
+                    guarded=operations or self._mode is not None,
+                    in_mode=operations,
+                    bodies=bodies,
+                )
             )
             if self._seed is not None:
                 torch.manual_seed(self._seed)
@@ -149,6 +158,8 @@ class ModelRun:
             for key, tensor in self._parameters.items():
                 entries[key].data = tensor
             stack.enter_context(collected())
+            if self._mode is not None:
+                stack.enter_context(self._mode())
             stack.enter_context(self._recorder.attached())
             if bodies:
                 stack.enter_context(Bodies(self._recorder, opened=opened))
@@ -237,28 +248,51 @@ class ModelRun:
         Args:
             given: Contents that calls get and return as this run has them.
         """
-        kept = frozenset(given)
-        if kept not in self._in_float64:
-            self._in_float64[kept] = self._run_in_float64(kept)
-        return self._in_float64[kept]
+        return self._run_again(self._run_in_float64, frozenset(given))
 
-    def _run_in_float64(self, given: frozenset[str]) -> ModelRun | None:
+    def rounded_otherwise(self, given: Collection[str] = ()) -> ModelRun | None:
+        """The same run with other roundings, in the same types; ``None`` if it cannot be repeated.
+
+        Args:
+            given: Contents that calls get and return as this run has them.
+        """
+        return self._run_again(self._run_rounded, frozenset(given))
+
+    def _run_again(self, run: Callable[[Exchange], ModelRun], given: frozenset[str]) -> ModelRun | None:
+        """A run of the same calls, kept for the next one who asks; ``None`` if the model does not run so."""
         if self._weights is not None:
             return None
-        inputs = tree_map(_widened, self._inputs)
-        try:
-            model = copy.deepcopy(self._model)
-            entries = _entries(model)
-            for key, tensor in self._parameters.items():
-                entries[key].data = tensor
-            model = model.double()
-            with AlwaysInFloat64():
-                running = {call: one for one, call in self._numbers.items() if call is not None}
-                exchange = tensors_of(self, given, running) if given else as_they_are
-                run = ModelRun(model, inputs, operations=False, exchange=exchange, bodies=self._opened[0])
-        except Exception:  # some code requires float32; the caller then goes without this run
-            return None
-        return run if len(run.tensors) == len(self.tensors) else None
+        key = run.__name__, given
+        if key not in self._again:
+            running = {call: one for one, call in self._numbers.items() if call is not None}
+            try:
+                again = run(tensors_of(self, given, running) if given else as_they_are)
+                self._again[key] = again if len(again.tensors) == len(self.tensors) else None
+            except Exception:  # some code requires float32; the caller then goes without this run
+                self._again[key] = None
+        return self._again[key]
+
+    def _run_in_float64(self, exchange: Exchange) -> ModelRun:
+        model = copy.deepcopy(self._model)
+        entries = _entries(model)
+        for key, tensor in self._parameters.items():
+            entries[key].data = tensor
+        inputs, opened = tree_map(_widened, self._inputs), self._opened[0]
+        return ModelRun(
+            model.double(), inputs, operations=False, exchange=exchange, mode=AlwaysInFloat64, bodies=opened
+        )
+
+    def _run_rounded(self, exchange: Exchange) -> ModelRun:
+        return ModelRun(
+            self._model,
+            self._inputs,
+            parameters=self._parameters,
+            operations=False,
+            exchange=exchange,
+            mode=RoundedOtherwise,
+            seed=self._seed,
+            bodies=self._opened[0],
+        )
 
 
 def _entries(model: nn.Module) -> dict[str, torch.Tensor]:

@@ -15,7 +15,7 @@ from modelexport.pytorch.private_torch import version_of
 from modelexport.pytorch.random_flow import RandomFlow, leaves
 from modelexport.pytorch.recorder import CallRecorder
 from modelexport.pytorch.traced import Guard
-from modelexport.pytorch.values import as_array, has_elements
+from modelexport.pytorch.values import as_array, has_elements, memory_of
 from modelexport.runtime.evidence import Computed
 from modelexport.runtime.fingerprints import Fingerprint, fingerprint_of
 
@@ -50,7 +50,7 @@ class Operations(OperationMode):
         self._guard = guard
         self._recorder, self._choose, self._decide = recorder, choose, decide
         self._computed, self._quiet = computed, quiet
-        self._parameters = {_memory(parameter) for parameter in parameters}
+        self._parameters = {memory_of(parameter) for parameter in parameters}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -78,7 +78,7 @@ class Operations(OperationMode):
             if scores is not None and tensor.dtype is torch.long:
                 self._choose(call, scores, tensor)
             if (tensor.is_floating_point() or tensor.is_complex()) and tensor.numel() > 3:
-                if (memory := _memory(tensor)) is not None and memory in self._parameters:
+                if (memory := memory_of(tensor)) is not None and memory in self._parameters:
                     continue  # transposed for the product: as much to read as the whole model
                 fingerprint = _shared(tensor, tensors) or fingerprint_of(as_array(tensor))
                 if fingerprint.telling and not _is_parameter(fingerprint, tensors, tensor):
@@ -105,11 +105,6 @@ def _compared(value: Any) -> list[torch.Tensor]:
     if not isinstance(value, torch.Tensor) or not has_elements(value):
         return []
     return getattr(value, _COMPARED, []) if value.dtype is torch.bool else [value]
-
-
-def _memory(tensor: torch.Tensor) -> int | None:
-    """Where the elements of a tensor and of all its views are."""
-    return tensor.untyped_storage().data_ptr() or None if tensor.layout is torch.strided else None
 
 
 def _shared(tensor: torch.Tensor, given: Sequence[Any]) -> Fingerprint | None:

@@ -110,6 +110,11 @@ def has_elements(tensor: torch.Tensor) -> bool:
     return not tensor.is_nested and tensor.layout is torch.strided and not is_functorch_wrapped_tensor(tensor)
 
 
+def memory_of(tensor: torch.Tensor) -> int | None:
+    """Where the elements of a tensor and of all its views are; ``None`` if it has none."""
+    return tensor.untyped_storage().data_ptr() or None if tensor.layout is torch.strided else None
+
+
 def as_stored(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor as a file has it: complex numbers are pairs of numbers, in a last axis."""
     return torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor

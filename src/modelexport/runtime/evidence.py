@@ -131,3 +131,12 @@ class Evidence(Protocol):
             given: Contents that calls get and return as this run has them, so that only the rounding of what is
                 computed after these adds up.
         """
+
+    def rounded_otherwise(self, given: Collection[str] = ()) -> Evidence | None:
+        """The same run in the same types, each operation rounded otherwise; ``None`` if there is none.
+
+        A model may compute something else in float64, as one that asks for the smallest number of its type.
+
+        Args:
+            given: As in :meth:`in_float64`.
+        """

@@ -95,6 +95,10 @@ class ReferenceValues:
         """``None``: rounding was not measured when the values were stored."""
         return
 
+    def rounded_otherwise(self, given: Collection[str] = ()) -> None:
+        """``None`` likewise."""
+        return
+
 
 class _Run(msgspec.Struct, frozen=True, array_like=True):
     """The description of a run, without its arrays."""

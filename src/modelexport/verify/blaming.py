@@ -9,11 +9,11 @@ import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall, Side
 from modelexport.graph.owners import owner_of
-from modelexport.runtime.evidence import SeenTensor
+from modelexport.runtime.evidence import Evidence, SeenTensor
 from modelexport.runtime.kernels import run_in_double
 from modelexport.tagged.file import TaggedFile
 from modelexport.verify.comparing import run_segments
-from modelexport.verify.differences import UNMEASURED_UNITS, Difference, compare_arrays
+from modelexport.verify.differences import UNITS, UNMEASURED_UNITS, Difference, compare_arrays
 from modelexport.verify.layouts import with_rows_of
 from modelexport.verify.localizing import copied_values, taken_by
 from modelexport.verify.matching import FileRun
@@ -34,11 +34,7 @@ def measure_noise(proof: Proof) -> None:
     if not suspects:
         return
     exact = proof.evidence.in_float64(proof.hints.values())
-    pairs = zip(proof.evidence.tensors, exact.tensors if exact else [], strict=False)
-    known: dict[str, Any] = {}
-    for tensor, its in pairs:
-        if its.dtype == "float64" and its.shape == tensor.shape:
-            known.setdefault(tensor.content, exact.array(its.content) if exact else None)
+    known = _by_content(proof.evidence, exact, ["float64"])
 
     def judged(name: str, array: Any) -> Difference:
         without = known.get(proof.hints[name])
@@ -51,10 +47,29 @@ def measure_noise(proof: Proof) -> None:
             **({} if without is not None else {"units": UNMEASURED_UNITS}),
         )
 
-    for name in suspects:
-        proof.per_module[name] = judged(name, proof.run.arrays[name])
-        if proof.per_module[name].status == "differ" and name in precise:
-            _acquit(proof, judged(name, precise[name]))
+    def judge(names: Sequence[str]) -> None:
+        for name in names:
+            proof.per_module[name] = judged(name, proof.run.arrays[name])
+            if proof.per_module[name].status == "differ" and name in precise:
+                _acquit(proof, judged(name, precise[name]))
+
+    judge(suspects)
+    if doubtful := [name for name in suspects if proof.per_module[name].is_doubtful]:
+        known = _by_content(proof.evidence, proof.evidence.rounded_otherwise(proof.hints.values()), UNITS)
+        judge(doubtful)
+
+
+def _by_content(run: Evidence, again: Evidence | None, dtypes: Collection[str]) -> dict[str, Any]:
+    """Each content of a run to what another run of the same calls has in its place, first.
+
+    Args:
+        dtypes: The types that the other run has to have.
+    """
+    found: dict[str, Any] = {}
+    for tensor, its in zip(run.tensors, again.tensors if again is not None else [], strict=False):
+        if again is not None and its.dtype in dtypes and its.shape == tensor.shape:
+            found.setdefault(tensor.content, again.array(its.content))
+    return found
 
 
 def _numbers_that_differ(proof: Proof) -> list[str]:

@@ -1,4 +1,4 @@
-"""A file that is given the choices of a model, or either in float64: what that leaves of a difference."""
+"""A file that is given the choices of a model, or is computed in float64: what that leaves of a difference."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def run_in_double(
     return outputs_in_double(load_onnx(path), path.parent, given, agrees)
 
 
-def exact_outputs(model: Any, inputs: Mapping[str, Any] | Sequence[Any]) -> list[Any] | None:
-    """What a model returns in float64, to see what rounding does to it; ``None`` if it does not run so."""
-    exact = ModelRun(model, inputs, operations=False).in_float64()
-    return None if exact is None else exact.outputs
+def rounded_outputs(model: Any, inputs: Mapping[str, Any] | Sequence[Any]) -> list[Any] | None:
+    """What a model returns with other roundings, to see what these do to it; ``None`` if it cannot be repeated."""
+    rounded = ModelRun(model, inputs, operations=False).rounded_otherwise()
+    return None if rounded is None else rounded.outputs

@@ -76,6 +76,9 @@ class LaidOut:
     def in_float64(self, given: Collection[str] = ()) -> Evidence | None:
         return self._evidence.in_float64({self.base(content) for content in given})
 
+    def rounded_otherwise(self, given: Collection[str] = ()) -> Evidence | None:
+        return self._evidence.rounded_otherwise({self.base(content) for content in given})
+
     def base(self, content: str) -> str:
         """The content of a tensor as PyTorch has it."""
         return self._bases.get(content, content)

@@ -69,11 +69,16 @@ class Repeatable:
         return self.run.array(content)
 
     def in_float64(self, given: Collection[str] = ()) -> Evidence | None:
-        exact = self.run.in_float64(given)
-        if exact is None:
+        return self._without_random(self.run.in_float64(given))
+
+    def rounded_otherwise(self, given: Collection[str] = ()) -> Evidence | None:
+        return self._without_random(self.run.rounded_otherwise(given))
+
+    def _without_random(self, again: Evidence | None) -> Evidence | None:
+        if again is None:
             return None
-        tensors = _others(exact.tensors, self.left_out)
-        return replace(self, run=exact, tensors=tensors, computed=exact.computed, choices=exact.choices)
+        tensors = _others(again.tensors, self.left_out)
+        return replace(self, run=again, tensors=tensors, computed=again.computed, choices=again.choices)
 
     def without_outputs(self, whole: WholeComparison) -> WholeComparison:
         """A comparison without the outputs that depend on random numbers."""
