@@ -255,7 +255,7 @@ def _compare_numbers(
         if quick is not None:
             return quick
     one, two = expected.astype(np.float64).reshape(-1), actual.astype(np.float64).reshape(-1)
-    nans, infinite, finite = _unequal_infinities(one, two)
+    nans, infinite, finite = unequal_infinities(one, two)
     one, two = one[finite], two[finite]
     right = exact.astype(np.float64).reshape(-1)[finite] if exact is not None and exact.size == expected.size else None
     if right is not None:
@@ -303,7 +303,7 @@ def _compare_numbers(
     )
 
 
-def _unequal_infinities(one: Any, two: Any) -> tuple[int, int, Any]:
+def unequal_infinities(one: Any, two: Any) -> tuple[int, int, Any]:
     """The number of elements that are NaN in one array only, of those that are infinite so, and the finite ones."""
     unbounded, other = ~(np.abs(one) < _INFINITE), ~(np.abs(two) < _INFINITE)
     if not unbounded.any() and not other.any():

@@ -125,7 +125,7 @@ def _verify(
         calls = with_own_weights(calls, proof, inputs, whole, runs, chosen, tell)
     if not any(call.status == "differ" for call in calls):
         calls = on_other_inputs(calls, proof, whole, runs, chosen, tell)
-    if repeatable is None and runs.weights is None and not any(call.status == "differ" for call in calls):
+    if runs.weights is None and not any(call.status == "differ" for call in calls):
         calls = with_idle_nodes(calls, proof, inputs, whole, runs, tell)
     claims = false_claims(tagged, sidecar, whole.run, proof.values, module_tree(model), entries=entries_of(model))
     return VerifyReport(

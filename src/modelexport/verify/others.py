@@ -19,7 +19,7 @@ from modelexport.pytorch.other_sizes import ONE_SMALL_ROW, WAYS, one_row, other_
 from modelexport.pytorch.variations import PADDED, all_at_once, beyond_example, padded_at_the_end, telling_inputs
 from modelexport.runtime.evidence import Evidence
 from modelexport.runtime.fingerprints import is_floating
-from modelexport.runtime.sessions import RunningSession, input_names, open_session, run_session, with_outputs
+from modelexport.runtime.sessions import RunningSession
 from modelexport.tagged.file import TaggedFile
 from modelexport.verify.differences import Difference, compare_outputs, worst
 from modelexport.verify.feeding import feeds
@@ -61,11 +61,9 @@ def run_others(
     agreeing: list[tuple[Inputs, OtherInputs]] = []
     tried: dict[str, Inputs] = {}
 
-    def compared(
-        what: str, other: Inputs, returned: Callable[[Inputs], list[Any]] = run_module, kind: type[_Compare] = _Compare
-    ) -> OtherInputs:
+    def compared(what: str, other: Inputs, returned: Callable[[Inputs], list[Any]] = run_module) -> OtherInputs:
         tried[what] = other
-        compare = kind(partial(run, other), tagged, provider)
+        compare = _Compare(partial(run, other), tagged, provider)
         one = run_one(what, other, session, returned, compare)
         if one.status in ("agree", "tie"):
             agreeing.append((other, one))
@@ -102,7 +100,7 @@ def run_others(
             break
     for ways in (*integers_above(inputs, tagged.model, kept), *negative_integers(inputs, tagged.model, kept)):
         for what, other, returned in _accepted(ways, finite):
-            beyond.append(compared(what, other, returned, _OfLargeIntegers))
+            beyond.append(compared(what, other, returned))
     single += [one for one in beyond if one.status != "not compared"]
     small = next((other for other, one in agreeing if one.what == ONE_SMALL_ROW), None)
     ran = [inputs, *(other for other, _ in agreeing)]
@@ -127,7 +125,7 @@ def _without_empty_rows(one: OtherInputs, again: Callable[[], OtherInputs]) -> O
 
 
 def _shows_empty_rows(one: OtherInputs) -> bool:
-    """Whether masks are padded, some numbers are NaN on one side only, and all others agree.
+    """Whether masks are padded, the model gives NaN where the file gives numbers, and all others agree.
 
     A causal row that begins with padding has nothing to look at, and what PyTorch makes of that depends on its kernel.
     """
@@ -172,45 +170,6 @@ class _Compare:
         if all(one.status == "agree" for one in measured):
             return measured
         return whole.compare_with_kernels(self.tagged, given, self.provider) or compared
-
-
-class _OfLargeIntegers(_Compare):
-    """Allows as many times the rounding as angles that are computed of the integers are larger than a thousand.
-
-    A frequency that is off by its last bit turns an angle of a million by a sixteenth.
-    """
-
-    def __call__(self, right: list[Any], given: Mapping[str, Any], outputs: Mapping[str, Any]) -> list[Difference]:
-        compared = super().__call__(right, given, outputs)
-        if all(one.status == "agree" for one in compared):
-            return compared
-        whole = WholeOutputs(right, self.tagged.model, self.run, measured=False)
-        units = {name: own * max(self._largest_angle(given) / _EXACT, 1.0) for name, own in whole.unmeasured.items()}
-        coarse = compare_outputs(list(outputs), whole.right, list(outputs.values()), units=units)
-        return coarse if all(one.status == "agree" for one in coarse) else compared
-
-    def _largest_angle(self, given: Mapping[str, Any]) -> float:
-        model = self.tagged.model
-        angles = dict.fromkeys(
-            value
-            for node in model.graph
-            if node.domain == "" and node.op_type in ("Cos", "Sin")
-            for value in node.inputs
-            if value is not None and not value.is_initializer()
-        )
-        if not angles:
-            return 0.0
-        try:
-            file = with_outputs(model, list(angles))
-            session = open_session(file, folder=self.tagged.path.parent, provider=self.provider)
-            found = run_session(session, {name: given[name] for name in input_names(session)})
-        except UsageError:  # the runtime does not give these values
-            return 0.0
-        return max((float(np.abs(one).max()) for one in found.values() if one.size), default=0.0)
-
-
-_EXACT = 1000
-"""Up to here, angles are so exact that they need no other tolerance."""
 
 
 def _accepted(

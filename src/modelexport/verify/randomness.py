@@ -21,7 +21,7 @@ from modelexport.core.calls import ModuleCall
 from modelexport.graph.requested import requested_outputs
 from modelexport.runtime.choices import Choice
 from modelexport.runtime.evidence import Computed, Decision, Evidence, RandomPart, SeenTensor
-from modelexport.verify.differences import UNITS, Difference, worst
+from modelexport.verify.differences import UNITS, Difference, unequal_infinities, worst
 from modelexport.verify.drawing import draws_numbers
 from modelexport.verify.outputs import WholeComparison
 from modelexport.verify.verdicts import CallVerdict, OtherInputs
@@ -188,8 +188,9 @@ def _apart(one: Any, other: Any, limit: float) -> bool:
     """Whether two arrays of one shape differ by more than rounding."""
     if one.dtype.kind in "iub":
         return not np.array_equal(one, other)
-    a, b = (np.nan_to_num(array.astype(np.float64)) for array in (one, other))
-    return bool(np.linalg.norm((a - b).reshape(-1)) > limit * np.linalg.norm(a.reshape(-1)))
+    a, b = (array.astype(np.float64).reshape(-1) for array in (one, other))
+    nans, infinite, finite = unequal_infinities(a, b)  # a mask of -inf is larger than any noise beside it
+    return bool(nans or infinite or np.linalg.norm((a - b)[finite]) > limit * np.linalg.norm(a[finite]))
 
 
 def _excused(outputs: Sequence[Difference], random: Collection[int]) -> list[Difference]:
