@@ -28,7 +28,8 @@ from modelexport.pytorch.values import tensors_in
 Inputs = Mapping[str, Any] | Sequence[Any]
 Change = Callable[[str, torch.Tensor], torch.Tensor]
 PADDED = "padded masks"
-"""What the variation is called in which masks have zeros."""
+"""What the variation is called in which masks have zeros, and those that are like it begin with."""
+PADDED_AT_THE_END = f"{PADDED}, at the end only"
 
 
 def telling_inputs(inputs: Inputs, model: ir.Model, kept: Collection[str] = ()) -> Iterator[tuple[str, Inputs]]:
@@ -74,7 +75,10 @@ def beyond_example(inputs: Inputs, model: ir.Model, kept: Collection[str] = ()) 
         yield "numbers of both signs", changed(inputs, [lambda name, t: _signed(t) if name in positive else t])
     masks = [name for name, tensor in names.items() if tensor.is_floating_point() and is_mask(tensor)]
     if masks:
-        yield PADDED, changed(inputs, [lambda name, t: _padded(t, masks.index(name)) if name in masks else t])
+        yield (
+            f"{PADDED} of numbers",
+            changed(inputs, [lambda name, t: _padded(t, masks.index(name)) if name in masks else t]),
+        )
     counts = {name for name, tensor in names.items() if _counts(tensor) and name not in plain}
     if counts:
         yield "larger integers", changed(inputs, [lambda name, t: _larger(t) if name in counts else t])
@@ -223,9 +227,13 @@ def _times(factor: int, kept: Collection[str], name: str, tensor: torch.Tensor) 
 
 
 def is_mask(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has nothing but zeros and ones, in rows that are long enough not to be so by chance."""
+    """Whether a tensor has nothing but zeros and ones, in rows that are long enough not to be so by chance.
+
+    If it is of conditions, it may have no ones: what is true then is padding.
+    """
     ones = tensor == 1
-    return tensor.ndim >= 2 and tensor.shape[-1] > 3 and bool((ones | (tensor == 0)).all() and ones.any())
+    some = tensor.dtype is torch.bool or bool(ones.any())
+    return some and tensor.ndim >= 2 and tensor.shape[-1] > 3 and bool((ones | (tensor == 0)).all())
 
 
 def _padded(mask: torch.Tensor, before: int, *, left: bool = True) -> torch.Tensor:
@@ -235,10 +243,11 @@ def _padded(mask: torch.Tensor, before: int, *, left: bool = True) -> torch.Tens
         before: The number of masks before it, which are padded otherwise.
         left: At the beginning, too.
     """
-    other = torch.ones_like(mask)
+    kept = 0 if mask.dtype is torch.bool and 2 * int(mask.sum()) < mask.numel() else 1
+    other = torch.full_like(mask, kept)
     if mask.shape[0] > 1 and left:
-        other[0, ..., 0] = 0
-    other[-1, ..., -max(mask.shape[-1] // 3 - before, 1) :] = 0
+        other[0, ..., 0] = 1 - kept
+    other[-1, ..., -max(mask.shape[-1] // 3 - before, 1) :] = 1 - kept
     return other
 
 

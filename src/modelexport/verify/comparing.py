@@ -11,7 +11,7 @@ from modelexport.core.calls import ModuleCall
 from modelexport.graph.owners import owner_of
 from modelexport.runtime import sessions
 from modelexport.tagged.file import TaggedFile
-from modelexport.verify.differences import ALLOWED_OF_ONE, ALLOWED_UNITS, Difference, compare_arrays
+from modelexport.verify.differences import ALLOWED_OF_ONE, Difference, compare_arrays, unmeasured_share
 from modelexport.verify.layouts import other_layouts, with_rows_of
 from modelexport.verify.localizing import taken_by
 from modelexport.verify.proof import Proof
@@ -182,7 +182,7 @@ def _is_settled(proof: Proof, name: str) -> bool:
         return False
     if difference.relative is None:
         return True
-    allowed = ALLOWED_UNITS * (difference.noise or 0.0)
+    allowed = unmeasured_share(difference.dtype)
     of_one, of_row = difference.of_one or 0.0, difference.of_row or 0.0
     return difference.relative <= allowed and of_one <= ALLOWED_OF_ONE * allowed and of_row <= allowed
 

@@ -79,6 +79,8 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the noise was measured for this value."""
     nans: int = 0
     """Elements that are NaN in only one of the two."""
+    nans_in_file: int = 0
+    """Those of them that are not NaN in the right value."""
 
     @property
     def multiple(self) -> float | None:
@@ -91,6 +93,11 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
         return self.status == "agree" and self.measured and (self.noise or 0.0) > SHARES[self.dtype]
 
 
+def unmeasured_share(dtype: str) -> float:
+    """The share of its size that a value of a floating-point type may be off by without measuring its noise."""
+    return min(ALLOWED_UNITS * UNITS[dtype], _FEW)
+
+
 def is_rounding(right: Any, found: Any, exact: Any | None) -> bool:
     """Whether a value is off by no more than a few times what rounding makes of it: of ``log(1 - p)`` with a
     probability of nearly one there is little else.
@@ -98,13 +105,12 @@ def is_rounding(right: Any, found: Any, exact: Any | None) -> bool:
     Args:
         exact: The same value computed with less rounding.
     """
-    if exact is None or exact.shape != found.shape or found.dtype.kind != "f":
+    if exact is None or exact.shape != found.shape or found.dtype.kind != "f" or not np.isfinite(found).all():
         return False
     error, noise = (float(np.linalg.norm((one.astype(np.float64) - found).ravel())) for one in (right, exact))
-    return error <= _TIMES * noise
+    return error <= ALLOWED_NOISE * noise
 
 
-_TIMES = 8
 """What rounding makes in one order of operations, it makes up to so many times in another."""
 
 
@@ -169,7 +175,7 @@ def compare_arrays(
             absolute=float(np.max(np.abs(expected.astype(np.float64) - actual), initial=0.0)),
         )
     unit = UNITS[dtype]
-    allowed = min(ALLOWED_UNITS, _FEW / unit) if units is None else min(units, _MOST / unit)
+    allowed = unmeasured_share(dtype) / unit if units is None else min(units, _MOST / unit)
     return _compare_numbers(name, expected, actual, exact, unit, allowed, by_row)
 
 
@@ -300,6 +306,7 @@ def _compare_numbers(
         noise=float(noise),
         measured=right is not None,
         nans=nans,
+        nans_in_file=int(np.count_nonzero(np.isnan(actual) & ~np.isnan(expected))) if nans else 0,
     )
 
 

@@ -138,14 +138,32 @@ class _Trial:
         far = [name for name, array in found.items() if not _agrees(right[name], array, WHOLE_UNITS, _FAR)]
         exact = self._in_double(far, given) if far else {}
         far = [name for name in far if not is_rounding(right[name], found[name], exact.get(name))]
-        chosen = any(node.op_type in _CHOOSING for node in self._stretches.part(far)[0])
-        if not far or chosen:
+        if not far or self._may_be_chosen(far, nodes, given):
             return ()
         lost = {call: node for node in reversed(nodes) for call in self._lost.get(node, ())}
         return [
             *(WrongNode(node.name or "") for node in nodes if node in self._bounded),
             *(WrongNode(node.name or "", call) for call, node in lost.items()),
         ]
+
+    def _may_be_chosen(self, names: Sequence[str], nodes: Collection[ir.Node], given: Arrays) -> bool:
+        """Whether values may be what they are by how numbers were rounded, before some nodes or after them.
+
+        Those before them decide alike with float64 kernels where rounding is not near a decision.
+        """
+        after, before = set(nodes), list[str]()
+        for node in self._stretches.part(names)[0]:
+            chooses = node.domain == "" and node.op_type in _CHOOSING
+            if any(value is not None and value.producer() in after for value in values_taken(node)):
+                if chooses:
+                    return True
+                after.add(node)
+            elif chooses:
+                before += [value.name or "" for value in node.outputs if value.name]
+        found, exact = self._computed(before, given), self._in_double(before, given) if before else {}
+        return any(
+            name not in found or not np.array_equal(found[name], exact.get(name, found[name])) for name in before
+        )
 
     def _in_double(self, names: Sequence[str], given: Arrays) -> Arrays:
         """Values computed with float64 kernels, where the runtime has them."""

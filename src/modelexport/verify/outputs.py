@@ -98,6 +98,10 @@ class ModelRuns:
             lambda: run_module(self.model, inputs, self.weights, guarded=True, bodies=bodies),
         )
 
+    def plain_outputs(self, inputs: Inputs) -> list[Any]:
+        """The outputs as people run the model, with PyTorch's fused operators: never kept."""
+        return run_module(self.model, inputs, self.weights, guarded=True, as_exported=False)
+
     def outputs_with(self, inputs: Inputs, others: Mapping[str, Any]) -> list[Any]:
         """The outputs with other weights, and what hooks of the caller do: never kept.
 
@@ -156,6 +160,8 @@ def compare_whole(
         compared = whole.compare_with_ties(outputs, tagged, given, provider)
         if zero := [one.name for one, right in zip(compared, whole.right, strict=False) if _is_zero(right)]:
             notes.append(f"{', '.join(zero)} is zero everywhere with these inputs: little of what computes it shows")
+        if lost := [one.name for one, right in zip(compared, whole.right, strict=False) if _has_no_numbers(right)]:
+            notes.append(f"{', '.join(lost)} has no finite number with these inputs: nothing of what computes it shows")
         optimizer = ""
         if any(one.status == "differ" for one in compared) and not session.narrow:
             tell("verify: the runtime's optimizer")
@@ -171,6 +177,7 @@ def compare_whole(
                 tagged,
                 session,
                 runs.outputs,
+                runs.plain_outputs,
                 lambda other: runs.observed(other, {}),
                 provider,
                 kept_tensors(runs.model, inputs, constants),
@@ -299,6 +306,7 @@ def run_module(
     seed: int | None = None,
     guarded: bool = False,
     bodies: bool = False,
+    as_exported: bool = True,
 ) -> list[Any]:
     """The tensors in what a model returns, in order.
 
@@ -307,17 +315,22 @@ def run_module(
         seed: The seed of the model's random numbers.
         guarded: The model compiles nothing, so that its writes to parameters can be watched in every operation.
         bodies: Nor its branches and loops, which run as Python.
+        as_exported: The model computes as a front end sees it, with masks that hide nothing and no fused operators.
     """
     if weights is not None:
         raise UsageError("the model was built without weights and cannot run: give its weights")
     args, kwargs = run_arguments(inputs)
-    with untouched(model, guarded=guarded, bodies=bodies), collected():
+    with untouched(model, masks=as_exported, guarded=guarded, bodies=bodies), collected():
         if seed is not None:
             torch.manual_seed(seed)
         entries = entries_of(model) if parameters else {}
         for key, tensor in (parameters or {}).items():
             entries[key].data = tensor
         return [as_array(tensor) for _, tensor in tensors_in(model(*args, **kwargs))]
+
+
+def _has_no_numbers(array: Any) -> bool:
+    return is_floating(array) and bool(array.size) and not np.isfinite(array).any()
 
 
 def _dropped(inputs: Inputs, wanted: Sequence[str]) -> list[str]:

@@ -190,7 +190,7 @@ def _apart(one: Any, other: Any, limit: float) -> bool:
         return not np.array_equal(one, other)
     a, b = (array.astype(np.float64).reshape(-1) for array in (one, other))
     nans, infinite, finite = unequal_infinities(a, b)  # a mask of -inf is larger than any noise beside it
-    return bool(nans or infinite or np.linalg.norm((a - b)[finite]) > limit * np.linalg.norm(a[finite]))
+    return bool(nans or infinite or np.linalg.norm(a[finite] - b[finite]) > limit * np.linalg.norm(a[finite]))
 
 
 def _excused(outputs: Sequence[Difference], random: Collection[int]) -> list[Difference]:
