@@ -127,7 +127,7 @@ class Index(Generic[T]):
 
     _rows: dict[tuple[str, int], list[tuple[Fingerprint, T]]] = field(default_factory=lambda: defaultdict(list))
     _sorted: dict[tuple[str, int], tuple[list[float], list[int]]] = field(default_factory=dict)
-    """The norms in ascending order, and whose they are."""
+    """The first projections in ascending order, and whose they are: normalized tensors all have one norm."""
 
     def add(self, fingerprint: Fingerprint, thing: T) -> None:
         """Add an item."""
@@ -146,14 +146,16 @@ class Index(Generic[T]):
         if not rows:
             return
         if place not in self._sorted:
-            order = sorted(range(len(rows)), key=lambda index: rows[index][0].norm)
-            self._sorted[place] = [rows[index][0].norm for index in order], order
-        norms, order = self._sorted[place]
-        least, most = fingerprint.norm * (1 - apart), fingerprint.norm / (1 - apart)
-        for index in sorted(order[bisect_left(norms, least * _ROOM[0]) : bisect_right(norms, most * _ROOM[1])]):
+            order = sorted(range(len(rows)), key=lambda index: rows[index][0].one)
+            self._sorted[place] = [rows[index][0].one for index in order], order
+        ones, order = self._sorted[place]
+        most = 4 * apart * fingerprint.norm / (1 - apart)  # a near one has no larger norm than that
+        room = most + _ROUNDING * (most + abs(fingerprint.one))
+        begin, end = bisect_left(ones, fingerprint.one - room), bisect_right(ones, fingerprint.one + room)
+        for index in sorted(order[begin:end]):
             if fingerprint.near(rows[index][0], apart):
                 yield rows[index][1]
 
 
-_ROOM = (1 - 1e-9, 1 + 1e-9)
-"""More than the rounding of what is compared with norms."""
+_ROUNDING = 1e-9
+"""More than the rounding of what is compared with projections."""

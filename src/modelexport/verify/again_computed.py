@@ -53,7 +53,7 @@ class Again:
     def _near(self, value: ir.Value) -> list[ir.Value]:
         """The values that may be the same."""
         own = self._prints[value.name or ""]
-        return [one for one in self._index.near(own) if own.near(self._prints[one.name or ""], self._apart)]
+        return list(self._index.near(own, self._apart))
 
     def _leads_to(self, values: Collection[ir.Value], node: ir.Node) -> bool:
         """Whether a node depends on one of some values."""

@@ -223,7 +223,7 @@ def _known(
                 if value in copies and not _is_apart(node, copies[value], made):
                     continue
                 own = fingerprint_of(arrays[value])
-                alike = [one for one in index.near(own) if own.near(one.fingerprint, apart)] if own.telling else []
+                alike = list(index.near(own, apart)) if own.telling else []
                 alike = [one for one in alike if one.new or value not in copies]
                 if _is_of(node, {one.call for one in alike}):
                     found[name].update(nodes_before([node], boundaries))
@@ -283,7 +283,7 @@ def copied_values(model: ir.Model, run: FileRun, inputs: Mapping[str, Any]) -> d
             own = known.get(name)
             if own is None or not own.telling:
                 continue
-            earlier = {one for one in first.near(own) if known[one].near(own, _EQUAL)}
+            earlier = set(first.near(own, _EQUAL))
             if earlier and (moved & found.keys() or not moved & earlier or _is_left(node, run)):
                 found[name] = earlier
             first.add(own, name)

@@ -139,7 +139,7 @@ def _places(
     own = run.prints.get(value.name or "")
     if own is None or not own.telling:
         return []
-    found = [place for place in index.near(own) if own.near(place.fingerprint, apart)]
+    found = list(index.near(own, apart))
     return [place for place in found if place.random is not False] if value.producer() in drawn else found
 
 
