@@ -11,12 +11,15 @@ import torch
 from torch import nn
 
 from modelexport import export, verify
+from modelexport.core.calls import ModuleCall
 from modelexport.files.embedded import EmbeddedTensor
 from modelexport.files.onnx_models import load_onnx, save_model
 from modelexport.pytorch.model_run import ModelRun
 from modelexport.pytorch.traced import state_remembered, untouched
+from modelexport.runtime.evidence import SeenTensor
 from modelexport.runtime.fingerprints import NEAR, Index, fingerprint_of
 from modelexport.runtime.sessions import open_session, run_session
+from modelexport.verify import matching
 
 
 def adding(weights: np.ndarray) -> ir.Model:
@@ -144,3 +147,66 @@ def test_an_index_finds_what_is_near_as_one_by_one() -> None:
     for apart in (NEAR, 1e-6, 8e-3):
         for own in prints:
             assert list(index.near(own, apart)) == [i for i, one in enumerate(prints) if own.near(one, apart)]
+
+
+class Arrays:
+    """A run with some contents."""
+
+    def __init__(self, arrays: dict[str, np.ndarray]) -> None:
+        self.arrays, call = arrays, ModuleCall("", 0)
+        self.tensors = [SeenTensor(call, "outputs", "", one, str(arrays[one].dtype), (500,)) for one in arrays]
+
+    def array(self, content: str) -> np.ndarray:
+        return self.arrays[content]
+
+
+class Nearly(nn.Module):
+    """Adds little to its input, as a layer with fresh weights does whose branch is scaled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.linear(x) * 1e-5
+
+
+def test_values_that_are_nearly_the_same_are_not_compared_with_one_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layers = 30
+    torch.manual_seed(0)
+    model, inputs = nn.Sequential(*(Nearly() for _ in range(layers))).eval(), (torch.randn(64, 16),)
+    export(model, inputs, tmp_path / "file.onnx")
+    compared: list[int] = []
+    distance = matching.distance
+
+    def counted(right: np.ndarray, found: np.ndarray) -> float:
+        compared.append(right.size)
+        return distance(right, found)
+
+    monkeypatch.setattr(matching, "distance", counted)
+    assert verify(model, inputs, tmp_path / "file.onnx", others=False, perturb=False).agrees
+    assert len(compared) < 8 * layers
+
+
+def test_the_nearest_content_is_found_as_one_by_one() -> None:
+    generator = np.random.default_rng(0)
+    arrays, mask = [], np.where(np.arange(500) % 5 == 0, -np.inf, 0).astype(np.float32)
+    for step in (1e-7, 1e-6, 1e-5, 1e-4):
+        array = generator.standard_normal(500).astype(np.float32)
+        for _ in range(20):
+            arrays += [array, array + mask, array.astype(np.float16)]
+            array = array + (step * generator.standard_normal(500)).astype(np.float32)
+    arrays += [mask, mask[::-1], np.zeros(500, np.float32), np.arange(500), np.arange(500)[::-1]]
+    run = Arrays({str(array.dtype) + array.tobytes().hex(): array for array in arrays})
+    contents = matching._Contents(run)
+    for array in arrays:
+        for noise in (0, 1e-7, 1e-5):
+            value = (array * (1 + noise * generator.standard_normal(500))).astype(array.dtype)
+            own = fingerprint_of(value)
+            near = [right for right in run.arrays.values() if fingerprint_of(right).near(own)]
+            least = min((matching.distance(right, value) for right in near), default=np.inf)
+            content, found = contents.nearest(own, value, NEAR)
+            assert found == pytest.approx(least, rel=1e-9)
+            assert content is None or matching.distance(run.arrays[content], value) == found

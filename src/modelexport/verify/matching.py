@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -67,14 +68,9 @@ def run_file(
         keep: Names of values whose arrays are in the result.
         given: Values of the main graph to the arrays that their users get instead.
     """
-    index: Index[str] = Index()
-    seen: set[str] = set()
     drawn = {value.name or "" for node in random_nodes(model.graph) for value in node.outputs}
     reached = {tensor.content for tensor in evidence.tensors if tensor.random is not False} if drawn else set()
-    for tensor in evidence.tensors:
-        if tensor.content not in seen:
-            seen.add(tensor.content)
-            index.add(fingerprint_of(evidence.array(tensor.content)), tensor.content)
+    contents = _Contents(evidence)
     if given:
         made = [v.name or "" for node in model.graph for v in node.outputs if v.name and not _is_sequence(v)]
         model = segmented(model, given, made, {name: array.dtype for name, array in given.items()})
@@ -95,16 +91,93 @@ def run_file(
             if name in keep:
                 found.arrays[name] = array
             unit = UNITS.get(str(array.dtype), 0.0)
-            near = index.near(own, max(NEAR, 2 * unit))
-            if name in drawn:
-                near = (content for content in near if content in reached)
-            errors = {content: distance(evidence.array(content), array) for content in near}
-            best = min(errors, key=lambda content: errors[content], default=None)
-            if best is not None and errors[best] <= max(_HINT, 4 * unit):
-                found.contents[name], found.errors[name] = best, errors[best]
+            best, error = contents.nearest(own, array, max(NEAR, 2 * unit), reached if name in drawn else None)
+            if best is not None and error <= max(_HINT, 4 * unit):
+                found.contents[name], found.errors[name] = best, error
                 right = evidence.array(best).reshape(array.shape)
                 found.differences[name] = compare_arrays(name, right, array, units=WHOLE_UNITS)
     return found
+
+
+class _Member(NamedTuple):
+    """A content of a group."""
+
+    apart: float
+    """Its distance from the first content of the group, in norms of that."""
+    content: str
+    fingerprint: Fingerprint
+
+
+class _Contents:
+    """The contents of a PyTorch run, in groups of those whose fingerprints are near that of the first.
+
+    Two arrays are at least as far from each other as their distances from a third one differ. So among many contents
+    that are nearly the same, as those between residual layers, the nearest one is found by a few distances.
+    """
+
+    def __init__(self, evidence: Evidence) -> None:
+        self._evidence = evidence
+        self._groups: dict[str, Index[str]] = defaultdict(Index)
+        """For each element type the first contents of the groups."""
+        self._members: dict[str, list[_Member]] = {}
+        """The first content of each group to all, in the order of their distances from it."""
+        for content in dict.fromkeys(tensor.content for tensor in evidence.tensors):
+            array = evidence.array(content)
+            own, groups = fingerprint_of(array), self._groups[str(array.dtype)]
+            first = next(groups.near(own), None)
+            if first is None:
+                groups.add(own, content)
+                self._members[content] = [_Member(0.0, content, own)]
+            else:
+                apart = distance(evidence.array(first), array)
+                insort(self._members[first], _Member(apart, content, own), key=_apart)
+
+    def nearest(
+        self, own: Fingerprint, array: Any, apart: float, among: Collection[str] | None = None
+    ) -> tuple[str | None, float]:
+        """The content nearest to an array of those whose fingerprints are near, and how far it is, in its norms.
+
+        Args:
+            apart: The largest distance of the fingerprints.
+            among: The contents that count; all by default.
+        """
+        best, least = None, float("inf")
+        for first in self._groups[str(array.dtype)].near(own, _AROUND * apart):
+            away = distance(self._evidence.array(first), array)
+            for its, content, fingerprint in _outwards(self._members[first], away):
+                if (max(its, away) * _ROUNDED[0] - min(its, away) * _ROUNDED[1]) * _LIKE >= least:
+                    break
+                if not fingerprint.near(own, apart) or (among is not None and content not in among):
+                    continue
+                error = away if content == first else distance(self._evidence.array(content), array)
+                if error < least:
+                    best, least = content, error
+        return best, least
+
+
+_AROUND = 2.1
+"""How far the first of a group may be, in distances that its members may be from it, and from what is looked for."""
+_LIKE = 0.9
+"""Less than the norm of the first of a group, in norms of any content near what is near it."""
+_ROUNDED = (1 - 1e-5, 1 + 1e-5)
+"""More than the rounding of distances."""
+
+
+def _apart(member: _Member) -> float:
+    return member.apart
+
+
+def _outwards(members: Sequence[_Member], away: float) -> Iterator[_Member]:
+    """The members of a group, those first that are about as far from its first content."""
+    after = bisect_left(members, away, key=_apart)
+    before = after - 1
+    while before >= 0 or after < len(members):
+        if after == len(members) or (before >= 0 and away - members[before].apart < members[after].apart - away):
+            yield members[before]
+            before -= 1
+        else:
+            yield members[after]
+            after += 1
 
 
 def _computed(
