@@ -17,8 +17,8 @@ from modelexport.core.calls import CallTree, ModuleCall
 from modelexport.core.owners import Evidence as OwnerEvidence
 from modelexport.graph.nodes import nested_graphs
 from modelexport.graph.owners import owner_of
-from modelexport.runtime.evidence import Evidence, SeenTensor
-from modelexport.runtime.fingerprints import Fingerprint, fingerprint_of
+from modelexport.runtime.evidence import Evidence
+from modelexport.runtime.fingerprints import Fingerprint, Index, fingerprint_of
 from modelexport.verify.matching import FileRun, paths_called_as_often
 
 Calls = frozenset[ModuleCall]
@@ -77,32 +77,40 @@ class _AtHand:
     def __init__(self, evidence: Evidence) -> None:
         self._evidence = evidence
         self._prints: dict[str, Fingerprint] = {}
+        self._indexes: dict[tuple[ModuleCall, int], Index[str]] = {}
 
     @cached_property
-    def _computed(self) -> dict[ModuleCall, set[Fingerprint]]:
-        found: dict[ModuleCall, set[Fingerprint]] = defaultdict(set)
-        for one in self._evidence.quiet:
-            found[one.call].add(one.fingerprint)
+    def _computed(self) -> dict[ModuleCall, Index[Fingerprint]]:
+        found: dict[ModuleCall, Index[Fingerprint]] = defaultdict(Index)
+        for call, one in {(one.call, one.fingerprint): None for one in self._evidence.quiet}:
+            found[call].add(one, one)
         return found
 
     @cached_property
-    def _passing(self) -> dict[ModuleCall, list[SeenTensor]]:
-        """What each call gets, and what calls in it get and return."""
-        found: dict[ModuleCall, list[SeenTensor]] = defaultdict(list)
+    def _passing(self) -> dict[tuple[ModuleCall, int], set[str]]:
+        """The contents of a size that each call gets, and that calls in it get and return."""
+        found: dict[tuple[ModuleCall, int], set[str]] = defaultdict(set)
         for tensor in self._evidence.tensors:
             around = self._evidence.parents.get(tensor.call)
             those: Sequence[ModuleCall | None] = [tensor.call, around] if tensor.side == "inputs" else [around]
-            for call in those:
+            for call in those if "float" in tensor.dtype else ():
                 if call is not None:
-                    found[call].append(tensor)
+                    found[call, prod(tensor.shape)].add(tensor.content)
         return found
 
     def has(self, call: ModuleCall, own: Fingerprint) -> bool:
         """Whether a call computed, got or passed on such numbers."""
-        if any(one.near(own, _NEAR) for one in self._computed[call]):
+        if any(True for _ in self._computed[call].near(own, _NEAR)):
             return True
-        alike = (one for one in self._passing[call] if prod(one.shape) == own.size and "float" in one.dtype)
-        return any(self._print_of(one.content).near(own, _NEAR) for one in alike)
+        return any(True for _ in self._passing_of(call, own.size).near(own, _NEAR))
+
+    def _passing_of(self, call: ModuleCall, size: int) -> Index[str]:
+        """The contents of a size that pass through a call, by their fingerprints, which are made when asked for."""
+        if (call, size) not in self._indexes:
+            index = self._indexes[call, size] = Index()
+            for content in self._passing.get((call, size), ()):
+                index.add(self._print_of(content), content)
+        return self._indexes[call, size]
 
     def _print_of(self, content: str) -> Fingerprint:
         if content not in self._prints:
