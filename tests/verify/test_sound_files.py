@@ -455,3 +455,73 @@ def test_rounding_that_grows_on_other_inputs_is_measured_there(tmp_path: Path) -
     export(model, inputs, tmp_path / "iterated.onnx")
     others = verify(model, inputs, tmp_path / "iterated.onnx").others
     assert [(one.what, one.reason) for one in others if one.reason] == []
+
+
+class Before(nn.Module):
+    """A model that makes integers or conditions of what it gets, for a module in it."""
+
+    def __init__(self, chosen: Callable[[torch.Tensor], torch.Tensor], inner: nn.Module) -> None:
+        super().__init__()
+        self.chosen, self.inner = chosen, inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.inner(self.chosen(x))
+        return found
+
+
+class Signed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(6))
+
+    def forward(self, condition: torch.Tensor) -> torch.Tensor:
+        return torch.where(condition, self.weight, -self.weight)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "inner", "x"),
+    [
+        (lambda x: torch.div(x, 3, rounding_mode="floor"), nn.Embedding(997, 8), torch.arange(12).reshape(2, 6) ** 2),
+        (lambda x: torch.bucketize(x, torch.linspace(0, 1, 11)) + 1, nn.Embedding(997, 8), torch.rand(2, 6)),
+        (lambda x: torch.isclose(x, x.round(), atol=0.3), Signed(), torch.rand(3, 6)),
+        (lambda x: x > x.median(-1, keepdim=True).values, Before(lambda mask: ~mask, Signed()), torch.rand(3, 6)),
+    ],
+    ids=["quotients", "buckets", "near integers", "above the median"],
+)
+def test_steps_to_ids_and_conditions_are_of_the_call_that_made_these(
+    chosen: Callable[[torch.Tensor], torch.Tensor], inner: nn.Module, x: torch.Tensor, tmp_path: Path
+) -> None:
+    model = Before(chosen, inner).eval()
+    export(model, (x,), tmp_path / "before.onnx", frontend="dynamo")
+    assert accused(verify(model, (x,), tmp_path / "before.onnx")) == []
+
+
+def test_steps_to_ids_are_not_of_an_unrelated_call(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    before = Before(lambda x: torch.div(x, 3, rounding_mode="floor"), nn.Embedding(997, 8))
+    model, inputs = nn.Sequential(before, nn.Linear(8, 8)).eval(), (torch.arange(12).reshape(2, 6) ** 2,)
+    export(model, inputs, tmp_path / "before.onnx", frontend="dynamo")
+    file = load_onnx(tmp_path / "before.onnx")
+    step = next(node for node in file.graph if node.op_type == "Floor")
+    step.metadata_props.update(list(file.graph)[-1].metadata_props)
+    save_model(file, tmp_path / "wrong.onnx")
+    assert any("tags" in one for one in accused(verify(model, inputs, tmp_path / "wrong.onnx")))
+
+
+class Broadcast(nn.Module):
+    """Adds numbers of both shapes, for the shape of the sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(1, 6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        one, two = torch.broadcast_tensors(x, self.weight)
+        return one * two
+
+
+def test_what_only_gives_a_size_is_of_no_call_whose_numbers_have_that_size(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, inputs = nn.Sequential(nn.Linear(6, 6), Broadcast()).eval(), (torch.randn(3, 6),)
+    export(model, inputs, tmp_path / "sizes.onnx", frontend="torchscript", dynamic=True)
+    assert accused(verify(model, inputs, tmp_path / "sizes.onnx")) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
+from functools import cache
 
 import onnx_ir as ir
 
@@ -28,27 +29,32 @@ def reached_calls(
     evidence: Evidence,
     again: Collection[ir.Node] = (),
 ) -> dict[ir.Node, Calls]:
-    """For every node the calls of the first values with a known call that it leads to.
+    """The nodes that lead to values with a known call, and the calls of the first such values.
 
     A node that computes something belongs to a call that computed such a value, if there is one, and not to one that
     only rearranged it: a recurrence transposes its result, and the module that gets it transposes it back. A value of
     a few different numbers does not tell its call; then a node before it may also belong to any call that returns it,
-    or to that of its own node, if PyTorch computed it there.
+    or to that of its own node, if PyTorch computed it there. Nor do integers and conditions: a node before those that a
+    call gets may also belong to the call that made them. What only gives sizes leads to no call: sizes have no numbers
+    of it.
 
     Args:
         made: Nodes that only pass on a value that PyTorch computed, to the calls that did.
         again: Nodes that compute a value again from itself: calls that got it are as right as the one that computed it.
     """
     makers = _Makers(run, evidence, made)
+    returning = cache(makers.returning)
 
     def leads_to(user: ir.Node, after: Mapping[ir.Node, Calls]) -> Calls:
-        return after.get(user, frozenset()) | makers.returning(user)
+        return after.get(user, frozenset()) | returning(user)
 
     any_call: dict[ir.Node, Calls] = {}
     computing: dict[ir.Node, Calls] = {}
     found: dict[ir.Node, Calls] = {}
+    by_numbers: set[ir.Node] = set()
     for node in reversed(model.graph):
-        users = [user for value in node.outputs for user, _ in value.uses()]
+        uses = [use for value in node.outputs for use in value.uses()]
+        users = [user for user, _ in uses]
         any_call[node] = _union(known.get(user) or leads_to(user, found) for user in users)
         computing[node] = _union(
             (known[user] if user in again else makers.of(user, known[user], node))
@@ -57,7 +63,31 @@ def reached_calls(
             for user in users
         )
         found[node] = any_call[node] if makers.rearranges(node) else computing[node]
-    return found
+        if any(
+            known.get(user) or user in by_numbers or returning(user)
+            for user, place in uses
+            if not _is_size(user, place)
+        ):
+            by_numbers.add(node)
+    return {node: calls for node, calls in found.items() if node in by_numbers or node in known}
+
+
+def _is_size(user: ir.Node, place: int) -> bool:
+    """Whether a node uses only the size of an input, or the input as one."""
+    return user.domain == "" and place in _OF_SIZES.get(user.op_type, ())
+
+
+_OF_SIZES = {
+    "Shape": (0,),
+    "Size": (0,),
+    "ConstantOfShape": (0,),
+    "Expand": (1,),
+    "Reshape": (1,),
+    "Tile": (1,),
+    "Split": (1,),
+    "Pad": (1,),
+}
+"""Operators to those of their inputs whose numbers are in none of their results."""
 
 
 class _Makers:
@@ -71,6 +101,11 @@ class _Makers:
         for call, tensors in tensors_by_call(evidence, "outputs").items():
             for tensor in tensors:
                 self._returning[tensor.content].add(call)
+        self._giving = _giving(evidence)
+        self._getting: dict[str, set[ModuleCall]] = defaultdict(set)
+        for call, tensors in self._gets.items():
+            for tensor in tensors:
+                self._getting[tensor.content].add(call)
         self._quiet: dict[ModuleCall, Index[Fingerprint]] = defaultdict(Index)
         for call, prints in {(one.call, one.fingerprint): None for one in evidence.quiet}:
             self._quiet[call].add(prints, prints)
@@ -85,7 +120,8 @@ class _Makers:
         if len(calls) < 2:
             return calls
         owner = owner_of(node)
-        passing = calls - self._made.get(node, frozenset())
+        content = self._contents.get(node.outputs[0].name or "", "")
+        passing = (calls - self._made.get(node, frozenset())) | self._getting.get(content, set())
         if owner is not None and owner.call in passing and self._changes_nothing(before, node):
             return frozenset({owner.call})
         own = [self._prints[name] for value in node.outputs if (name := value.name or "") in self._prints]
@@ -104,7 +140,10 @@ class _Makers:
         return its is not None and its.same(own)
 
     def returning(self, node: ir.Node) -> Calls:
-        """The calls that return what a node gives, if that does not tell them apart; its own, if that computed it."""
+        """The calls that return what a node gives, if that does not tell them apart; its own, if that computed it.
+
+        Of integers and conditions also those that made them for a call that gets them.
+        """
         names = [value.name or "" for value in node.outputs]
         plain = [name for name in names if name in self._prints and not self._prints[name].telling]
         owner = owner_of(node)
@@ -114,7 +153,9 @@ class _Makers:
             for name in plain
         )
         returned = (frozenset(self._returning.get(self._contents.get(name, ""), ())) for name in plain)
-        return _union([*computed, *returned])
+        whole = [self._contents.get(name, "") for name in plain if self._prints[name].kind != "f"]
+        given = (frozenset(self._giving.get(content, ())) for content in whole)
+        return _union([*computed, *returned, *given])
 
     def rearranges(self, node: ir.Node) -> bool:
         """Whether what a node gives is what it takes, in any order, or a part of it."""
@@ -129,6 +170,20 @@ class _Makers:
             contents = dict.fromkeys(tensor.content for tensor in self._gets.get(call, []))
             self._known[call] = [fingerprint_of(self._evidence.array(content)) for content in contents]
         return self._known[call]
+
+
+def _giving(evidence: Evidence) -> dict[str, set[ModuleCall]]:
+    """Each content to the calls that made it for a call in them: none had given it to them, or returned it there."""
+    found: dict[str, set[ModuleCall]] = defaultdict(set)
+    at_hand: set[tuple[ModuleCall | None, str]] = set()
+    for tensor in evidence.tensors:  # in the order of the run
+        around = evidence.parents.get(tensor.call)
+        if tensor.side == "inputs":
+            if around is not None and (around, tensor.content) not in at_hand:
+                found[tensor.content].add(around)
+            at_hand.add((tensor.call, tensor.content))
+        at_hand.add((around, tensor.content))
+    return found
 
 
 def _is_rearranged(one: Fingerprint, other: Fingerprint) -> bool:
