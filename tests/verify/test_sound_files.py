@@ -525,3 +525,22 @@ def test_what_only_gives_a_size_is_of_no_call_whose_numbers_have_that_size(tmp_p
     model, inputs = nn.Sequential(nn.Linear(6, 6), Broadcast()).eval(), (torch.randn(3, 6),)
     export(model, inputs, tmp_path / "sizes.onnx", frontend="torchscript", dynamic=True)
     assert accused(verify(model, inputs, tmp_path / "sizes.onnx")) == []
+
+
+class TwoOfOne(nn.Module):
+    """Both modules negate what they get: the first one inside an operation, the second one in one of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.first, self.second = nn.Linear(6, 6), nn.LogSigmoid(), nn.Softmin(-1)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x = self.linear(x)
+        return self.first(x), self.second(x)
+
+
+def test_a_step_that_the_file_does_once_for_two_calls_was_done_in_the_first(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, inputs = TwoOfOne().eval(), (torch.randn(3, 6) * 3,)
+    export(model, inputs, tmp_path / "two.onnx", frontend="dynamo")
+    assert accused(verify(model, inputs, tmp_path / "two.onnx")) == []

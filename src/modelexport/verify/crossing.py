@@ -59,7 +59,11 @@ def nodes_outside(
 
 
 class _Latest:
-    """For every node the calls, of all before it, in which PyTorch computed something last."""
+    """For every node the calls, of all before it, in which PyTorch computed something last.
+
+    What a file computes once for several calls was there in the first of them, in whichever PyTorch shows it: in the
+    others it may be a step inside an operation.
+    """
 
     def __init__(self, model: ir.Model, calls: CallTree, evidence: Evidence, computed: Mapping[ir.Node, Calls]) -> None:
         self._calls = calls
@@ -70,7 +74,9 @@ class _Latest:
             producers = (value.producer() for value in node.inputs if value is not None)
             known = [after[producer] for producer in producers if producer is not None and after.get(producer)]
             self._before[node] = max(known, key=self._first, default=frozenset())
-            own = frozenset(call for call in computed.get(node, ()) if call in self._order)
+            made, owner = computed.get(node, frozenset()), owner_of(node)
+            shared = owner.calls if made and owner is not None and len(owner.calls) > 1 else ()
+            own = frozenset(call for call in (*made, *shared) if call in self._order)
             after[node] = max(own, self._before[node], key=self._first) if own else self._before[node]
 
     def excludes(self, call: ModuleCall, node: ir.Node) -> bool:
