@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Literal
 
 import ml_dtypes
 import numpy as np
@@ -17,7 +18,7 @@ from torch import nn
 
 import models
 from exports import Exporter
-from modelexport import export, load
+from modelexport import export, load, verify
 from modelexport.errors import FileFormatError
 from modelexport.format import keys
 from modelexport.format.documents import TransformStep
@@ -81,6 +82,29 @@ def test_the_used_parameters_are_those_that_autograd_reaches(name: str, exported
     trained = dict(model.named_parameters(remove_duplicate=False))
     entries = state_dict_of(load(case.path).model)
     assert {key for key, entry in entries.items() if entry.used and key in trained} == reached
+
+
+class OnlyItsSize(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.scale, self.unused = nn.Linear(6, 8), nn.Parameter(torch.randn(8)), nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.ones_like(self.layer(x)) * self.scale
+
+
+@pytest.mark.parametrize("frontend", ["dynamo", "torchscript"])
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_what_is_in_the_file_is_used_though_only_its_size_matters(
+    frontend: Literal["dynamo", "torchscript"], dynamic: bool, tmp_path: Path
+) -> None:
+    model, inputs = OnlyItsSize().eval(), {"x": torch.randn(3, 6)}
+    export(model, inputs, tmp_path / "m.onnx", dynamic=dynamic, frontend=frontend)
+    used = {key for key, entry in state_dict_of(load(tmp_path / "m.onnx").model).items() if entry.used}
+    assert used == {key for found in parameters(tmp_path / "m.onnx").values() for key in found}
+    assert used == ({"scale", "layer.weight", "layer.bias"} if dynamic else {"scale"})
+    report = verify(model, inputs, tmp_path / "m.onnx")
+    assert report.agrees, report.claims
 
 
 def _tensors(value: object) -> list[torch.Tensor]:

@@ -37,7 +37,14 @@ from modelexport.tagged.documents.tables import encode_table
 from modelexport.tagged.encodings.attributes import write_attributes
 from modelexport.tagged.encodings.functions import FunctionsModel, write_functions
 from modelexport.tagged.encodings.metadata import write_metadata
-from modelexport.weights.origins import Computed, Origin, find_origins, name_after_entries, state_dict_entries
+from modelexport.weights.origins import (
+    Computed,
+    Origin,
+    find_origins,
+    name_after_entries,
+    state_dict_entries,
+    with_initializers,
+)
 from modelexport.weights.placement import WeightsSummary, save_with_weights
 from modelexport.weights.sources import Weights, detach_parameters, stays_in_file
 
@@ -154,7 +161,8 @@ def tag(
         name_values_by_path(graph)
     if fused is not None:
         order_uses(graph)
-    write_metadata(graph, tags, origins, before.entries, keep_torch_metadata=options.keep_torch_metadata)
+    entries = with_initializers(before.entries, origins.values())
+    write_metadata(graph, tags, origins, entries, keep_torch_metadata=options.keep_torch_metadata)
     return Tagged(tags, coverage, origins, present)
 
 

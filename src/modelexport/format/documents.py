@@ -133,7 +133,7 @@ class StateDictEntry(msgspec.Struct, frozen=True, array_like=True):
     """``float32``, ``int64``, ...: PyTorch's name."""
     shape: list[int]
     used: bool
-    """Whether an output of the graph depends on it; if so, an initializer has its key."""
+    """Whether the graph has it: an output depends on its numbers, or an initializer has its key, or both."""
 
 
 class Dag(msgspec.Struct, frozen=True):

@@ -8,7 +8,7 @@ weights, and folding must skip those whose computation cannot be recorded.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -61,6 +61,15 @@ def state_dict_entries(
         for key, tensor in module.state_dict().items()
         if hasattr(tensor, "dtype")
     }
+
+
+def with_initializers(entries: Mapping[str, StateDictEntry], origins: Iterable[Origin]) -> dict[str, StateDictEntry]:
+    """The entries, where those that an initializer of the written graph is or is computed from are used, too.
+
+    The size of what they are in may be all that the outputs depend on.
+    """
+    there = {key for origin in origins for key in origin.keys}
+    return {key: msgspec.structs.replace(one, used=one.used or key in there) for key, one in entries.items()}
 
 
 def _used_initializers(model: ir.Model) -> Iterator[str]:
