@@ -12,7 +12,7 @@ from torch import nn
 
 import models
 from modelexport import export, load, verify, verify_reference
-from modelexport.runtime.choices import chosen_axis, is_tie
+from modelexport.runtime.choices import choose_alike, chosen_axis, is_tie
 from modelexport.verify.verdicts import VerifyReport
 
 SCORES = np.array([[3.0, 1.0, 2.0, 1.0], [0.0, 0.0, 5.0, -1.0]], dtype=np.float32)
@@ -101,6 +101,118 @@ def test_a_transformers_router_of_zeros_is_a_tie(tmp_path: Path) -> None:
     assert tied == ["model.layers.0.mlp.gate", "model.layers.1.mlp.gate"]
     assert set(statuses(report).values()) == {"agree", "tie", "no nodes"}
     assert report.agrees
+
+
+class Nearest(nn.Module):
+    """Gives the nearest of some vectors for each."""
+
+    def __init__(self, size: float) -> None:
+        super().__init__()
+        self.vectors = nn.Embedding(16, 4)
+        self.vectors.weight.data.add_(size)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        known = self.vectors.weight
+        apart = (x**2).sum(-1, keepdim=True) - 2 * x @ known.t() + (known**2).sum(-1)
+        nearest = apart.argmin(-1)
+        return self.vectors(nearest), nearest
+
+
+class Quantized(nn.Module):
+    def __init__(self, size: float = 0.0) -> None:
+        super().__init__()
+        self.encoder, self.nearest, self.decoder = nn.Linear(6, 4), Nearest(size), nn.Linear(4, 6)
+        self.encoder.bias.data.add_(size)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        quantized, nearest = self.nearest(self.encoder(x))
+        return self.decoder(quantized), nearest
+
+
+def quantized(folder: Path, size: float = 0.0, *, dynamic: bool = False) -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    torch.manual_seed(0)
+    model, inputs = Quantized(size).eval(), {"x": torch.randn(2, 7, 6)}
+    export(model, inputs, folder / "sound.onnx", dynamic=dynamic, reference=True)
+    return model, inputs
+
+
+def insert(value: ir.Value, op_type: str, number: float) -> None:
+    """Make the users of a value take what an operator makes of it and a number, in the same call."""
+    node = value.producer()
+    assert node is not None and isinstance(node.graph, ir.Graph)
+    constant = ir.Value(name="planted", const_value=ir.tensor(np.float32(number), name="planted"))
+    constant.type, constant.shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape([])
+    node.graph.initializers.add(constant)
+    users = list(value.uses())
+    made = ir.node(op_type, [value, constant], metadata_props=dict(node.metadata_props), name=f"{node.name}_changed")
+    made.outputs[0].name, made.outputs[0].type = f"{value.name}_changed", value.type
+    made.outputs[0].shape = value.shape
+    node.append(made)
+    for user, index in users:
+        user.replace_input_with(index, made.outputs[0])
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_wrong_scores_of_a_right_choice_are_found_in_their_call(dynamic: bool, tmp_path: Path) -> None:
+    model, inputs = quantized(tmp_path, dynamic=dynamic)
+    sound = verify(model, inputs, tmp_path / "sound.onnx")
+    assert sound.verdict == "agree"
+    tagged = load(tmp_path / "sound.onnx")
+    product = next(node for node in tagged.model.graph if node.op_type == "Mul")
+    insert(product.outputs[0], "Mul", 1.01)
+    ir.save(tagged.model, tmp_path / "wrong.onnx")
+    report = verify(model, inputs, tmp_path / "wrong.onnx")
+    assert {one.status for one in report.outputs} == {"agree"}, "the same vectors are the nearest in the example"
+    assert report.verdict == "differ"
+    assert {address for address, status in statuses(report).items() if status == "differ"} == {"nearest"}
+    assert report.diverging is not None
+    assert report.diverging.first_node == f"{product.name}_changed"
+
+
+@pytest.mark.parametrize("op_type", ["Mul", "Add"])
+def test_scores_that_choose_alike_are_not_wrong(op_type: str, tmp_path: Path) -> None:
+    model, inputs = quantized(tmp_path)
+    tagged = load(tmp_path / "sound.onnx")
+    chooses = next(node for node in tagged.model.graph if node.op_type == "ArgMin")
+    scores = chooses.inputs[0]
+    assert scores is not None
+    insert(scores, op_type, 1.1)
+    ir.save(tagged.model, tmp_path / "scaled.onnx")
+    assert set(statuses(verify(model, inputs, tmp_path / "scaled.onnx")).values()) == {"agree"}
+
+
+def test_scores_of_which_rounding_leaves_little_are_not_accused(tmp_path: Path) -> None:
+    model, inputs = quantized(tmp_path, size=60.0)
+    tagged = load(tmp_path / "sound.onnx")
+    known = next(node for node in tagged.model.graph if node.op_type == "Sub")
+    # Another order of the same sum: it differs from PyTorch's by a part in a thousand.
+    squares, products = known.inputs
+    total = next(user for user, _ in known.outputs[0].uses())
+    others = next(value for value in total.inputs if value is not known.outputs[0])
+    for value in (squares, products, others):
+        assert value is not None
+    first = ir.node("Sub", [others, products], metadata_props=dict(total.metadata_props), name="first")
+    last = ir.node("Add", [first.outputs[0], squares], metadata_props=dict(total.metadata_props), name="last")
+    first.outputs[0].name, last.outputs[0].name = "first", "last"
+    for value in (first.outputs[0], last.outputs[0]):
+        value.type, value.shape = total.outputs[0].type, total.outputs[0].shape
+    total.append([first, last])
+    total.outputs[0].replace_all_uses_with(last.outputs[0])
+    tagged.model.graph.remove([total, known], safe=True)
+    ir.save(tagged.model, tmp_path / "ordered.onnx")
+    report = verify(model, inputs, tmp_path / "ordered.onnx", perturb=False)
+    assert statuses(report)["nearest"] != "differ"
+
+
+def test_scores_that_differ_by_scale_and_by_row_choose_alike() -> None:
+    chosen = np.array([[0, 2], [2, 1]])
+    rows = np.array([[5.0], [-2.0]], dtype=np.float32)
+    assert choose_alike(SCORES, 3 * SCORES + rows, chosen, 1e-5)
+    assert not choose_alike(SCORES, -SCORES, chosen, 1e-5)
+    assert not choose_alike(SCORES, SCORES + np.array([0, 0, 0, 1e-3], dtype=np.float32), chosen, 1e-5)
+    masked = np.where(SCORES < 0, -np.inf, SCORES)
+    assert choose_alike(masked, 2 * masked, chosen, 1e-5)
+    assert not choose_alike(masked, SCORES, chosen, 1e-5)
 
 
 def test_a_choice_is_known_by_its_numbers() -> None:

@@ -22,7 +22,7 @@ from modelexport.core.messages import collected
 from modelexport.pytorch.bodies import Bodies
 from modelexport.pytorch.exact_run import AlwaysInFloat64, RoundedOtherwise, tensors_of
 from modelexport.pytorch.lazy_weights import lend_weights
-from modelexport.pytorch.operations import Operations
+from modelexport.pytorch.operations import Choosing, Operations
 from modelexport.pytorch.private_torch import tree_map, version_of
 from modelexport.pytorch.random_flow import RandomFlow, leaves
 from modelexport.pytorch.recorder import CallRecorder, Exchange, as_they_are
@@ -64,6 +64,7 @@ class ModelRun:
         parameters: Mapping[str, Any] | None = None,
         never_called: Collection[str] = (),
         operations: bool = True,
+        choices: bool = False,
         exchange: Exchange = as_they_are,
         mode: Callable[[], AbstractContextManager[Any]] | None = None,
         seed: int | None = None,
@@ -76,6 +77,7 @@ class ModelRun:
             parameters: Other values for some ``state_dict`` entries, for this run.
             never_called: Paths of modules that are never called, with ``weights``.
             operations: Whether to record single operations.
+            choices: Whether to record those that choose among scores, if no others.
             exchange: What each call gets and gives instead of its tensors; these are recorded as they were.
             mode: Gives a mode that sees every operation.
             seed: The seed of the model's random numbers; by default those of the caller's state.
@@ -98,7 +100,8 @@ class ModelRun:
         self._flow: RandomFlow | None = None
         self._random_calls: set[ModuleCall] = set()
         # Not everything can be recorded in all code; at least the boundaries of calls outside of branches are.
-        ways = [(operations, bodies, bodies), *([(operations, True, False)] if bodies else []), (False, False, False)]
+        watched = operations, choices or operations
+        ways = [(*watched, bodies, bodies), *([(*watched, True, False)] if bodies else []), (False,) * 4]
         for way in dict.fromkeys(ways):
             self.tensors, self.computed, self.quiet, self.choices, self.decisions = [], [], [], [], []
             self._recorder = CallRecorder(model, watch=self._watch, exchange=exchange)
@@ -109,7 +112,7 @@ class ModelRun:
             except Exception:
                 if way == ways[-1]:
                     raise
-        self._opened = way[1:]
+        self._opened = way[2:]
         self._number()
 
     def array(self, content: str) -> Any:
@@ -136,7 +139,7 @@ class ModelRun:
             call: numbered(one.parent) for one in self._recorder.seen if (call := numbered(one.call)) is not None
         }
 
-    def _run(self, operations: bool, bodies: bool, opened: bool) -> list[Any]:
+    def _run(self, operations: bool, choices: bool, bodies: bool, opened: bool) -> list[Any]:
         args, kwargs = run_arguments(self._inputs)
         with contextlib.ExitStack() as stack:
             # A module without weights cannot overwrite any.
@@ -170,6 +173,8 @@ class ModelRun:
                 mode = Operations(self._recorder, *results, self._choose, self._decide, own, guard, self._flow)
                 self._random_calls = mode.random_calls
                 stack.enter_context(mode)
+            elif choices:
+                stack.enter_context(Choosing(self._recorder, self._choose))
             result = self._model(*args, **kwargs)
             self._see_returned(output_tensors(result))
             return [as_array(tensor) for _, tensor in tensors_in(result)]
@@ -279,7 +284,13 @@ class ModelRun:
             entries[key].data = tensor
         inputs, opened = tree_map(_widened, self._inputs), self._opened[0]
         return ModelRun(
-            model.double(), inputs, operations=False, exchange=exchange, mode=AlwaysInFloat64, bodies=opened
+            model.double(),
+            inputs,
+            operations=False,
+            choices=bool(self.choices),
+            exchange=exchange,
+            mode=AlwaysInFloat64,
+            bodies=opened,
         )
 
     def _run_rounded(self, exchange: Exchange) -> ModelRun:
@@ -288,6 +299,7 @@ class ModelRun:
             self._inputs,
             parameters=self._parameters,
             operations=False,
+            choices=bool(self.choices),
             exchange=exchange,
             mode=RoundedOtherwise,
             seed=self._seed,

@@ -69,7 +69,7 @@ class Operations(OperationMode):
             self._decide(call, _compared(args[0]))
         taken = [getattr(value, _SEEN, (None, None))[0] for value in given]
         tensors = [value for value in given if isinstance(value, torch.Tensor) and has_elements(value)]
-        scores = next((tensor for tensor in tensors if tensor.is_floating_point()), None)
+        scores = _scores(tensors)
         for tensor in leaves(output):
             if not isinstance(tensor, torch.Tensor) or not has_elements(tensor):
                 continue
@@ -98,6 +98,35 @@ class Operations(OperationMode):
             fingerprint = fingerprint_of(as_array(base))
             kept = self._computed if fingerprint.telling else self._quiet
             kept.append(Computed(call, fingerprint, new=fingerprint.telling, random=random))
+
+
+class Choosing(OperationMode):
+    """Reports the operations that may choose among scores, and nothing else."""
+
+    def __init__(
+        self, recorder: CallRecorder, choose: Callable[[ModuleCall, torch.Tensor, torch.Tensor], None]
+    ) -> None:
+        super().__init__()
+        self._recorder, self._choose = recorder, choose
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        output = func(*self.inside(func, args), **kwargs)
+        call = self._recorder.running
+        if call is None or getattr(func, "overloadpacket", None) in _WITHOUT_VALUES:
+            return output
+        made = [one for one in leaves(output) if isinstance(one, torch.Tensor) and one.dtype is torch.long]
+        given = (one for one in leaves((args, kwargs)) if isinstance(one, torch.Tensor)) if made else ()
+        scores = _scores([one for one in given if has_elements(one)])
+        for tensor in made if scores is not None else ():
+            if scores is not None and has_elements(tensor):
+                self._choose(call, scores, tensor)
+        return output
+
+
+def _scores(given: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """What an operation chooses from, if it does."""
+    return next((tensor for tensor in given if tensor.is_floating_point()), None)
 
 
 def _compared(value: Any) -> list[torch.Tensor]:

@@ -13,7 +13,7 @@ from modelexport.runtime.evidence import Evidence, SeenTensor
 from modelexport.runtime.kernels import run_in_double
 from modelexport.tagged.file import TaggedFile
 from modelexport.verify.comparing import run_segments
-from modelexport.verify.differences import UNITS, UNMEASURED_UNITS, Difference, compare_arrays
+from modelexport.verify.differences import SHARES, UNITS, UNMEASURED_UNITS, Difference, compare_arrays
 from modelexport.verify.layouts import with_rows_of
 from modelexport.verify.localizing import copied_values, taken_by
 from modelexport.verify.matching import FileRun
@@ -54,6 +54,7 @@ def measure_noise(proof: Proof) -> None:
                 _acquit(proof, judged(name, precise[name]))
 
     judge(suspects)
+    _give_up_scores(proof, [name for name in suspects if proof.hints[name] not in known])
     if doubtful := [name for name in suspects if proof.per_module[name].is_doubtful]:
         known = _by_content(proof.evidence, proof.evidence.rounded_otherwise(proof.hints.values()), UNITS)
         judge(doubtful)
@@ -66,10 +67,37 @@ def _by_content(run: Evidence, again: Evidence | None, dtypes: Collection[str]) 
         dtypes: The types that the other run has to have.
     """
     found: dict[str, Any] = {}
-    for tensor, its in zip(run.tensors, again.tensors if again is not None else [], strict=False):
-        if again is not None and its.dtype in dtypes and its.shape == tensor.shape:
+    if again is None:
+        return found
+    for tensor, its in zip(run.tensors, again.tensors, strict=False):
+        if its.dtype in dtypes and its.shape == tensor.shape:
             found.setdefault(tensor.content, again.array(its.content))
+    alike = len(run.choices) == len(again.choices)
+    for choice, other in zip(run.choices, again.choices, strict=True) if alike else ():
+        if (choice.call, choice.scores_shape) == (other.call, other.scores_shape):
+            scores = again.array(other.scores)
+            if str(scores.dtype) in dtypes:
+                found.setdefault(choice.scores, scores)
     return found
+
+
+def _give_up_scores(proof: Proof, unmeasured: Collection[str]) -> None:
+    """Compare scores no longer whose rounding is not known, if they are off by no more than it may be.
+
+    Distances are often differences of large numbers, of which rounding leaves little.
+    """
+    given_up = []
+    for name in unmeasured:
+        one = proof.per_module[name]
+        if proof.is_scores(name) and one.status == "differ" and (one.relative or 0.0) <= SHARES[one.dtype]:
+            given_up.append(name)
+    for name in given_up:
+        del proof.hints[name], proof.per_module[name]
+    # Their choices are compared as they were before.
+    if given_up:
+        indices = {pair.indices for pair in proof.choices if pair.scores in given_up}
+        after = [name for name in proof.per_module if name in indices]
+        proof.per_module.update(run_segments(proof, after, anew=after))
 
 
 def _numbers_that_differ(proof: Proof) -> list[str]:

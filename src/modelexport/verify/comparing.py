@@ -16,7 +16,7 @@ from modelexport.verify.layouts import other_layouts, with_rows_of
 from modelexport.verify.localizing import taken_by
 from modelexport.verify.proof import Proof
 from modelexport.verify.segments import nodes_before, segmented
-from modelexport.verify.ties import as_tie
+from modelexport.verify.ties import as_tie, chooses_alike
 
 
 def compare_hints(proof: Proof, unsure: set[str], laid: set[str], chosen: set[ModuleCall]) -> None:
@@ -30,6 +30,7 @@ def compare_hints(proof: Proof, unsure: set[str], laid: set[str], chosen: set[Mo
         # Experts may compute their tokens in another order, and a value may only be near: what was fed on was wrong.
         mistaken = {name for name in unsure if name in proof.hints and _is_permuted(proof, name)}
         mistaken |= {name for name in _second_best(proof) if proof.per_module[name].status == "differ"}
+        mistaken |= {name for name in proof.scores if proof.is_scores(name) and _chooses_alike(proof, name)}
         # Rows in a wrong order look like another layout, until something follows that is not.
         if laid and proof.differing and _is_laid_out_wrongly(proof, laid, settled):
             mistaken |= (laid - settled) & proof.hints.keys()
@@ -232,6 +233,13 @@ def _second_best(proof: Proof) -> list[str]:
     ends = {value.name for value in proof.tagged.model.graph.outputs}
     others = [n for n, c in proof.hints.items() if n in proof.per_module and n in errors and nearest[c] != n]
     return [name for name in others if name not in ends]
+
+
+def _chooses_alike(proof: Proof, name: str) -> bool:
+    """Whether scores that differ do so by nothing that a choice shows."""
+    if name not in proof.per_module or proof.per_module[name].status != "differ" or name not in proof.run.arrays:
+        return False
+    return chooses_alike(proof.scores[name], proof.evidence, proof.run.arrays[name])
 
 
 def _is_permuted(proof: Proof, name: str) -> bool:

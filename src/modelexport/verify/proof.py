@@ -38,6 +38,8 @@ class Proof:
     """Name of a value to the content in another layout that it has, a hint or not."""
     choices: Sequence[FileChoice] = ()
     """Where the file takes the largest or the smallest of some scores, as PyTorch does."""
+    scores: Mapping[str, FileChoice] = field(default_factory=dict)
+    """The values that the file chooses from and that are hints only for that, to their choices."""
     per_module: dict[str, Difference] = field(default_factory=dict)
     suspects: Mapping[str, Suspects] = field(default_factory=dict)
     """Values that differ to the nodes that may have made them so."""
@@ -60,8 +62,12 @@ class Proof:
 
     @property
     def contents(self) -> dict[str, str]:
-        """Values to the contents that they are, as PyTorch has them."""
-        return {name: self.evidence.base(content) for name, content in self.hints.items()}
+        """Values to the contents that they are, as PyTorch has them; without what is only known as scores."""
+        return {n: self.evidence.base(content) for n, content in self.hints.items() if not self.is_scores(n)}
+
+    def is_scores(self, name: str) -> bool:
+        """Whether a value is only known as what the file chooses from."""
+        return name in self.scores and self.hints.get(name) == self.scores[name].choice.scores
 
     @property
     def values(self) -> ValuesInRun:

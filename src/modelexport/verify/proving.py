@@ -38,7 +38,7 @@ from modelexport.verify.matching import FileRun, paths_called_as_often, returned
 from modelexport.verify.placement import Misplaced, find_misplaced
 from modelexport.verify.proof import Proof
 from modelexport.verify.segments import given_name, nodes_before
-from modelexport.verify.ties import fed, find_choices, wrong_choices
+from modelexport.verify.ties import fed, find_choices, scores_of, wrong_choices
 
 
 def prove_calls(
@@ -80,12 +80,15 @@ def prove_calls(
     ends = _ends(tagged, run, evidence)
     hints = {**_without_chance(_best(run), tagged, run, evidence), **guessed, **others, **ends}
     hints.update({pair.indices: pair.choice.indices for pair in choices})
+    made = {value.name or "" for node in model.graph for value in node.outputs}
+    scores = scores_of([pair for pair in choices if pair.scores in made], arrays, evidence, {*hints, *run.contents})
+    hints.update({name: pair.choice.scores for name, pair in scores.items()})
     numbers, wrong_decisions = deciding_numbers(tagged, run, evidence)
     hints.update(numbers)
     proof = Proof(
-        tagged, laid, run, feeds, provider, batch_bytes, hints, others, choices, wrong_decisions=wrong_decisions
+        tagged, laid, run, feeds, provider, batch_bytes, hints, others, choices, scores, wrong_decisions=wrong_decisions
     )
-    compare_hints(proof, {*guessed, *others} - ends.keys(), others.keys() - ends.keys(), set(modules))
+    compare_hints(proof, {*guessed, *others, *scores} - ends.keys(), others.keys() - ends.keys(), set(modules))
     measure_noise(proof)
     move_blame(proof)
     boundary = proof.inputs_of(given_name(name) for name in proof.hints if name in proof.nodes)

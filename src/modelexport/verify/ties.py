@@ -3,13 +3,16 @@
 Which integers of a file are choices is told by their numbers: in the scores that their node gets, they are where the
 largest or the smallest are. They are paired with PyTorch's by their call and their sizes, in order; that they are the
 same ones is proven afterwards, by the scores.
+
+What is chosen from is compared as any other value where it is near PyTorch's: integers say nothing of numbers that are
+a little off, until they are another choice.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -19,8 +22,9 @@ import onnx_ir as ir
 
 from modelexport.graph.owners import owner_of
 from modelexport.runtime import sessions
-from modelexport.runtime.choices import Choice, chosen_axis, is_tie
+from modelexport.runtime.choices import Choice, choose_alike, chosen_axis, is_tie
 from modelexport.runtime.evidence import Evidence
+from modelexport.runtime.fingerprints import Index, fingerprint_of
 from modelexport.verify.differences import UNITS, UNMEASURED_UNITS, Difference
 from modelexport.verify.matching import WHOLE_UNITS, distance
 from modelexport.verify.segments import given_name, segmented
@@ -128,6 +132,48 @@ def _paired(
         nodes = [one for one in nodes if one[2] not in taken]
         choices = [choice for choice in choices if choice not in made]
     return found
+
+
+def scores_of(
+    pairs: Collection[FileChoice], arrays: Mapping[str, Any], evidence: Evidence, known: Collection[str]
+) -> dict[str, FileChoice]:
+    """The values that the file chooses from and that are, or should be, what PyTorch chose from, to their choices.
+
+    A file may choose from other numbers: scores with the sign changed, on another scale, or in another layout. Only
+    what is near PyTorch's as a whole is taken for them. Of several choices that PyTorch made from as many scores, it is
+    the one with these numbers, whatever the order.
+
+    Args:
+        known: Values that are known already.
+    """
+    index: Index[Choice] = Index()
+    for choice in dict.fromkeys(pair.choice for pair in pairs):
+        index.add(fingerprint_of(evidence.array(choice.scores)), choice)
+    found: dict[str, FileChoice] = {}
+    for pair in pairs:
+        array = arrays[pair.scores]
+        if pair.scores in known or pair.scores in found:
+            continue
+        errors = {one: distance(evidence.array(one.scores), array) for one in index.near(fingerprint_of(array))}
+        best = min(errors, key=lambda one: errors[one], default=pair.choice)
+        is_best = best in errors and errors[best] <= WHOLE_UNITS * UNITS.get(str(array.dtype), 0.0)
+        its = best if is_best else pair.choice
+        if distance(evidence.array(its.scores), array) < _NEAR_SCORES:
+            found[pair.scores] = replace(pair, choice=its)
+    return found
+
+
+_NEAR_SCORES = 0.3
+"""What scores may be off by, in norms, to be taken for wrong ones of PyTorch's, and not for other numbers."""
+
+
+def chooses_alike(pair: FileChoice, evidence: Evidence, scores: Any) -> bool:
+    """Whether the file's scores differ from PyTorch's by nothing that changes a choice, but for rounding."""
+    choice = pair.choice
+    right = evidence.array(choice.scores).reshape(choice.scores_shape)
+    chosen = evidence.array(choice.indices).reshape(choice.indices_shape)
+    share = UNMEASURED_UNITS * UNITS.get(str(scores.dtype), 0.0)
+    return scores.size == right.size and choose_alike(right, scores.reshape(right.shape), chosen, share)
 
 
 def wrong_choices(pairs: Collection[FileChoice], arrays: Mapping[str, Any], evidence: Evidence) -> list[FileChoice]:
