@@ -426,13 +426,13 @@ class Encoder(nn.Module):
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-def test_rows_that_padding_empties_are_not_compared(dynamic: bool, tmp_path: Path) -> None:
+def test_rows_that_padding_empties_may_have_no_numbers_in_both(dynamic: bool, tmp_path: Path) -> None:
     inputs = {"ids": torch.randint(0, 20, (2, 5)), "mask": torch.ones(2, 5, dtype=torch.long)}
     model = Encoder().eval()
     export(model, inputs, tmp_path / "encoder.onnx", dynamic=dynamic)
     report = verify(model, inputs, tmp_path / "encoder.onnx")
     assert report.agrees
-    assert "padded masks" in [one.what for one in report.others if one.status == "agree"]
+    assert any("padded masks" in one.what for one in report.others if one.status == "agree")
 
 
 class Iterated(nn.Module):

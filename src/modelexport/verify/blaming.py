@@ -55,7 +55,8 @@ def measure_noise(proof: Proof) -> None:
 
     judge(suspects)
     _give_up_scores(proof, [name for name in suspects if proof.hints[name] not in known])
-    if doubtful := [name for name in suspects if proof.per_module[name].is_doubtful]:
+    compared = (proof.per_module[name] for name in suspects if name in proof.per_module)
+    if doubtful := [one.name for one in compared if one.is_doubtful]:
         known = _by_content(proof.evidence, proof.evidence.rounded_otherwise(proof.hints.values()), UNITS)
         judge(doubtful)
 
