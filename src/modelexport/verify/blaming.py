@@ -25,7 +25,8 @@ def measure_noise(proof: Proof) -> None:
     """Where more differs than a few units, see what rounding does before anything is accused.
 
     First to the file: from the right values before them, values are computed with float64 kernels, which takes little
-    where few differ. Then to PyTorch: its whole run is repeated in float64.
+    where few differ. Then to PyTorch: its whole run is repeated in float64, or with other roundings if it does not run
+    in float64.
     """
     precise = dict(_computed_in_double(proof, _numbers_that_differ(proof)))
     for name, array in precise.items():
@@ -33,8 +34,12 @@ def measure_noise(proof: Proof) -> None:
     suspects = _numbers_that_differ(proof)
     if not suspects:
         return
+
+    def rounded() -> dict[str, Any]:
+        return _by_content(proof.evidence, proof.evidence.rounded_otherwise(proof.hints.values()), UNITS)
+
     exact = proof.evidence.in_float64(proof.hints.values())
-    known = _by_content(proof.evidence, exact, ["float64"])
+    known = _by_content(proof.evidence, exact, ["float64"]) if exact is not None else rounded()
 
     def judged(name: str, array: Any) -> Difference:
         without = known.get(proof.hints[name])
@@ -54,10 +59,11 @@ def measure_noise(proof: Proof) -> None:
                 _acquit(proof, judged(name, precise[name]))
 
     judge(suspects)
-    _give_up_scores(proof, [name for name in suspects if proof.hints[name] not in known])
-    compared = (proof.per_module[name] for name in suspects if name in proof.per_module)
-    if doubtful := [one.name for one in compared if one.is_doubtful]:
-        known = _by_content(proof.evidence, proof.evidence.rounded_otherwise(proof.hints.values()), UNITS)
+    if _give_up_scores(proof, [name for name in suspects if proof.hints[name] not in known]):
+        measure_noise(proof)
+        return
+    if exact is not None and (doubtful := [name for name in suspects if proof.per_module[name].is_doubtful]):
+        known = rounded()
         judge(doubtful)
 
 
@@ -82,23 +88,28 @@ def _by_content(run: Evidence, again: Evidence | None, dtypes: Collection[str]) 
     return found
 
 
-def _give_up_scores(proof: Proof, unmeasured: Collection[str]) -> None:
+def _give_up_scores(proof: Proof, unmeasured: Collection[str]) -> bool:
     """Compare scores no longer whose rounding is not known, if they are off by no more than it may be.
 
-    Distances are often differences of large numbers, of which rounding leaves little.
+    Distances are often differences of large numbers, of which rounding leaves little. What was computed from PyTorch's
+    scores is computed from those before them, as if they had not been known.
+
+    Returns:
+        Whether there were any.
     """
-    given_up = []
+    given_up = set[str]()
     for name in unmeasured:
         one = proof.per_module[name]
         if proof.is_scores(name) and one.status == "differ" and (one.relative or 0.0) <= SHARES[one.dtype]:
-            given_up.append(name)
+            given_up.add(name)
+    if not given_up:
+        return False
+    before = {name: nodes_before([proof.nodes[name]], proof.hints) for name in proof.per_module if name not in given_up}
+    after = [name for name, nodes in before.items() if not taken_by(nodes, proof.hints).isdisjoint(given_up)]
     for name in given_up:
         del proof.hints[name], proof.per_module[name]
-    # Their choices are compared as they were before.
-    if given_up:
-        indices = {pair.indices for pair in proof.choices if pair.scores in given_up}
-        after = [name for name in proof.per_module if name in indices]
-        proof.per_module.update(run_segments(proof, after, anew=after))
+    proof.per_module.update(run_segments(proof, after, anew=after))
+    return True
 
 
 def _numbers_that_differ(proof: Proof) -> list[str]:

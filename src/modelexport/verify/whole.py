@@ -102,7 +102,9 @@ class WholeOutputs:
         if not self._is_measured or all(one.status == "agree" for one in compared):
             return compared
         if self.exact is None:
-            return compare_outputs(names, self.right, arrays, units=self.unmeasured)
+            if self.rounded is None:
+                return compare_outputs(names, self.right, arrays, units=self.unmeasured)
+            return compare_outputs(names, self.right, arrays, self.rounded)
         measured = compare_outputs(names, self.right, arrays, self.exact)
         if not any(one.is_doubtful for one in measured) or self.rounded is None:
             return measured
