@@ -118,8 +118,8 @@ class Choosing(OperationMode):
         made = [one for one in leaves(output) if isinstance(one, torch.Tensor) and one.dtype is torch.long]
         given = (one for one in leaves((args, kwargs)) if isinstance(one, torch.Tensor)) if made else ()
         scores = _scores([one for one in given if has_elements(one)])
-        for tensor in made if scores is not None else ():
-            if scores is not None and has_elements(tensor):
+        if scores is not None:
+            for tensor in filter(has_elements, made):
                 self._choose(call, scores, tensor)
         return output
 

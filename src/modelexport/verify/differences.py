@@ -111,9 +111,6 @@ def is_rounding(right: Any, found: Any, exact: Any | None) -> bool:
     return error <= ALLOWED_NOISE * noise
 
 
-"""What rounding makes in one order of operations, it makes up to so many times in another."""
-
-
 def compare_outputs(
     names: Sequence[str],
     expected: Sequence[Any],
