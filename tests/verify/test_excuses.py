@@ -216,3 +216,30 @@ def test_a_file_of_a_model_in_which_rounding_grows_is_written_and_agrees(tmp_pat
         nn.init.uniform_(parameter, -4.0, 4.0)
     export(model, inputs, tmp_path / "sound.onnx")
     assert verify(model, inputs, tmp_path / "sound.onnx").agrees
+
+
+class Population(nn.Module):
+    """The logistic map, of which rounding decides the hundredth value."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(100):
+            x = 3.9 * x * (1 - x)
+        return x
+
+
+class Chaotic(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.population = nn.Linear(8, 8), Population()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.population(torch.sigmoid(self.layer(x)))
+        return result
+
+
+def test_what_rounding_alone_decides_is_not_compared(tmp_path: Path) -> None:
+    report = changed(Chaotic(), (numbers(4, 8),), tmp_path, 3.9, 3.8)
+    verdicts = {call.address: call for call in report.calls}
+    assert verdicts["layer"].status == "agree"
+    assert verdicts["population"].status == report.outputs[0].status == "not compared"
+    assert "rounding alone changes it by" in verdicts["population"].reason

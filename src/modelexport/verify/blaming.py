@@ -13,7 +13,14 @@ from modelexport.runtime.evidence import Evidence, SeenTensor
 from modelexport.runtime.kernels import run_in_double
 from modelexport.tagged.file import TaggedFile
 from modelexport.verify.comparing import run_segments
-from modelexport.verify.differences import SHARES, UNITS, UNMEASURED_UNITS, Difference, compare_arrays
+from modelexport.verify.differences import (
+    SHARES,
+    UNITS,
+    UNMEASURED_UNITS,
+    Difference,
+    compare_arrays,
+    known_beside_noise,
+)
 from modelexport.verify.layouts import with_rows_of
 from modelexport.verify.localizing import copied_values, taken_by
 from modelexport.verify.matching import FileRun
@@ -59,12 +66,13 @@ def measure_noise(proof: Proof) -> None:
                 _acquit(proof, judged(name, precise[name]))
 
     judge(suspects)
-    if _give_up_scores(proof, [name for name in suspects if proof.hints[name] not in known]):
-        measure_noise(proof)
-        return
+    unmeasured = [name for name in suspects if proof.hints[name] not in known]
     if exact is not None and (doubtful := [name for name in suspects if proof.per_module[name].is_doubtful]):
         known = rounded()
         judge(doubtful)
+    proof.per_module.update({name: known_beside_noise(proof.per_module[name]) for name in suspects})
+    if _give_up_scores(proof, unmeasured):
+        measure_noise(proof)
 
 
 def _by_content(run: Evidence, again: Evidence | None, dtypes: Collection[str]) -> dict[str, Any]:

@@ -150,7 +150,7 @@ class _Verdicts:
             return "no nodes", ""
         seen = worst([*compared, *self._own[call]])
         if seen is not None:
-            return ("tie", f"{seen.name}: {seen.reason}") if seen.status == "tie" else ("agree", "")
+            return (seen.status, f"{seen.name}: {seen.reason}") if seen.status != "agree" else ("agree", "")
         return "not compared", self._unseen(call)
 
     def _lacks(self, call: ModuleCall, lacking: list[Misplaced]) -> bool:

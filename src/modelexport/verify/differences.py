@@ -93,6 +93,21 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
         return self.status == "agree" and self.measured and (self.noise or 0.0) > SHARES[self.dtype]
 
 
+def known_beside_noise(difference: Difference) -> Difference:
+    """A comparison; not one if it agrees with so much measured noise that nearly everything would."""
+    noise, error = difference.noise or 0.0, difference.relative or 0.0
+    if difference.status != "agree" or not difference.measured or noise <= _DROWNED:
+        return difference
+    if error <= unmeasured_share(difference.dtype):
+        return difference
+    reason = f"rounding alone changes it by {noise:.0%} of its size in PyTorch, too much to tell a fault"
+    return msgspec.structs.replace(difference, status="not compared", reason=reason)
+
+
+_DROWNED = 1 / 16
+"""The noise, as a share of a value's size, of which the multiple that is allowed is half of that size."""
+
+
 def unmeasured_share(dtype: str) -> float:
     """The share of its size that a value of a floating-point type may be off by without measuring its noise."""
     return min(ALLOWED_UNITS * UNITS[dtype], _FEW)
