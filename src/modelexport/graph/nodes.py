@@ -10,6 +10,9 @@ import onnx_ir as ir
 
 from modelexport.graph.plain import PlainModel
 
+READ_SIZES_ONLY = frozenset({"Shape", "Size"})
+"""Operators that read the sizes of what they take, and no value of it."""
+
 
 def all_nodes(model: ir.Model) -> Iterator[ir.Node]:
     """Every node of a model: of the graph, of nested graphs (after their enclosing node) and of functions."""

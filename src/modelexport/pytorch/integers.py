@@ -13,7 +13,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from modelexport.graph.nodes import all_graphs
+from modelexport.graph.nodes import READ_SIZES_ONLY, all_graphs
 from modelexport.pytorch.other_sizes import inputs_of_file
 from modelexport.pytorch.values import tensors_in
 from modelexport.pytorch.variations import changed, integers_compared, is_mask, rows_of_ids
@@ -88,7 +88,7 @@ def _gives_sizes(given: ir.Value) -> bool:
         for node, index in pending.pop().uses():
             if index >= _SIZED.get(node.op_type, len(node.inputs)) or node.graph is not given.graph:
                 return True  # what a branch or a loop makes of it may be one, too
-            for value in node.outputs if node.op_type not in ("Shape", "Size") else ():
+            for value in node.outputs if node.op_type not in READ_SIZES_ONLY else ():
                 if value not in seen:
                     seen.add(value)
                     pending.append(value)

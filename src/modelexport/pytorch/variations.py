@@ -19,7 +19,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from modelexport.graph.nodes import nested_graphs
+from modelexport.graph.nodes import READ_SIZES_ONLY, nested_graphs
 from modelexport.pytorch.other_sizes import inputs_of_file, other_sizes
 from modelexport.pytorch.private_torch import tree_map
 from modelexport.pytorch.replaced_tensors import spread
@@ -191,7 +191,7 @@ def integers_compared(model: ir.Model, values: Iterable[ir.Value]) -> list[int]:
     """The integers that a graph compares values with, or other integers computed from them."""
     given, found = set(values), list[int]()
     for node in model.graph:
-        if node.op_type in _SIZES or not any(value in given for value in node.inputs):
+        if node.op_type in READ_SIZES_ONLY or not any(value in given for value in node.inputs):
             continue
         given.update(value for value in node.outputs if value.dtype in _INTEGERS)
         for value in node.inputs if node.domain == "" and node.op_type in _COMPARISONS else ():
@@ -202,7 +202,6 @@ def integers_compared(model: ir.Model, values: Iterable[ir.Value]) -> list[int]:
 
 
 _INTEGERS = (ir.DataType.INT64, ir.DataType.INT32)
-_SIZES = frozenset({"Shape", "Size"})
 _COMPARISONS = frozenset({"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"})
 
 

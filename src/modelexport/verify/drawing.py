@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from modelexport.graph.nodes import all_nodes, nested_graphs
+from modelexport.graph.nodes import READ_SIZES_ONLY, all_nodes, nested_graphs
 from modelexport.surgery.repeating import values_taken
 
 _DRAWING = frozenset(
@@ -23,7 +23,6 @@ _DRAWING = frozenset(
     }
 )
 """The operators that draw random numbers; others that ONNX calls not deterministic only may contain such."""
-_OF_SHAPE = frozenset({"Shape", "Size"})
 
 
 def draws_numbers(model: ir.Model) -> bool:
@@ -35,7 +34,7 @@ def random_nodes(graph: ir.Graph) -> set[ir.Node]:
     """The nodes of a graph that depend on random numbers, by more than the sizes of what they take."""
     found: set[ir.Node] = set()
     for node in graph:
-        depends = node.op_type not in _OF_SHAPE and any(value.producer() in found for value in values_taken(node))
+        depends = node.op_type not in READ_SIZES_ONLY and any(value.producer() in found for value in values_taken(node))
         if depends or _draws(node) or any(_draws(inner) for inner in _inside(node)):
             found.add(node)
     return found

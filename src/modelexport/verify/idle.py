@@ -205,6 +205,7 @@ class _Trial:
 _UNITS = (UNMEASURED_UNITS, WHOLE_UNITS / 8)
 """The errors in units up to which a value may be right."""
 _FAR = 8
+"""How many times these a value is off that is wrong."""
 _COARSEST = 1 / 64
 """The share of a value's size that its error without a node may have: of narrow types, few units are more."""
 

@@ -13,8 +13,8 @@ import onnxruntime
 
 from modelexport.errors import UsageError
 from modelexport.graph.requested import requested_outputs
-from modelexport.pytorch.bounds import beyond_bounds
 from modelexport.pytorch.integers import integers_above, negative_integers
+from modelexport.pytorch.long_rows import beyond_bounds
 from modelexport.pytorch.other_sizes import ONE_SMALL_ROW, WAYS, one_row, other_sizes
 from modelexport.pytorch.variations import (
     PADDED,

@@ -8,6 +8,7 @@ from typing import Any
 
 import onnx_ir as ir
 
+from modelexport.graph.nodes import READ_SIZES_ONLY
 from modelexport.pytorch.other_sizes import long_row, symbol_sizes
 from modelexport.pytorch.values import tensors_in
 
@@ -50,7 +51,7 @@ def _bounds(graph: ir.Graph) -> Iterator[int]:
     sizes: set[ir.Value] = set()
     for node in graph:
         taken = [value for value in node.inputs if value is not None and value.const_value is None]
-        if taken and (node.op_type in _SIZES or sizes.issuperset(taken)):
+        if taken and (node.op_type in READ_SIZES_ONLY or sizes.issuperset(taken)):
             sizes.update(node.outputs)
             constants = (value.const_value for value in node.inputs if value is not None)
             for tensor in constants if node.domain == "" and node.op_type in _COMPARISONS else ():
@@ -59,7 +60,6 @@ def _bounds(graph: ir.Graph) -> Iterator[int]:
                     yield int(abs(bound))
 
 
-_SIZES = frozenset({"Shape", "Size"})
 _COMPARISONS = frozenset(
     {"Clip", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Max", "Min", "Mod", "Trilu"}
 )
