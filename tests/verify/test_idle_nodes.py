@@ -317,3 +317,27 @@ def test_what_is_nothing_but_rounding_of_large_numbers_is_not_accused(largest: f
         parameter.data.uniform_(-largest, largest)
     export(model, IDS, tmp_path / "sound.onnx")
     assert verify(model, IDS, tmp_path / "sound.onnx").agrees
+
+
+class Distance(nn.Module):
+    def forward(self, one: torch.Tensor, two: torch.Tensor) -> torch.Tensor:
+        return 1 - torch.nn.functional.cosine_similarity(one, two, dim=-1)
+
+
+class Parallel(nn.Module):
+    """The distance of parallel vectors is nothing but rounding, of any size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.distance = nn.Linear(8, 8), Distance()
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x = self.layer(x)
+        return self.distance(x, x.flip(0)), self.distance(x, 2 * x)
+
+
+def test_bounds_before_what_is_nothing_but_rounding_are_not_accused(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, inputs = Parallel().eval(), (torch.randn(4, 8),)
+    export(model, inputs, tmp_path / "sound.onnx", frontend="torchscript")
+    assert verify(model, inputs, tmp_path / "sound.onnx").agrees

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import msgspec
@@ -11,6 +12,7 @@ import onnx_ir as ir
 from modelexport.core.calls import ModuleCall
 from modelexport.graph.nodes import nested_graphs
 from modelexport.graph.owners import owner_of
+from modelexport.pytorch.exact_run import RoundedOtherwise
 from modelexport.pytorch.replaced_tensors import replaced_tensors, spread_array
 from modelexport.runtime.evidence import Evidence, Place, Replaced
 from modelexport.surgery.repeating import values_taken
@@ -122,9 +124,10 @@ def with_idle_nodes(
 ) -> list[CallVerdict]:
     """Accuse nodes that change nothing on the given inputs, and would wrongly change larger numbers."""
 
-    def run_replaced(others: Mapping[Place, Any], watched: Collection[Place]) -> Replaced:
+    def run_replaced(others: Mapping[Place, Any], watched: Collection[Place], rounded: bool) -> Replaced:
         tell("verify: larger numbers inside")
-        with replaced_tensors(runs.model, others, watched) as run:
+        rounding = RoundedOtherwise() if rounded else nullcontext()
+        with replaced_tensors(runs.model, others, watched) as run, rounding:
             try:
                 runs.outputs_with(inputs, whole.perturbed)
             except Exception as error:  # a model may raise anything for numbers that it does not accept

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,7 +32,7 @@ from modelexport.verify.segments import GIVEN, stretch
 from modelexport.verify.stretches import PASSING, Stretches, certain_tensors, has_numbers, replaceable_tensors
 
 Arrays = Mapping[str, Any]
-RunReplaced = Callable[[Mapping[Place, Any], Collection[Place]], Replaced]
+RunReplaced = Callable[[Mapping[Place, Any], Collection[Place], bool], Replaced]
 
 
 class WrongNode(NamedTuple):
@@ -48,7 +49,7 @@ def wrong_idle_nodes(proof: Proof, run_replaced: RunReplaced, larger: Callable[[
 
     Args:
         run_replaced: Runs the model with other tensors in some places, and gives what it computed in these and in
-            others: nothing if it does not run so.
+            others: nothing if it does not run so. With the last bits of all results changed at random, if asked for.
         larger: Spreads the numbers of an array; of another root mean square unless that is zero.
     """
     known = _Known(proof)
@@ -68,12 +69,11 @@ def wrong_idle_nodes(proof: Proof, run_replaced: RunReplaced, larger: Callable[[
     for typical in _SIZES:
         given = {name: larger(one, typical) if name in stretches.spread else one for name, one in right.items()}
         others = {name: given[name].reshape(replaceable[name].shape) for name in given if name in replaceable}
-        run = run_replaced(
-            {replaceable[name].place: array for name, array in others.items()}, list(stretches.ends.values())
-        )
+        placed = {replaceable[name].place: array for name, array in others.items()}
+        run_again = partial(run_replaced, placed, list(stretches.ends.values()))
+        run = run_again(False)
         missing = {name for name in others if replaceable[name].place not in run.places}
-        ends = {name: run.computed[place] for name, place in stretches.ends.items() if place in run.computed}
-        if found := trial.wrong(given, ends, missing):
+        if found := trial.wrong(given, run, missing, partial(run_again, True)):
             return found
     return []
 
@@ -98,30 +98,43 @@ class _Trial:
         self.given = stretches.part(stretches.ends)[1]
         """The names of the values that it gets."""
 
-    def wrong(self, given: Arrays, computed: Arrays, missing: Set[str]) -> list[WrongNode]:
+    def wrong(
+        self, given: Arrays, run: Replaced, missing: Set[str], run_rounded: Callable[[], Replaced]
+    ) -> list[WrongNode]:
         """The nodes without which the file gives what PyTorch does, if it does not with them; or those of bounds.
 
         Args:
-            computed: What PyTorch computed.
+            run: What PyTorch computed.
             missing: Values that it did not replace.
+            run_rounded: Gives what it computes with other roundings.
         """
-        shapes = self._proof.run.shapes
-        right = {
-            name: array.reshape(shapes[name])
-            for name, array in computed.items()
-            if is_floating(array) and array.size == np.prod(shapes[name]) and np.isfinite(array).all()
-        }
+        right = self._ends(run)
         differing: dict[tuple[ir.Node, ...], list[str]] = defaultdict(list)
         for name, array in self._computed(list(right), given).items():
             # The node makes an error that is larger by far than any that there is without it.
             if not _agrees(right[name], array, _UNITS[0], _FAR) and missing.isdisjoint(self._stretches.part([name])[1]):
                 nodes = tuple(node for node in self._stretches.before([name]) if node in self._tried)
                 differing[nodes].append(name)
-        accused = (self._accused(nodes, names, given, right) for nodes, names in differing.items())
+        accused = (self._accused(nodes, names, given, right, run_rounded) for nodes, names in differing.items())
         return list(dict.fromkeys(node for nodes in accused for node in nodes))
 
+    def _ends(self, run: Replaced) -> Arrays:
+        """Numbers that a run of PyTorch computed where the file does."""
+        shapes = self._proof.run.shapes
+        computed = {name: run.computed[place] for name, place in self._stretches.ends.items() if place in run.computed}
+        return {
+            name: array.reshape(shapes[name])
+            for name, array in computed.items()
+            if is_floating(array) and array.size == np.prod(shapes[name]) and np.isfinite(array).all()
+        }
+
     def _accused(
-        self, nodes: Sequence[ir.Node], names: Sequence[str], given: Arrays, right: Arrays
+        self,
+        nodes: Sequence[ir.Node],
+        names: Sequence[str],
+        given: Arrays,
+        right: Arrays,
+        run_rounded: Callable[[], Replaced],
     ) -> Sequence[WrongNode]:
         """Those of the nodes before some values without which these are right, or with bounds that these are beyond."""
 
@@ -139,6 +152,11 @@ class _Trial:
         exact = self._in_double(far, given) if far else {}
         far = [name for name in far if not is_rounding(right[name], found[name], exact.get(name))]
         if not far or self._may_be_chosen(far, nodes, given):
+            return ()
+        rounded = self._ends(run_rounded())
+        if all(
+            compare_arrays(name, right[name], found[name], exact=rounded.get(name)).status == "agree" for name in far
+        ):
             return ()
         lost = {call: node for node in reversed(nodes) for call in self._lost.get(node, ())}
         return [
