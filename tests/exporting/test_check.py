@@ -75,6 +75,24 @@ def test_what_a_model_returns_in_float64_excuses_no_wrong_file(tmp_path: Path) -
         export(OtherwiseInDouble(torchscript=True), (X,), tmp_path / "m.onnx")
 
 
+class AmongEqualScores(Otherwise):
+    """Takes four of sixty-four rows with the same score: ONNX Runtime takes others than PyTorch, and so does rounding."""
+
+    def __init__(self) -> None:
+        super().__init__(torchscript=True)
+        self.rows, self.scores = nn.Parameter(torch.randn(64, 4)), nn.Parameter(torch.full((64,), 30.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        likely = 0.7 * torch.sigmoid(self.scores + 0 * x.sum())
+        chosen = likely.topk(4).indices
+        return super().forward(x + self.rows[chosen][:2])
+
+
+def test_a_choice_among_equal_scores_excuses_no_wrong_file(tmp_path: Path) -> None:
+    with pytest.raises(CheckError, match="differs from PyTorch's output"):
+        export(AmongEqualScores(), (X,), tmp_path / "m.onnx")
+
+
 def test_without_a_check_the_first_file_is_taken(tmp_path: Path) -> None:
     result = export(Otherwise(), (X,), tmp_path / "m.onnx", check=False)
     assert result.hierarchy.settings.frontend == "dynamo"

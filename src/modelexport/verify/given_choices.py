@@ -46,7 +46,16 @@ def run_in_double(
     return outputs_in_double(load_onnx(path), path.parent, given, agrees)
 
 
-def rounded_outputs(model: Any, inputs: Mapping[str, Any] | Sequence[Any]) -> list[Any] | None:
-    """What a model returns with other roundings, to see what these do to it; ``None`` if it cannot be repeated."""
-    rounded = ModelRun(model, inputs, operations=False).rounded_otherwise()
-    return None if rounded is None else rounded.outputs
+def rounded_outputs(
+    model: Any, inputs: Mapping[str, Any] | Sequence[Any], *, same_choices: bool = False
+) -> list[Any] | None:
+    """What a model returns with other roundings, to see what these do to it; ``None`` if it cannot be repeated.
+
+    Args:
+        same_choices: Not if the model then chooses otherwise, to compare with a file that was given its choices.
+    """
+    run = ModelRun(model, inputs, operations=False, choices=same_choices)
+    rounded = run.rounded_otherwise()
+    if rounded is None or [one.indices for one in run.choices] != [one.indices for one in rounded.choices]:
+        return None
+    return rounded.outputs

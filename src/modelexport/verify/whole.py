@@ -130,15 +130,13 @@ class WholeOutputs:
             UsageError: ONNX Runtime does not run the file.
         """
         compared = self.compare(found)
-        if all(one.status != "differ" for one in compared) or not self.run.choices:
+        if all(one.status == "agree" for one in compared) or not self.run.choices:
             return compared
         fed, told = outputs_with_choices(tagged.model, tagged.path.parent, feeds, self.run, provider=provider)
-        if not fed or not self.agrees(fed):
+        again = self.compare(fed) if fed else []
+        if not again or any(one.status == "differ" for one in again):
             return compared
-        return [
-            msgspec.structs.replace(one, status="tie", reason=f"the file {told}") if one.status == "differ" else one
-            for one in compared
-        ]
+        return [_or_tie(one, two, told) for one, two in zip(compared, again, strict=True)]
 
     def compare_with_kernels(self, tagged: TaggedFile, feeds: Mapping[str, Any], provider: str) -> list[Difference]:
         """Compare outputs computed with the runtime's float64 kernels; nothing if they differ as well.
@@ -148,6 +146,15 @@ class WholeOutputs:
         """
         found, told = outputs_in_double(tagged.model, tagged.path.parent, feeds, self.agrees, provider=provider)
         return [msgspec.structs.replace(one, reason=told) for one in self.compare(found)] if found else []
+
+
+def _or_tie(one: Difference, with_choices: Difference, told: str) -> Difference:
+    """The verdict on an output, from its comparison as it is and with PyTorch's choices."""
+    if one.status == "agree":
+        return one
+    if with_choices.status == "agree":
+        return msgspec.structs.replace(one, status="tie", reason=f"the file {told}")
+    return with_choices
 
 
 def _units(model: ir.Model) -> list[float]:
