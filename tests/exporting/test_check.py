@@ -76,7 +76,7 @@ def test_what_a_model_returns_in_float64_excuses_no_wrong_file(tmp_path: Path) -
 
 
 class AmongEqualScores(Otherwise):
-    """Takes four of sixty-four rows with the same score: ONNX Runtime takes others than PyTorch, and so does rounding."""
+    """Takes four of sixty-four equal scores: ONNX Runtime takes others than PyTorch, and so does rounding."""
 
     def __init__(self) -> None:
         super().__init__(torchscript=True)
