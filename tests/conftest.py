@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+from collections import defaultdict
 
 # Before torch or huggingface_hub is imported; the commands that tests start inherit it.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -25,6 +26,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     # torch's exporter warns about its own use of its own class, on every export that is not quiet.
     config.addinivalue_line("filterwarnings", r"ignore:`isinstance\(treespec, LeafSpec\)` is deprecated:FutureWarning")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave three of four models, operators or faults of a `sweep` to `make test-slow`."""
+    sweeps = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("sweep"):
+            sweeps[item.nodeid.split("[")[0]].append(item)
+    for sweep in sweeps.values():
+        for number, item in enumerate(sweep):
+            if number % 4:
+                item.add_marker(pytest.mark.slow)
 
 
 def pytest_collection_finish() -> None:

@@ -118,6 +118,7 @@ CASES: dict[str, Callable[[torch.Tensor], Any]] = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", CASES)
 def test_an_operator_is_exported_rightly(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)

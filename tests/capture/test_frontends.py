@@ -71,6 +71,7 @@ def owning(hierarchy: Hierarchy) -> set[str]:
 # --- one against the other ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", COMPARED)
 def test_calls_have_the_same_addresses_callers_steps_and_tags(name: str, exported: Exporter) -> None:
     one, other = (exported(name, frontend=frontend).hierarchy for frontend in BOTH)
@@ -146,6 +147,7 @@ def test_one_is_exported_with_an_operator_that_the_runtime_does_not_have(tmp_pat
         verify(case.build(), case.inputs(), tmp_path / "x.onnx")
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", ["unet", "bert", "gpt2", "marian", "resnet", "clip"])
 def test_a_traced_model_with_dynamic_sizes_takes_other_sizes(name: str, exported: Exporter) -> None:
     export = exported(name, dynamic=True, frontend="torchscript")

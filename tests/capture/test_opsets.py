@@ -29,6 +29,7 @@ def _opset(path: Path) -> int:
     return next(entry.version for entry in onnx.load(path).opset_import if not entry.domain)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("opset", range(9, 25))
 def test_a_file_is_of_the_opset_that_was_asked_for_and_tagged(opset: int, tmp_path: Path) -> None:
     result = export(Small(), (torch.ones(2, 4),), tmp_path / "m.onnx", opset=opset)

@@ -49,6 +49,7 @@ FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_reductions_leave_in_the_type_of_the_model(name: str, half: torch.dtype, tmp_path: Path) -> None:

@@ -115,6 +115,7 @@ def _assigned(x: torch.Tensor, mask: torch.Tensor, values: torch.Tensor) -> torc
     return x
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("case", CASES)
 def test_the_file_computes_what_pytorch_does(case: str, tmp_path: Path) -> None:
     function, inputs = CASES[case]
@@ -139,6 +140,7 @@ TRACED: dict[str, Callable[..., Any]] = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("case", TRACED)
 @pytest.mark.parametrize("frontend", ["dynamo", "torchscript"])
 def test_both_front_ends_compute_what_pytorch_does(case: str, frontend: Any, tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ def _check(case: torch_nn.NnCase, folder: Path) -> None:
     assert wrong(path, model, tuple(case.inputs())) == ""
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("case", QUICK, ids=lambda case: case.label)
 def test_a_class_is_exported_tagged_and_right(case: torch_nn.NnCase, tmp_path: Path) -> None:
     _check(case, tmp_path)

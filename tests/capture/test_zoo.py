@@ -40,6 +40,7 @@ def _check(case: zoo.Case, path: Path) -> None:
     assert (result.coverage.inferred, result.coverage.untagged) == (0, 0)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("case", [c for c in CASES if c.name in QUICK], ids=lambda case: case.name)
 def test_a_model_is_exported_tagged_and_right(case: zoo.Case, tmp_path: Path) -> None:
     _check(case, tmp_path / "m.onnx")

@@ -174,6 +174,7 @@ def test_hierarchy_shows_the_module_tree_without_an_export(mode: str, folder: Pa
     assert ("calls" in document) == (mode != "static")
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -28,6 +28,7 @@ def test_the_table_has_the_models_that_the_claims_are_about() -> None:
     assert len({case.family for case in models.CASES}) >= 12
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", TABLE)
 def test_every_node_has_an_owner_and_none_is_inferred(name: str, exported: Exporter) -> None:
     coverage = exported(name).document["coverage"]
@@ -112,6 +113,7 @@ def test_the_branches_of_a_condition_belong_to_the_modules_called_in_them(export
     assert all(any(path for path in paths) for paths in owners.values())
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", QUICK_DYNAMIC)
 def test_a_dynamic_export_takes_other_sizes(name: str, exported: Exporter) -> None:
     check_dynamic(name, exported)

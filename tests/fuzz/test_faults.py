@@ -200,6 +200,7 @@ def killed_at(writer: str, at: int, place: Path, after: Files, name: str = "repl
     return os.WIFSIGNALED(status)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("writer", QUICK_WRITERS)
 def test_a_kill_before_any_move_leaves_no_mixture_that_is_read(writer: str, place: Path, tmp_path: Path) -> None:
     after = new_set(writer, place, tmp_path)

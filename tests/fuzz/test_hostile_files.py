@@ -352,6 +352,7 @@ def run_batch(kind: Kind, first: int, corpus: Path, tmp_path: Path, monkeypatch:
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("kind", "first"), batches(QUICK))
 def test_no_file_makes_a_command_fail_without_a_reason(
     kind: Kind, first: int, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -122,6 +122,7 @@ def refused(name: str, option: str, output: str, *more: str) -> str:
     return ended.err
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", CASES)
 def test_an_output_that_is_an_input_is_refused_however_it_is_spelt(name: str, place: Path) -> None:
     case = CASES[name]
@@ -137,6 +138,7 @@ def test_an_output_that_is_an_input_is_refused_however_it_is_spelt(name: str, pl
     assert everything(place) == before
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", CASES)
 def test_an_output_that_is_no_regular_file_is_refused(name: str, place: Path) -> None:
     os.mkfifo("fifo")

@@ -94,6 +94,7 @@ def test_every_tool_has_a_row() -> None:
     assert [case.tool for case in CASES] == list(TOOLS)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("case", "model"), [(case, model) for case in CASES for model in case.models],
                          ids=lambda value: value.tool if isinstance(value, ToolCase) else value)  # fmt: skip
 def test_what_a_tool_makes_is_a_tagged_file(case: ToolCase, model: str, optimized: Optimized) -> None:
@@ -303,6 +304,7 @@ def functions(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return path
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("change", CHANGES)
 def test_equal_layers_that_were_one_function_are_told_apart(
     change: str, functions: Path, exported: Exporter, tmp_path: Path

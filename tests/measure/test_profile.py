@@ -43,6 +43,7 @@ def check_sums(found: ModuleProfile) -> None:
         assert row.total["seconds"] == row.own["seconds"] + sum(child.total["seconds"] for child in inside)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "name", ["bert", "vit", "resnet", "gpt2-cache", "condition", "recurrent", "unet", "whisper", "llama", "mixtral"]
 )

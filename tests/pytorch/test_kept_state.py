@@ -121,6 +121,7 @@ def _is_computed_otherwise(x: torch.Tensor) -> torch.Tensor:
 ENDS = {"success": torch.relu, "raises": _fails, "data-dependent": _cannot_be_captured, "wrong": _is_computed_otherwise}
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("frontend", ["dynamo", "torchscript"])
 def test_the_model_holds_what_it_held(end: str, frontend: Any, tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ class ChoosesInTheFile(nn.Module):
         return x * (torch.rand(1) < 0.25) + x
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("frontend", ["dynamo", "torchscript"])
 @pytest.mark.parametrize("seed", range(4))
 def test_a_model_that_draws_one_number_is_exported_whatever_was_drawn(frontend: str, seed: int, tmp_path: Path) -> None:

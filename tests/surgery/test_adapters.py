@@ -68,6 +68,7 @@ def distance(one: np.ndarray, two: np.ndarray) -> float:
     return float(np.abs(one - two).max())
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("adapter", CASES, ids=lambda adapter: adapter.name)
 def test_merged_it_gives_what_peft_gives(adapter: AdapterCase, peft: Path, exported: Exporter, tmp_path: Path) -> None:
     file = exported(adapter.model)

@@ -89,6 +89,7 @@ def check_every_call(exported: ExportedCase, inputs: dict[str, Any], folder: Pat
             )
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", TABLE)
 def test_every_call_gives_what_it_gives_in_the_whole_file(name: str, exported: Exporter, tmp_path: Path) -> None:
     whole = exported(name)
@@ -290,6 +291,7 @@ ALONE: list[tuple[str, str, dict[str, int], str]] = [
 """Case, call, the operators that the cut has more (or fewer) of than the module exported alone, and why."""
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("name", "address", "difference", "reason"), ALONE, ids=[f"{c[0]}-{c[1]}" for c in ALONE])
 def test_a_cut_is_what_exporting_the_module_alone_gives(
     name: str, address: str, difference: dict[str, int], reason: str, exported: Exporter, tmp_path: Path

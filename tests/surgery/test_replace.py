@@ -365,6 +365,7 @@ def changed_code(module: nn.Module) -> nn.Module:
     return new.eval()
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("tags_as", ["metadata", pytest.param("functions", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("name", "path"), CHANGED, ids=[each[0] for each in CHANGED])
 def test_changed_code_in_place_of_a_module_is_the_changed_model(

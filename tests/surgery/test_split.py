@@ -73,6 +73,7 @@ def check_chain(folder: Path, feeds: dict[str, np.ndarray], expected: dict[str, 
         np.testing.assert_allclose(made[name], array, rtol=1e-6, atol=1e-6, err_msg=name)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", SPLIT)
 def test_the_chain_of_stages_is_the_whole(name: str, exported: Exporter, tmp_path: Path) -> None:
     file = exported(name)

@@ -129,6 +129,7 @@ class Layers(nn.Module):
         return y
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("owner", ["", "layer", "layer.inner.biases"])
 @pytest.mark.parametrize("op_type", ["MatMul", "Add", "Softmax"])
 def test_what_is_between_two_values_of_a_call_is_in_it(op_type: str, owner: str, tmp_path: Path) -> None:

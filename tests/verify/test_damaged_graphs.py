@@ -68,6 +68,7 @@ def changed(path: Path, change: Callable[[Nodes], None], to: Path) -> Path:
     return to
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("change", [one_name, one_name_for_all, one_value, own_output, cycle, no_output])
 def test_a_damaged_graph_is_refused_in_one_line(
     exported: tuple[torch.dtype, Path], change: Callable[[Nodes], None], tmp_path: Path

@@ -254,6 +254,7 @@ class Sound(nn.Module):
         return self.head(SOUND[self.which](x).flatten(1))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("which", SOUND)
 def test_what_rightly_changes_nothing_is_not_accused(which: str, tmp_path: Path) -> None:
     model = Sound(which).eval()

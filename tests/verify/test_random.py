@@ -248,6 +248,7 @@ RANDOM: dict[str, Callable[[torch.Tensor, Layer], torch.Tensor]] = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("kind", RANDOM)
 def test_random_numbers_of_any_effect_are_no_faults(kind: str, tmp_path: Path) -> None:
     model = Surrounded(kind).eval()
@@ -259,6 +260,7 @@ def test_random_numbers_of_any_effect_are_no_faults(kind: str, tmp_path: Path) -
     assert calls["before"] == calls["beside"] == calls["before.linear"] == "agree"
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("kind", ["order of rows", "signs", "times zero"])
 @pytest.mark.parametrize("where", ["before.linear", "middle.layer", "after.linear"])
 def test_a_fault_is_found_where_random_numbers_are_undone(kind: str, where: str, tmp_path: Path) -> None:

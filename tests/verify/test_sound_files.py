@@ -147,6 +147,7 @@ SOUND: dict[str, tuple[Callable[[], nn.Module], tuple[Any, ...]]] = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", SOUND)
 def test_a_sound_file_is_not_accused(name: str, tmp_path: Path) -> None:
     build, inputs = SOUND[name]
@@ -188,6 +189,7 @@ class Gated(nn.Module):
         return self.down(self.up(x) * self.function(self.gate(x)))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("gate", "by", "bias"),
     [
@@ -249,6 +251,7 @@ class ZeroInside(nn.Module):
         return self.end(x)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("perturb", [None, False, True])
 @pytest.mark.parametrize("fault", [False, True])
 def test_branches_that_fresh_parameters_close(perturb: bool | None, fault: bool, tmp_path: Path) -> None:

@@ -91,6 +91,7 @@ def without_upper_bound(graph: ir.Graph) -> None:
     node.resize_inputs(1)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("bound", "change"),
     [
@@ -165,6 +166,7 @@ SOUND: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[ir.Grap
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("which", SOUND)
 def test_a_file_that_rightly_has_no_node_for_a_bound_is_not_accused(which: str, tmp_path: Path) -> None:
     function, change = SOUND[which]

@@ -81,6 +81,7 @@ def copied(path: Path, folder: Path) -> Path:
 # --- files that are right -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", AGREEING)
 def test_every_call_with_nodes_is_comparable_and_agrees(name: str, proven: Proven) -> None:
     report = verify_reference(proven(name))

@@ -66,6 +66,7 @@ KINDS: dict[str, Callable[[Gated, torch.Tensor], torch.Tensor]] = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("perturb", [None, False])
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_has_no_effect_is_no_fault(kind: str, perturb: bool | None, tmp_path: Path) -> None:
@@ -76,6 +77,7 @@ def test_what_has_no_effect_is_no_fault(kind: str, perturb: bool | None, tmp_pat
     assert report.agrees
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("kind", ["lerp by a zero", "lerp from the input", "lerp to the input"])
 @pytest.mark.parametrize(("owner", "other"), [("before", "middle"), ("middle", "after")])
 def test_a_node_given_to_a_call_beside_an_interpolation(kind: str, owner: str, other: str, tmp_path: Path) -> None:

@@ -47,6 +47,7 @@ def saved(model: nn.Module, path: Path) -> Path:
     return path
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "name", ["blocks", "recurrent", "unet", "tied-weights", "bert", "gpt2", "t5", "mamba", "swin", "wav2vec2", "minilm"]
 )
