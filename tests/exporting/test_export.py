@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
 import onnx
 import onnxruntime
 import pytest
 
+import modelexport
 import models
 from exports import Exporter
 from modelexport import load
@@ -28,12 +30,17 @@ def test_the_table_has_the_models_that_the_claims_are_about() -> None:
     assert len({case.family for case in models.CASES}) >= 12
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("name", TABLE)
 def test_every_node_has_an_owner_and_none_is_inferred(name: str, exported: Exporter) -> None:
     coverage = exported(name).document["coverage"]
     assert coverage["exact"] > 0
     assert (coverage["inferred"], coverage["untagged"]) == (0, 0)
+
+
+def test_a_graph_with_a_loop_that_is_not_optimized_has_owners_too(tmp_path: Path) -> None:
+    case = models.case("loop")
+    modelexport.export(case.build(), case.inputs(), tmp_path / "m.onnx", optimized=False)
+    assert load(tmp_path / "m.onnx").coverage.untagged == 0
 
 
 @pytest.mark.parametrize("name", TABLE)

@@ -159,14 +159,12 @@ def test_every_edge_is_an_edge_of_the_graph(beside: tuple) -> None:
             assert users[consumer].intersection(operations[producer].outputs), (producer, consumer)
 
 
-@pytest.mark.sweep
 @every_model
 def test_the_documents_agree_with_each_other_and_with_the_model(beside: tuple) -> None:
     tagged, dags, operations = beside
     assert_documents_agree(tagged, tagged.hierarchy, dags, operations, naive=len(tagged.nodes) < 200)
 
 
-@pytest.mark.sweep
 @every_model
 def test_the_documents_fit_their_schemas(beside: tuple) -> None:
     tagged, *_ = beside

@@ -45,7 +45,6 @@ def exported_model(model: nn.Module, path: Path, **inputs: torch.Tensor) -> dict
     return parameters(path)
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("name", TABLE)
 def test_every_used_entry_is_in_the_file_bit_for_bit(name: str, exported: Exporter) -> None:
     case = exported(name)

@@ -118,7 +118,8 @@ def place_new_nodes(
 
 def infer_from_neighbours(nodes: Iterable[ir.Node], enclosing: Mapping[ir.Graph, ir.Node]) -> None:
     """Assign each node without an owner the call of its neighbors if all that have one agree (``inferred``)."""
-    for node in nodes:
+    forwards = list(nodes)
+    for node in (*forwards, *reversed(forwards)):  # a constant comes before the node that tells
         if owner_of(node) is None:
             around = _calls_of([*producers(node), *consumers(node, enclosing)], {})
             if len(around) == 1:
