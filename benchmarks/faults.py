@@ -52,14 +52,12 @@ import rare_plants
 from building import ZOO, build
 from modelexport.errors import FileFormatError, ModelExportError, UsageError
 from modelexport.files.onnx_models import load_onnx, save_model
-from modelexport.pytorch.model_run import as_array
-from modelexport.runtime.fingerprints import is_floating
-from modelexport.runtime.sessions import CPU, open_session, run_session
+from modelexport.pytorch.values import as_array
+from modelexport.runtime.sessions import open_session, run_session
+from modelexport.traces.differences import is_floating
 from modelexport.verify.feeding import under_names
-from modelexport.verify.kept import KeptRuns
-from modelexport.verify.model import verify
 from modelexport.verify.verdicts import VerifyReport
-from modelexport.verify.whole import open_as_run
+from modelexport.verify.verify import verify
 from plants import Place
 
 MODELS = (
@@ -153,7 +151,7 @@ def sizes_that_hold(path: Path, model: torch.nn.Module, inputs: Any) -> int:
     which the model or the file does not run are not counted; nor does a size with a symbol that no input has claim
     anything.
     """
-    session, _ = open_as_run(path, CPU)
+    session = open_session(path)
     declared = {value.name: value.shape for value in (*session.get_inputs(), *session.get_outputs())}
     sizes = {said: size for name, tensor in inputs.items()
              for said, size in zip(declared[name], tensor.shape, strict=True) if isinstance(said, str)}  # fmt: skip
@@ -271,7 +269,7 @@ class Bench:
         source = self.folder / f"{name.replace('+', '-').replace('/', '-')}.onnx"
         if not source.exists():
             modelexport.export(*build(name), source, dynamic="dynamic" in name.split("+"))
-        (model, inputs), kept = build(name), KeptRuns()
+        (model, inputs), kept = build(name), dict[Any, Any]()
         if not verify(model, inputs, source, kept=kept).agrees:
             self.result.alarm = True
             print(f"  FALSE ALARM: {name}", file=sys.stderr, flush=True)

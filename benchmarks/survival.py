@@ -35,7 +35,7 @@ from modelexport.format import keys
 from modelexport.graph.owners import owner_of
 from modelexport.lineage.tools import TOOLS, optimize_file
 from modelexport.runtime.sessions import open_session, run_session, with_outputs
-from modelexport.tagged.reference import open_reference
+from modelexport.traces.reference import open_reference
 from modelexport.verify.segments import GIVEN, segmented
 
 LOSSY = {"quantize-dynamic": 0.3, "quantize-qdq": 0.5, "quantize-qoperator": 0.5, "quantize-4bit": 0.5, "float16": 0.03}

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from modelexport.verify.descendant import verify_against as verify_against
     from modelexport.verify.generation import GenerationReport as GenerationReport
     from modelexport.verify.generation import verify_generation as verify_generation
-    from modelexport.verify.model import verify as verify
+    from modelexport.verify.verify import verify as verify
     from modelexport.verify.pipelines import PipelineReport as PipelineReport
     from modelexport.verify.pipelines import verify_pipeline as verify_pipeline
     from modelexport.verify.reference import verify_reference as verify_reference
@@ -95,7 +95,7 @@ _PUBLIC = {
     "retag": "modelexport.lineage.retagging",
     "strip": "modelexport.tagged.flattening",
     "update_weights": "modelexport.weights.updates",
-    "verify": "modelexport.verify.model",
+    "verify": "modelexport.verify.verify",
     "verify_generation": "modelexport.verify.generation",
     "verify_pipeline": "modelexport.verify.pipelines",
     "verify_against": "modelexport.verify.descendant",

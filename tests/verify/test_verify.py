@@ -29,7 +29,7 @@ from modelexport.graph.owners import owner_of
 from modelexport.lineage.tools import optimize_file
 from modelexport.pytorch.repeatability import find_unrepeatable
 from modelexport.runtime.sessions import open_session, run_session, with_outputs
-from modelexport.tagged.reference import open_reference, reference_path
+from modelexport.traces.reference import open_reference, reference_path
 from modelexport.verify.differences import Difference, compare_arrays
 from modelexport.verify.kept import KeptRuns
 from modelexport.verify.model import record_reference, verify_sample

@@ -109,6 +109,15 @@ def may_be(one: ir.Shape | None, other: ir.Shape | None) -> bool:
     )
 
 
+def values_taken(node: ir.Node) -> Iterator[ir.Value]:
+    """The values that a node takes from outside, including those that its nested graphs use."""
+    yield from (value for value in node.inputs if value is not None)
+    for graph in nested_graphs(node):
+        for inner in graph:
+            yield from (value for value in values_taken(inner) if value.graph is not graph)
+        yield from (value for value in graph.outputs if value.graph is not graph)
+
+
 def producers(node: ir.Node) -> Iterator[ir.Node]:
     """The nodes that produce a node's inputs."""
     for value in node.inputs:

@@ -22,7 +22,7 @@ from modelexport.graph.sizes import SYMBOL, put_size
 from modelexport.measure.runs import open_file, session_options
 from modelexport.runtime.random_inputs import make_random_inputs
 from modelexport.tagged.file import TaggedFile
-from modelexport.tagged.reference import open_reference, reference_path
+from modelexport.traces.reference import open_reference, reference_path
 
 
 class _Described(msgspec.Struct):

@@ -11,8 +11,6 @@ from typing import Any
 import torch
 from torch import nn
 
-_WEAK = 0.5
-"""The gain below which a matrix is scaled up."""
 _SMALL = 1e-3
 """Numbers below this are initial noise around zero, which is lost in the numbers that they are added to."""
 
@@ -42,19 +40,6 @@ def indistinct(model: nn.Module, keys: Collection[str]) -> set[str]:
     return found
 
 
-def weak(model: nn.Module, keys: Collection[str]) -> set[str]:
-    """The entries that make much smaller numbers of their inputs: fresh ones leave attention nearly uniform."""
-    return {key for key, tensor in entries_of(model).items() if key in keys and _is_weak(tensor.detach())}
-
-
-def _is_weak(weights: torch.Tensor) -> bool:
-    if weights.ndim < 2 or not weights.numel():
-        return False
-    half = weights.reshape(-1)[: -(-weights.numel() // 2)]  # nearly always enough to tell
-    least = _gain_of(_size(half) * sqrt(half.numel() / weights.numel()), weights)
-    return least <= 1.01 * _WEAK and 0 < _gain(weights) < _WEAK
-
-
 def _size(data: torch.Tensor) -> float:
     """The root mean square of the elements."""
     if data.dtype not in (torch.float32, torch.float64):
@@ -80,17 +65,6 @@ def _sample(data: torch.Tensor) -> Any:
 _SAMPLE = 1024
 
 
-def _gain(weights: torch.Tensor) -> float:
-    """The factor by which a matrix scales a random vector; 1 for other tensors."""
-    if weights.ndim < 2 or not weights.numel():
-        return 1.0
-    return _gain_of(_size(weights), weights)
-
-
-def _gain_of(size: float, weights: torch.Tensor) -> float:
-    return size * sqrt(weights.numel() // weights.shape[0])
-
-
 def perturbed(model: nn.Module, keys: Collection[str], *, seed: int = 12) -> Mapping[str, torch.Tensor]:
     """Changed values for some entries of a model: a fifth off, with the same signs, zeros a little above or below.
 
@@ -113,9 +87,6 @@ def perturbed(model: nn.Module, keys: Collection[str], *, seed: int = 12) -> Map
                 other.add_(_repeated(noise, data.shape), alpha=0.05)
             elif int(torch.count_nonzero(data)) < data.numel():
                 other = torch.where(data == 0, 0.05 * _repeated(noise, data.shape), other)
-            gain = _gain(other)
-            # Small fresh weights leave attention nearly uniform, independent of its scores.
-            other = other / gain if 0 < gain < _WEAK else other
             made[tensor.data_ptr()] = other.to(tensor.dtype).to(tensor.device)
         found[key] = made[tensor.data_ptr()]
     return found
@@ -130,8 +101,3 @@ def _repeated(noise: torch.Tensor, shape: torch.Size) -> torch.Tensor:
     if not count:
         return torch.empty(shape)
     return noise.repeat(-(-count // noise.numel()))[:count].reshape(shape)
-
-
-def as_arrays(model: nn.Module, others: Mapping[str, torch.Tensor], convert: Any) -> dict[str, Any]:
-    """The entries of a model as arrays, some of them replaced."""
-    return {key: convert(others.get(key, tensor)) for key, tensor in entries_of(model).items()}

@@ -22,7 +22,6 @@ import torch
 from modelexport.graph.nodes import READ_SIZES_ONLY, nested_graphs
 from modelexport.pytorch.other_sizes import inputs_of_file, other_sizes
 from modelexport.pytorch.private_torch import tree_map
-from modelexport.pytorch.replaced_tensors import spread
 from modelexport.pytorch.values import tensors_in
 
 Inputs = Mapping[str, Any] | Sequence[Any]
@@ -110,7 +109,7 @@ def _changes(inputs: Inputs, model: ir.Model, kept: Collection[str]) -> Iterator
         for factor in (-3, 3):  # one of them changes a sum's sign, whatever is added to it
             yield f"{factor} times the inputs", partial(_times, factor, kept)
     elif signed := {name for name, tensor in tensors_in(inputs) if name in numbers and _has_both_signs(tensor)}:
-        yield "larger and smaller numbers", lambda name, t: spread(t) if name in signed else t
+        yield "larger and smaller numbers", lambda name, t: _spread(t) if name in signed else t
 
 
 def changed(inputs: Inputs, changes: Sequence[Change]) -> Inputs:
@@ -164,7 +163,7 @@ def _has_one_sign(tensor: torch.Tensor) -> bool:
 def _signed(tensor: torch.Tensor) -> torch.Tensor:
     """Numbers of both signs, larger and smaller ones."""
     places = torch.arange(tensor.numel(), device=tensor.device).reshape(tensor.shape)
-    return torch.where(places % 3 == 1, -spread(tensor), spread(tensor))
+    return torch.where(places % 3 == 1, -_spread(tensor), _spread(tensor))
 
 
 def _counts(tensor: torch.Tensor) -> bool:
@@ -285,3 +284,16 @@ def _drawn(ids: torch.Tensor, rows: int, before: int) -> torch.Tensor:
     if drawn.numel() > 2:
         drawn.view(-1)[1], drawn.view(-1)[-1] = 0, rows - 1
     return drawn
+
+
+def _spread(tensor: torch.Tensor) -> torch.Tensor:
+    """Each number times one of a few factors, some of which are above one and one is zero; none that is infinite."""
+    factors = torch.tensor(_FACTORS, dtype=torch.float64, device=tensor.device)
+    places = torch.arange(tensor.numel(), device=tensor.device).reshape(tensor.shape)
+    return torch.where(tensor.abs() < _HUGE, (tensor * factors[places % len(_FACTORS)]).to(tensor.dtype), tensor)
+
+
+_FACTORS = (4.0, 1.0, 0.5, 2.0, 0.0, 1.0, 3.0)
+"""As many as no usual size is a multiple of, and all of them exact in every type."""
+_HUGE = 1e4
+"""Larger numbers stand for infinity, in half precision, too."""

@@ -23,7 +23,7 @@ from modelexport.graph.boundaries import CallBoundary, find_boundaries
 from modelexport.graph.copies import copy_of
 from modelexport.graph.nodes import nested_graphs, required_inputs
 from modelexport.graph.owners import OWNER, owner_of
-from modelexport.surgery.repeating import Renewed, Repeating, is_size, read_off, values_taken
+from modelexport.surgery.repeating import Renewed, Repeating, is_size, read_off
 from modelexport.weights.transforms import parameter_plan, state_dict_of
 
 if TYPE_CHECKING:

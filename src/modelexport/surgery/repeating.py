@@ -94,15 +94,6 @@ class Repeating:
         )
 
 
-def values_taken(node: ir.Node) -> Iterator[ir.Value]:
-    """The values that a node takes from outside, including those that its nested graphs use."""
-    yield from (value for value in node.inputs if value is not None)
-    for graph in nested_graphs(node):
-        for inner in graph:
-            yield from (value for value in values_taken(inner) if value.graph is not graph)
-        yield from (value for value in graph.outputs if value.graph is not graph)
-
-
 def _is_deterministic(operator: ir.OperatorIdentifier, version: int | None) -> bool:
     domain, op_type, _ = operator
     try:

@@ -29,7 +29,7 @@ from modelexport.surgery.edited_tags import EditedTags
 from modelexport.surgery.edits import Documents, encoded, replaced_before
 from modelexport.surgery.grafts import Graft, rule_of
 from modelexport.surgery.interfaces import Interface, interface_of
-from modelexport.surgery.repeating import values_taken
+from modelexport.graph.nodes import values_taken
 from modelexport.surgery.replaced_keys import write_keys
 from modelexport.surgery.saving import SharedFiles
 from modelexport.surgery.substitutes import FromModel, Parts, Site, Substitute

@@ -23,7 +23,7 @@ from modelexport.graph.nodes import required_inputs
 from modelexport.surgery import Sharing
 from modelexport.surgery.balance import SLACK, Units, balanced_cuts, best_limit, fewest_stages
 from modelexport.surgery.cutter import Cut, Cutter
-from modelexport.surgery.repeating import values_taken
+from modelexport.graph.nodes import values_taken
 from modelexport.surgery.saving import SharedFiles, size_of_weights
 from modelexport.surgery.timeline import Timeline
 from modelexport.tagged.file import TaggedFile

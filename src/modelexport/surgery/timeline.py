@@ -14,7 +14,7 @@ from modelexport.format.dtypes import bit_width
 from modelexport.graph.nodes import nested_graphs
 from modelexport.graph.owners import owner_of
 from modelexport.surgery.cutter import Cutter
-from modelexport.surgery.repeating import is_size, values_taken
+from modelexport.surgery.repeating import is_size
 from modelexport.tagged.file import TaggedFile
 
 _NOMINAL = 32

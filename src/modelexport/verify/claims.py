@@ -1,288 +1,351 @@
-"""Checks the tags of a file and its documents against the graph and the PyTorch run."""
+"""What the documents and the metadata of a file should say, compared with what they say.
+
+They are made a second time, by the functions that write them at export, from what is known apart from them: the graph
+and its owners, the modules of the model, and PyTorch's run. What then differs is a false claim. What nothing shows
+stays as it is claimed: where modules were replaced, for example, which of them share parameters.
+"""
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from itertools import zip_longest
 from typing import Any
 
 import msgspec
+import onnx_ir as ir
 
-from modelexport.core.calls import ModuleCall
+from modelexport.core.calls import ROOT, CallTree, ModuleCall, Side, TracedCall
 from modelexport.core.decoding import decode_json
 from modelexport.core.modules import ModuleTree
-from modelexport.core.tags import class_in_tag
-from modelexport.errors import FileFormatError
+from modelexport.core.tags import CallTags, Granularity, Tags
+from modelexport.core.text import shortened
+from modelexport.errors import FileFormatError, UsageError
 from modelexport.format import documents, keys
-from modelexport.format.dtypes import dtype_name
 from modelexport.format.node_tags import read_source_tags
-from modelexport.graph.nodes import default_shape, initializers
+from modelexport.graph.nodes import initializers, nested_graphs
 from modelexport.graph.owners import owner_of
-from modelexport.runtime.evidence import Evidence
+from modelexport.graph.requested import requested_outputs
+from modelexport.graph.sizes import SYMBOL, put_size
 from modelexport.tagged.documents.dag import dag_document
 from modelexport.tagged.documents.operations import operations_document
 from modelexport.tagged.documents.reading import load_dag, load_operations
-from modelexport.tagged.documents.sidecar import graph_value
-from modelexport.tagged.encodings.metadata import initializer_tags
+from modelexport.tagged.documents.sidecar import descended_document, module_facts
+from modelexport.tagged.encodings.metadata import initializer_tags, owner_properties
 from modelexport.tagged.file import FileTags, TaggedFile
-from modelexport.verify.claimed_graph import (
-    false_claims_of_calls,
-    false_claims_of_entries,
-    false_claims_of_outputs,
-)
-from modelexport.verify.claimed_modules import false_claim, false_claims_of_modules
-from modelexport.verify.claimed_values import ValuesInRun
-from modelexport.verify.matching import paths_called_as_often
+from modelexport.traces.fingerprints import fingerprint_of
+from modelexport.traces.trace import Content, SeenTensor
+from modelexport.verify.matches import Matches
 from modelexport.verify.verdicts import FalseClaim
-from modelexport.weights.transforms import parameter_plan
+from modelexport.weights.origins import Origin
+from modelexport.weights.transforms import parameter_plan, state_dict_of
+
+Tables = tuple[Mapping[Any, Any], Mapping[Any, Any]]
+"""What is claimed, and what is right: names of things, or pairs of a kind and a name, to what is said of them."""
 
 
 def false_claims(
     tagged: TaggedFile,
     sidecar: documents.Hierarchy | None,
-    evidence: Evidence,
-    values: ValuesInRun,
+    matches: Matches | None,
     tree: ModuleTree | None,
     *,
     entries: Collection[str] = (),
 ) -> list[FalseClaim]:
-    """Everything that the tags or documents claim and that is not true.
+    """Everything that the metadata or documents claim and that is not true.
 
     Args:
-        sidecar: The sidecar, if it is not yet beside the file.
-        values: The values of the file in the run.
+        sidecar: The sidecar, if there is one.
+        matches: A run of the file beside PyTorch's, if there was one.
         tree: The modules of the model, if it is available.
         entries: The keys of the model's entries, if it is available.
     """
-    classes = {path: module.class_name for module in tree or () for path in (module.path, *module.aliases)}
-    checks: list[Callable[[], Iterator[FalseClaim]]] = [
-        lambda: _metadata(tagged, evidence, classes),
-        lambda: false_claims_of_outputs(tagged, evidence, values.shapes),
-        lambda: false_claims_of_calls(tagged, evidence),
-        lambda: false_claims_of_entries(tagged.model, entries),
-        lambda: _documents(tagged),
+    right = _Right(tagged, sidecar, matches, tree)
+    dag, operations = (tagged.path.with_suffix(suffix) for suffix in (".dag.json", ".operations.json"))
+    checks: list[tuple[str, Callable[[], Tables]]] = [
+        ("metadata", right.metadata),
+        ("metadata", lambda: _entries(tagged.model, entries)),
     ]
-    found: list[FalseClaim] = []
-    try:
-        sidecar = sidecar or tagged.hierarchy
-    except FileFormatError as error:
-        found.append(FalseClaim(document="hierarchy", where=".", claimed=str(error), found="another"))
-        sidecar = None
+    if matches is not None:
+        checks += [("metadata", partial(one, matches)) for one in (_called, _outputs, _shapes)]
     if sidecar is not None:
-        said = sidecar
-        checks.append(lambda: _sidecar(tagged, said, evidence, values))
-        checks.append(lambda: false_claims_of_modules(tagged, said, tree))
-    for check in checks:
+        checks.append(("hierarchy", lambda: (_by_kind(sidecar), right.sidecar(sidecar))))
+    if dag.is_file():
+        checks.append(("dag", lambda: (load_dag(dag), dag_document(tagged.model, right.tags))))
+    if operations.is_file():
+        checks.append(
+            ("operations", lambda: (load_operations(operations), operations_document(tagged.model, right.tags)))
+        )
+    found: list[FalseClaim] = []
+    for document, check in checks:
         try:
-            found.extend(check())
+            found.extend(_differences(document, *check()))
         except FileFormatError as error:
-            found.append(FalseClaim(document="documents", where=".", claimed=str(error), found="unreadable"))
+            found.append(FalseClaim(document=document, where=".", claimed=str(error), found="unreadable"))
     return found
 
 
-def _metadata(tagged: TaggedFile, evidence: Evidence, classes: Mapping[str, str]) -> Iterator[FalseClaim]:
-    tags = _ClaimedTags(tagged)
-    for traced in tagged.calls:
-        call, tag = traced.call, tagged.tags[traced.call]
-        if call in evidence.parents:
-            yield from false_claim("metadata", call.address, traced.parent, evidence.parents[call])
-        if call.path in classes:
-            yield from false_claim("metadata", call.address, class_in_tag(tag), classes[call.path])
-        if traced.parent is not None and not tag.startswith(tags.level_above(traced.parent)):
-            yield from false_claim("metadata", call.address, tag, f"inside {tags.level_above(traced.parent)}")
-    for node in tagged.nodes:
-        owner = owner_of(node)
-        if owner is None:
-            continue
-        name, properties = node.name or "", node.metadata_props
-        yield from false_claim("metadata", name, properties.get(keys.SOURCE_MODULE), tags.source_tag(owner.call))
-        if len(owner.calls) > 1:
-            listed = _listed(properties.get(keys.HIERARCHY_TAGS, "[]"))
-            yield from false_claim("metadata", name, listed, [tags.source_tag(call) for call in owner.calls])
-        if keys.LAYER_ANNOTATION in properties:
-            yield from false_claim("metadata", name, properties[keys.LAYER_ANNOTATION], owner.call.annotation)
-        if keys.NAMESPACE in properties:
-            yield from false_claim("metadata", name, properties[keys.NAMESPACE], tags.namespace(owner.call))
-    for value in initializers(tagged.model):
-        if keys.HIERARCHY_TAGS in value.metadata_props:
-            listed = _listed(value.metadata_props[keys.HIERARCHY_TAGS])
-            yield from false_claim("metadata", value.name or "", sorted(listed), sorted(initializer_tags(value, tags)))
+def _differences(document: str, claimed: Mapping[Any, Any], right: Mapping[Any, Any]) -> Iterator[FalseClaim]:
+    for name in dict.fromkeys([*claimed, *right]):
+        where = name[-1] if isinstance(name, tuple) else name
+        one, other = (msgspec.to_builtins(table.get(name)) for table in (claimed, right))
+        for path, *both in _leaves("", one, other):
+            said, so = (shortened(" ".join(str(value).split()), _LONGEST) for value in both)
+            yield FalseClaim(document=document, where=where or ".", claimed=f"{path}{said}", found=so)
 
 
-def _documents(tagged: TaggedFile) -> Iterator[FalseClaim]:
-    tags = _ClaimedTags(tagged)
-    dag, operations = (tagged.path.with_suffix(suffix) for suffix in (".dag.json", ".operations.json"))
-    if dag.is_file():
-        here = dag_document(tagged.model, tags)
-        for tag, said in _pairs(load_dag(dag), here):
-            yield from false_claim("dag", tag, *said)
-    if operations.is_file():
-        for name, said in _pairs(
-            *map(_in_order, (load_operations(operations), operations_document(tagged.model, tags)))
-        ):
-            yield from false_claim("operations", name, *said)
+_LONGEST = 200
+"""The most characters of a claim that are shown."""
 
 
-def _in_order(operations: Mapping[str, documents.Operation]) -> dict[str, documents.Operation]:
-    """The operations with the tags of initializers sorted: where nested graphs use one, their order has no meaning."""
-    return {
-        name: msgspec.structs.replace(one, tags=sorted(one.tags)) if one.op_type == "Initializer" else one
-        for name, one in operations.items()
-    }
+def _leaves(path: str, one: Any, other: Any) -> Iterator[tuple[str, Any, Any]]:
+    """The smallest parts in which two values differ, each with its path; things with names are compared by name."""
+    one, other = (
+        {part["name"]: part for part in value}
+        if isinstance(value, list) and all(isinstance(part, dict) and "name" in part for part in value)
+        else value
+        for value in (one, other)
+    )
+    if isinstance(one, dict) and isinstance(other, dict):
+        for key in dict.fromkeys([*one, *other]):
+            yield from _leaves(f"{path}{key}: ", one.get(key), other.get(key))
+    elif one != other and not (path in _UNORDERED and one and other and sorted(one) == sorted(other)):
+        yield path, one, other
 
 
-def _pairs(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[tuple[str, tuple[Any, Any]]]:
-    for key in dict.fromkeys([*one, *other]):
-        yield key, (one.get(key), other.get(key))
+_UNORDERED = ("tags: ", "hierarchy_tags: ")
+"""The tags of an initializer's users have no order if nested graphs use it; those of owners have that of addresses."""
 
 
-def _sidecar(
-    tagged: TaggedFile,
-    sidecar: documents.Hierarchy,
-    evidence: Evidence,
-    values: ValuesInRun,
-) -> Iterator[FalseClaim]:
-    tags = _ClaimedTags(tagged)
-    yield from false_claim("hierarchy", "coverage", sidecar.coverage, tagged.coverage)
-    yield from false_claim("hierarchy", "opset", sidecar.model.opset, tagged.model.opset_imports.get("", 0))
-    for side, there in (("inputs", tagged.model.graph.inputs), ("outputs", tagged.model.graph.outputs)):
-        listed = getattr(sidecar, side)
-        yield from false_claim("hierarchy", side, [value.name for value in listed], [value.name for value in there])
-        for said, value in zip(listed, there, strict=False):
-            yield from false_claim("hierarchy", said.name, said, graph_value(value))
-    own = dict.fromkeys((traced.call.address for traced in tagged.calls), 0)
-    nodes = {node.name or "": node for node in tagged.nodes}
-    for node in tagged.nodes:
-        if (owner := owner_of(node)) is not None:
-            own[owner.call.address] += 1
-    for entry in sidecar.nodes:
-        node_owner = owner_of(nodes[entry.name])
-        if node_owner is not None:
-            several = node_owner.calls if len(node_owner.calls) > 1 else ()
-            said = (entry.op_type, entry.domain, entry.source_module, entry.evidence, entry.calls, entry.hierarchy_tags)
-            node = nodes[entry.name]
-            so = (
-                node.op_type,
-                node.domain,
-                tags.source_tag(node_owner.call),
-                node_owner.evidence.value,
-                [call.address for call in several],
-                [tags.source_tag(call) for call in several],
-            )
-            yield from false_claim("hierarchy", entry.name, said, so)
-    yield from _initializers(tagged, sidecar, tags)
-    yield from _calls(tagged, sidecar, evidence, values, own)
+def _by_kind(sidecar: documents.Hierarchy) -> dict[tuple[str, str], Any]:
+    """The entries of a sidecar by their kind and what they describe; inputs and outputs also in their order."""
+    plain = msgspec.to_builtins(sidecar)
+    found = {("", key): plain[key] for key in ("model", "coverage")}
+    for kind, key in _NAMED_BY.items():
+        found |= {(kind, entry[key]): entry for entry in plain[kind]}
+    return found | {("", side): [entry["name"] for entry in plain[side]] for side in _SIDES}
 
 
-def _initializers(tagged: TaggedFile, sidecar: documents.Hierarchy, tags: _ClaimedTags) -> Iterator[FalseClaim]:
-    values = {value.name or "": value for value in initializers(tagged.model)}
-    listed = {entry.name: entry for entry in sidecar.initializers}
-    yield from false_claim("hierarchy", "initializers", sorted(listed), sorted(values))
-    for name in listed.keys() & values.keys():
-        entry, value = listed[name], values[name]
-        plan = parameter_plan(value)
-        said = (entry.dtype, entry.shape, entry.parameter, entry.transform, sorted(entry.hierarchy_tags))
-        so = (
-            dtype_name(value.dtype) if value.dtype is not None else "",
-            default_shape(value),
-            plan.keys if plan else [],
-            plan.steps if plan else [],
-            sorted(initializer_tags(value, tags)),
-        )
-        yield from false_claim("hierarchy", name, said, so)
-
-
-def _calls(
-    tagged: TaggedFile,
-    sidecar: documents.Hierarchy,
-    evidence: Evidence,
-    values: ValuesInRun,
-    own: Mapping[str, int],
-) -> Iterator[FalseClaim]:
-    seen = {(tensor.call.address, str(tensor.side), tensor.name): tensor for tensor in evidence.tensors}
-    passed: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for address, side, name in seen:
-        passed[address, side].append(name)
-    made = {value.name or "" for node in tagged.nodes for value in node.outputs}
-    made |= {value.name or "" for value in tagged.model.graph.inputs}
-    made |= {value.name or "" for value in initializers(tagged.model)}
-    as_often = paths_called_as_often(tagged.calls, evidence)
-    for entry in sidecar.calls:
-        call = ModuleCall.parse(entry.address)
-        boundary = tagged.boundaries[call]
-        for side in ("inputs", "outputs"):
-            listed = sorted(getattr(entry.boundary, side))
-            yield from false_claim(
-                "hierarchy", entry.address, listed, sorted(value.name or "" for value in getattr(boundary, side))
-            )
-        yield from false_claim("hierarchy", entry.address, entry.nodes, own[entry.address])
-        same = call.path in as_often
-        for side, tensors in (("inputs", entry.inputs), ("outputs", entry.outputs)):
-            names = sorted(passed[entry.address, side])
-            if same and len(tensors) == len(names):  # of random numbers, nothing was kept
-                yield from false_claim("hierarchy", entry.address, sorted(t.name for t in tensors), names)
-            for tensor in tensors:
-                where = f"{entry.address or '.'}, {tensor.name}"
-                if tensor.value is not None and tensor.value not in made:
-                    yield from false_claim("hierarchy", where, tensor.value, "not a value of the file")
-                its = seen.get((entry.address, side, tensor.name))
-                if its is None or not same:
-                    continue
-                yield from false_claim("hierarchy", where, *_type(tensor, its.dtype, its.shape))
-                if tensor.value is not None:
-                    yield from false_claim("hierarchy", where, tensor.value, values.named(tensor.value, its, evidence))
-
-
-def _type(tensor: documents.CallTensor, dtype: str, shape: tuple[int, ...]) -> tuple[object, object]:
-    """The claimed and the actual type and shape of a tensor; a claimed dynamic size matches any size."""
-    so = [size if isinstance(said, int) else said for said, size in zip(tensor.shape, shape, strict=False)]
-    return (tensor.dtype, list(tensor.shape)), (dtype, so if len(shape) == len(tensor.shape) else list(shape))
+_SIDES: tuple[Side, Side] = ("inputs", "outputs")
+_NAMED_BY = {**dict.fromkeys((*_SIDES, "nodes", "initializers"), "name"), "modules": "path", "calls": "address"}
 
 
 @dataclass(frozen=True)
-class _ClaimedTags(FileTags):
-    """The tags of the calls of a file; the levels are found from the tags themselves."""
+class _Right:
+    """What documents and metadata should say."""
+
+    tagged: TaggedFile
+    said: documents.Hierarchy | None
+    matches: Matches | None
+    tree: ModuleTree | None
+
+    @cached_property
+    def tags(self) -> CallTags:
+        """The tags of the calls: made from the modules, or those of the file if some of them were replaced."""
+        parents = self.matches.truth.parents if self.matches is not None else {}
+        found: dict[ModuleCall, TracedCall] = {}
+        for traced in self.tagged.calls:
+            parent = parents.get(traced.call)
+            found[traced.call] = replace(traced, parent=parent) if parent in found else traced
+        tagged, tree = replace(self.tagged, calls=CallTree(tuple(found.values()))), self.tree
+        if self.said is None or tree is None or self._replaced or any(call.path not in tree for call in found):
+            return _OwnTags(tagged, tree)
+        said = self.said.settings
+        try:
+            granularity = msgspec.convert(said.granularity, Granularity)
+            return Tags(tree, tagged.calls, granularity=granularity, include=said.include, exclude=said.exclude)
+        except (UsageError, ValueError) as error:
+            raise FileFormatError(f"the settings in the sidecar are not those of the export: {error}") from error
+
+    @property
+    def _replaced(self) -> bool:
+        return keys.REPLACED in self.tagged.model.metadata_props
+
+    def metadata(self) -> Tables:
+        """Of the calls, nodes and initializers of the file. What they leave out is not claimed."""
+        said: dict[Any, Any] = {}
+        so: dict[Any, Any] = {}
+        for call, tag in self.tagged.tags.items():
+            said["call", call.address] = {"parent": self.tagged.calls[call].parent, "tag": tag}
+            so["call", call.address] = {"parent": self.tags.calls[call].parent, "tag": self.tags.tag(call)}
+        for node in self.tagged.nodes:
+            if (owner := owner_of(node)) is not None:
+                right, properties = owner_properties(owner, self.tags), node.metadata_props
+                said["node", node.name] = {key: _lists(properties[key]) for key in right if key in properties}
+                so["node", node.name] = {key: _lists(text) for key, text in right.items() if key in properties}
+        for value in initializers(self.tagged.model):
+            if (text := value.metadata_props.get(keys.HIERARCHY_TAGS)) is not None:
+                said["initializer", value.name] = {"hierarchy_tags": _lists(text)}
+                so["initializer", value.name] = {"hierarchy_tags": initializer_tags(value, self.tags)}
+        return said, so
+
+    def sidecar(self, said: documents.Hierarchy) -> dict[tuple[str, str], Any]:
+        """The entries of the sidecar."""
+        plans = {value.name or "": parameter_plan(value) for value in initializers(self.tagged.model)}
+        document = descended_document(
+            said,
+            model=self.tagged.model,
+            values=self._values,
+            tags=self.tags,
+            origins={name: Origin((*plan.keys,), (*plan.steps,)) for name, plan in plans.items() if plan is not None},
+            coverage=self.tagged.coverage,
+        )
+        right = _by_kind(document)
+        captured = {entry.address for entry in said.calls if entry.enter is None}  # in a branch that did not run
+        ran = [call for call in self.tagged.tags if call.address not in captured]
+        stacks = {call: self.tags.calls.stack(call) for call in ran}
+        inside = Counter(around for stack in stacks.values() for around in stack)
+        for number, call in enumerate(ran):
+            entry = right["calls", call.address]
+            if not self._replaced:  # before a call begins, all before it began, and those not around it ended
+                enter = 2 * number + 1 - len(stacks[call])
+                entry |= {"enter": enter, "exit": enter + 2 * inside[call] - 1}
+            if self.matches is not None and call.path in self._as_often:
+                entry |= {side: self._tensors(call, side, entry[side], self.matches) for side in _SIDES}
+        return right if self.tree is None else self._with_modules(right, self.tree)
+
+    def _with_modules(self, right: dict[tuple[str, str], Any], tree: ModuleTree) -> dict[tuple[str, str], Any]:
+        """The entries with the facts of the model; modules that others were put in the place of stay listed."""
+        right = {key: one for key, one in right.items() if key[0] != "modules" or key[1] in tree or self._replaced}
+        kept = {"trainable", "qualified_class"} | ({"parameters"} if self._replaced else set())
+        for module in tree:
+            entry = right.setdefault(("modules", module.path), {})
+            entry |= {key: fact for key, fact in module_facts(module).items() if key not in kept}
+            if isinstance(self.tags, Tags):
+                entry |= {"tag": self.tags.module_tag(module.path), "level": self.tags.is_level(module.path)}
+            elif (call := ModuleCall(module.path)) in self.tagged.calls:
+                entry["tag"] = self.tags.tag(call)
+        model = right["", "model"]
+        if model["class_name"].rpartition(".")[2] != tree.root.class_name:  # where it is depends on how it was imported
+            model["class_name"] = tree.root.qualified_class
+        if not self._replaced:
+            model["parameters"] = tree.root.parameters
+        return right
+
+    def _tensors(self, call: ModuleCall, side: Side, said: list[Any], matches: Matches) -> list[dict[str, Any]]:
+        """The tensors that a call got or returned; a size that is said to be dynamic may be any."""
+        known, found = {tensor["name"]: tensor for tensor in said}, []
+        for seen in matches.truth.side(call, side):
+            one = known.get(seen.place.name, {})
+            sizes = zip_longest(one.get("shape", [])[: len(seen.shape)], seen.shape)
+            shape = [own if isinstance(own, str) else size for own, size in sizes]
+            value = self._value(one["value"], seen, matches) if "value" in one else None
+            found.append({"name": seen.place.name, "dtype": seen.dtype, "shape": shape, "value": value})
+        return found
+
+    @cached_property
+    def _as_often(self) -> set[str]:
+        there = Counter(call.path for call in (self.matches.truth.parents if self.matches is not None else ()))
+        return {path for path, count in Counter(t.call.path for t in self.tagged.calls).items() if there[path] == count}
+
+    def _value(self, claimed: str, tensor: SeenTensor, matches: Matches) -> str | None:
+        """The name of the value that is a tensor: the claimed one, unless that is known to be another."""
+        value, content = self._values[claimed], tensor.content
+        known = matches.alike.get(value, ())
+        is_parameter = value.is_initializer() and not content.computed  # which may have other numbers in this run
+        if content in known or is_parameter or _is_constant(value, content):
+            return claimed
+        right = [one for one, contents in matches.alike.items() if content in contents]
+        if right:
+            return min(right, key=lambda one: matches.trace.shapes.get(one) != tensor.shape).name
+        return None if known else claimed
+
+    @cached_property
+    def _values(self) -> Mapping[str, ir.Value]:
+        made = [value for node in self.tagged.nodes for value in node.outputs]
+        return {v.name or "": v for v in (*made, *initializers(self.tagged.model), *self.tagged.model.graph.inputs)}
+
+
+def _lists(text: str) -> Any:
+    """The list that a text is in JSON; any other text as it is."""
+    try:
+        return decode_json(text, kind=list[str])
+    except ValueError:
+        return text
+
+
+def _is_constant(value: ir.Value, content: Content) -> bool:
+    """Whether an initializer has the elements of a tensor, up to the rounding of its type."""
+    if value.const_value is None or value.const_value.size != content.fingerprint.size:
+        return False
+    return fingerprint_of(value.const_value.numpy()).alike(content.fingerprint, _ROUNDED)
+
+
+_ROUNDED = 1e-5
+"""How far off a constant in the file may be from what was computed in float64, as a share of its size."""
+
+
+@dataclass(frozen=True)
+class _OwnTags(FileTags):
+    """The tags that a file has, with the classes of the modules."""
+
+    modules: ModuleTree | None
+
+    def tag(self, call: ModuleCall) -> str:
+        above, _, segment = self.tagged.tags[call].rpartition("/")
+        if self.modules is not None and call.path in self.modules:
+            name = segment.partition(".")[0].partition("@")[0]
+            segment = self.modules[call.path].class_name + segment.removeprefix(name)
+        return f"{above}/{segment}"
 
     def source_tag(self, call: ModuleCall) -> str:
-        return self._sources.get(call) or self.level_above(call)
-
-    def level_above(self, call: ModuleCall) -> str:
-        """The tag of the innermost level that a call is, or ran in."""
-        for around in reversed(self.tagged.calls.stack(call)):
-            if around.path in self._levels:
-                return self.tagged.tags[around]
-        return self.tagged.tags[self.tagged.calls.calls[0].call]
+        levels = (one for one in reversed(self.calls.stack(call)) if self.tagged.tags[one] in self._used)
+        return self.tag(next(levels, ROOT))
 
     @cached_property
-    def _sources(self) -> Mapping[ModuleCall, str]:
-        """The source tag on most nodes of each call, so that a node with another tag is detected."""
-        votes: dict[ModuleCall, dict[str, int]] = {}
-        for node in self.tagged.nodes:
-            owner = owner_of(node)
-            listed = read_source_tags(node.metadata_props)
-            for call, said in zip(owner.calls if owner is not None else (), listed, strict=False):
-                those = votes.setdefault(call, {})
-                those[said] = those.get(said, 0) + 1
-        return {
-            call: best
-            for call, those in votes.items()
-            if (best := max(those, key=lambda said: those[said]))
-            in {self.tagged.tags[around] for around in self.tagged.calls.stack(call)}
-        }
-
-    @cached_property
-    def _levels(self) -> frozenset[str]:
-        """The paths of the modules whose tags nodes have."""
-        paths = {tag: call.path for call, tag in self.tagged.tags.items()}
-        return frozenset(paths[tag] for tag in self._sources.values())
+    def _used(self) -> set[str]:
+        return {tag for node in self.tagged.nodes for tag in read_source_tags(node.metadata_props)}
 
 
-def _listed(text: str) -> list[str]:
-    """The tags in a property; if it is not a JSON list, its whole text, which is not a tag."""
-    try:
-        tags: list[str] = decode_json(text, kind=list[str])
-    except ValueError:
-        return [text]
-    return tags
+def _entries(model: ir.Model, of_model: Collection[str]) -> Tables:
+    """The entries of the model, and whether they are used: those are that an initializer is computed from."""
+    listed = state_dict_of(model)
+    used = {key for value in initializers(model) if (plan := parameter_plan(value)) is not None for key in plan.keys}
+    said = {key: listed[key].used if key in listed else None for key in sorted({*of_model, *used})}
+    return {"state_dict": said}, {"state_dict": {key: key in used or bool(one) for key, one in said.items()}}
+
+
+def _called(matches: Matches) -> Tables:
+    """The calls that only the file or only PyTorch made, if one of the two made all that the other did.
+
+    A captured module may call others than in Python: then both have some of their own, or extra calls have nodes.
+    Branches have calls that did not run.
+    """
+    said, so = {*matches.tagged.tags}, {*matches.truth.parents}
+    bodies = any(nested_graphs(node) for node in matches.tagged.model.graph)
+    alone = {call for call in said - so if not any(matches.tagged.nodes_of(call))} if {ROOT} <= so <= said else set()
+    if so > said and not bodies:
+        alone = so - said
+    return {call.address: call in said for call in alone}, {call.address: call in so for call in alone}
+
+
+def _outputs(matches: Matches) -> Tables:
+    """The outputs that have the name of something that the model returns, and the names in the order of the model."""
+    returned = requested_outputs(matches.tagged.model.metadata_props, matches.truth.side(ROOT, "outputs"))
+    right = [tensor.place.name for tensor in returned if tensor.content.fingerprint.size]
+    said = [value.name or "" for value in matches.tagged.model.graph.outputs]
+    named = {one: name for one, name in zip(said, right, strict=False) if one in right and len(said) == len(right)}
+    return {one: one for one in named}, named
+
+
+def _shapes(matches: Matches) -> Tables:
+    """The sizes of values; a symbol has that of the first axis that declares it alone."""
+    graph = matches.tagged.model.graph
+    given = {tensor.place.name: tensor.shape for tensor in matches.truth.side(ROOT, "inputs")}
+    shapes = {value: given[value.name] for value in graph.inputs if value.name in given} | matches.trace.shapes
+    said, so, symbols = dict[str, Any](), dict[str, Any](), dict[str, str]()
+    for value, shape in shapes.items():
+        if value.shape is None or value.graph is not graph:
+            continue
+        declared = [size if isinstance(size, int) else size.value for size in value.shape]
+        right: list[Any] = list(shape)
+        for axis, one in enumerate(declared if len(declared) == len(shape) else ()):
+            if isinstance(one, str) and SYMBOL.fullmatch(one):
+                symbols.setdefault(one, str(shape[axis]))
+            size = put_size(one, symbols) if isinstance(one, str) else one
+            if size == shape[axis] or not isinstance(size, int):  # a symbol that is not known claims nothing
+                right[axis] = one
+        said[value.name or ""], so[value.name or ""] = declared, right
+    return said, so

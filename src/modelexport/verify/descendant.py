@@ -27,7 +27,7 @@ from modelexport.runtime.random_inputs import make_random_inputs
 from modelexport.runtime.sessions import CPU, open_session, run_session, split_batches, with_outputs
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tagged.flattening import runnable
-from modelexport.tagged.reference import open_reference, reference_path
+from modelexport.traces.reference import open_reference, reference_path
 from modelexport.verify.differences import ALLOWED_UNITS, UNITS, Difference, Verdict, compare_arrays
 from modelexport.verify.matching import WHOLE_UNITS
 from modelexport.verify.segments import GIVEN, owners_between, segmented

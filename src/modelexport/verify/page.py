@@ -17,7 +17,7 @@ from modelexport.measure.parts import cost_parts, profile_parts
 from modelexport.measure.table import NodeFigures, Table
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tagged.package import read_package
-from modelexport.tagged.reference import reference_path
+from modelexport.traces.reference import reference_path
 from modelexport.verify.descendant import AgainstReport, Loss
 from modelexport.verify.reference import verify_reference
 from modelexport.verify.verdicts import VerifyReport

@@ -5,21 +5,21 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
 from modelexport.errors import UsageError
 from modelexport.files.embedded import EmbeddedTensor
-from modelexport.graph.initializers import bind_tensors
 from modelexport.graph.nodes import initializers
 from modelexport.graph.owners import owner_of
-from modelexport.verify.differences import blocks, compare_arrays
-from modelexport.verify.verdicts import ParameterReport
+from modelexport.traces.differences import compare_arrays
+from modelexport.verify.verdicts import CallVerdict, ParameterReport
 from modelexport.weights.transforms import ParameterPlan, lost_entries, parameter_plan, state_dict_of
 
 Read = Callable[[str], Any]
@@ -53,19 +53,15 @@ def compare_parameters(
     *,
     is_same_place: Callable[[str, ir.TensorProtocol], bool] = lambda key, tensor: False,
     only: Collection[str] | None = None,
-    keep: bool = False,
 ) -> ParameterReport:
     """Compare the initializers of a file, or only those in ``only``, with a model's entries, bit for bit.
 
     Args:
         entries: The keys of the model's entries.
         is_same_place: Whether an entry and an initializer are the same bytes of a file, which need not be read then.
-        keep: Keep what was read in the file's model, so that it is not read again. A weight that is an entry, as it
-            is, takes no memory twice.
     """
     found: dict[str, bool] = {}
     differing = []
-    kept: dict[ir.Value, ir.TensorProtocol] = {}
     for value, plan in _planned(model):
         if only is not None and value.name not in only:
             continue
@@ -80,9 +76,6 @@ def compare_parameters(
         array = own if own is not None and isinstance(tensor, EmbeddedTensor) and tensor.holds(own) else tensor.numpy()
         if not known or not _same(plan, read, array):
             differing.append(value.name or "")
-        if keep and isinstance(tensor, ir.LazyTensor):
-            kept[value] = ir.tensor(array, tensor.dtype, name=tensor.name)
-    bind_tensors(kept)
     used = [key for key, entry in state_dict_of(model).items() if entry.used and (only is None or key in found)]
     untraced = untraced_entries(model)
     return ParameterReport(
@@ -110,8 +103,12 @@ def differing_buffers(model: ir.Model, read: Read, names: Collection[str]) -> li
         if name in names and tensor is not None and parameter_plan(value) is None:
             own, array = read(name), tensor.numpy()
             if (own.shape, own.dtype) == (array.shape, array.dtype) and not _equal(own, array):
-                found.extend([name] if compare_arrays(name, own, array, by_row=True).status == "differ" else [])
+                found.extend([name] if compare_arrays(name, own, array, allowed=_BUILT).status == "differ" else [])
     return found
+
+
+_BUILT = 1e-5
+"""How far off a buffer may be that was computed on another machine."""
 
 
 def untraced_entries(model: ir.Model) -> set[str]:
@@ -159,7 +156,7 @@ def _equal(one: Any, other: Any) -> bool:
     if bits is None:
         return bool(one.tobytes() == other.tobytes())
     a, b = one.reshape(-1).view(bits), other.reshape(-1).view(bits)
-    return all(np.array_equal(*parts) for parts in blocks(a, b))
+    return bool(np.array_equal(a, b))
 
 
 def users_of(model: ir.Model, names: Collection[str]) -> dict[ModuleCall, list[str]]:
@@ -174,6 +171,26 @@ def users_of(model: ir.Model, names: Collection[str]) -> dict[ModuleCall, list[s
     return found
 
 
+def with_weights(
+    calls: Sequence[CallVerdict], users: Mapping[ModuleCall, Sequence[str]], whose: str
+) -> list[CallVerdict]:
+    """Verdicts on calls, in which those whose nodes use other weights differ.
+
+    Args:
+        users: The calls, to the initializers that are others.
+        whose: The weights that they should be.
+    """
+
+    def judged(call: CallVerdict) -> CallVerdict:
+        names = users.get(ModuleCall.parse(call.address))
+        if not names or call.status == "differ":
+            return call
+        told = f"its weights differ from {whose}: {', '.join(dict.fromkeys(names))}"
+        return msgspec.structs.replace(call, status="differ", reason=told)
+
+    return [judged(call) for call in calls]
+
+
 def perturbable(model: ir.Model) -> set[str]:
     """The floating-point entries that can be replaced in a file consistently, in all their uses."""
     used: set[str] = set()
@@ -185,22 +202,6 @@ def perturbable(model: ir.Model) -> set[str]:
         elif plan is not None:
             barred.update(plan.keys)
     return used - barred
-
-
-def put_in(model: ir.Model, read: Read, changed: Collection[str]) -> None:
-    """Replace a file's initializers, in memory, by values computed from other entries.
-
-    Args:
-        changed: The entries that are others.
-    """
-    tensors: dict[ir.Value, ir.TensorProtocol] = {}
-    for value, plan in _planned(model):
-        if not any(key in changed for key in (*plan.keys, *plan.inputs())):
-            continue
-        array = plan.compute({key: read(key) for key in plan.inputs()})
-        assert value.const_value is not None
-        tensors[value] = ir.tensor(np.asarray(array, order="C"), dtype=value.const_value.dtype, name=value.name)
-    bind_tensors(tensors)
 
 
 def parameter_digests(model: ir.Model) -> dict[str, str]:

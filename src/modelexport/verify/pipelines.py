@@ -23,11 +23,10 @@ from modelexport.pytorch.diffusion.structures import copied
 from modelexport.pytorch.values import as_array
 from modelexport.runtime.sessions import CPU, input_names, open_session, run_session
 from modelexport.tagged.package import Package, read_package
-from modelexport.verify.differences import UNITS, Difference, Verdict, compare_arrays, compare_outputs, worst
+from modelexport.traces.differences import Difference, Verdict, compare_arrays, compare_outputs, worst
 from modelexport.verify.feeding import under_names
 from modelexport.verify.generation import wrong_parameters
-from modelexport.verify.matching import WHOLE_UNITS
-from modelexport.verify.model import verify
+from modelexport.verify.verify import verify
 
 _IMAGES = 1e-3
 """The largest norm of the error of a pipeline's result, as a share of its norm: each step adds its rounding."""
@@ -203,9 +202,9 @@ def _compare_calls(
 
 
 def _compare(one: _Answer) -> list[Difference]:
-    """Compare what both return. Sines of large timesteps turn a last bit into more than what float64 shows as noise."""
+    """Compare what both return."""
     found = [one.found[name] for name in one.right]
-    return compare_outputs(list(one.right), list(one.right.values()), found, units=WHOLE_UNITS)
+    return compare_outputs(list(one.right), list(one.right.values()), found)
 
 
 def _end_to_end(one: _Answer, before: ObservedCall | None) -> float | None:
@@ -226,7 +225,7 @@ def _compare_results(expected: Any, found: Any) -> list[Difference]:
     """Compare what a pipeline returns; each step adds its rounding, so that more is allowed than for one call."""
     pairs = zip(_arrays(expected), _arrays(found), strict=True)
     return [
-        compare_arrays(name, one, other, units=_IMAGES / UNITS.get(str(one.dtype), 1.0))
+        compare_arrays(name, one, other, allowed=_IMAGES)
         for (name, one), (_, other) in pairs
     ]
 

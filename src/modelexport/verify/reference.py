@@ -8,17 +8,16 @@ from pathlib import Path
 
 from modelexport.core.calls import ModuleCall
 from modelexport.errors import FileFormatError, UsageError
-from modelexport.runtime.sessions import CPU, input_names, run_session
+from modelexport.runtime.sessions import CPU
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tagged.flattening import runnable
-from modelexport.tagged.reference import ReferenceValues, open_reference, reference_path
-from modelexport.verify.calls import verdicts_of
+from modelexport.traces.file_run import FileRun
+from modelexport.traces.reference import ReferenceValues, open_reference, reference_path
+from modelexport.verify.as_run import compare_as_run
 from modelexport.verify.claims import false_claims
-from modelexport.verify.differences import UNITS
-from modelexport.verify.parameters import parameter_digests, users_of
-from modelexport.verify.proving import prove_calls
+from modelexport.verify.compared import compare_runs, verdicts_of
+from modelexport.verify.parameters import parameter_digests, users_of, with_weights
 from modelexport.verify.verdicts import VerifyReport
-from modelexport.verify.whole import WholeOutputs, open_as_run
 from modelexport.weights.transforms import parameter_plan
 
 
@@ -28,7 +27,7 @@ def verify_reference(path: str | Path, *, modules: Sequence[str] = (), provider:
     Args:
         path: A tagged file with ``NAME.reference.safetensors`` beside it.
         modules: Selectors of the calls to compare, with those inside them; by default all whose values are stored.
-        provider: The execution provider of ONNX Runtime.
+        provider: The execution provider of ONNX Runtime for the outputs.
 
     Raises:
         FileFormatError: The file has no tags or no reference values, or they were made with other weights.
@@ -41,27 +40,25 @@ def verify_reference(path: str | Path, *, modules: Sequence[str] = (), provider:
             if reference.modules and set(reference.modules).isdisjoint(tagged.calls.stack(call)):
                 kept = ", ".join(map(str, reference.modules))
                 raise UsageError(f"{reference_path(tagged.path)} has no values of {call}: it has those of {kept}")
-        with runnable(tagged.path, tagged.encoding) as file:
-            session, told = open_as_run(file, provider)
-            outputs = run_session(session, {name: reference.inputs[name] for name in input_names(session)})
-            del session
         wrong = _wrong_weights(tagged, reference)
-        shown = chosen or reference.modules
-        proof = prove_calls(tagged, reference.inputs, reference, provider=provider, modules=shown)
-        proof.wrong_weights = wrong
-        whole = WholeOutputs(reference.outputs, tagged.model, lambda: reference, measured=False)
+        with runnable(tagged.path, tagged.encoding) as file:
+            run = compare_as_run(
+                file, reference.inputs, reference.outputs, reference.outputs, provider=provider
+            )
+        compared = compare_runs(tagged, FileRun(tagged.model, wide=reference.dtype), reference.inputs, reference.trace, {})
         return VerifyReport(
-            outputs=whole.compare_with_ties(outputs, tagged, reference.inputs, provider),
-            calls=verdicts_of(proof, shown),
+            outputs=run.outputs,
+            calls=with_weights(verdicts_of(compared, chosen or reference.modules), wrong, "the stored run's"),
             provider=provider,
-            units=dict(UNITS),
             parameters=None,
-            claims=false_claims(tagged, None, reference, proof.values, None),
-            notes=[told] if told else [],
+            owners=compared.owners,
+            claims=false_claims(tagged, None, compared.end_to_end, None),
+            optimizer=run.optimizer,
+            notes=run.notes,
         )
 
 
-def _wrong_weights(tagged: TaggedFile, reference: ReferenceValues) -> Mapping[ModuleCall, str]:
+def _wrong_weights(tagged: TaggedFile, reference: ReferenceValues) -> Mapping[ModuleCall, list[str]]:
     """The calls whose weights differ from those that the values were computed with.
 
     Raises:
@@ -78,5 +75,4 @@ def _wrong_weights(tagged: TaggedFile, reference: ReferenceValues) -> Mapping[Mo
         )
     plans = {value.name or "": parameter_plan(value) for value in tagged.model.graph.initializers.values()}
     names = {n for n, plan in plans.items() if plan and json.dumps([plan.keys, len(plan.steps)]) in other}
-    users = users_of(tagged.model, names)
-    return {c: f"its weights differ from the stored run's: {', '.join(dict.fromkeys(v))}" for c, v in users.items()}
+    return users_of(tagged.model, names)

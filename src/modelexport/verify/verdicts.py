@@ -8,7 +8,8 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from modelexport.verify.differences import Difference, Verdict
+from modelexport.traces.differences import Difference, Verdict
+from modelexport.verify.owners import OwnerCounts
 
 CallStatus = Literal["agree", "tie", "differ", "not compared", "no nodes"]
 
@@ -20,19 +21,17 @@ class CallVerdict(msgspec.Struct, frozen=True, kw_only=True):
     tag: str
     status: CallStatus
     reason: str = ""
-    """Why it differs or was not compared; for a call that agrees, what could not be checked."""
+    """Why it differs or was not compared."""
     nodes: int = 0
     """The number of its own nodes."""
     end_to_end: Difference | None = None
-    """The worst of the values that it returns, in one run of the whole file."""
+    """The worst of the tensors that it returns, computed from the inputs of the file."""
     per_module: Difference | None = None
-    """The worst of the values that it returns, computed from correct inputs."""
+    """The worst of the tensors that it returns, computed from the right values before it."""
     first_node: str = ""
     """Of a call that differs: the first node of the graph that may be why."""
     position: int | None = None
     """Where in the graph that node is."""
-    lacking: bool = False
-    """Whether the file gives that node to another call."""
 
 
 class ParameterReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,13 +79,13 @@ class VerifyReport(msgspec.Struct, frozen=True, kw_only=True):
     """The comparison of a file with the model it was exported from."""
 
     outputs: list[Difference]
+    """The outputs of the file as ONNX Runtime computes them."""
     calls: list[CallVerdict]
     """Every call of the file, in the order in which they began."""
     provider: str
-    units: dict[str, float]
-    """The unit roundoff of each floating-point type."""
     parameters: ParameterReport | None
     """``None`` if there is no model to compare them with."""
+    owners: OwnerCounts = OwnerCounts()
     claims: list[FalseClaim] = []
     others: list[OtherInputs] = []
     perturbed: bool = False
@@ -116,7 +115,7 @@ class VerifyReport(msgspec.Struct, frozen=True, kw_only=True):
         """The call with the first node of the graph that may be wrong, or else the first that differs."""
         wrong = [call for call in self.calls if call.status == "differ"]
         placed = [call for call in wrong if call.position is not None]
-        return min(placed, key=lambda call: (call.position or 0, call.lacking), default=wrong[0] if wrong else None)
+        return min(placed, key=lambda call: call.position or 0, default=wrong[0] if wrong else None)
 
     @property
     def counts(self) -> dict[str, int]:

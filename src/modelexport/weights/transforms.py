@@ -44,10 +44,14 @@ class ParameterPlan(msgspec.Struct, frozen=True):
         starts = [self.keys.index(key) for key in self.inputs()]
         return [tuple(self.keys[a:b]) for a, b in zip(starts, [*starts[1:], None], strict=True)]
 
-    def compute(self, tensors: Mapping[str, np.ndarray]) -> np.ndarray:
-        """The initializer's value, from the entries of :meth:`inputs`."""
+    def compute(self, tensors: Mapping[str, np.ndarray], *, wide: bool = False) -> np.ndarray:
+        """The initializer's value, from the entries of :meth:`inputs`.
+
+        Args:
+            wide: As in :func:`apply_transform`.
+        """
         try:
-            return apply_transform(self.steps, tensors) if self.steps else tensors[self.keys[0]]
+            return apply_transform(self.steps, tensors, wide=wide) if self.steps else tensors[self.keys[0]]
         except KeyError as error:
             raise FileFormatError(
                 f"a transform of {', '.join(self.keys) or 'nothing'} uses {error}, which is not a parameter of it: the "
@@ -94,12 +98,15 @@ def state_dict_of(model: ir.Model) -> dict[str, StateDictEntry]:
         raise FileFormatError(f"the file has a damaged list of parameters ({error}): export it again") from error
 
 
-def apply_transform(steps: Sequence[TransformStep], tensors: Mapping[str, np.ndarray]) -> np.ndarray:
+def apply_transform(
+    steps: Sequence[TransformStep], tensors: Mapping[str, np.ndarray], *, wide: bool = False
+) -> np.ndarray:
     """Compute an initializer from ``state_dict`` entries.
 
     Args:
         steps: The content of ``modelexport.transform``.
         tensors: The entries by their keys, as PyTorch has them.
+        wide: The entries are in float64, and so is everything that is computed of them.
 
     Raises:
         KeyError: An entry is missing.
@@ -109,7 +116,7 @@ def apply_transform(steps: Sequence[TransformStep], tensors: Mapping[str, np.nda
     for number, step in enumerate(steps):
         try:
             inputs = [_input(name, outputs, tensors) for name in step.inputs]
-            results = _run(step, inputs)
+            results = _run(step, inputs, wide=wide)
         except KeyError:
             raise
         except Exception as error:
@@ -130,9 +137,12 @@ def _input(name: str, outputs: Mapping[str, Any], tensors: Mapping[str, np.ndarr
     return outputs[name] if name in outputs else tensors[name]
 
 
-def _run(step: TransformStep, inputs: Sequence[Any]) -> tuple[Any, ...]:
+def _run(step: TransformStep, inputs: Sequence[Any], *, wide: bool) -> tuple[Any, ...]:
     if step.op_type == "Constant" and not step.domain:
-        return (decode_tensor(step.attributes["value"]),)
+        array = decode_tensor(step.attributes["value"])
+        return (array.astype(np.float64) if wide and array.dtype.kind not in "biu" else array,)
+    if wide and step.op_type == "Cast" and ir.DataType(step.attributes["to"]).is_floating_point():
+        return (inputs[0].astype(np.float64),)
     attributes = {
         name: ir.serde.serialize_tensor(ir.tensor(decode_tensor(value))) if isinstance(value, dict) else value
         for name, value in step.attributes.items()

@@ -18,7 +18,7 @@ from modelexport.graph.nodes import required_inputs
 from modelexport.graph.owners import OWNER, owner_of
 from modelexport.surgery.edited_tags import EditedTags
 from modelexport.surgery.interfaces import offered_names
-from modelexport.surgery.repeating import values_taken
+from modelexport.graph.nodes import values_taken
 from modelexport.surgery.substitutes.parts import Parts, Site
 from modelexport.weights.transforms import parameter_plan
 

@@ -23,7 +23,7 @@ from modelexport.graph.owners import owner_of
 from modelexport.surgery.edited_tags import EditedTags
 from modelexport.surgery.grafts import Graft, graft_calls, joined
 from modelexport.surgery.interfaces import Interface, Wanted, match_names, offered_names, spellings
-from modelexport.surgery.repeating import values_taken
+from modelexport.graph.nodes import values_taken
 from modelexport.surgery.substitutes.parts import Parts, Site
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.weights.transforms import parameter_plan, state_dict_of

@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib.metadata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import msgspec
 import onnx_ir as ir
 
 from modelexport.core.calls import CallTree, Port, Side, TracedCall
 from modelexport.core.hierarchies import Comparison
-from modelexport.core.modules import ModuleTree
+from modelexport.core.modules import Module, ModuleTree
 from modelexport.core.owners import Owner
 from modelexport.core.tags import CallTags, Tags, class_in_tag
 from modelexport.core.version import __version__
@@ -124,10 +125,12 @@ def _descended_modules(before: documents.Hierarchy, model: ir.Model, tags: CallT
     entries = []
     for module in before.modules:
         reason = module.reason
-        if module.calls and not executed[module.path]:
+        if module.path in with_nodes:
+            reason = ""
+        elif module.calls and not executed[module.path]:
             reason = _REPLACED
-        elif module.calls and not reason and module.path not in with_nodes:
-            reason = _VANISHED
+        elif not reason:
+            reason = _VANISHED if executed[module.path] else _NOT_CALLED
         entries.append(msgspec.structs.replace(module, calls=executed[module.path], reason=reason))
     known = {module.path for module in before.modules}
     added = {traced.call.path: traced.call for traced in reversed(tags.calls.calls) if traced.call.path not in known}
@@ -156,6 +159,7 @@ def _descended_modules(before: documents.Hierarchy, model: ir.Model, tags: CallT
 
 _REPLACED = "another module was put in its place, or in that of one around it"
 _VANISHED = "its operations were folded away or merged into others"
+_NOT_CALLED = "it was not called"
 
 
 def _boundary(boundary: CallBoundary) -> documents.Boundary:
@@ -183,22 +187,29 @@ def _modules(
             reason = "it has no operations: it returns its input"
         entries.append(
             documents.ModuleEntry(
-                path=module.path,
+                **module_facts(module),
                 tag=tags.module_tag(module.path),
-                class_name=module.class_name,
-                qualified_class=module.qualified_class,
-                depth=module.depth,
-                leaf=module.is_leaf,
-                aliases=list(module.aliases),
-                parameters=module.parameters,
-                trainable=module.trainable,
-                shapes={name: list(shape) for name, shape in module.shapes.items()},
                 level=tags.is_level(module.path),
                 calls=executed[module.path],
                 reason=reason,
             )
         )
     return entries
+
+
+def module_facts(module: Module) -> dict[str, Any]:
+    """The fields of a module's entry that do not depend on a run."""
+    return {
+        "path": module.path,
+        "class_name": module.class_name,
+        "qualified_class": module.qualified_class,
+        "depth": module.depth,
+        "leaf": module.is_leaf,
+        "aliases": list(module.aliases),
+        "parameters": module.parameters,
+        "trainable": module.trainable,
+        "shapes": {name: list(shape) for name, shape in module.shapes.items()},
+    }
 
 
 def _paths_with(calls: CallTree, owners: Iterable[Owner]) -> set[str]:

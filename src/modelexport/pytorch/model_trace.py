@@ -1,0 +1,294 @@
+"""Runs a model in float64 and records what it computes: the trace that a file is compared with.
+
+In float64 nothing is rounded to a degree that matters, so a file that computes the same agrees at every call, whatever
+the order of its operations. The numbers are those of the file: weights and inputs as they are, and Python's scalars
+rounded to float32, as exporters write them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from modelexport.core.attributes import attribute_set
+from modelexport.core.calls import ROOT, ModuleCall, Side
+from modelexport.core.messages import collected
+from modelexport.pytorch.bodies import Bodies
+from modelexport.pytorch.dispatch_modes import OperationMode
+from modelexport.pytorch.lazy_weights import lend_weights
+from modelexport.pytorch.perturbation import entries_of
+from modelexport.pytorch.private_torch import tree_map
+from modelexport.pytorch.recorder import CallRecorder
+from modelexport.pytorch.traced import untouched
+from modelexport.pytorch.values import (
+    NamedTensors,
+    as_array,
+    as_stored,
+    has_elements,
+    leaves,
+    output_tensors,
+    run_arguments,
+)
+from modelexport.traces.choices import chosen_axis
+from modelexport.traces.trace import Choice, Content, Index, Place, SeenTensor, Trace
+from modelexport.weights.sources import Weights
+
+Inputs = Mapping[str, Any] | Sequence[Any]
+_NARROW = (torch.float32, torch.float16, torch.bfloat16)
+_WIDE = {**dict.fromkeys(_NARROW, torch.float64), torch.complex64: torch.complex128, torch.complex32: torch.complex128}
+
+
+def trace_model(
+    model: nn.Module,
+    inputs: Inputs,
+    *,
+    parameters: Mapping[str, torch.Tensor] | None = None,
+    weights: Weights | None = None,
+    never_called: Collection[str] = (),
+    bodies: bool = False,
+    operations: bool = True,
+    kept: Index | None = None,
+) -> Trace:
+    """Run a model; its state is restored afterwards.
+
+    Args:
+        parameters: Other values for some ``state_dict`` entries.
+        weights: The places of the weights of a model that was built without them.
+        never_called: Paths of modules that are never called, with ``weights``.
+        bodies: The model may have branches and loops of PyTorch's operators, whose calls are recorded, too.
+        operations: Whether to record single operations, and not only what calls get and return.
+        kept: Arrays; results of operations that are equal to one of these up to rounding are kept, too.
+
+    Returns:
+        The trace. Its ``exact`` is false if the model does not run in float64, as one that checks its types: then it
+        ran in its own types, and what it computed is only known to their rounding.
+    """
+    # What the model's code allows decides; the last way is the one in which its own error is raised.
+    ways = [(True, bodies, operations), (True, False, operations), (False, bodies, operations), (False, False, False)]
+    for way in dict.fromkeys(ways):
+        recording = _Recording(model, inputs, parameters or {}, weights, never_called, kept or Index())
+        try:
+            return recording.run(*way)
+        except Exception:  # any code of the model
+            if way == ways[-1]:
+                raise
+    raise AssertionError
+
+
+class _Recording:
+    def __init__(
+        self,
+        model: nn.Module,
+        inputs: Inputs,
+        parameters: Mapping[str, torch.Tensor],
+        weights: Weights | None,
+        never_called: Collection[str],
+        kept: Index,
+    ) -> None:
+        self._kept = kept
+        self._model, self._inputs, self._parameters = model, inputs, parameters
+        self._weights, self._never_called = weights, never_called
+        self._trace = Trace()
+        self._recorder = CallRecorder(model, watch=self._watch)
+        self.own = own_type(model, inputs)
+
+    def run(self, wide: bool, bodies: bool, operations: bool) -> Trace:
+        trace = self._trace
+        trace.exact = wide or self.own is torch.float64
+        inputs = tree_map(_widened, self._inputs) if wide else self._inputs
+        args, kwargs = run_arguments(inputs)
+        with contextlib.ExitStack() as stack:
+            guard = stack.enter_context(
+                untouched(self._model, runs=self._weights is None, guarded=True, in_mode=True, bodies=bodies)
+            )
+            if self._weights is not None:
+                stack.enter_context(lend_weights(self._model, self._weights, self._never_called))
+            entries = entries_of(self._model) if self._parameters else {}
+            for key, tensor in self._parameters.items():
+                entries[key].data = tensor
+            if wide:
+                stack.enter_context(_finfo_of_float32())
+                for tensor in [] if self._weights is not None else [*self._model.parameters(), *self._model.buffers()]:
+                    tensor.data = _widened(tensor.data)
+            stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+            stack.enter_context(collected())
+            stack.enter_context(self._recorder.attached())
+            if bodies:
+                stack.enter_context(Bodies(self._recorder, opened=True))
+            stack.enter_context(_Operations(self, guard, wide=wide, operations=operations))
+            result = self._model(*args, **kwargs)
+            returned = [(name, tensor) for name, tensor in output_tensors(result) if has_elements(tensor)]
+            self._see_returned(returned)
+            trace.outputs = [as_array(as_stored(tensor)) for _, tensor in returned]
+        self._number()
+        return trace
+
+    def _watch(self, call: ModuleCall, side: Side, tensors: NamedTensors) -> None:
+        for name, tensor in tensors:
+            stored = as_stored(tensor)
+            content = self.content(stored, keep=True)
+            content.passed[call] = None
+            is_wide = stored.dtype is torch.float64
+            dtype = str(self.own if is_wide else stored.dtype).removeprefix("torch.")
+            self._trace.tensors.append(SeenTensor(Place(call, side, name), content, dtype, tuple(stored.shape)))
+
+    def _see_returned(self, returned: NamedTensors) -> None:
+        """The outputs of the root are what the model returns: its class may do more around ``forward``."""
+        self._trace.tensors = [t for t in self._trace.tensors if (t.place.call, t.place.side) != (ROOT, "outputs")]
+        self._watch(ROOT, "outputs", returned)
+
+    def content(self, tensor: torch.Tensor, *, keep: bool = False) -> Content:
+        """The content of a tensor."""
+        array = as_array(tensor)
+        content = self._trace.contents.add(array, keep=keep)
+        if content.array is None and self._kept.same(content.fingerprint, _ROUNDED):
+            content.array = array.copy()
+        return content
+
+    def see(self, func: Any, given: Sequence[Any], output: Any) -> None:
+        """Record what an operation gave."""
+        call = self._recorder.running
+        if call is None or self._recorder.observing or getattr(func, "overloadpacket", None) in _WITHOUT_VALUES:
+            return
+        drawn = torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
+        tensors = [one for one in given if isinstance(one, torch.Tensor) and has_elements(one)]
+        for tensor in leaves(output):
+            if not isinstance(tensor, torch.Tensor) or not has_elements(tensor):
+                continue
+            stored = as_stored(tensor)
+            if not any(tensor is one for one in tensors) or func._schema.is_mutable:
+                self.content(stored).computed[call] = None
+            if drawn:
+                self._trace.drawn.append((call, as_array(stored).copy()))
+            if tensor.dtype is torch.long:
+                self._choose(tensors, tensor)
+            if tensor._base is not None and any(tensor is one for one in tensors):  # written through a view
+                self.content(as_stored(tensor._base)).computed[call] = None
+
+    def _choose(self, given: Sequence[torch.Tensor], indices: torch.Tensor) -> None:
+        scores = next((one for one in given if one.is_floating_point()), None)
+        if scores is not None and chosen_axis(as_array(scores), as_array(indices)) is not None:
+            self._trace.choices.append(Choice(as_array(scores).copy(), as_array(indices).copy()))
+
+    def _number(self) -> None:
+        """Give the calls in branches and loops the numbers that they have in a file."""
+        numbers, trace = self._recorder.numbers(), self._trace
+
+        def numbered(call: ModuleCall | None) -> ModuleCall | None:
+            return numbers.get(call, call) if call is not None else None
+
+        trace.parents = {
+            call: numbered(one.parent) for one in self._recorder.seen if (call := numbered(one.call)) is not None
+        }
+        if numbers:
+            trace.tensors = [
+                tensor._replace(place=tensor.place._replace(call=call))
+                for tensor in trace.tensors
+                if (call := numbered(tensor.place.call)) is not None
+            ]
+            trace.drawn = [(call, array) for one, array in trace.drawn if (call := numbered(one)) is not None]
+            for content in trace.contents:
+                content.computed = {call: None for one in content.computed if (call := numbered(one)) is not None}
+                content.passed = {call: None for one in content.passed if (call := numbered(one)) is not None}
+
+
+_WITHOUT_VALUES = frozenset(
+    getattr(torch.ops.aten, name)
+    for name in ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided")
+)
+"""Operations that give memory as it is."""
+
+
+def own_type(model: nn.Module, inputs: Inputs) -> torch.dtype:
+    """The widest floating-point type of a model's weights and inputs; a run in float64 does not show it."""
+    tensors = [one for one in (*model.parameters(), *model.buffers(), *leaves(inputs)) if torch.is_tensor(one)]
+    types = {one.dtype for one in tensors if one.is_floating_point()}
+    if torch.float64 in types:
+        return torch.float64
+    return types.pop() if len(types) == 1 else torch.float32
+
+
+class _Operations(OperationMode):
+    """Sees every operation, and makes those of a wide run compute in float64."""
+
+    def __init__(self, recording: _Recording, guard: Any, *, wide: bool, operations: bool) -> None:
+        super().__init__()
+        self._recording, self._guard, self._wide, self._records = recording, guard, wide, operations
+        self._rounds = wide and recording.own is not torch.float64
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self._guard is not None:
+            self._guard.before(func, args, kwargs)
+        if self._wide:
+            args, kwargs = self._wide_arguments(func, args, kwargs)
+        output = _ONLY_NARROW.get(func, func)(*self.inside(func, args), **kwargs)
+        if self._wide:
+            output = tree_map(_widened, output)
+        if self._records and hasattr(func, "_schema"):
+            self._recording.see(func, list(leaves((args, kwargs))), output)
+        return output
+
+    def _wide_arguments(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        if not hasattr(func, "_schema"):  # operators with nested functions
+            return args, kwargs
+        written = {one.name for one in func._schema.arguments if one.alias_info is not None and one.alias_info.is_write}
+        names = [one.name for one in func._schema.arguments]
+        args = tuple(
+            one if name in written else tree_map(self._wide_argument, one)
+            for name, one in zip(names, args, strict=False)
+        )
+        kwargs = {name: one if name in written else tree_map(self._wide_argument, one) for name, one in kwargs.items()}
+        if "dtype" in names and kwargs.get("dtype") is None and any(type(one) is float for one in leaves(args)):
+            if not any(isinstance(one, torch.Tensor) for one in leaves(args)):
+                kwargs["dtype"] = torch.float64  # what makes a tensor of numbers
+        return args, kwargs
+
+    def _wide_argument(self, value: Any) -> Any:
+        if type(value) is float and self._rounds:
+            return torch.tensor(value, dtype=torch.float32).item() if abs(value) < _LARGEST else value
+        if isinstance(value, torch.dtype):
+            narrower = value in (torch.float16, torch.bfloat16) and value is not self._recording.own
+            return value if narrower else _WIDE.get(value, value)  # a conversion to a narrower type rounds
+        return _widened(value)
+
+
+def _grouped_mm(a: Any, b: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> Any:
+    """The product of groups of rows of a matrix with a matrix each."""
+    if offs is None or a.dim() != 2 or b.dim() != 3:  # noqa: PLR2004  # matrices of one group, or groups of columns
+        return torch.ops.aten._grouped_mm.default(a, b, offs, bias, out_dtype)
+    ends = offs.tolist()
+    rows = zip([0, *ends], ends, b, strict=False)
+    return torch.cat([*(a[start:end] @ one for start, end, one in rows), a.new_zeros(len(a) - ends[-1], b.shape[-1])])
+
+
+_ONLY_NARROW = {torch.ops.aten._grouped_mm.default: _grouped_mm}
+"""Operators without a kernel for float64, to the same in other operators."""
+
+_ROUNDED = 2.0**-8
+"""How far off a constant may be that is a result rounded to its type."""
+_LARGEST = torch.finfo(torch.float32).max
+
+
+def _widened(value: Any) -> Any:
+    """A narrow tensor in float64; anything else as it is."""
+    if isinstance(value, torch.Tensor) and value.dtype in _WIDE and has_elements(value):
+        return value.to(_WIDE[value.dtype])
+    return value
+
+
+@contextlib.contextmanager
+def _finfo_of_float32() -> Iterator[None]:
+    """Inside, models that ask for the limits of float64 get those of float32, as in their file."""
+    real = torch.finfo
+
+    def finfo(dtype: torch.dtype | None = None) -> torch.finfo:
+        return real(torch.float32 if dtype in (None, torch.float64) else dtype)
+
+    with attribute_set(torch, "finfo", finfo):
+        yield

@@ -1,0 +1,390 @@
+"""Runs a file node by node and shows every value to a watcher, who may replace it.
+
+Each operator is computed as the standard defines it, by onnx's reference implementations in NumPy and :mod:`.kernels`. An
+operator of ONNX Runtime's own is run by ONNX Runtime. In *wide* runs all floating-point numbers are float64, from the same
+numbers as in the file, so that nothing is rounded on the way; in others each value has the type that the file gives it.
+
+``If``, ``Loop`` and ``Scan`` are walked here: the watcher sees the values of branches and of each iteration like any other.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from modelexport.core.calls import ModuleCall
+from modelexport.errors import UsageError
+from modelexport.graph.nodes import all_nodes, initializers, nested_graphs
+from modelexport.graph.owners import owner_of
+from modelexport.runtime.single_nodes import run_node
+from modelexport.graph.nodes import values_taken
+from modelexport.traces.differences import UNITS
+from modelexport.traces.kernels import KERNELS
+
+Watch = Callable[[ir.Node, Sequence[Any], ir.Value, Any], Any]
+"""Called with a node, its inputs, one of its outputs and the array for that; gives the array that its users get."""
+Change = Callable[[ir.Value, Any], Any]
+_FEW = 8
+"""How many units of roundoff a kernel of a runtime is off by."""
+_WIDENED = {
+    "float64": (ir.DataType.DOUBLE,),
+    "float32": (ir.DataType.FLOAT,),
+    "float16": (ir.DataType.FLOAT, ir.DataType.FLOAT16),
+    "bfloat16": (ir.DataType.FLOAT, ir.DataType.BFLOAT16),
+}
+"""Types to those that are float64 in a wide run of a model of that type."""
+_TYPES = ("to", "dtype", "output_dtype")
+"""Attributes that name an element type."""
+
+
+class NodeError(UsageError):
+    """A node cannot be computed."""
+
+    def __init__(self, node: ir.Node, error: Exception) -> None:
+        reason = " ".join(str(error.__cause__ or error).split())[:200]
+        super().__init__(
+            f"{node.op_type} {node.name or ''} fails: {reason}; check the inputs, or export the file again"
+        )
+        self.node = node
+        owner = owner_of(node)
+        self.call: ModuleCall | None = owner.call if owner is not None else None
+
+
+def as_is(node: ir.Node, given: Sequence[Any], value: ir.Value, array: Any) -> Any:
+    """Every value stays."""
+    return array
+
+
+def nudge(array: Any, share: float, generator: np.random.Generator) -> Any:
+    """An array with numbers that are a little larger or smaller. Those of few digits, as 3 or 0.5, are exact, and stay."""
+    digits = np.frexp(array)[0] * _FEW_DIGITS
+    signs = generator.choice([-1.0, 1.0], array.shape)
+    return np.where(digits == np.rint(digits), array, array * (1 + share * signs))
+
+
+_FEW_DIGITS = 2.0**8
+
+
+def _generator() -> np.random.Generator:
+    return np.random.default_rng(12)
+
+
+def _computable(array: Any) -> Any:
+    """Numbers in half precision as float32, in which kernels of such types compute as well."""
+    narrow = isinstance(array, np.ndarray) and (array.dtype == np.float16 or array.dtype.name == "bfloat16")
+    return array.astype(np.float32) if narrow else array
+
+
+class FileRun:
+    """A model in memory that can be run several times.
+
+    Args:
+        model: The model. Its functions have to be inlined.
+        wide: The type of the model if all floating-point numbers are float64; a conversion to a narrower type rounds.
+        kernels: Further implementations of standard operators, by name, as onnx's ``OpRun``.
+    """
+
+    def __init__(self, model: ir.Model, *, wide: str | None, kernels: Mapping[str, Any] | None = None) -> None:
+        self._model, self._wide, self._given_kernels = model, wide, kernels
+        self._widened = _WIDENED.get(wide or "", ())
+        self._nudge = 0.0
+        self._kernels = {**KERNELS, **(kernels or {})}
+        self._opsets = dict(model.opset_imports)
+        self._made: dict[ir.Node, Callable[..., tuple[Any, ...]]] = {}
+        self._weights: dict[ir.Value, Any] = {}
+        self._uses: dict[ir.Graph, dict[ir.Node, list[ir.Value]]] = {}
+        self.inexact: set[ir.Node] = set()
+        """The nodes that were computed by a runtime in float32."""
+
+    def nudged(self) -> FileRun:
+        """A run of the same model in which what was rounded to float32 is rounded otherwise: the numbers in attributes,
+        and the results of nodes that only a runtime computes. Constants are left to the caller.
+        """
+        other = FileRun(self._model, wide=self._wide, kernels=self._given_kernels)
+        other._nudge, other._weights, other._uses = UNITS["float32"], self._weights, self._uses
+        return other
+
+    @property
+    def inputs(self) -> Sequence[ir.Value]:
+        """The inputs of the graph."""
+        return list(self._model.graph.inputs)
+
+    def run(
+        self,
+        inputs: Mapping[str, Any],
+        watch: Watch = as_is,
+        *,
+        constants: Mapping[ir.Value, Any] | None = None,
+        change: Change = lambda value, array: array,
+    ) -> dict[str, Any]:
+        """Run it.
+
+        Args:
+            inputs: Names of inputs to arrays. Others than the graph's are ignored.
+            watch: Sees every value, in the order in which they are computed.
+            constants: Initializers and outputs of ``Constant`` to other arrays for them.
+            change: Called with each other of these and its array; gives the array to use instead.
+
+        Returns:
+            The names of the outputs to arrays.
+
+        Raises:
+            NodeError: A node cannot be computed.
+            UsageError: An input is missing.
+        """
+        return _Run(self, watch, constants or {}, change).whole(inputs)
+
+    def values(self, wanted: Sequence[ir.Value], given: Mapping[ir.Value, Any]) -> list[Any]:
+        """Some values of the main graph, computed from others; only the nodes in between are run.
+
+        Args:
+            given: Values to their arrays; those of the inputs that are needed are among them.
+
+        Raises:
+            NodeError: A node cannot be computed.
+            UsageError: An input that is needed was not given.
+        """
+        run = _Run(self, as_is, {}, lambda value, array: array)
+        needed, pending = set[ir.Node](), list(wanted)
+        while pending:
+            value = pending.pop()
+            node = value.producer()
+            if node is not None and node not in needed and (value not in given or value in wanted):
+                needed.add(node)
+                pending += values_taken(node)
+        return run.some([node for node in self._model.graph if node in needed], wanted, given)
+
+    def widened(self, array: Any) -> Any:
+        """An array as this run has it."""
+        narrow = self._wide and (array.dtype in (np.float32, np.float16) or array.dtype.name == "bfloat16")
+        return array.astype(np.float64) if narrow else array
+
+    def weight(self, value: ir.Value) -> Any:
+        """The array of an initializer, converted once."""
+        if value not in self._weights:
+            assert value.const_value is not None
+            self._weights[value] = self.widened(value.const_value.numpy())
+        return self._weights[value]
+
+    def constants(self) -> Iterator[tuple[ir.Value, Any]]:
+        """The floating-point initializers and outputs of ``Constant``, as this run has them."""
+        for value in initializers(self._model):
+            if value.dtype is not None and value.dtype.is_floating_point() and value.const_value is not None:
+                yield value, self.weight(value)
+        for node in all_nodes(self._model):
+            if node.op_type == "Constant" and not node.domain:
+                (array,) = self.compute(node, ())
+                if isinstance(array, np.ndarray) and array.dtype.kind == "f":
+                    yield node.outputs[0], array
+
+    def last_uses(self, graph: ir.Graph) -> Mapping[ir.Node, list[ir.Value]]:
+        """The values of a graph that are not used after a node of it; those that nested graphs use are left out."""
+        if graph not in self._uses:
+            found: dict[ir.Node, list[ir.Value]] = {}
+            kept = {*graph.outputs}
+            for node in graph:
+                for value in (*node.inputs, *node.outputs):
+                    if value is None or value in kept or (value.producer() is None and not value.is_graph_input()):
+                        continue
+                    users = [user for user, _ in value.uses()]
+                    if all(user.graph is graph for user in users):
+                        kept.add(value)
+                        last = max(users, key=self._order(graph).__getitem__, default=node)
+                        found.setdefault(last, []).append(value)
+            self._uses[graph] = found
+        return self._uses[graph]
+
+    def _order(self, graph: ir.Graph) -> Mapping[ir.Node, int]:
+        if getattr(self, "_ordered", (None, None))[0] is not graph:
+            self._ordered = (graph, {node: place for place, node in enumerate(graph)})
+        return self._ordered[1]
+
+    def compute(self, node: ir.Node, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        """The outputs of a node without nested graphs."""
+        if node not in self._made:
+            self._made[node] = self._implementation(node)
+        try:
+            with np.errstate(all="ignore"):
+                results = self._made[node](*map(_computable, inputs))
+        except NodeError:
+            raise
+        except Exception as error:  # any implementation, given any arrays
+            raise NodeError(node, error) from error
+        return tuple(self._typed(value, one) for value, one in zip(node.outputs, results, strict=False))
+
+    def _typed(self, value: ir.Value, array: Any) -> Any:
+        """A result in the type that it has in this run."""
+        if not isinstance(array, np.ndarray) or self._wide:
+            return self.widened(array) if isinstance(array, np.ndarray) else array
+        narrow = value.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16) and array.dtype == np.float32
+        return array.astype(value.dtype.numpy()) if narrow and value.dtype is not None else array
+
+    def _implementation(self, node: ir.Node) -> Callable[..., tuple[Any, ...]]:
+        from onnx.reference.op_run import RuntimeImplementationError  # slow to import
+        from onnx.reference.ops import load_op
+
+        proto = ir.serde.serialize_node(node)
+        del proto.metadata_props[:]
+        if node.domain in ("", "ai.onnx"):
+            for attribute in proto.attribute if self._wide else ():
+                if attribute.name in _TYPES and attribute.i in self._widened:
+                    attribute.i = ir.DataType.DOUBLE
+            try:
+                version = self._opsets.get(node.domain, self._opsets.get("", 1))
+                kernel = self._kernels.get(node.op_type) or load_op("", node.op_type, version)
+                schema = onnx.defs.get_schema(node.op_type, version, "")
+                nothing = {"log": lambda *told: None, "opsets": self._opsets, "verbose": 0, "new_ops": None}
+                try:
+                    made = kernel(proto, nothing, schema)
+                except TypeError:  # some constructors do not take a schema
+                    made = kernel(proto, nothing)
+                for name, number in vars(made).items() if self._nudge else ():
+                    if type(number) is float:
+                        setattr(made, name, float(nudge(np.array(number), self._nudge, _generator())))
+                return made.run  # type: ignore[no-any-return]
+            except (RuntimeImplementationError, onnx.defs.SchemaError):
+                pass
+        self.inexact.add(node)
+        return lambda *inputs: tuple(map(self._nudged_result, run_node(proto, self._opsets, inputs)))
+
+    def _nudged_result(self, array: Any) -> Any:
+        if not self._nudge or array is None or array.dtype.kind != "f":
+            return array
+        return nudge(array.astype(np.float64), _FEW * self._nudge, _generator())
+
+
+class _Run:
+    """One run: the arrays of all values that are still needed."""
+
+    def __init__(self, run: FileRun, watch: Watch, constants: Mapping[ir.Value, Any], change: Change) -> None:
+        self._of, self._watch, self._constants, self._change = run, watch, constants, change
+        self._arrays: dict[ir.Value, Any] = {}
+
+    def whole(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        graph = self._of._model.graph
+        for value in graph.inputs:
+            if value.name in inputs:
+                self._arrays[value] = self._of.widened(np.asarray(inputs[value.name]))
+            elif not value.is_initializer():
+                raise UsageError(f"the file takes an input {value.name}, which was not given")
+        self._nodes(graph)
+        return {value.name or "": self._array(value) for value in graph.outputs}
+
+    def some(self, nodes: Sequence[ir.Node], wanted: Sequence[ir.Value], given: Mapping[ir.Value, Any]) -> list[Any]:
+        """Some values, from nodes in the order of the graph; each node gets what is given."""
+        found = {}
+        self._arrays.update({value: self._of.widened(np.asarray(array)) for value, array in given.items()})
+        for node in nodes:
+            self._node(node)
+            for value in node.outputs:
+                if value in wanted:
+                    found[value] = self._arrays[value]
+                if value in given:
+                    self._arrays[value] = self._of.widened(np.asarray(given[value]))
+        return [found.get(value, self._arrays.get(value)) for value in wanted]
+
+    def _array(self, value: ir.Value | None) -> Any:
+        if value is None:
+            return None
+        if value in self._arrays:
+            return self._arrays[value]
+        if value.const_value is None:
+            raise UsageError(f"the file uses {value.name}, which nothing computes: export it again")
+        self._arrays[value] = array = self._constant(value, lambda: self._of.weight(value))
+        return array
+
+    def _constant(self, value: ir.Value, own: Callable[[], Any]) -> Any:
+        if value in self._constants:
+            return self._of.widened(self._constants[value])
+        return self._change(value, own())
+
+    def _nodes(self, graph: ir.Graph) -> None:
+        ends = self._of.last_uses(graph)
+        for node in graph:
+            self._node(node)
+            for value in ends.get(node, ()):
+                self._arrays.pop(value, None)
+
+    def _node(self, node: ir.Node) -> None:
+        given = [self._array(value) for value in node.inputs]
+        outputs: Iterable[Any] = (
+            self._with_graphs(node, given) if nested_graphs(node) else self._of.compute(node, given)
+        )
+        for value, array in zip(node.outputs, outputs, strict=False):
+            if value.name and array is not None:
+                if node.op_type == "Constant" and isinstance(array, np.ndarray):
+                    array = self._constant(value, lambda array=array: array)  # type: ignore[misc]
+                self._arrays[value] = self._watch(node, given, value, array)
+
+    def _with_graphs(self, node: ir.Node, given: Sequence[Any]) -> list[Any]:
+        if node.op_type == "If":
+            return self._if(node, given)
+        if node.op_type == "Loop":
+            return self._loop(node, given)
+        if node.op_type == "Scan":
+            return self._scan(node, given)
+        error = NotImplementedError(f"{node.op_type} with a nested graph")
+        raise NodeError(node, error)
+
+    def _body(self, graph: ir.Graph, given: Sequence[Any]) -> list[Any]:
+        for value, array in zip(graph.inputs, given, strict=True):
+            self._arrays[value] = array
+        self._nodes(graph)
+        return [self._array(value) for value in graph.outputs]
+
+    def _if(self, node: ir.Node, given: Sequence[Any]) -> list[Any]:
+        names = ("then_branch", "else_branch") if bool(np.asarray(given[0]).item()) else ("else_branch", "then_branch")
+        taken, other = (node.attributes[name].as_graph() for name in names)
+        with suppress(NodeError, UsageError):  # calls in the branch that is not taken are compared, too, if it runs
+            self._body(other, ())
+        return self._body(taken, ())
+
+    def _loop(self, node: ir.Node, given: Sequence[Any]) -> list[Any]:
+        body = node.attributes["body"].as_graph()
+        most = None if given[0] is None else int(np.asarray(given[0]).item())
+        goes_on = given[1] is None or bool(np.asarray(given[1]).item())
+        carried = list(given[2:])
+        scanned: list[list[Any]] = [[] for _ in body.outputs[1 + len(carried) :]]
+        count = 0
+        while goes_on and (most is None or count < most):
+            results = self._body(body, [np.array(count, np.int64), np.array(goes_on), *carried])
+            goes_on = bool(np.asarray(results[0]).item())
+            carried = results[1 : 1 + len(carried)]
+            for kept, one in zip(scanned, results[1 + len(carried) :], strict=True):
+                kept.append(one)
+            count += 1
+        empty = [_empty(value) for value in body.outputs[1 + len(carried) :]]
+        return [*carried, *(np.stack(kept) if kept else none for kept, none in zip(scanned, empty, strict=True))]
+
+    def _scan(self, node: ir.Node, given: Sequence[Any]) -> list[Any]:
+        body = node.attributes["body"].as_graph()
+        count = node.attributes["num_scan_inputs"].as_int()
+        states, sequences = list(given[: len(given) - count]), list(given[len(given) - count :])
+
+        def listed(name: str, size: int) -> Sequence[int]:
+            return node.attributes[name].as_ints() if name in node.attributes else [0] * size
+
+        axes, back = listed("scan_input_axes", count), listed("scan_input_directions", count)
+        made = len(body.outputs) - len(states)
+        out_axes, out_back = listed("scan_output_axes", made), listed("scan_output_directions", made)
+        moved = [np.moveaxis(one, axis, 0) for one, axis in zip(sequences, axes, strict=True)]
+        moved = [one[::-1] if turned else one for one, turned in zip(moved, back, strict=True)]
+        scanned: list[list[Any]] = [[] for _ in range(made)]
+        for step in range(len(moved[0])):
+            results = self._body(body, [*states, *(one[step] for one in moved)])
+            states = results[: len(states)]
+            for kept, one in zip(scanned, results[len(states) :], strict=True):
+                kept.append(one)
+        stacked = [np.stack(kept[::-1] if turned else kept) for kept, turned in zip(scanned, out_back, strict=True)]
+        return [*states, *(np.moveaxis(one, 0, axis) for one, axis in zip(stacked, out_axes, strict=True))]
+
+
+def _empty(value: ir.Value) -> Any:
+    """What a loop without iterations collects."""
+    sizes = [size if isinstance(size, int) else 0 for size in value.shape or ()]
+    return np.zeros([0, *sizes], value.dtype.numpy() if value.dtype is not None else np.float32)

@@ -1,0 +1,227 @@
+"""The trace of a file: what each of its values is in a run, next to what PyTorch computed.
+
+Where a file cannot compute what PyTorch did and is right all the same, it gets PyTorch's numbers: random ones, and the choice
+among equal scores. Values can be replaced by others, so that what comes after a wrong one is computed from the right one.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from modelexport.core.calls import ModuleCall
+from modelexport.format.dtypes import dtype_name
+from modelexport.graph.nodes import is_random, nested_graphs
+from modelexport.graph.owners import owner_of
+from modelexport.traces.choices import is_tie
+from modelexport.traces.differences import UNITS, error_of
+from modelexport.traces.file_run import Change, FileRun, NodeError, nudge
+from modelexport.traces.fingerprints import Fingerprint, fingerprint_of
+from modelexport.traces.trace import Index, Trace
+from modelexport.weights.transforms import parameter_plan
+
+
+@dataclass(eq=False)
+class FileTrace:
+    """What a file computed."""
+
+    prints: dict[ir.Value, list[Fingerprint]] = field(default_factory=lambda: defaultdict(list))
+    """Every value of the run, inputs included; those in loops once for each iteration."""
+    shapes: dict[ir.Value, tuple[int, ...]] = field(default_factory=dict)
+    outputs: dict[str, Any] = field(default_factory=dict)
+    ties: dict[ir.Node, None] = field(default_factory=dict)
+    """The nodes that chose other elements of equal scores than PyTorch, and got PyTorch's choice."""
+    random: set[ir.Value] = field(default_factory=set)
+    """Values that depend on random numbers which are not PyTorch's."""
+    replaced: dict[ir.Value, float] = field(default_factory=dict)
+    """Values that were replaced, to how far off they were: the norm of the difference over that of the right value."""
+    failed: NodeError | None = None
+    """The node at which the run ended."""
+
+
+def trace_file(
+    run: FileRun,
+    inputs: Mapping[str, Any],
+    truth: Trace,
+    *,
+    replace: Mapping[ir.Value, Any] | None = None,
+    constants: Mapping[ir.Value, Any] | None = None,
+    change: Change = lambda value, array: array,
+) -> FileTrace:
+    """Run a file and record every value.
+
+    Args:
+        inputs: Names of inputs to arrays.
+        truth: What PyTorch computed from the same inputs.
+        replace: Values to the arrays that their users get instead.
+        constants: As in :meth:`FileRun.run`.
+        change: As in :meth:`FileRun.run`.
+    """
+    watcher = _Watcher(truth, replace or {})
+    trace = watcher.trace
+    for value in run.inputs:
+        if value.name in inputs:
+            trace.prints[value].append(fingerprint_of(run.widened(np.asarray(inputs[value.name]))))
+    try:
+        trace.outputs = run.run(inputs, watcher, constants=constants, change=change)
+    except NodeError as error:
+        trace.failed = error
+    return trace
+
+
+def measure_noise(
+    run: FileRun, inputs: Mapping[str, Any], truth: Trace, trace: FileTrace, **how: Any
+) -> dict[ir.Value, float]:
+    """How much each value changes if the constants of the file are rounded otherwise, as a share of its size.
+
+    An exporter rounds what it computes of constants to the types of the file; in PyTorch's run they are exact. So are the
+    results of nodes that only a runtime computes, in float32.
+    """
+    generator = np.random.default_rng(12)
+
+    def moved(value: ir.Value, array: Any) -> Any:
+        unit = 0.0 if array.dtype != np.float64 or is_parameter(value) else _unit(value)
+        return nudge(array, unit, generator) if unit else array
+
+    other = trace_file(run.nudged(), inputs, truth, change=moved, **how)
+    found = {}
+    for value, prints in trace.prints.items():
+        again = other.prints.get(value, [])
+        sizes = [a.norm for a in prints]
+        apart = [a.distance(b) for a, b in zip(prints, again, strict=False) if a.size == b.size]
+        if len(apart) == len(prints) and all(sizes):
+            found[value] = max(a / size for a, size in zip(apart, sizes, strict=True))
+    return found
+
+
+def is_parameter(value: ir.Value) -> bool:
+    """Whether a constant has exactly the numbers of the model's parameters."""
+    plan = parameter_plan(value)
+    return plan is not None and all(step.op_type in _MOVES for step in plan.steps)
+
+
+_MOVES = ("Transpose", "Reshape", "Squeeze", "Unsqueeze", "Slice", "Gather", "Concat", "Split", "Identity", "Constant")
+
+
+def exact_constants(run: FileRun, truth: Trace) -> dict[ir.Value, Any]:
+    """The constants that are results of PyTorch's run rounded to the types of the file, to these results."""
+    found = {}
+    for value, array in run.constants():
+        unit = _unit(value)
+        if not unit or is_parameter(value):
+            continue
+        for content in truth.contents.same(fingerprint_of(array), 4 * unit):
+            exact = content.array
+            if exact is not None and exact.dtype == np.float64 and np.isfinite(exact).all():
+                exact = exact.reshape(array.shape)
+                if (np.abs(exact - array) <= 2 * unit * np.abs(exact)).all():
+                    found[value] = exact
+                    break
+    return found
+
+
+def computed_weights(run: FileRun, read: Callable[[str], Any], changed: Collection[str] = ()) -> dict[ir.Value, Any]:
+    """The initializers that are computed from parameters, computed from these in float64.
+
+    Args:
+        read: Gives a parameter by its ``state_dict`` key, in float64.
+        changed: Parameters whose numbers are not those of the file: initializers that are such a one are given, too.
+    """
+    found = {}
+    for value, _ in run.constants():
+        plan = parameter_plan(value)
+        if plan is None or not plan.recorded or (is_parameter(value) and not {*plan.keys} & {*changed}):
+            continue
+        found[value] = plan.compute({key: read(key) for key in plan.inputs()}, wide=True)
+    return found
+
+
+def rounded_constants(run: FileRun) -> Index:
+    """The constants that may be rounded results of PyTorch's run."""
+    index = Index()
+    for value, array in run.constants():
+        if _unit(value) and not is_parameter(value):
+            index.add(array)
+    return index
+
+
+def _unit(value: ir.Value) -> float:
+    """The rounding of a constant's type."""
+    dtype = value.dtype or ir.DataType.FLOAT
+    return UNITS[dtype_name(dtype)] if dtype in (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16) else 0.0
+
+
+class _Watcher:
+    """Records values, and gives the file PyTorch's random numbers and choices."""
+
+    def __init__(self, truth: Trace, replace: Mapping[ir.Value, Any]) -> None:
+        self.trace = FileTrace()
+        self._truth, self._replace = truth, replace
+        self._drawn = defaultdict[tuple[ModuleCall, int], list[Any]](list)
+        for call, array in truth.drawn:
+            self._drawn[call, array.size].append(array)
+        self._choices = defaultdict[tuple[int, ...], list[Any]](list)
+        for choice in truth.choices:
+            self._choices[choice.indices.shape].append(choice)
+
+    def __call__(self, node: ir.Node, given: Sequence[Any], value: ir.Value, array: Any) -> Any:
+        if not isinstance(array, np.ndarray):  # a sequence
+            return array
+        if _draws(node):
+            array = self._with_drawn(node, value, array)
+        elif any(one in self.trace.random for one in node.inputs):
+            self.trace.random.add(value)
+        if array.dtype.kind == "i" and self._choices:
+            array = self._with_choice(node, given, array)
+        self.trace.prints[value].append(fingerprint_of(array))
+        self.trace.shapes[value] = array.shape
+        if value in self._replace:
+            right = self._replace[value]
+            self.trace.replaced[value] = max(error_of(right, array), self.trace.replaced.get(value, 0.0))
+            return right
+        return array
+
+    def _with_drawn(self, node: ir.Node, value: ir.Value, array: Any) -> Any:
+        if not self._truth.drawn:  # a file that draws numbers where PyTorch does not is wrong, in each run alike
+            return np.zeros_like(array)
+        owner = owner_of(node)
+        for call in owner.calls if owner is not None else ():
+            if drawn := self._drawn.get((call, array.size)):
+                return drawn.pop(0).reshape(array.shape).astype(array.dtype)
+        self.trace.random.add(value)
+        return array
+
+    def _with_choice(self, node: ir.Node, given: Sequence[Any], indices: Any) -> Any:
+        scores = next((one for one in given if isinstance(one, np.ndarray) and one.dtype.kind == "f"), None)
+        if scores is None:
+            return indices
+        for right in self._choices.get(indices.shape, ()):
+            if right.scores.shape == scores.shape and error_of(right.scores, scores) < _SCORES:
+                if np.array_equal(right.indices, indices):
+                    return indices
+                if is_tie(right.scores, scores, right.indices, indices):
+                    self.trace.ties[node] = None
+                    return right.indices.astype(indices.dtype)
+        return indices
+
+
+_SCORES = 1e-6
+"""How far off scores may be that are taken for PyTorch's."""
+
+
+def _draws(node: ir.Node) -> bool:
+    if node.domain or not onnx.defs.has(node.op_type):
+        return False
+    if nested_graphs(node):  # onnx calls these random as well
+        return False
+    return is_random(onnx.defs.get_schema(node.op_type)) or _trains(node)
+
+
+def _trains(node: ir.Node) -> bool:
+    return node.op_type == "Dropout" and len(node.inputs) > 2 and node.inputs[2] is not None

@@ -1,0 +1,105 @@
+"""Fingerprints: a few sums of an array, by which equal arrays are found among thousands in a dictionary's time.
+
+Two runs in float64 agree to about 1e-15 of a value's size, and arrays that are not equal almost never agree in all the sums.
+Some of the sums do not depend on the order of the elements, so that an array is also found in another layout.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+AGREE = 1e-9
+"""The largest difference of two equal values, as a share of their size (root mean square)."""
+_INFINITE = 1e30
+"""Numbers of this size or above count as infinite: a mask's smallest number has another one in each type."""
+_PROJECTIONS = 4
+_BLOCK = 1 << 16
+
+
+class Fingerprint(NamedTuple):
+    """The fingerprint of an array of any type; sizes are relative to the root mean square of the finite elements."""
+
+    size: int
+    """The number of elements."""
+    special: tuple[int, int, int]
+    """How many of them are infinite, minus infinite and NaN."""
+    norm: float
+    """The root mean square of the finite elements."""
+    mean: float
+    least: float
+    most: float
+    projections: tuple[float, ...]
+    """Products with fixed random vectors, divided by the root of the size: they depend on the order."""
+    telling: bool
+    """Whether the elements are not all whole numbers: those are in many unrelated arrays."""
+
+    def same(self, other: Fingerprint, room: float = AGREE) -> bool:
+        """Whether both are of equal elements in the same order.
+
+        Args:
+            room: The difference that is allowed, as a share of the size.
+        """
+        return self.alike(other, room) and all(
+            abs(a - b) <= _SPREAD * room * max(self.norm, other.norm)
+            for a, b in zip(self.projections, other.projections, strict=True)
+        )
+
+    def alike(self, other: Fingerprint, room: float = AGREE) -> bool:
+        """Whether both are of equal elements in any order."""
+        allowed = room * max(self.norm, other.norm)
+        return (
+            (self.size, self.special) == (other.size, other.special)
+            and abs(self.norm - other.norm) <= allowed
+            and abs(self.mean - other.mean) <= allowed
+            and abs(self.least - other.least) <= allowed * self._root
+            and abs(self.most - other.most) <= allowed * self._root
+        )
+
+    def distance(self, other: Fingerprint) -> float:
+        """An estimate of the root mean square of the difference of two arrays of one size."""
+        return float(np.sqrt(np.mean(np.square(np.subtract(self.projections, other.projections)))))
+
+    @property
+    def _root(self) -> float:
+        return float(self.size**0.5)
+
+
+_SPREAD = 4.0
+"""How many standard deviations a projection of a difference may be from zero."""
+
+
+def fingerprint_of(array: Any) -> Fingerprint:
+    """The fingerprint of an array."""
+    flat = np.ascontiguousarray(array).reshape(-1)
+    whole = flat.dtype.kind in "biu"
+    flat = flat.astype(np.float64, copy=False)
+    if not flat.size:
+        return Fingerprint(0, (0, 0, 0), 0.0, 0.0, 0.0, 0.0, (0.0,) * _PROJECTIONS, telling=False)
+    least, most = float(flat.min()), float(flat.max())
+    special = (0, 0, 0)
+    if not (-_INFINITE < least and most < _INFINITE):  # NaN, too
+        above, below, nan = flat >= _INFINITE, flat <= -_INFINITE, np.isnan(flat)
+        special = (int(above.sum()), int(below.sum()), int(nan.sum()))
+        flat = np.where(above | below | nan, 0.0, flat)
+        least, most = float(flat.min()), float(flat.max())
+    root = flat.size**0.5
+    directions = _directions(flat.size)
+    projections = tuple(float(direction @ flat) / root for direction in directions)
+    norm = float(np.linalg.norm(flat)) / root
+    telling = not whole and bool((flat[:_BLOCK] != np.rint(flat[:_BLOCK])).any())
+    return Fingerprint(flat.size, special, norm, float(flat.mean()), least, most, projections, telling)
+
+
+def _directions(size: int) -> Any:
+    """Fixed random vectors of any length: prefixes of long ones."""
+    global _vectors  # noqa: PLW0603  # grown to the largest array that was seen
+    if _vectors.shape[1] < size:
+        generator = [np.random.default_rng([12, row]) for row in range(_PROJECTIONS)]
+        length = max(size, 2 * _vectors.shape[1], _BLOCK)
+        _vectors = np.stack([one.standard_normal(length) for one in generator])
+    return _vectors[:, :size]
+
+
+_vectors = np.empty((_PROJECTIONS, 0))

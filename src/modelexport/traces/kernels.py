@@ -1,0 +1,329 @@
+"""Kernels in NumPy for operators that onnx's reference evaluator lacks, or computes element by element.
+
+Each is the operator of the standard, for any floating-point type; the attributes and their defaults come from onnx's
+schemas. All others are onnx's own (:mod:`onnx.reference.ops`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import product
+from typing import Any
+
+import numpy as np
+from onnx.reference.op_run import OpRun
+
+
+class Erf(OpRun):  # type: ignore[misc]  # onnx has no types here
+    def _run(self, x: Any) -> tuple[Any, ...]:
+        return (erf(x),)
+
+
+class Gelu(OpRun):  # type: ignore[misc]
+    def _run(self, x: Any, approximate: str = "none") -> tuple[Any, ...]:
+        if approximate == "tanh":
+            return (x * (0.5 + 0.5 * np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x))),)
+        return (x * (0.5 + 0.5 * erf(x * math.sqrt(0.5))),)
+
+
+class HardSwish(OpRun):  # type: ignore[misc]
+    def _run(self, x: Any) -> tuple[Any, ...]:
+        return (x * np.clip(x / 6 + 0.5, 0, 1),)
+
+
+class Mish(OpRun):  # type: ignore[misc]
+    def _run(self, x: Any) -> tuple[Any, ...]:
+        return (x * np.tanh(np.logaddexp(x, 0)),)
+
+
+class Softplus(OpRun):  # type: ignore[misc]
+    def _run(self, x: Any) -> tuple[Any, ...]:
+        return (np.logaddexp(x, 0),)
+
+
+class GroupNormalization(OpRun):  # type: ignore[misc]
+    def _run(
+        self, x: Any, scale: Any, bias: Any, epsilon: float = 1e-5, num_groups: int = 1, stash_type: int = 1
+    ) -> tuple[Any, ...]:
+        grouped = x.reshape(x.shape[0], num_groups, -1)
+        mean, variance = grouped.mean(-1, keepdims=True), grouped.var(-1, keepdims=True)
+        normal = ((grouped - mean) / np.sqrt(variance + epsilon)).reshape(x.shape)
+        each = x.shape[1] // len(scale)  # before opset 21 a scale belongs to a group
+        per_channel = (1, -1, *[1] * (x.ndim - 2))
+        scale, bias = (np.repeat(one, each).reshape(per_channel) for one in (scale, bias))
+        return ((normal * scale + bias).astype(x.dtype),)
+
+
+class MeanVarianceNormalization(OpRun):  # type: ignore[misc]
+    def _run(self, x: Any, axes: Sequence[int] = (0, 2, 3)) -> tuple[Any, ...]:
+        axes = tuple(axes)
+        deviation = x.std(axes, keepdims=True)
+        return ((x - x.mean(axes, keepdims=True)) / (deviation + 1e-9),)
+
+
+class GlobalLpPool(OpRun):  # type: ignore[misc]
+    def _run(self, x: Any, p: int = 2) -> tuple[Any, ...]:
+        axes = tuple(range(2, x.ndim))
+        return ((np.abs(x) ** p).sum(axes, keepdims=True) ** (1 / p),)
+
+
+class GatherND(OpRun):  # type: ignore[misc]
+    def _run(self, data: Any, indices: Any, batch_dims: int = 0) -> tuple[Any, ...]:
+        around = np.indices(indices.shape[:-1], sparse=True)[:batch_dims]
+        return (data[(*around, *np.moveaxis(indices, -1, 0))],)
+
+
+class ScatterND(OpRun):  # type: ignore[misc]
+    def _run(self, data: Any, indices: Any, updates: Any, reduction: str = "none") -> tuple[Any, ...]:
+        result = data.copy()
+        _write(result, tuple(np.moveaxis(indices, -1, 0)), updates, reduction)
+        return (result,)
+
+
+class GatherElements(OpRun):  # type: ignore[misc]
+    def _run(self, data: Any, indices: Any, axis: int = 0) -> tuple[Any, ...]:
+        return (data[_along(indices, axis)],)
+
+
+class ScatterElements(OpRun):  # type: ignore[misc]
+    def _run(self, data: Any, indices: Any, updates: Any, axis: int = 0, reduction: str = "none") -> tuple[Any, ...]:
+        result = data.copy()
+        _write(result, _along(indices, axis), updates, reduction)
+        return (result,)
+
+
+def _along(indices: Any, axis: int) -> tuple[Any, ...]:
+    """The places in an array that indices along one axis name."""
+    places = list(np.indices(indices.shape, sparse=True))
+    places[axis] = indices
+    return tuple(places)
+
+
+_WRITES = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}
+
+
+def _write(result: Any, places: tuple[Any, ...], updates: Any, reduction: str) -> None:
+    if reduction in _WRITES:
+        _WRITES[reduction].at(result, places, updates)
+    else:
+        result[places] = updates
+
+
+class Conv(OpRun):  # type: ignore[misc]
+    def _run(
+        self,
+        x: Any,
+        w: Any,
+        b: Any = None,
+        auto_pad: str = "NOTSET",
+        dilations: Any = None,
+        group: int = 1,
+        kernel_shape: Any = None,
+        pads: Any = None,
+        strides: Any = None,
+    ) -> tuple[Any, ...]:
+        windows = _Windows(x.shape[2:], w.shape[2:], strides, dilations, pads, auto_pad)
+        grouped = windows.padded(x, 0).reshape(x.shape[0], group, -1, *windows.padded_sizes)
+        kernels = w.reshape(group, w.shape[0] // group, *w.shape[1:])
+        result = np.zeros((x.shape[0], group, kernels.shape[1], math.prod(windows.sizes)), np.result_type(x, w))
+        for offset, seen in windows:
+            part = grouped[(..., *seen)].reshape(*grouped.shape[:3], -1)
+            result += kernels[(slice(None),) * 3 + offset] @ part
+        result = result.reshape(x.shape[0], -1, *windows.sizes)
+        return (result if b is None else result + b.reshape(-1, *[1] * len(windows.sizes)),)
+
+
+class ConvTranspose(OpRun):  # type: ignore[misc]
+    def _run(
+        self,
+        x: Any,
+        w: Any,
+        b: Any = None,
+        auto_pad: str = "NOTSET",
+        dilations: Any = None,
+        group: int = 1,
+        kernel_shape: Any = None,
+        output_padding: Any = None,
+        output_shape: Any = None,
+        pads: Any = None,
+        strides: Any = None,
+    ) -> tuple[Any, ...]:
+        n = x.ndim - 2
+        steps, apart, more = list(strides or [1] * n), list(dilations or [1] * n), list(output_padding or [0] * n)
+        whole = [
+            (size - 1) * step + (k - 1) * gap + 1 + extra
+            for size, step, k, gap, extra in zip(x.shape[2:], steps, w.shape[2:], apart, more, strict=True)
+        ]
+        if output_shape:
+            total = [have - want for have, want in zip(whole, list(output_shape)[-n:], strict=True)]
+            before = [one - one // 2 if auto_pad == "SAME_UPPER" else one // 2 for one in total]
+        else:
+            before = list(pads or [0] * 2 * n)[:n]
+            total = [a + b for a, b in zip(before, list(pads or [0] * 2 * n)[n:], strict=True)]
+        grouped = x.reshape(x.shape[0], group, -1, math.prod(x.shape[2:]))
+        kernels = w.reshape(group, -1, *w.shape[1:])
+        result = np.zeros((x.shape[0], group, w.shape[1], *whole), np.result_type(x, w))
+        for offset in product(*map(range, w.shape[2:])):
+            part = kernels[(slice(None),) * 3 + offset].swapaxes(1, 2) @ grouped
+            starts = [k * gap for k, gap in zip(offset, apart, strict=True)]
+            seen = [
+                slice(start, start + (size - 1) * step + 1, step)
+                for start, size, step in zip(starts, x.shape[2:], steps, strict=True)
+            ]
+            result[(..., *seen)] += part.reshape(*result.shape[:3], *x.shape[2:])
+        kept = [slice(a, a + have - cut) for a, have, cut in zip(before, whole, total, strict=True)]
+        result = result.reshape(x.shape[0], -1, *whole)[(..., *kept)]
+        return (result if b is None else result + b.reshape(-1, *[1] * n),)
+
+
+class MaxPool(OpRun):  # type: ignore[misc]
+    def _run(
+        self,
+        x: Any,
+        auto_pad: str = "NOTSET",
+        ceil_mode: int = 0,
+        dilations: Any = None,
+        kernel_shape: Any = None,
+        pads: Any = None,
+        storage_order: int = 0,
+        strides: Any = None,
+    ) -> tuple[Any, ...]:
+        windows = _Windows(x.shape[2:], kernel_shape, strides, dilations, pads, auto_pad, ceil=bool(ceil_mode))
+        lowest = -np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min
+        padded = windows.padded(x, lowest)
+        places = np.arange(x.size).reshape(x.shape)
+        where = windows.padded(places.transpose(0, 1, *range(x.ndim - 1, 1, -1)) if storage_order else places, 0)
+        result, found = None, None
+        for _, seen in windows:
+            part, there = padded[(..., *seen)], where[(..., *seen)]
+            if result is None:
+                result, found = part.copy(), there.copy()
+            else:
+                larger = part > result
+                result[larger], found[larger] = part[larger], there[larger]
+                result[np.isnan(part)] = np.nan
+        return (result, found)[: max(1, len(self.onnx_node.output))]
+
+
+class AveragePool(OpRun):  # type: ignore[misc]
+    def _run(
+        self,
+        x: Any,
+        auto_pad: str = "NOTSET",
+        ceil_mode: int = 0,
+        count_include_pad: int = 0,
+        dilations: Any = None,
+        kernel_shape: Any = None,
+        pads: Any = None,
+        strides: Any = None,
+    ) -> tuple[Any, ...]:
+        windows = _Windows(x.shape[2:], kernel_shape, strides, dilations, pads, auto_pad, ceil=bool(ceil_mode))
+        inside = windows.padded(np.ones((1, 1, *x.shape[2:])), 0, explicit=float(bool(count_include_pad)))
+        padded = windows.padded(x, 0)
+        total = sum(padded[(..., *seen)] for _, seen in windows)
+        count = sum(inside[(..., *seen)] for _, seen in windows)
+        with np.errstate(all="ignore"):
+            return ((total / count).astype(x.dtype),)
+
+
+class LpPool(OpRun):  # type: ignore[misc]
+    def _run(
+        self,
+        x: Any,
+        auto_pad: str = "NOTSET",
+        ceil_mode: int = 0,
+        dilations: Any = None,
+        kernel_shape: Any = None,
+        p: int = 2,
+        pads: Any = None,
+        strides: Any = None,
+    ) -> tuple[Any, ...]:
+        windows = _Windows(x.shape[2:], kernel_shape, strides, dilations, pads, auto_pad, ceil=bool(ceil_mode))
+        padded = np.abs(windows.padded(x, 0)) ** p
+        return ((sum(padded[(..., *seen)] for _, seen in windows) ** (1 / p)).astype(x.dtype),)
+
+
+class _Windows:
+    """The windows of a convolution or a pool, one offset inside the kernel after the other."""
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        kernel: Sequence[int],
+        strides: Sequence[int] | None,
+        dilations: Sequence[int] | None,
+        pads: Sequence[int] | None,
+        auto_pad: str,
+        *,
+        ceil: bool = False,
+    ) -> None:
+        n = len(sizes)
+        self._kernel, self._strides, self._dilations = (
+            list(kernel),
+            list(strides or [1] * n),
+            list(dilations or [1] * n),
+        )
+        spans = [(k - 1) * apart + 1 for k, apart in zip(self._kernel, self._dilations, strict=True)]
+        if auto_pad in ("SAME_UPPER", "SAME_LOWER"):
+            steps = zip(sizes, spans, self._strides, strict=True)
+            totals = [max(0, (-(-size // step) - 1) * step + span - size) for size, span, step in steps]
+            less, more = [one // 2 for one in totals], [one - one // 2 for one in totals]
+            before, after = (less, more) if auto_pad == "SAME_UPPER" else (more, less)
+        else:
+            given = list(pads or [0] * 2 * n)
+            before, after = given[:n], given[n:]
+        self._pads = list(zip(before, after, strict=True))
+        rooms = [size + a + b - span for size, (a, b), span in zip(sizes, self._pads, spans, strict=True)]
+        self.sizes = [
+            (-(-room // step) if ceil else room // step) + 1 for room, step in zip(rooms, self._strides, strict=True)
+        ]
+        if ceil:  # a window that would begin in the padding at the end is left out
+            self.sizes = [
+                out - ((out - 1) * step >= size + a)
+                for out, step, size, (a, _) in zip(self.sizes, self._strides, sizes, self._pads, strict=True)
+            ]
+        reach = [(out - 1) * step + span for out, step, span in zip(self.sizes, self._strides, spans, strict=True)]
+        self.padded_sizes = [max(size + a + b, end) for size, (a, b), end in zip(sizes, self._pads, reach, strict=True)]
+
+    def padded(self, x: Any, value: float, *, explicit: float | None = None) -> Any:
+        """An array with the padding that the operator asks for, and what windows reach beyond that.
+
+        Args:
+            value: The value of the padding.
+            explicit: That of the padding that the attributes name, if it is another.
+        """
+        around = [(0, 0)] * (x.ndim - len(self._pads))
+        shape = x.shape[x.ndim - len(self._pads) :]
+        result = np.pad(x, [*around, *self._pads], constant_values=value if explicit is None else explicit)
+        beyond = [
+            (0, wanted - size - a - b)
+            for wanted, size, (a, b) in zip(self.padded_sizes, shape, self._pads, strict=True)
+        ]
+        return np.pad(result, [*around, *beyond], constant_values=value) if any(b for _, b in beyond) else result
+
+    def __iter__(self) -> Iterator[tuple[tuple[int, ...], tuple[slice, ...]]]:
+        for offset in product(*map(range, self._kernel)):
+            starts = [k * apart for k, apart in zip(offset, self._dilations, strict=True)]
+            yield (
+                offset,
+                tuple(
+                    slice(start, start + (size - 1) * step + 1, step)
+                    for start, size, step in zip(starts, self.sizes, self._strides, strict=True)
+                ),
+            )
+
+
+def erf(x: Any) -> Any:
+    """The error function, which NumPy does not have."""
+    return np.fromiter(map(math.erf, x.reshape(-1).tolist()), np.float64, x.size).reshape(x.shape).astype(x.dtype)
+
+
+KERNELS = {
+    one.__name__: one
+    for one in (
+        AveragePool, Conv, ConvTranspose, Erf, GatherElements, GatherND, Gelu, GlobalLpPool, GroupNormalization, HardSwish,
+        LpPool, MaxPool, MeanVarianceNormalization, Mish, ScatterElements, ScatterND, Softplus,
+    )
+}  # fmt: skip
+"""The kernels of this file by the names of their operators, in the standard domain."""

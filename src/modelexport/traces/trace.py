@@ -1,0 +1,142 @@
+"""What a run computed: the tensors that module calls got and returned, and the results of operations.
+
+A trace comes from a PyTorch model (:mod:`modelexport.pytorch.model_trace`), from a file (:mod:`.file_trace`) or from
+reference values. Equal arrays are one :class:`Content`, so that to find a value of one run in another is a lookup.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from modelexport.core.calls import ModuleCall, Side
+from modelexport.traces.fingerprints import AGREE, Fingerprint, fingerprint_of
+
+
+class Place(NamedTuple):
+    """Where a call gets or returns a tensor."""
+
+    call: ModuleCall
+    side: Side
+    name: str
+
+
+@dataclass(eq=False)
+class Content:
+    """Equal elements in one order, wherever they were."""
+
+    fingerprint: Fingerprint
+    computed: dict[ModuleCall, None] = field(default_factory=dict)
+    """The calls in which an operation gave it; the innermost that was running."""
+    passed: dict[ModuleCall, None] = field(default_factory=dict)
+    """The calls that got or returned it."""
+    array: Any = None
+    """The elements, if a call got or returned them."""
+
+
+class SeenTensor(NamedTuple):
+    """A tensor that a call got or returned."""
+
+    place: Place
+    content: Content
+    dtype: str
+    """The element type that the model gives it."""
+    shape: tuple[int, ...]
+
+
+class Choice(NamedTuple):
+    """Where a run took the largest or the smallest of some scores."""
+
+    scores: Any
+    indices: Any
+
+
+@dataclass(eq=False)
+class Trace:
+    """What a run computed."""
+
+    contents: Index = field(default_factory=lambda: Index())
+    tensors: list[SeenTensor] = field(default_factory=list)
+    """In the order in which calls got and returned them."""
+    parents: dict[ModuleCall, ModuleCall | None] = field(default_factory=dict)
+    """Every call to the one that it ran in, in the order in which they began."""
+    choices: list[Choice] = field(default_factory=list)
+    drawn: list[tuple[ModuleCall, Any]] = field(default_factory=list)
+    """Random numbers, in the order in which they were drawn, and the calls that were running."""
+    outputs: list[Any] = field(default_factory=list)
+    """What the model returned, in order."""
+    exact: bool = True
+    """Whether it was computed in float64."""
+    rounded: float = 0.0
+    """How far off what is computed from the arrays may be, if these are rounded."""
+
+    def side(self, call: ModuleCall, side: Side) -> list[SeenTensor]:
+        """What a call got, or returned."""
+        return self._by_call.get((call, side), [])
+
+    @property
+    def _by_call(self) -> Mapping[tuple[ModuleCall, Side], list[SeenTensor]]:
+        if self._sides is None or self._sides[0] != len(self.tensors):
+            found: dict[tuple[ModuleCall, Side], list[SeenTensor]] = defaultdict(list)
+            for tensor in self.tensors:
+                found[tensor.place.call, tensor.place.side].append(tensor)
+            self._sides = len(self.tensors), found
+        return self._sides[1]
+
+    _sides: tuple[int, Mapping[tuple[ModuleCall, Side], list[SeenTensor]]] | None = None
+
+
+class Index:
+    """Contents by their elements."""
+
+    def __init__(self) -> None:
+        self._by_size: dict[int, list[tuple[float, int]]] = defaultdict(list)
+        self._contents: list[Content] = []
+        self._sorted = True
+        self._known: dict[Fingerprint, Content] = {}
+
+    def __iter__(self) -> Iterator[Content]:
+        return iter(self._contents)
+
+    def add(self, array: Any, *, keep: bool = False) -> Content:
+        """The content of an array, a new one if there is none of bit-equal sums.
+
+        Args:
+            keep: Whether to keep a copy of the array.
+        """
+        content = self.known(fingerprint_of(array))
+        if keep and content.array is None:
+            content.array = array.copy()
+        return content
+
+    def known(self, fingerprint: Fingerprint) -> Content:
+        """The content with a fingerprint, a new one if there is none."""
+        content = self._known.get(fingerprint)
+        if content is None:
+            content = self._known[fingerprint] = Content(fingerprint)
+            self._by_size[fingerprint.size].append((fingerprint.norm, len(self._contents)))
+            self._contents.append(content)
+            self._sorted = False
+        return content
+
+    def same(self, fingerprint: Fingerprint, room: float = AGREE) -> list[Content]:
+        """The contents that are equal to an array, in its order."""
+        return [one for one in self._near(fingerprint, room) if one.fingerprint.same(fingerprint, room)]
+
+    def alike(self, fingerprint: Fingerprint, room: float = AGREE) -> list[Content]:
+        """The contents that have the elements of an array, in any order."""
+        return [one for one in self._near(fingerprint, room) if one.fingerprint.alike(fingerprint, room)]
+
+    def _near(self, fingerprint: Fingerprint, room: float) -> Iterable[Content]:
+        if not self._sorted:
+            for entries in self._by_size.values():
+                entries.sort()
+            self._sorted = True
+        entries = self._by_size.get(fingerprint.size, [])
+        apart = 2 * room * fingerprint.norm
+        first = bisect_left(entries, (fingerprint.norm - apart, -1))
+        last = bisect_right(entries, (fingerprint.norm + apart, len(self._contents)))
+        return (self._contents[number] for _, number in entries[first:last])

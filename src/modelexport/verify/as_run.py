@@ -1,0 +1,81 @@
+"""The outputs of a file as users run it: ONNX Runtime, with its optimizer, in the types of the file.
+
+They are compared with PyTorch's run in float64: the file may be off by a small multiple of what PyTorch is off by itself in
+the types of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from modelexport.errors import UsageError
+from modelexport.runtime.sessions import open_session, run_session
+from modelexport.traces.differences import ALLOWED, Difference, compare_arrays, error_of, is_floating
+from modelexport.verify.optimizers import blamed_optimizer
+
+_TIMES_OWN = 16.0
+"""How many times PyTorch's own error the file's may be."""
+
+
+@dataclass
+class AsRun:
+    """The comparison."""
+
+    outputs: list[Difference]
+    optimizer: str = ""
+    """The optimizer of ONNX Runtime that makes them wrong, if one does."""
+    notes: list[str] = field(default_factory=list)
+
+
+def compare_as_run(
+    path: Path,
+    inputs: Mapping[str, Any],
+    own: Sequence[Any],
+    exact: Sequence[Any],
+    *,
+    provider: str,
+) -> AsRun:
+    """Run a file and compare its outputs.
+
+    Args:
+        own: What PyTorch returns in the types of the model.
+        exact: The same in float64.
+    """
+    notes = []
+    try:
+        session = open_session(path, provider=provider, optimized=True)
+    except UsageError as error:
+        session = open_session(path, provider=provider)  # its own error says more
+        notes.append(f"ONNX Runtime loads the file only without its optimizer: {error}")
+    found = run_session(session, inputs)
+
+    def compare(found: Mapping[str, Any]) -> list[Difference]:
+        differences = []
+        for place, (name, array) in enumerate(found.items()):
+            if place >= len(own):
+                differences.append(Difference(name=name, status="differ", reason="PyTorch has no such output"))
+                continue
+            right, truth = own[place], exact[place]
+            allowed = ALLOWED.get(str(right.dtype), 0.0)
+            if is_floating(right) and right.shape == truth.shape:
+                rounding = error_of(truth, right)
+                allowed = max(allowed, _TIMES_OWN * rounding if rounding < 1 else 0.0)
+            differences.append(
+                compare_arrays(name, right, array, allowed=allowed, exact=truth if is_floating(right) else None)
+            )
+        missing = [i for i in range(len(found), len(own)) if own[i].size]
+        differences += [
+            Difference(name=f"output {i}", status="differ", reason="the file has no such output") for i in missing
+        ]
+        return differences
+
+    outputs = compare(found)
+    optimizer = ""
+    if any(one.status == "differ" for one in outputs):
+        optimizer = blamed_optimizer(
+            path, inputs, lambda again: bool(again) and all(one.status == "agree" for one in compare(again)), provider
+        )
+    return AsRun(outputs, optimizer, notes)

@@ -1,0 +1,195 @@
+"""Which values of a file are tensors of PyTorch's run, and which may be wrong.
+
+A value is *known* if PyTorch computed its elements; matching is a lookup. A value is *right* if it is known, or if one that is
+known was computed from it: exporters take other steps than PyTorch, but a wrong step would show in what follows. What is
+neither is *suspect*.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import onnx_ir as ir
+
+from modelexport.core.calls import ROOT, ModuleCall
+from modelexport.graph.nodes import READ_SIZES_ONLY, all_nodes, nested_graphs
+from modelexport.graph.owners import owner_of
+from modelexport.tagged.file import TaggedFile
+from modelexport.traces.file_trace import FileTrace
+from modelexport.traces.fingerprints import AGREE
+from modelexport.traces.trace import Content, SeenTensor, Trace
+
+
+@dataclass(eq=False)
+class Matches:
+    """A run of a file beside the one of PyTorch."""
+
+    tagged: TaggedFile
+    truth: Trace
+    trace: FileTrace
+    noise: Mapping[ir.Value, float] = field(default_factory=dict)
+    """How far off values may be since the file has rounded constants, as a share of their size."""
+
+    def room(self, value: ir.Value) -> float:
+        """How far off a value may be, as a share of its size."""
+        exact = AGREE if self.truth.exact else _IN_ITS_TYPES
+        return max(exact, self.truth.rounded if self.trace.replaced else 0.0) + _TIMES_NOISE * self.noise.get(value, 0.0)
+
+    @cached_property
+    def same(self) -> Mapping[ir.Value, list[Content]]:
+        """Values to the contents with their elements in their order, those of all iterations of a loop."""
+        return {
+            value: [one for each in prints for one in self.truth.contents.same(each, self.room(value))]
+            for value, prints in self.trace.prints.items()
+        }
+
+    @cached_property
+    def alike(self) -> Mapping[ir.Value, list[Content]]:
+        """Values to the contents with their elements in any order."""
+        return {
+            value: self.same[value]
+            or [one for each in prints for one in self.truth.contents.alike(each, self.room(value))]
+            for value, prints in self.trace.prints.items()
+        }
+
+    @cached_property
+    def found(self) -> set[Content]:
+        """The contents that are values of the file; in another order of the elements if what follows is right."""
+        return {
+            one for value in self.same for one in (self.alike if value in self.right else self.same)[value]
+        }
+
+    @cached_property
+    def nearest(self) -> Mapping[Content, tuple[ir.Value, float]]:
+        """The contents that are values of the file, each to the nearest one, and how far off that is."""
+        found: dict[Content, tuple[ir.Value, float]] = {}
+        for value, contents in self.same.items():
+            for content in contents:
+                its = content.fingerprint
+                error = min(each.distance(its) for each in self.trace.prints[value] if each.size == its.size)
+                error = error / its.norm if its.norm else error
+                if content not in found or error < found[content][1]:
+                    found[content] = value, error
+        return found
+
+    def is_telling(self, value: ir.Value) -> bool:
+        """Whether a value's numbers are not those of many unrelated ones."""
+        return any(each.telling for each in self.trace.prints.get(value, ()))
+
+    def is_random(self, value: ir.Value) -> bool:
+        """Whether a value depends on random numbers that are not PyTorch's."""
+        return value in self.trace.random
+
+    @cached_property
+    def right(self) -> set[ir.Value]:
+        """The values that are known, and those that such a value was computed from."""
+        pending = [
+            value
+            for value, contents in self.same.items()
+            if contents
+            and self.is_telling(value)
+            and self.trace.replaced.get(value, 0.0) <= self.room(value)
+            and self._in_own_call(value, contents)
+        ]
+        found = set(pending)
+        while pending:
+            for before in self._before(pending.pop()):
+                if before not in found and self.trace.replaced.get(before, 0.0) <= self.room(before):
+                    found.add(before)
+                    pending.append(before)
+        return found
+
+    def _before(self, value: ir.Value) -> Iterator[ir.Value]:
+        """The values that a value is computed from."""
+        node = value.producer()
+        if node is None and value.graph in self._enclosing:  # what a loop gives to its body
+            node = self._enclosing[value.graph]
+        if node is not None:
+            yield from _inputs(node)
+
+    @cached_property
+    def _enclosing(self) -> Mapping[object, ir.Node]:
+        return {graph: node for node in self.tagged.nodes for graph in nested_graphs(node)}
+
+    def _in_own_call(self, value: ir.Value, contents: Sequence[Content]) -> bool:
+        """Whether one of the contents is of a call that owns the value's node: elsewhere it is another tensor."""
+        node = value.producer()
+        owner = owner_of(node) if node is not None else None
+        if node is None or owner is None:
+            return True
+        if value.is_graph_output() and any(ROOT in content.passed for content in contents):
+            return True
+        return any(call in content.computed for content in contents for call in owner.calls)
+
+    @cached_property
+    def sizes(self) -> set[ir.Value]:
+        """The values that are computed from sizes and constants alone."""
+        found: set[ir.Value] = set()
+        for node in all_nodes(self.tagged.model):
+            taken = [value for value in node.inputs if value is not None and not value.is_initializer()]
+            if node.op_type in READ_SIZES_ONLY or (not nested_graphs(node) and all(one in found for one in taken)):
+                found.update(node.outputs)
+        return found
+
+    @cached_property
+    def suspect(self) -> Mapping[ir.Node, int]:
+        """The nodes with values that are not right, in the order of the graph, each to its position."""
+        return {
+            node: position
+            for position, node in enumerate(self.tagged.nodes)
+            if not nested_graphs(node) and any(self._is_suspect(value) for value in node.outputs)
+        }
+
+    def _is_suspect(self, value: ir.Value) -> bool:
+        if value not in self.trace.prints or value in self.right or value in self.sizes or self.is_random(value):
+            return False
+        return not (self.same[value] and not self.is_telling(value))
+
+    def first_suspect(self, value: ir.Value) -> ir.Node | None:
+        """The first suspect node in the order of the graph that a wrong value may be wrong for; itself if there is none.
+
+        Values that were replaced are not followed: what is before them is not to blame.
+        """
+        node = value.producer()
+        if node is None:
+            return None
+        found, pending, seen = {node}, [node], {node}
+        while pending:
+            for before in _inputs(pending.pop()):
+                producer = before.producer()
+                if producer is None or producer in seen or before in self.trace.replaced:
+                    continue
+                seen.add(producer)
+                if producer in self.suspect or nested_graphs(producer):
+                    pending.append(producer)
+                    if producer in self.suspect:
+                        found.add(producer)
+        places = {one: self.suspect.get(one, len(self.tagged.nodes)) for one in found}
+        return min(found, key=places.__getitem__)
+
+
+_IN_ITS_TYPES = 1e-4
+"""How far off values may be from a run of PyTorch that was not possible in float64."""
+_TIMES_NOISE = 16.0
+"""The noise that is allowed: it is measured once, with random signs."""
+
+
+def _inputs(node: ir.Node) -> Iterator[ir.Value]:
+    """What a node takes; one with nested graphs also takes what these return."""
+    for value in node.inputs:
+        if value is not None:
+            yield value
+    for graph in nested_graphs(node):
+        yield from graph.outputs
+
+
+def telling_outputs(truth: Trace, call: ModuleCall) -> list[SeenTensor]:
+    """What a call returned that is not just what it got."""
+    given = {tensor.content for tensor in truth.side(call, "inputs")}
+    return [
+        tensor
+        for tensor in truth.side(call, "outputs")
+        if tensor.content not in given and tensor.content.fingerprint.telling
+    ]

@@ -1,0 +1,111 @@
+"""Confirms which call each node belongs to.
+
+The front end knows which call made a node. PyTorch's run confirms it in two ways: a node whose value PyTorch computed belongs
+to one of the calls in which it did, and a value that leaves the nodes of a call is a tensor that PyTorch computed. What
+neither shows counts as *not confirmable*: conditions, sizes, constants, and steps that only the exporter takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+import msgspec
+import onnx_ir as ir
+
+from modelexport.core.calls import ModuleCall
+from modelexport.core.owners import Evidence
+from modelexport.graph.nodes import nested_graphs
+from modelexport.graph.owners import owner_of
+from modelexport.verify.matches import Matches
+
+OwnerState = Literal["confirmed", "contradicted", "not confirmable"]
+
+
+class OwnerCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """How many nodes PyTorch's run confirms the owners of."""
+
+    confirmed: int = 0
+    contradicted: int = 0
+    not_confirmable: int = 0
+
+
+class Contradiction(NamedTuple):
+    """A node that is given to a call that did not compute its value."""
+
+    node: ir.Node
+    call: ModuleCall
+    reason: str
+
+
+def check_owners(matches: Matches) -> tuple[OwnerCounts, list[Contradiction]]:
+    """The counts, and the contradicted nodes in the order of the graph."""
+    found, confirmed, open_ = [], 0, 0
+    for node in matches.tagged.nodes:
+        state, reason = _state(matches, node)
+        owner = owner_of(node)
+        if state == "contradicted" and owner is not None:
+            found.append(Contradiction(node, owner.call, reason))
+        confirmed += state == "confirmed"
+        open_ += state == "not confirmable"
+    return OwnerCounts(confirmed=confirmed, contradicted=len(found), not_confirmable=open_), found
+
+
+def _state(matches: Matches, node: ir.Node) -> tuple[OwnerState, str]:
+    owner = owner_of(node)
+    if owner is None or nested_graphs(node) or node.op_type == "Constant":
+        return "not confirmable", ""
+    for value in node.outputs:
+        if not matches.is_telling(value) or value not in matches.right:  # what a wrong value leads to tells no call
+            continue
+        contents = matches.alike.get(value, [])
+        if not contents:
+            if (other := _crossing(matches, node, value)) is not None:
+                return "contradicted", f"{value.name} leaves it for {other}, and PyTorch has no such tensor"
+            continue
+        calls = {call for content in contents for call in content.computed}
+        if _moves(matches, node, value):
+            calls |= {call for content in contents for call in content.passed}
+        if not calls:
+            continue
+        wrong = [call for call in owner.calls if call not in calls]
+        if len(wrong) == len(owner.calls) or (wrong and owner.evidence is Evidence.EXACT):
+            named = ", ".join(sorted(str(call) for call in calls)[:3])
+            return "contradicted", f"PyTorch computes {value.name} in {named}, not in {wrong[0]}"
+        return "confirmed", ""
+    return "not confirmable", ""
+
+
+def _moves(matches: Matches, node: ir.Node, value: ir.Value) -> bool:
+    """Whether a node only moves elements: its value has those of one that it takes."""
+    made = matches.trace.prints[value]
+    return any(
+        one.alike(other, matches.room(value))
+        for given in node.inputs
+        if given is not None
+        for one, other in zip(matches.trace.prints.get(given, ()), made, strict=False)
+    )
+
+
+def _crossing(matches: Matches, node: ir.Node, value: ir.Value) -> ModuleCall | None:
+    """The call of another node that uses a value which PyTorch does not have, or makes it from such a one.
+
+    Nodes with several owners, and those whose owners were derived, may be made of the steps of several calls.
+    """
+    owner = owner_of(node)
+    if owner is None or not _is_exact(node):
+        return None
+    for user in _users(value):
+        other = owner_of(user)
+        if other is not None and _is_exact(user) and other.call != owner.call:
+            return other.call
+    return None
+
+
+def _is_exact(node: ir.Node) -> bool:
+    owner = owner_of(node)
+    return owner is not None and len(owner.calls) == 1 and owner.evidence is Evidence.EXACT
+
+
+def _users(value: ir.Value) -> Iterator[ir.Node]:
+    return (user for user, _ in value.uses() if not nested_graphs(user))
