@@ -47,14 +47,14 @@ if TYPE_CHECKING:
     from modelexport.tagged.comparison import compare as compare
     from modelexport.tagged.flattening import inline as inline
     from modelexport.tagged.flattening import strip as strip
-    from modelexport.verify.descendant import verify_against as verify_against
+    from modelexport.verify.against import verify_against as verify_against
     from modelexport.verify.generation import GenerationReport as GenerationReport
     from modelexport.verify.generation import verify_generation as verify_generation
-    from modelexport.verify.verify import verify as verify
     from modelexport.verify.pipelines import PipelineReport as PipelineReport
     from modelexport.verify.pipelines import verify_pipeline as verify_pipeline
     from modelexport.verify.reference import verify_reference as verify_reference
     from modelexport.verify.verdicts import VerifyReport as VerifyReport
+    from modelexport.verify.verify import verify as verify
     from modelexport.weights.updates import update_weights as update_weights
 
 _PUBLIC = {
@@ -98,7 +98,7 @@ _PUBLIC = {
     "verify": "modelexport.verify.verify",
     "verify_generation": "modelexport.verify.generation",
     "verify_pipeline": "modelexport.verify.pipelines",
-    "verify_against": "modelexport.verify.descendant",
+    "verify_against": "modelexport.verify.against",
     "verify_reference": "modelexport.verify.reference",
 }
 __all__ = sorted(_PUBLIC)  # noqa: PLE0605 - the table above is the list

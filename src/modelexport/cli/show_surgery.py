@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from modelexport.surgery.placing import Placement
     from modelexport.surgery.replacing import Replaced
     from modelexport.surgery.splitting import Split
-    from modelexport.verify.differences import Difference
+    from modelexport.traces.differences import Difference
 
 
 def format_split(result: Split) -> str:

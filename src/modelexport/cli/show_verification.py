@@ -10,8 +10,8 @@ import msgspec
 from modelexport.core.text import align, indent, plural, shortened
 
 if TYPE_CHECKING:
-    from modelexport.verify.descendant import AgainstReport, CallLoss, Loss
-    from modelexport.verify.differences import Difference
+    from modelexport.traces.differences import Difference
+    from modelexport.verify.against import AgainstReport, CallLoss, Loss
     from modelexport.verify.verdicts import CallVerdict, VerifyReport
 
 _CLAIMS = 10
@@ -43,20 +43,19 @@ def format_verify(report: VerifyReport) -> str:
     if len(report.claims) > _CLAIMS:
         lines.append(f"{plural(len(report.claims) - _CLAIMS, 'false claim')} more")
     lines += report.notes
-    rows = [("MODULE", "CALL", "STATUS", "END TO END", "PER MODULE", "TIMES NOISE", "")]
+    rows = [("MODULE", "CALL", "STATUS", "END TO END", "PER MODULE", "")]
     rows += [
         (
             *_verdict_cells(call),
             _error(call.end_to_end),
             _error(call.per_module),
-            _multiple(call.per_module),
             shortened(call.reason, 100),
         )
         for call in report.calls
         if call.status in ("differ", "not compared", "tie")
     ]
     if len(rows) > 1:
-        lines += ["", align(rows, right={3, 4, 5}), ""]
+        lines += ["", align(rows, right={3, 4}), ""]
     return "\n".join([*lines, _summary(report)])
 
 
@@ -79,9 +78,10 @@ def _counts(report: VerifyReport) -> str:
     statuses = Counter(call.status for call in report.calls)
     told = [f"{statuses['agree'] + statuses['tie']:,} of {_with_nodes(statuses)} with nodes agree"]
     told += [f"{statuses[one]:,} {one}" for one in ("tie", "differ", "not compared") if statuses[one]]
-    worst = max((call.per_module.multiple or 0.0 for call in report.calls if call.per_module), default=0.0)
-    largest = max((call.per_module.relative or 0.0 for call in report.calls if call.per_module), default=0.0)
-    return f"{', '.join(told)}; largest error {largest:.1e} of its size, {worst:,.1f} times the rounding noise"
+    owners = report.owners
+    told.append(f"owners of nodes: {owners.confirmed:,} confirmed, {owners.contradicted:,} contradicted")
+    told.append(f"{owners.not_confirmable:,} not confirmable")
+    return ", ".join(told)
 
 
 def _with_nodes(statuses: Counter[Any]) -> str:
@@ -134,10 +134,6 @@ def _verdict_cells(call: CallVerdict | CallLoss) -> tuple[str, str, str]:
 
 def _error(difference: Difference | None) -> str:
     return "" if difference is None or difference.relative is None else f"{difference.relative:.1e}"
-
-
-def _multiple(difference: Difference | None) -> str:
-    return "" if difference is None or difference.multiple is None else f"{difference.multiple:,.1f}"
 
 
 def _largest(difference: Difference | None) -> str:

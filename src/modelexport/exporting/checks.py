@@ -11,19 +11,22 @@ import msgspec
 import onnx
 
 from modelexport.core.stages import Stages
+from modelexport.core.text import plural
 from modelexport.errors import CheckError, UsageError
 from modelexport.exporting.fixed_axes import FixedAxesError, find_fixed_axes, told_of_fixed
 from modelexport.exporting.options import Options
 from modelexport.format import documents
 from modelexport.graph.requested import requested_outputs
+from modelexport.runtime.sessions import CPU
 from modelexport.tagged.flattening import runnable
-from modelexport.verify.differences import SHARES, UNITS, Difference, compare_arrays, known_beside_noise
 from modelexport.verify.verdicts import VerifyReport
 from modelexport.weights.placement import WeightsSummary, reachable
 from modelexport.weights.sources import Weights
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from modelexport.verify.compared import Compared
 
 CheckStep = Literal["onnx.checker", "loading", "running", "outputs", "other sizes"]
 
@@ -89,12 +92,8 @@ def _check_sizes(
     Raises:
         FixedAxesError: It fixes sizes of axes that need not be dynamic.
     """
-    from modelexport.verify.model import verify
-
     with runnable(path, options.tags.tags_as) as file:
-        fixed = find_fixed_axes(
-            model, inputs, file, hierarchy, lambda: verify(model, inputs, file, sidecar=hierarchy, perturb=False)
-        )
+        fixed = find_fixed_axes(model, inputs, file)
     wrong = [axis for axis in fixed if options.checks.sizes or axis.symbol in asked]
     if wrong:
         return FileCheck(status="failed", step="other sizes", reason=told_of_fixed(wrong[0]))
@@ -122,71 +121,54 @@ _FEW_KERNELS = ("float16", "bfloat16", "float64")
 
 
 def _check_outputs(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any], path: Path) -> FileCheck:
-    from modelexport.pytorch.repeatability import is_random
+    from modelexport.pytorch.returned import returned_by
     from modelexport.runtime.sessions import open_session, run_session
-    from modelexport.verify.feeding import feeds
-    from modelexport.verify.given_choices import rounded_outputs, run_in_double, run_with_choices
-    from modelexport.verify.outputs import run_module
+    from modelexport.verify.verify import Sides, open_for
 
-    expected = run_module(model, inputs)
+    own = returned_by(model, inputs)
+    sides = Sides.of(model, inputs, open_for(model, path))
     step: CheckStep = "loading"
     try:
         runs = open_session(path, optimized=True)
         step = "running"
-        actual = run_session(runs, feeds(inputs, runs))
+        run_session(runs, sides.feeds(inputs))
     except UsageError as error:
         types = {str(one.dtype).removeprefix("torch.") for one in (*model.parameters(), *model.buffers())}
         unsupported = not types.isdisjoint(_FEW_KERNELS) and _NO_KERNEL in str(error)
         status: Literal["failed", "skipped"] = "skipped" if unsupported else "failed"
         return FileCheck(status=status, step=step, reason=str(error)[:_REASON])
-    asked = runs.get_modelmeta().custom_metadata_map
-    expected = requested_outputs(asked, expected)
-    if len(expected) != len(actual):
-        reason = f"PyTorch returns {len(expected)} tensors, the file {len(actual)}"
+    returned = requested_outputs(runs.get_modelmeta().custom_metadata_map, own)
+    if len(returned) != len(runs.get_outputs()):
+        reason = f"PyTorch returns {len(returned)} tensors, the file {len(runs.get_outputs())}"
         return FileCheck(status="failed", step="outputs", reason=reason)
-    differences = [_compare(name, one, actual[name]) for name, one in zip(actual, expected, strict=True)]
-    wrong = [difference for difference in differences if difference.status != "agree"]
-    largest = max((difference.relative or 0.0 for difference in differences), default=0.0)
+    truth = sides.trace(inputs, {})
+    found = sides.as_run(inputs, CPU, truth).outputs
+    largest = max((one.relative or 0.0 for one in found), default=0.0)
+    wrong = [one for one in found if one.status == "differ"]
+    compared = sides.compare(inputs, {}, truth)
+    told = _doubts(compared)
     if not wrong:
-        return FileCheck(status="passed", largest=largest)
-
-    def agrees(found: Mapping[str, Any]) -> bool:
-        return all(_compare(k, one, found[k]).status == "agree" for k, one in zip(actual, expected, strict=True))
-
-    fed, tied = run_with_choices(model, inputs, path)
-    if fed and agrees(fed):
-        return FileCheck(status="passed", step="outputs", reason=f"the file {tied}")
-    precise, told = run_in_double(inputs, path, agrees)
-    if precise:
-        return FileCheck(status="passed", step="outputs", reason=told)
-    if is_random(model, inputs):
-        return FileCheck(status="skipped", step="outputs", reason="the model uses random numbers")
-    judged = fed or actual  # what a choice among equal scores changes was not the reason, or not the only one
-    rounded = rounded_outputs(model, inputs, same_choices=bool(fed))
-    others = requested_outputs(asked, rounded) if rounded is not None else [None] * len(expected)
-    measured = [_compare(k, one, judged[k], other) for k, one, other in zip(actual, expected, others, strict=True)]
-    measured = [known_beside_noise(one) for one in measured]
-    if all(one.status == "agree" for one in measured):
-        return FileCheck(status="passed", step="outputs", reason=_ROUNDING, largest=largest)
-    if all(one.status != "differ" for one in measured):
-        drowned = next(one for one in measured if one.status != "agree")
-        return FileCheck(status="skipped", step="outputs", reason=f"{drowned.name}: {drowned.reason}", largest=largest)
+        return FileCheck(status="passed", reason=told, largest=largest)
+    if not compared.located.pairs and compared.end_to_end.trace.failed is None:
+        if compared.end_to_end.trace.random or truth.drawn:
+            return FileCheck(status="skipped", step="outputs", reason="the model uses random numbers")
+        ties = compared.end_to_end.trace.ties
+        chose = f"{next(iter(ties)).name} chose other elements of equal scores than PyTorch" if ties else _ROUNDING
+        return FileCheck(status="passed", step="outputs", reason=chose, largest=largest if not ties else None)
     reason = f"{wrong[0].name} differs from PyTorch's output: {wrong[0].reason}"
     return FileCheck(status="failed", step="outputs", reason=reason, largest=largest)
 
 
-_ROUNDING = "the model's own result is off by as much: rounding grows in it"
+_ROUNDING = "in float64 it is PyTorch's: in the types of the file rounding grows, or kernels are less exact"
 
 
-def _compare(name: str, expected: Any, actual: Any, rounded: Any | None = None) -> Difference:
-    """Compare an output with the expected one, coarsely: `verify` measures rounding errors.
-
-    Args:
-        rounded: The expected one with other roundings, if that is known.
-    """
-    dtype = str(expected.dtype)
-    units = SHARES.get(dtype, 0.0) / UNITS.get(dtype, 1.0)
-    return compare_arrays(name, expected, actual, units=units, exact=rounded)
+def _doubts(compared: Compared) -> str:
+    """What a run shows of the owners of nodes that is not as the file says; empty if nothing."""
+    if not compared.contradictions:
+        return ""
+    first = compared.contradictions[0]
+    count = plural(len(compared.contradictions), "node")
+    return f"{count} may be of another call; the first is {first.node.name}, given to {first.call}: {first.reason}"
 
 
 def run_checks(
@@ -219,7 +201,8 @@ def run_checks(
     if not options.checks.any:
         return check, verified
     from modelexport.pytorch.prepared import prepare_inputs
-    from modelexport.verify.model import record_reference, verify  # nothing else in an export needs ONNX Runtime
+    from modelexport.verify.recording import record_reference  # nothing else in an export needs ONNX Runtime
+    from modelexport.verify.verify import verify
 
     if options.checks.checked is not None:
         inputs = prepare_inputs(model, options.checks.checked).inputs

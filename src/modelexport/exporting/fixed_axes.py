@@ -6,23 +6,20 @@ interpolated for other sizes, a padding computed in Python, a size in a ``Reshap
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from modelexport.files.onnx_models import load_onnx
-from modelexport.format import documents
-from modelexport.graph.requested import requested_outputs
-from modelexport.verify.verdicts import OtherInputs, VerifyReport
+from modelexport.traces.differences import Verdict
 
 if TYPE_CHECKING:
-    import onnx_ir as ir
     from torch import nn
+
+    from modelexport.verify.compared import Compared
+    from modelexport.verify.verify import Sides
 
 Inputs = Mapping[str, Any] | Sequence[Any]
 
@@ -56,41 +53,33 @@ def told_of_fixed(axis: FixedAxis) -> str:
     )
 
 
-def find_fixed_axes(
-    model: nn.Module,
-    inputs: Inputs,
-    path: Path,
-    hierarchy: documents.Hierarchy,
-    verify: Callable[[], VerifyReport],
-) -> list[FixedAxis]:
+def find_fixed_axes(model: nn.Module, inputs: Inputs, path: Path) -> list[FixedAxis]:
     """The dynamic axes of a file that fail, or give other results than the model, in any other size.
 
     Args:
         inputs: The example inputs; not changed.
-        path: The file, in a place where it can be run.
-        verify: Compares its calls with those of the model, to name the call that fixes a size.
+        path: The file.
     """
     from modelexport.pytorch.other_sizes import dynamic_axes, given_sizes
+    from modelexport.verify.verify import Sides, open_for
 
-    file = load_onnx(path)
+    sides = Sides.of(model, inputs, open_for(model, path))
+    file = sides.tagged.model
     sizes = given_sizes(inputs, file)
     if not sizes:
         return []
-    search = _Search(_runner(model, inputs, path, file))
+    search = _Search(_runner(sides, inputs))
     if not search.symbols(sizes):
         return []
-    call = _call_of(search.reasons, hierarchy)
-    report = verify() if call is None else None
-    if report is not None and report.diverging is not None:
-        call = report.diverging.address
+    call = next(filter(None, search.calls), "")
     return [
         FixedAxis(
             input=name,
             axis=axis,
             symbol=symbol,
             size=sizes[symbol],
-            call=call or "",
-            reason=_short(search.closed[symbol]),
+            call=call,
+            reason=search.closed[symbol][:_REASON],
         )
         for name, symbols in dynamic_axes(file).items()
         for axis, symbol in enumerate(symbols)
@@ -98,56 +87,58 @@ def find_fixed_axes(
     ]
 
 
-def _runner(model: nn.Module, inputs: Inputs, path: Path, file: ir.Model) -> Callable[[Collection[str]], OtherInputs]:
+def _runner(sides: Sides, inputs: Inputs) -> Callable[[Collection[str]], Tried]:
     """Compares the outputs with other sizes of some symbols, in the first way that the model accepts."""
     from modelexport.pytorch.other_sizes import WAYS, resized
-    from modelexport.runtime.sessions import open_session
-    from modelexport.verify.given_choices import run_in_double, run_with_choices
-    from modelexport.verify.others import run_one
-    from modelexport.verify.outputs import run_module
 
-    session = open_session(path, optimized=False)
-
-    def right(other: Inputs) -> list[Any]:
-        return requested_outputs(file.metadata_props, run_module(model, other))
-
-    def compared(symbols: Collection[str]) -> OtherInputs:
+    def tried(symbols: Collection[str]) -> Tried:
+        found = Tried("not compared")
         for way in WAYS:
-            other = resized(inputs, file, way, symbols)
-            found = run_one(way, other, session, right)
-            if found.status == "differ" and found.outputs:
-                agrees = partial(_agrees, right(other))
-                fed, _ = run_with_choices(model, other, path)
-                if fed and agrees(fed):
-                    found = msgspec.structs.replace(found, status="tie")
-                elif run_in_double(other, path, agrees)[0]:
-                    found = msgspec.structs.replace(found, status="agree")
-            if found.status != "not compared":
-                break
+            other = resized(inputs, sides.tagged.model, way, symbols)
+            try:
+                truth = sides.trace(other, {})
+            except Exception:  # a model may raise anything for sizes that it does not accept
+                continue
+            found = _tried(sides.compare(other, {}, truth))
+            break
         return found
 
-    return compared
+    return tried
 
 
-def _agrees(right: Sequence[Any], found: Mapping[str, Any]) -> bool:
-    from modelexport.verify.differences import compare_outputs
-    from modelexport.verify.matching import WHOLE_UNITS
+@dataclass(frozen=True)
+class Tried:
+    """A run with other sizes."""
 
-    again = compare_outputs(list(found), right, list(found.values()), units=WHOLE_UNITS)
-    return all(one.status == "agree" for one in again)
+    status: Verdict
+    reason: str = ""
+    call: str = ""
+    """The call that fails, or whose nodes give another result."""
+
+
+def _tried(compared: Compared) -> Tried:
+    failed = compared.end_to_end.trace.failed
+    if failed is not None:
+        return Tried("differ", str(failed), failed.call.address if failed.call is not None else "")
+    if compared.located.pairs:
+        blamed = next(iter(compared.located.blamed.items()), None)
+        if blamed is not None:
+            return Tried("differ", blamed[1][1], blamed[0].address)
+        return Tried("differ", "the outputs are not PyTorch's")
+    return Tried("agree")
 
 
 @dataclass
 class _Search:
     """Finds the symbols whose sizes cannot change, in as few runs as possible."""
 
-    run: Callable[[Collection[str]], OtherInputs]
+    run: Callable[[Collection[str]], Tried]
 
     def __post_init__(self) -> None:
         self.open: set[str] = set()
         self.closed: dict[str, str] = {}
         """Symbols that cannot change, to what happens."""
-        self.reasons: list[str] = []
+        self.calls: list[str] = []
 
     def symbols(self, sizes: Mapping[str, int]) -> bool:
         """Whether there are any."""
@@ -172,28 +163,12 @@ class _Search:
             self.closed = {symbol: whole.reason for symbol in sizes if symbol not in self.open}
         return bool(self.closed)
 
-    def _tried(self, symbols: Collection[str]) -> OtherInputs:
+    def _tried(self, symbols: Collection[str]) -> Tried:
         found = self.run({*self.open, *symbols})
         if found.status == "differ":
-            self.reasons.append(found.reason)
+            self.calls.append(found.call)
         return found
-
-
-def _short(reason: str) -> str:
-    """What ONNX Runtime says of a failure, without its places in its own code."""
-    told = re.search(r"while running (\w+) node\. Name:'([^']*)'", reason)
-    return f"{told[1]} {told[2]} fails" if told is not None else reason[:_REASON]
 
 
 _REASON = 200
 """The largest number of characters of a reason in a message."""
-
-
-def _call_of(reasons: Sequence[str], hierarchy: documents.Hierarchy) -> str | None:
-    """The call whose node fails, if ONNX Runtime names the node."""
-    for reason in reasons:
-        told = re.search(r"Name:'([^']*)'", reason)
-        node = next((node for node in hierarchy.nodes if told is not None and node.name == told[1]), None)
-        if node is not None:
-            return node.call
-    return None

@@ -294,7 +294,7 @@ def changed_files(path: Path | None, model: ir.Model) -> list[str]:
     """What is wrong with a model's weights files, one sentence for each file.
 
     A linked file must have the size and the header that it had when the model was exported. A change of its weights
-    alone, in place, is not detected; :func:`modelexport.verify.model.verify` compares them.
+    alone, in place, is not detected; :func:`modelexport.verify.verify.verify` compares them.
 
     Args:
         path: The model's file; ``None`` for a model in memory, whose tensors know their files.

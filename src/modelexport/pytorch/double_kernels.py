@@ -8,12 +8,12 @@ import torch
 from onnx.reference.op_run import OpRun
 
 
-class Erf(OpRun):  # type: ignore[misc]  # onnx has no types here
+class Erf(OpRun):
     def _run(self, x: Any) -> tuple[Any, ...]:
         return (torch.erf(torch.from_numpy(x)).numpy(),)
 
 
-class Gelu(OpRun):  # type: ignore[misc]
+class Gelu(OpRun):
     def _run(self, x: Any, approximate: str = "none") -> tuple[Any, ...]:
         return (torch.nn.functional.gelu(torch.from_numpy(x), approximate=approximate).numpy(),)
 

@@ -244,9 +244,9 @@ class _Operations(OperationMode):
             for name, one in zip(names, args, strict=False)
         )
         kwargs = {name: one if name in written else tree_map(self._wide_argument, one) for name, one in kwargs.items()}
-        if "dtype" in names and kwargs.get("dtype") is None and any(type(one) is float for one in leaves(args)):
-            if not any(isinstance(one, torch.Tensor) for one in leaves(args)):
-                kwargs["dtype"] = torch.float64  # what makes a tensor of numbers
+        makes = not any(isinstance(one, torch.Tensor) for one in leaves(args))  # a tensor of numbers
+        if makes and "dtype" in names and not kwargs.get("dtype") and any(type(one) is float for one in leaves(args)):
+            kwargs["dtype"] = torch.float64
         return args, kwargs
 
     def _wide_argument(self, value: Any) -> Any:
@@ -260,7 +260,7 @@ class _Operations(OperationMode):
 
 def _grouped_mm(a: Any, b: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> Any:
     """The product of groups of rows of a matrix with a matrix each."""
-    if offs is None or a.dim() != 2 or b.dim() != 3:  # noqa: PLR2004  # matrices of one group, or groups of columns
+    if offs is None or a.dim() != 2 or b.dim() != 3:  # matrices of one group, or groups of columns
         return torch.ops.aten._grouped_mm.default(a, b, offs, bias, out_dtype)
     ends = offs.tolist()
     rows = zip([0, *ends], ends, b, strict=False)

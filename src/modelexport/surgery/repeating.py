@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import onnx
 import onnx_ir as ir
 
-from modelexport.graph.nodes import is_random, nested_graphs
+from modelexport.graph.nodes import is_random, nested_graphs, values_taken
 
 
 class Repeating:

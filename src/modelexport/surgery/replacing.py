@@ -21,7 +21,7 @@ from modelexport.errors import OutputError, UsageError
 from modelexport.files.atomic import check_writable, written_together
 from modelexport.format import keys
 from modelexport.format.node_tags import read_source_tags
-from modelexport.graph.nodes import all_nodes, initializers, nested_graphs
+from modelexport.graph.nodes import all_nodes, initializers, nested_graphs, values_taken
 from modelexport.graph.owners import OWNER, owner_of
 from modelexport.surgery import Sharing
 from modelexport.surgery.cutter import Cut, Cutter
@@ -29,7 +29,6 @@ from modelexport.surgery.edited_tags import EditedTags
 from modelexport.surgery.edits import Documents, encoded, replaced_before
 from modelexport.surgery.grafts import Graft, rule_of
 from modelexport.surgery.interfaces import Interface, interface_of
-from modelexport.graph.nodes import values_taken
 from modelexport.surgery.replaced_keys import write_keys
 from modelexport.surgery.saving import SharedFiles
 from modelexport.surgery.substitutes import FromModel, Parts, Site, Substitute

@@ -19,11 +19,10 @@ from modelexport.errors import UsageError
 from modelexport.files.atomic import written_together
 from modelexport.files.package_folders import check_package_folder
 from modelexport.format.packages import MANIFEST, PACKAGE_VERSION, Manifest, PartEntry, encode_manifest
-from modelexport.graph.nodes import required_inputs
+from modelexport.graph.nodes import required_inputs, values_taken
 from modelexport.surgery import Sharing
 from modelexport.surgery.balance import SLACK, Units, balanced_cuts, best_limit, fewest_stages
 from modelexport.surgery.cutter import Cut, Cutter
-from modelexport.graph.nodes import values_taken
 from modelexport.surgery.saving import SharedFiles, size_of_weights
 from modelexport.surgery.timeline import Timeline
 from modelexport.tagged.file import TaggedFile

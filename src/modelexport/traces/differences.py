@@ -1,7 +1,7 @@
 """The difference of two arrays as data: shape, type, NaN and infinities first, then how far the numbers are apart.
 
-The error of an array is the norm of the difference over the norm of the right one, which does not change when everything is
-scaled. Elements that are infinite, or a mask's substitute for that (1e30 or more), have to be so in both.
+The error of an array is the norm of the difference over the norm of the right one, which does not change when
+everything is scaled. Elements that are infinite, or a mask's substitute for that (1e30 or more), have to be so in both.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Verdict = Literal["agree", "tie", "differ", "not compared"]
 """``tie``: among equal scores the file chose other elements than PyTorch."""
 
 ALLOWED: Mapping[str, float] = {"float64": 1e-9, "float32": 3e-4, "float16": 2e-2, "bfloat16": 1e-1}
-"""How far off an array may be that was computed in a type, as a share of its size: rounding of a whole model is less."""
+"""How far off an array computed in a type may be, as a share of its size: rounding of a whole model is less."""
 UNITS: Mapping[str, float] = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 """The unit roundoff of each floating-point type: half the distance from 1 to the next number."""
 INFINITE = 1e30
@@ -74,7 +74,7 @@ def compare_arrays(name: str, right: Any, found: Any, *, allowed: float | None =
         return Difference(name=name, status="differ", reason=reason, dtype=str(found.dtype), shape=list(found.shape))
     if exact is not None:
         right = exact
-    facts = {"name": name, "dtype": str(found.dtype), "shape": list(found.shape)}
+    facts: dict[str, Any] = {"name": name, "dtype": str(found.dtype), "shape": list(found.shape)}
     error = error_of(right, found)
     if not is_floating(found):
         count = int(np.count_nonzero(right != found)) if error else 0

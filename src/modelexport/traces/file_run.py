@@ -1,16 +1,19 @@
 """Runs a file node by node and shows every value to a watcher, who may replace it.
 
-Each operator is computed as the standard defines it, by onnx's reference implementations in NumPy and :mod:`.kernels`. An
-operator of ONNX Runtime's own is run by ONNX Runtime. In *wide* runs all floating-point numbers are float64, from the same
-numbers as in the file, so that nothing is rounded on the way; in others each value has the type that the file gives it.
+Each operator is computed as the standard defines it, by onnx's reference implementations in NumPy and :mod:`.kernels`.
+An operator of ONNX Runtime's own is run by ONNX Runtime. In *wide* runs all floating-point numbers are float64, from
+the same numbers as in the file, so that nothing is rounded on the way; in others each value has the type that the file
+gives it.
 
-``If``, ``Loop`` and ``Scan`` are walked here: the watcher sees the values of branches and of each iteration like any other.
+``If``, ``Loop`` and ``Scan`` are walked here: the watcher sees the values of branches and of each iteration like any
+other.
 """
 
 from __future__ import annotations
 
-from contextlib import suppress
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,10 +22,9 @@ import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
 from modelexport.errors import UsageError
-from modelexport.graph.nodes import all_nodes, initializers, nested_graphs
+from modelexport.graph.nodes import all_nodes, initializers, nested_graphs, values_taken
 from modelexport.graph.owners import owner_of
 from modelexport.runtime.single_nodes import run_node
-from modelexport.graph.nodes import values_taken
 from modelexport.traces.differences import UNITS
 from modelexport.traces.kernels import KERNELS
 
@@ -61,7 +63,7 @@ def as_is(node: ir.Node, given: Sequence[Any], value: ir.Value, array: Any) -> A
 
 
 def nudge(array: Any, share: float, generator: np.random.Generator) -> Any:
-    """An array with numbers that are a little larger or smaller. Those of few digits, as 3 or 0.5, are exact, and stay."""
+    """An array with numbers a little larger or smaller. Those of few digits, as 3 or 0.5, are exact, and stay."""
     digits = np.frexp(array)[0] * _FEW_DIGITS
     signs = generator.choice([-1.0, 1.0], array.shape)
     return np.where(digits == np.rint(digits), array, array * (1 + share * signs))
@@ -269,7 +271,7 @@ class _Run:
         graph = self._of._model.graph
         for value in graph.inputs:
             if value.name in inputs:
-                self._arrays[value] = self._of.widened(np.asarray(inputs[value.name]))
+                self._arrays[value] = self._of.widened(np.asarray(inputs[value.name or ""]))
             elif not value.is_initializer():
                 raise UsageError(f"the file takes an input {value.name}, which was not given")
         self._nodes(graph)
@@ -315,10 +317,10 @@ class _Run:
         outputs: Iterable[Any] = (
             self._with_graphs(node, given) if nested_graphs(node) else self._of.compute(node, given)
         )
-        for value, array in zip(node.outputs, outputs, strict=False):
-            if value.name and array is not None:
-                if node.op_type == "Constant" and isinstance(array, np.ndarray):
-                    array = self._constant(value, lambda array=array: array)  # type: ignore[misc]
+        for value, computed in zip(node.outputs, outputs, strict=False):
+            if value.name and computed is not None:
+                fixed = node.op_type == "Constant" and isinstance(computed, np.ndarray)
+                array = self._constant(value, partial(_itself, computed)) if fixed else computed
                 self._arrays[value] = self._watch(node, given, value, array)
 
     def _with_graphs(self, node: ir.Node, given: Sequence[Any]) -> list[Any]:
@@ -382,6 +384,10 @@ class _Run:
                 kept.append(one)
         stacked = [np.stack(kept[::-1] if turned else kept) for kept, turned in zip(scanned, out_back, strict=True)]
         return [*states, *(np.moveaxis(one, 0, axis) for one, axis in zip(stacked, out_axes, strict=True))]
+
+
+def _itself(array: Any) -> Any:
+    return array
 
 
 def _empty(value: ir.Value) -> Any:

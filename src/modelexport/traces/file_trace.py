@@ -1,7 +1,8 @@
 """The trace of a file: what each of its values is in a run, next to what PyTorch computed.
 
-Where a file cannot compute what PyTorch did and is right all the same, it gets PyTorch's numbers: random ones, and the choice
-among equal scores. Values can be replaced by others, so that what comes after a wrong one is computed from the right one.
+Where a file cannot compute what PyTorch did and is right all the same, it gets PyTorch's numbers: random ones, and the
+choice among equal scores. Values can be replaced by others, so that what comes after a wrong one is computed from the
+right one.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def trace_file(
     trace = watcher.trace
     for value in run.inputs:
         if value.name in inputs:
-            trace.prints[value].append(fingerprint_of(run.widened(np.asarray(inputs[value.name]))))
+            trace.prints[value].append(fingerprint_of(run.widened(np.asarray(inputs[value.name or ""]))))
     try:
         trace.outputs = run.run(inputs, watcher, constants=constants, change=change)
     except NodeError as error:
@@ -80,8 +81,8 @@ def measure_noise(
 ) -> dict[ir.Value, float]:
     """How much each value changes if the constants of the file are rounded otherwise, as a share of its size.
 
-    An exporter rounds what it computes of constants to the types of the file; in PyTorch's run they are exact. So are the
-    results of nodes that only a runtime computes, in float32.
+    An exporter rounds what it computes of constants to the types of the file; in PyTorch's run they are exact. So are
+    the results of nodes that only a runtime computes, in float32.
     """
     generator = np.random.default_rng(12)
 

@@ -1,7 +1,7 @@
 """Fingerprints: a few sums of an array, by which equal arrays are found among thousands in a dictionary's time.
 
-Two runs in float64 agree to about 1e-15 of a value's size, and arrays that are not equal almost never agree in all the sums.
-Some of the sums do not depend on the order of the elements, so that an array is also found in another layout.
+Two runs in float64 agree to about 1e-15 of a value's size, and arrays that are not equal almost never agree in all the
+sums. Some of the sums do not depend on the order of the elements, so that an array is also found in another layout.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def fingerprint_of(array: Any) -> Fingerprint:
         return Fingerprint(0, (0, 0, 0), 0.0, 0.0, 0.0, 0.0, (0.0,) * _PROJECTIONS, telling=False)
     least, most = float(flat.min()), float(flat.max())
     special = (0, 0, 0)
-    if not (-_INFINITE < least and most < _INFINITE):  # NaN, too
+    if not (least > -_INFINITE and most < _INFINITE):  # NaN, too
         above, below, nan = flat >= _INFINITE, flat <= -_INFINITE, np.isnan(flat)
         special = (int(above.sum()), int(below.sum()), int(nan.sum()))
         flat = np.where(above | below | nan, 0.0, flat)

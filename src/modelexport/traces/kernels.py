@@ -15,34 +15,34 @@ import numpy as np
 from onnx.reference.op_run import OpRun
 
 
-class Erf(OpRun):  # type: ignore[misc]  # onnx has no types here
+class Erf(OpRun):
     def _run(self, x: Any) -> tuple[Any, ...]:
         return (erf(x),)
 
 
-class Gelu(OpRun):  # type: ignore[misc]
+class Gelu(OpRun):
     def _run(self, x: Any, approximate: str = "none") -> tuple[Any, ...]:
         if approximate == "tanh":
             return (x * (0.5 + 0.5 * np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x))),)
         return (x * (0.5 + 0.5 * erf(x * math.sqrt(0.5))),)
 
 
-class HardSwish(OpRun):  # type: ignore[misc]
+class HardSwish(OpRun):
     def _run(self, x: Any) -> tuple[Any, ...]:
         return (x * np.clip(x / 6 + 0.5, 0, 1),)
 
 
-class Mish(OpRun):  # type: ignore[misc]
+class Mish(OpRun):
     def _run(self, x: Any) -> tuple[Any, ...]:
         return (x * np.tanh(np.logaddexp(x, 0)),)
 
 
-class Softplus(OpRun):  # type: ignore[misc]
+class Softplus(OpRun):
     def _run(self, x: Any) -> tuple[Any, ...]:
         return (np.logaddexp(x, 0),)
 
 
-class GroupNormalization(OpRun):  # type: ignore[misc]
+class GroupNormalization(OpRun):
     def _run(
         self, x: Any, scale: Any, bias: Any, epsilon: float = 1e-5, num_groups: int = 1, stash_type: int = 1
     ) -> tuple[Any, ...]:
@@ -55,38 +55,38 @@ class GroupNormalization(OpRun):  # type: ignore[misc]
         return ((normal * scale + bias).astype(x.dtype),)
 
 
-class MeanVarianceNormalization(OpRun):  # type: ignore[misc]
+class MeanVarianceNormalization(OpRun):
     def _run(self, x: Any, axes: Sequence[int] = (0, 2, 3)) -> tuple[Any, ...]:
         axes = tuple(axes)
         deviation = x.std(axes, keepdims=True)
         return ((x - x.mean(axes, keepdims=True)) / (deviation + 1e-9),)
 
 
-class GlobalLpPool(OpRun):  # type: ignore[misc]
+class GlobalLpPool(OpRun):
     def _run(self, x: Any, p: int = 2) -> tuple[Any, ...]:
         axes = tuple(range(2, x.ndim))
         return ((np.abs(x) ** p).sum(axes, keepdims=True) ** (1 / p),)
 
 
-class GatherND(OpRun):  # type: ignore[misc]
+class GatherND(OpRun):
     def _run(self, data: Any, indices: Any, batch_dims: int = 0) -> tuple[Any, ...]:
         around = np.indices(indices.shape[:-1], sparse=True)[:batch_dims]
         return (data[(*around, *np.moveaxis(indices, -1, 0))],)
 
 
-class ScatterND(OpRun):  # type: ignore[misc]
+class ScatterND(OpRun):
     def _run(self, data: Any, indices: Any, updates: Any, reduction: str = "none") -> tuple[Any, ...]:
         result = data.copy()
         _write(result, tuple(np.moveaxis(indices, -1, 0)), updates, reduction)
         return (result,)
 
 
-class GatherElements(OpRun):  # type: ignore[misc]
+class GatherElements(OpRun):
     def _run(self, data: Any, indices: Any, axis: int = 0) -> tuple[Any, ...]:
         return (data[_along(indices, axis)],)
 
 
-class ScatterElements(OpRun):  # type: ignore[misc]
+class ScatterElements(OpRun):
     def _run(self, data: Any, indices: Any, updates: Any, axis: int = 0, reduction: str = "none") -> tuple[Any, ...]:
         result = data.copy()
         _write(result, _along(indices, axis), updates, reduction)
@@ -110,7 +110,7 @@ def _write(result: Any, places: tuple[Any, ...], updates: Any, reduction: str) -
         result[places] = updates
 
 
-class Conv(OpRun):  # type: ignore[misc]
+class Conv(OpRun):
     def _run(
         self,
         x: Any,
@@ -134,7 +134,7 @@ class Conv(OpRun):  # type: ignore[misc]
         return (result if b is None else result + b.reshape(-1, *[1] * len(windows.sizes)),)
 
 
-class ConvTranspose(OpRun):  # type: ignore[misc]
+class ConvTranspose(OpRun):
     def _run(
         self,
         x: Any,
@@ -167,17 +167,17 @@ class ConvTranspose(OpRun):  # type: ignore[misc]
         for offset in product(*map(range, w.shape[2:])):
             part = kernels[(slice(None),) * 3 + offset].swapaxes(1, 2) @ grouped
             starts = [k * gap for k, gap in zip(offset, apart, strict=True)]
-            seen = [
+            seen: list[Any] = [
                 slice(start, start + (size - 1) * step + 1, step)
                 for start, size, step in zip(starts, x.shape[2:], steps, strict=True)
             ]
             result[(..., *seen)] += part.reshape(*result.shape[:3], *x.shape[2:])
-        kept = [slice(a, a + have - cut) for a, have, cut in zip(before, whole, total, strict=True)]
+        kept: list[Any] = [slice(a, a + have - cut) for a, have, cut in zip(before, whole, total, strict=True)]
         result = result.reshape(x.shape[0], -1, *whole)[(..., *kept)]
         return (result if b is None else result + b.reshape(-1, *[1] * n),)
 
 
-class MaxPool(OpRun):  # type: ignore[misc]
+class MaxPool(OpRun):
     def _run(
         self,
         x: Any,
@@ -194,7 +194,8 @@ class MaxPool(OpRun):  # type: ignore[misc]
         padded = windows.padded(x, lowest)
         places = np.arange(x.size).reshape(x.shape)
         where = windows.padded(places.transpose(0, 1, *range(x.ndim - 1, 1, -1)) if storage_order else places, 0)
-        result, found = None, None
+        result: Any = None
+        found: Any = None
         for _, seen in windows:
             part, there = padded[(..., *seen)], where[(..., *seen)]
             if result is None:
@@ -206,7 +207,7 @@ class MaxPool(OpRun):  # type: ignore[misc]
         return (result, found)[: max(1, len(self.onnx_node.output))]
 
 
-class AveragePool(OpRun):  # type: ignore[misc]
+class AveragePool(OpRun):
     def _run(
         self,
         x: Any,
@@ -227,7 +228,7 @@ class AveragePool(OpRun):  # type: ignore[misc]
             return ((total / count).astype(x.dtype),)
 
 
-class LpPool(OpRun):  # type: ignore[misc]
+class LpPool(OpRun):
     def _run(
         self,
         x: Any,
@@ -322,8 +323,8 @@ def erf(x: Any) -> Any:
 KERNELS = {
     one.__name__: one
     for one in (
-        AveragePool, Conv, ConvTranspose, Erf, GatherElements, GatherND, Gelu, GlobalLpPool, GroupNormalization, HardSwish,
-        LpPool, MaxPool, MeanVarianceNormalization, Mish, ScatterElements, ScatterND, Softplus,
+        AveragePool, Conv, ConvTranspose, Erf, GatherElements, GatherND, Gelu, GlobalLpPool, GroupNormalization,
+        HardSwish, LpPool, MaxPool, MeanVarianceNormalization, Mish, ScatterElements, ScatterND, Softplus,
     )
 }  # fmt: skip
 """The kernels of this file by the names of their operators, in the standard domain."""

@@ -115,12 +115,7 @@ def write_reference(
         arrays[f"{_CHOICES}{number}/scores"], arrays[f"{_CHOICES}{number}/indices"] = choice
     for number, (_, array) in enumerate(trace.drawn):
         arrays[f"{_DRAWN}{number}"] = array
-    arrays = {
-        key: np.asarray(array)
-        for kind in _TYPES
-        for key, array in arrays.items()
-        if str(array.dtype) == kind
-    }
+    arrays = {key: np.asarray(array) for kind in _TYPES for key, array in arrays.items() if str(array.dtype) == kind}
     description = _described(trace, kept, where, dtype, with_choices=not modules)
     header = encode_header(
         {key: (str(array.dtype), array.shape) for key, array in arrays.items()},
@@ -234,12 +229,12 @@ def _read(path: Path) -> ReferenceValues:
     Raises:
         FileFormatError: They are damaged, or of a format version that cannot be read.
     """
-    import ml_dtypes  # noqa: F401, PLC0415 - adds to NumPy the bfloat16 that safetensors needs
-    from safetensors import SafetensorError, safe_open  # noqa: PLC0415
+    import ml_dtypes  # noqa: F401 - adds to NumPy the bfloat16 that safetensors needs
+    from safetensors import SafetensorError, safe_open
 
     try:
         places = read_header(path).tensors
-        with safe_open(path, framework="numpy") as file:  # type: ignore[no-untyped-call]
+        with safe_open(path, framework="numpy") as file:
             metadata = file.metadata() or {}
             version = metadata.get(keys.FORMAT_VERSION_KEY)
             if version not in keys.READ_VERSIONS or _TRACE not in metadata:
@@ -285,8 +280,8 @@ def _as_trace(run: _Stored, read: Callable[[str], Any]) -> Trace:
         content.passed = {calls[call]: None for call in passed}
         content.array = _widened(read(key)) if key else None
         contents.append(content)
-    for call, side, name, content, dtype, shape in run.tensors:
-        tensor = contents[content]
+    for call, side, name, which, dtype, shape in run.tensors:
+        tensor = contents[which]
         if tensor.array is None or tensor.array.size != prod(shape):
             raise ValueError(f"the tensor {name} is kept with another size, or not at all")
         place = Place(calls[call], "inputs" if side == "inputs" else "outputs", name)

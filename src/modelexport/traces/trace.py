@@ -58,7 +58,7 @@ class Choice(NamedTuple):
 class Trace:
     """What a run computed."""
 
-    contents: Index = field(default_factory=lambda: Index())
+    contents: Index = field(default_factory=lambda: Index())  # noqa: PLW0108 - it is defined below
     tensors: list[SeenTensor] = field(default_factory=list)
     """In the order in which calls got and returned them."""
     parents: dict[ModuleCall, ModuleCall | None] = field(default_factory=dict)

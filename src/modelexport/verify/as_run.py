@@ -1,7 +1,7 @@
 """The outputs of a file as users run it: ONNX Runtime, with its optimizer, in the types of the file.
 
-They are compared with PyTorch's run in float64: the file may be off by a small multiple of what PyTorch is off by itself in
-the types of the model.
+They are compared with PyTorch's run in float64: the file may be off by a small multiple of what PyTorch is off by
+itself in the types of the model.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from modelexport.tagged.comparison import FileComparison, compare
 from modelexport.tagged.file import UNTAGGED, TaggedFile
 from modelexport.tagged.flattening import runnable
 from modelexport.tagged.untagged import read_either, without_tags
-from modelexport.verify.differences import Difference, compare_outputs
+from modelexport.traces.differences import Difference, compare_outputs
 
 Aspect = Literal["structure", "weights", "outputs", "cost"]
 ASPECTS: tuple[Aspect, ...] = ("structure", "weights", "outputs", "cost")

@@ -12,7 +12,7 @@ from modelexport.core.calls import ROOT, ModuleCall
 from modelexport.graph.owners import owner_of
 from modelexport.graph.requested import requested_outputs
 from modelexport.tagged.file import TaggedFile
-from modelexport.traces.differences import Difference
+from modelexport.traces.differences import Difference, Verdict
 from modelexport.traces.file_run import FileRun
 from modelexport.traces.file_trace import exact_constants, measure_noise, trace_file
 from modelexport.traces.trace import SeenTensor, Trace
@@ -174,7 +174,7 @@ def _worst(compared: Compared, call: ModuleCall, *, replaced: bool) -> Differenc
             error = located.errors[value]
             if not replaced:
                 error = _apart(matches, value, tensor)
-            status = "agree" if error <= matches.room(value) else "differ"
+            status: Verdict = "agree" if error <= matches.room(value) else "differ"
             found.append(Difference(**facts, status=status, relative=error, allowed=matches.room(value)))
         elif content in matches.nearest:
             value, error = matches.nearest[content]

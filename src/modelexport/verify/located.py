@@ -1,9 +1,9 @@
 """Finds the calls whose nodes compute something else than PyTorch.
 
-In a sound file every tensor that a module returns is a value of the file, or was fused away and shows in what follows. So a
-call is wrong where its tensor is missing and what leaves its nodes instead is not right. The tensor then takes the place of
-that value, and the file runs once more: now each wrong value is computed from right ones, and what is wrong for no other
-reason than what came before is right.
+In a sound file every tensor that a module returns is a value of the file, or was fused away and shows in what follows.
+So a call is wrong where its tensor is missing and what leaves its nodes instead is not right. The tensor then takes the
+place of that value, and the file runs once more: now each wrong value is computed from right ones, and what is wrong
+for no other reason than what came before is right.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ def find_pairs(matches: Matches, outputs: Sequence[tuple[ir.Value, SeenTensor]])
     pairs: dict[ir.Value, Wrong] = {}
     taken: set[Content] = set()
     for value, tensor in outputs:
-        if value.producer() is not None and tensor.content not in matches.same.get(value, ()):
-            if not _is_equal(matches, value, tensor) and not matches.is_random(value):
-                pairs[value] = Wrong(value, tensor, tensor.place.call)
-                taken.add(tensor.content)
+        known = value.producer() is None or tensor.content in matches.same.get(value, ())
+        if not known and not _is_equal(matches, value, tensor) and not matches.is_random(value):
+            pairs[value] = Wrong(value, tensor, tensor.place.call)
+            taken.add(tensor.content)
     missing: dict[ModuleCall, list[SeenTensor]] = {}
     for traced in matches.tagged.calls:
         tensors = [t for t in telling_outputs(matches.truth, traced.call) if t.content not in matches.found]

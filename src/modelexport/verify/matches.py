@@ -1,8 +1,8 @@
 """Which values of a file are tensors of PyTorch's run, and which may be wrong.
 
-A value is *known* if PyTorch computed its elements; matching is a lookup. A value is *right* if it is known, or if one that is
-known was computed from it: exporters take other steps than PyTorch, but a wrong step would show in what follows. What is
-neither is *suspect*.
+A value is *known* if PyTorch computed its elements; matching is a lookup. A value is *right* if it is known, or if one
+that is known was computed from it: exporters take other steps than PyTorch, but a wrong step would show in what
+follows. What is neither is *suspect*.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ class Matches:
     def room(self, value: ir.Value) -> float:
         """How far off a value may be, as a share of its size."""
         exact = AGREE if self.truth.exact else _IN_ITS_TYPES
-        return max(exact, self.truth.rounded if self.trace.replaced else 0.0) + _TIMES_NOISE * self.noise.get(value, 0.0)
+        return max(exact, self.truth.rounded if self.trace.replaced else 0.0) + _TIMES_NOISE * self.noise.get(
+            value, 0.0
+        )
 
     @cached_property
     def same(self) -> Mapping[ir.Value, list[Content]]:
@@ -57,9 +59,7 @@ class Matches:
     @cached_property
     def found(self) -> set[Content]:
         """The contents that are values of the file; in another order of the elements if what follows is right."""
-        return {
-            one for value in self.same for one in (self.alike if value in self.right else self.same)[value]
-        }
+        return {one for value in self.same for one in (self.alike if value in self.right else self.same)[value]}
 
     @cached_property
     def nearest(self) -> Mapping[Content, tuple[ir.Value, float]]:
@@ -148,7 +148,8 @@ class Matches:
         return not (self.same[value] and not self.is_telling(value))
 
     def first_suspect(self, value: ir.Value) -> ir.Node | None:
-        """The first suspect node in the order of the graph that a wrong value may be wrong for; itself if there is none.
+        """The first suspect node in the order of the graph that a wrong value may be wrong for; itself if there is
+        none.
 
         Values that were replaced are not followed: what is before them is not to blame.
         """

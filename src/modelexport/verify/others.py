@@ -21,6 +21,7 @@ from modelexport.pytorch.variations import (
     telling_inputs,
 )
 from modelexport.tagged.file import TaggedFile
+from modelexport.traces.differences import Verdict
 from modelexport.traces.trace import Trace
 from modelexport.verify.compared import Compared, output_differences
 from modelexport.verify.verdicts import OtherInputs
@@ -116,7 +117,7 @@ def _verdict(what: str, found: Compared) -> OtherInputs:
     worst = next((one for one in outputs if one.status == "differ"), None)
     if worst is not None:
         return OtherInputs(what=what, status="differ", reason=f"{worst.name}: {worst.reason}", outputs=outputs)
-    status = next((one for one in ("agree", "tie") if any(o.status == one for o in outputs)), "not compared")
+    status: Verdict = next((one for one in ("agree", "tie") if any(o.status == one for o in outputs)), "not compared")
     return OtherInputs(what=what, status=status, outputs=outputs)
 
 

@@ -18,22 +18,22 @@ from modelexport.measure.table import NodeFigures, Table
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tagged.package import read_package
 from modelexport.traces.reference import reference_path
-from modelexport.verify.descendant import AgainstReport, Loss
+from modelexport.verify.against import AgainstReport, Loss
 from modelexport.verify.reference import verify_reference
 from modelexport.verify.verdicts import VerifyReport
 
 
 def with_errors(table: Table, report: VerifyReport | AgainstReport) -> Table:
-    """A table with a column ``error``: the largest absolute difference of what each call computes itself.
+    """A table with a column ``error``: how far off what each call computes is, as a share of its size.
 
     It is measured from the right values before the call, or where that was not possible in a run of the whole.
     """
     errors = {}
     for call in report.calls:
         made = call.per_module or (call.end_to_end if call.nodes else None)
-        difference = made.difference if isinstance(made, Loss) else made
-        if difference is not None and difference.absolute is not None:
-            errors[ModuleCall.parse(call.address)] = difference.absolute
+        error = made.norm if isinstance(made, Loss) else made.relative if made is not None else None
+        if error is not None:
+            errors[ModuleCall.parse(call.address)] = error
     return table.with_column(columns.ERROR, errors)
 
 

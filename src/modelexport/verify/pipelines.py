@@ -224,10 +224,7 @@ def _module_in(part: nn.Module, inputs: Mapping[str, Any], file: Path, provider:
 def _compare_results(expected: Any, found: Any) -> list[Difference]:
     """Compare what a pipeline returns; each step adds its rounding, so that more is allowed than for one call."""
     pairs = zip(_arrays(expected), _arrays(found), strict=True)
-    return [
-        compare_arrays(name, one, other, allowed=_IMAGES)
-        for (name, one), (_, other) in pairs
-    ]
+    return [compare_arrays(name, one, other, allowed=_IMAGES) for (name, one), (_, other) in pairs]
 
 
 def _arrays(value: Any, name: str = "") -> list[tuple[str, Any]]:

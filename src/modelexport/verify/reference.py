@@ -42,10 +42,10 @@ def verify_reference(path: str | Path, *, modules: Sequence[str] = (), provider:
                 raise UsageError(f"{reference_path(tagged.path)} has no values of {call}: it has those of {kept}")
         wrong = _wrong_weights(tagged, reference)
         with runnable(tagged.path, tagged.encoding) as file:
-            run = compare_as_run(
-                file, reference.inputs, reference.outputs, reference.outputs, provider=provider
-            )
-        compared = compare_runs(tagged, FileRun(tagged.model, wide=reference.dtype), reference.inputs, reference.trace, {})
+            run = compare_as_run(file, reference.inputs, reference.outputs, reference.outputs, provider=provider)
+        compared = compare_runs(
+            tagged, FileRun(tagged.model, wide=reference.dtype), reference.inputs, reference.trace, {}
+        )
         return VerifyReport(
             outputs=run.outputs,
             calls=with_weights(verdicts_of(compared, chosen or reference.modules), wrong, "the stored run's"),

@@ -1,24 +1,132 @@
-"""Compares some calls of a file that is too large to run whole, each cut out and run alone."""
+"""Compares some calls of a file that is too large to run whole, each computed alone from PyTorch's tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import random
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import onnx_ir as ir
+from torch import nn
+
 from modelexport.core.calls import ModuleCall
+from modelexport.core.locking import exclusive
 from modelexport.errors import FileFormatError
-from modelexport.graph.nodes import initializers
+from modelexport.graph.nodes import required_inputs
 from modelexport.graph.owners import owner_of
-from modelexport.runtime import sessions
-from modelexport.runtime.evidence import Evidence
+from modelexport.pytorch.double_kernels import DOUBLE_KERNELS
+from modelexport.pytorch.model_trace import own_type, trace_model
+from modelexport.runtime.sessions import CPU
 from modelexport.tagged.file import TaggedFile
-from modelexport.verify.differences import compare_arrays, worst
-from modelexport.verify.segments import GIVEN, segmented
-from modelexport.verify.verdicts import CallVerdict
+from modelexport.traces.differences import Difference, error_of, worst
+from modelexport.traces.file_run import FileRun
+from modelexport.traces.trace import SeenTensor, Trace
+from modelexport.verify.feeding import under_names
+from modelexport.verify.model_weights import compare_with_model
+from modelexport.verify.verdicts import CallVerdict, VerifyReport
+from modelexport.verify.verify import Inputs, open_for
+from modelexport.weights.sources import Weights
+
+_ALLOWED = 1e-6
+"""How far off a call may be, since the file has rounded constants."""
 
 
-def claimed_values(tagged: TaggedFile, evidence: Evidence) -> dict[str, str]:
-    """The values of the main graph that the sidecar maps to tensors of a run: name to content.
+@exclusive
+def verify_sample(
+    model: nn.Module,
+    inputs: Inputs,
+    path: str | Path,
+    *,
+    count: int = 0,
+    modules: Sequence[str] = (),
+    provider: str = CPU,
+    seed: int = 0,
+    weights: Weights | None = None,
+) -> VerifyReport:
+    """Compare only some calls, each computed alone: for a file that is too large to run whole.
+
+    PyTorch first runs all modules from the inputs, for the tensors that enter and leave the calls. With ``weights`` it
+    holds those of one module at a time, so that memory does not grow with the model. The sidecar maps values to
+    tensors; a wrong entry shows as a difference.
+
+    Args:
+        count: The number of calls to draw from those that own nodes.
+        modules: Selectors of further calls to compare, with those inside them.
+        seed: The seed of the draw.
+        weights: As in :func:`modelexport.verify`.
+
+    Returns:
+        A report without outputs, with the compared calls and the parameters that they use.
+
+    Raises:
+        FileFormatError, InputsError, UsageError: As :func:`modelexport.verify`; or the file has no sidecar.
+    """
+    tagged = open_for(model, path)
+    calls = set(tagged.select(*modules).inside) if modules else set()
+    calls.update(_drawn(tagged, count, seed))
+    verdicts: list[CallVerdict] = []
+    used: set[str] = set()
+    if calls:
+        never = {name for name, _ in model.named_modules()} - {traced.call.path for traced in tagged.calls}
+        truth = trace_model(model, inputs, weights=weights, never_called=never, operations=False)
+        names = [value.name or "" for value in required_inputs(tagged.model)]
+        run = FileRun(tagged.model, wide=str(own_type(model, inputs)).removeprefix("torch."), kernels=DOUBLE_KERNELS)
+        verdicts, used = _verdicts(tagged, run, under_names(inputs, names), truth, calls)
+    return VerifyReport(
+        outputs=[],
+        calls=verdicts,
+        provider=provider,
+        parameters=compare_with_model(model, tagged.model, weights, used),
+        notes=[] if calls else ["no call was chosen: give a number above 0 with --weights-sample, or --module"],
+    )
+
+
+def _drawn(tagged: TaggedFile, count: int, seed: int) -> list[ModuleCall]:
+    """Some of the calls that own nodes, in the order in which they began; all if there are no more than ``count``."""
+    owning = {call for node in tagged.nodes if (owner := owner_of(node)) is not None for call in owner.calls}
+    calls = [traced.call for traced in tagged.calls if traced.call in owning]
+    chosen = set(random.Random(seed).sample(range(len(calls)), min(count, len(calls))))
+    return [call for index, call in enumerate(calls) if index in chosen]
+
+
+def _verdicts(
+    tagged: TaggedFile, run: FileRun, inputs: Mapping[str, Any], truth: Trace, calls: Collection[ModuleCall]
+) -> tuple[list[CallVerdict], set[str]]:
+    """The verdicts, and the names of the initializers that the calls use."""
+    claimed = _claimed(tagged, truth)
+    given = {value: tensor.content.array.reshape(tensor.shape) for value, tensor in claimed.items()}
+    given |= {value: inputs[value.name or ""] for value in required_inputs(tagged.model)}
+    verdicts, used = [], set[str]()
+    for call in (traced.call for traced in tagged.calls if traced.call in calls):
+        nodes = list(tagged.nodes_of(call))
+        used.update(v.name or "" for node in nodes for v in node.inputs if v is not None and v.is_initializer())
+        wanted = [value for value in tagged.boundaries[call].outputs if value in claimed]
+        found: list[Difference] = []
+        for value, array in zip(wanted, run.values(wanted, given), strict=True):
+            tensor = claimed[value]
+            error = error_of(given[value], array)
+            status: Any = "agree" if error <= _ALLOWED else "differ"
+            reason = "" if status == "agree" else f"{value.name} is off by {error:.1e} of its size"
+            facts: dict[str, Any] = {"name": tensor.place.name, "dtype": tensor.dtype, "shape": list(tensor.shape)}
+            found.append(Difference(**facts, status=status, reason=reason, relative=error, allowed=_ALLOWED))
+        own = worst(found)
+        unknown = "no tensor that it returns is a known value of the file"
+        verdicts.append(
+            CallVerdict(
+                address=call.address,
+                tag=tagged.tags[call],
+                status=own.status if own else "not compared" if nodes else "no nodes",
+                reason=own.reason if own else unknown if nodes else "",
+                nodes=sum((owner := owner_of(node)) is not None and owner.call == call for node in nodes),
+                per_module=own,
+            )
+        )
+    return verdicts, used
+
+
+def _claimed(tagged: TaggedFile, truth: Trace) -> dict[ir.Value, SeenTensor]:
+    """The values of the main graph that the sidecar maps to tensors of a run.
 
     Raises:
         FileFormatError: There is no sidecar.
@@ -26,75 +134,13 @@ def claimed_values(tagged: TaggedFile, evidence: Evidence) -> dict[str, str]:
     if tagged.hierarchy is None:
         sidecar = tagged.path.with_suffix(".hierarchy.json")
         raise FileFormatError(f"{sidecar} is missing: it has the values of {tagged.path} that modules get and return")
-    made = {value.name for node in tagged.model.graph for value in node.outputs}
-    seen = {(t.call.address, str(t.side), t.name): t for t in evidence.tensors}
+    made = {value.name: value for node in tagged.model.graph for value in node.outputs}
+    seen = {(t.place.call.address, str(t.place.side), t.place.name): t for t in truth.tensors}
     found = {}
     for call in tagged.hierarchy.calls:
         for side, tensors in (("inputs", call.inputs), ("outputs", call.outputs)):
             for tensor in tensors:
                 its = seen.get((call.address, side, tensor.name))
                 if its and tensor.value in made and (its.dtype, len(its.shape)) == (tensor.dtype, len(tensor.shape)):
-                    found[tensor.value or ""] = (its.content, its.shape)
-    return {name: content for name, (content, _) in found.items()}
-
-
-def verify_alone(
-    tagged: TaggedFile,
-    feeds: Mapping[str, Any],
-    evidence: Evidence,
-    calls: Collection[ModuleCall],
-    *,
-    provider: str = sessions.CPU,
-) -> tuple[list[CallVerdict], set[str]]:
-    """Compare the results of some calls' nodes, computed from PyTorch's values.
-
-    Args:
-        calls: The calls themselves; calls inside them only if they are listed too.
-
-    Returns:
-        The verdicts, and the names of the initializers that were needed.
-
-    Raises:
-        FileFormatError: There is no sidecar, without which a whole run would be needed.
-        UsageError: ONNX Runtime cannot load a cut-out call, or does not have the provider.
-    """
-    hints = claimed_values(tagged, evidence)
-    shapes = {tensor.content: tensor.shape for tensor in reversed(evidence.tensors)}
-    returned = {(t.call, t.content) for t in evidence.tensors if t.side == "outputs"}
-    made = {value.name or "": node for node in tagged.model.graph for value in node.outputs}
-    verdicts, weights = [], set[str]()
-    for traced in tagged.calls:
-        call = traced.call
-        if call not in calls:
-            continue
-        nodes = sum(owner.call == call for node in tagged.nodes if (owner := owner_of(node)) is not None)
-        wanted = [
-            name
-            for name in hints
-            if (call, hints[name]) in returned or ((owner := owner_of(made[name])) and owner.call == call)
-        ]
-        found = []
-        if wanted:
-            cut = segmented(tagged.model, hints, wanted)
-            weights.update(value.name or "" for value in initializers(cut))
-            session = sessions.open_session(cut, folder=tagged.path.parent, provider=provider)
-            inputs = {}
-            for name in sessions.input_names(session):
-                content = hints.get(name.removesuffix(GIVEN), "")
-                is_given = name.endswith(GIVEN)
-                inputs[name] = evidence.array(content).reshape(shapes[content]) if is_given else feeds[name]
-            for name, array in sessions.run_session(session, inputs).items():
-                right = evidence.array(hints[name]).reshape(shapes[hints[name]])
-                found.append(compare_arrays(name, right, array))
-        own = worst(found)
-        verdicts.append(
-            CallVerdict(
-                address=call.address,
-                tag=tagged.tags[call],
-                status=own.status if own else "not compared" if nodes else "no nodes",
-                reason=own.reason if own else "no tensor that it returns is a known value of the file" if nodes else "",
-                nodes=nodes,
-                per_module=own,
-            )
-        )
-    return verdicts, weights
+                    found[made[tensor.value]] = its
+    return found

@@ -9,7 +9,7 @@ from modelexport.runtime.random_inputs import make_random_inputs
 from modelexport.runtime.sessions import open_session, run_session
 from modelexport.surgery.chain import read_stages, run_chain
 from modelexport.tagged.file import read_tagged
-from modelexport.verify.differences import Difference, compare_arrays
+from modelexport.traces.differences import Difference, compare_arrays
 
 
 def verify_stages(

@@ -1,10 +1,10 @@
 """Compares a file with its model: the page to read.
 
-Both run in float64 from the same numbers, so that a sound file agrees with PyTorch at every call to 1e-9 of a value's size, in
-whatever order it computes (:mod:`modelexport.traces`). What is compared:
+Both run in float64 from the same numbers, so that a sound file agrees with PyTorch at every call to 1e-9 of a value's
+size, in whatever order it computes (:mod:`modelexport.traces`). What is compared:
 
-1. every tensor that a module returns, looked up among the values of the file (:mod:`.matches`); only behind a difference is the
-   file cut, to find the call that makes it (:mod:`.located`);
+1. every tensor that a module returns, looked up among the values of the file (:mod:`.matches`); only behind a
+   difference is the file cut, to find the call that makes it (:mod:`.located`);
 2. the owner of each node (:mod:`.owners`);
 3. the outputs on other inputs (:mod:`.others`);
 4. the outputs as ONNX Runtime computes them for users (:mod:`.as_run`);
@@ -49,8 +49,8 @@ from modelexport.verify.as_run import AsRun, compare_as_run
 from modelexport.verify.claims import false_claims
 from modelexport.verify.compared import Compared, compare_runs, output_differences, verdicts_of
 from modelexport.verify.feeding import under_names
-from modelexport.verify.others import Others, compare_others
 from modelexport.verify.model_weights import changed_weights, compare_with_model
+from modelexport.verify.others import Others, compare_others
 from modelexport.verify.parameters import check_same_entries, users_of, with_weights
 from modelexport.verify.verdicts import CallVerdict, VerifyReport
 from modelexport.weights.sources import Weights
@@ -101,8 +101,7 @@ def verify(
         given = arguments_by_name(model, inputs)
         inputs = prepare_inputs(model, inputs, [one for one in constants if one in given]).inputs
         chosen = tagged.select(*modules).calls if modules else ()
-        dtype = str(own_type(model, inputs)).removeprefix("torch.")
-        sides = Sides(model, tagged, dtype, weights, {} if kept is None else kept)
+        sides = Sides.of(model, inputs, tagged, weights, kept)
         changed = changed_weights(model, tagged.model, perturb, sides.notes) if weights is None else {}
         parameters = compare_with_model(model, tagged.model, weights)
         tell("verify: every call")
@@ -164,6 +163,24 @@ class Sides:
     weights: Weights | None = None
     kept: dict[Hashable, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(
+        cls,
+        model: nn.Module,
+        inputs: Inputs,
+        tagged: TaggedFile,
+        weights: Weights | None = None,
+        kept: dict[Hashable, Any] | None = None,
+    ) -> Sides:
+        """A model and its file.
+
+        Args:
+            weights: As in :func:`verify`.
+            kept: As in :func:`verify`.
+        """
+        dtype = str(own_type(model, inputs)).removeprefix("torch.")
+        return cls(model, tagged, dtype, weights, {} if kept is None else kept)
 
     @cached_property
     def run(self) -> FileRun:

@@ -29,7 +29,7 @@ from modelexport.errors import UsageError
 if TYPE_CHECKING:
     from modelexport.core.stages import Stages
     from modelexport.tagged.package import Package
-    from modelexport.verify.descendant import AgainstReport
+    from modelexport.verify.against import AgainstReport
     from modelexport.verify.verdicts import VerifyReport
 
 
@@ -113,7 +113,7 @@ def verify(
         stages = Stages(progress)
         found: VerifyReport | AgainstReport
         if against is not None:
-            from modelexport.verify.descendant import verify_against
+            from modelexport.verify.against import verify_against
 
             with stages("verify"):
                 found = losses = verify_against(file, against, modules=modules or (), provider=provider, seed=seed)
@@ -129,8 +129,8 @@ def verify(
                 loaded, example = load_with_inputs(
                     model, inputs, model_class, trust_remote_code, seed, stages, dtype=dtype, weights="auto"
                 )
-                from modelexport.verify.model import verify as run
-                from modelexport.verify.model import verify_sample
+                from modelexport.verify.sampling import verify_sample
+                from modelexport.verify.verify import verify as run
 
                 with stages("verify"):
                     if weights_sample is None:
@@ -248,7 +248,7 @@ def _verify_parts(package: Package, loaded: Any, example: Any, provider: str, st
     """Compare each part of a package module by module, on the inputs that it was exported with."""
     from modelexport.cli import show_package, show_verification
     from modelexport.pytorch.pipelines import SentencePipeline, pipeline_parts
-    from modelexport.verify.model import verify as run
+    from modelexport.verify.verify import verify as run
 
     whole = not isinstance(loaded.model, SentencePipeline)
     inputs = {"model": example} if whole else {part.name: part.inputs for part in pipeline_parts(loaded.model)}

@@ -14,11 +14,10 @@ from modelexport.core.owners import Owner
 from modelexport.errors import UsageError
 from modelexport.format import keys
 from modelexport.graph.initializers import detach_tensors
-from modelexport.graph.nodes import required_inputs
+from modelexport.graph.nodes import required_inputs, values_taken
 from modelexport.graph.owners import OWNER, owner_of
 from modelexport.surgery.edited_tags import EditedTags
 from modelexport.surgery.interfaces import offered_names
-from modelexport.graph.nodes import values_taken
 from modelexport.surgery.substitutes.parts import Parts, Site
 from modelexport.weights.transforms import parameter_plan
 

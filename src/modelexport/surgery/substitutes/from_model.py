@@ -18,12 +18,11 @@ from modelexport.errors import UsageError
 from modelexport.files.onnx_models import load_onnx
 from modelexport.format import documents, keys
 from modelexport.graph.copies import copy_of
-from modelexport.graph.nodes import all_nodes, may_be
+from modelexport.graph.nodes import all_nodes, may_be, values_taken
 from modelexport.graph.owners import owner_of
 from modelexport.surgery.edited_tags import EditedTags
 from modelexport.surgery.grafts import Graft, graft_calls, joined
 from modelexport.surgery.interfaces import Interface, Wanted, match_names, offered_names, spellings
-from modelexport.graph.nodes import values_taken
 from modelexport.surgery.substitutes.parts import Parts, Site
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.weights.transforms import parameter_plan, state_dict_of
