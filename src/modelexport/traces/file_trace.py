@@ -182,10 +182,9 @@ class _Watcher:
             array = self._with_choice(node, given, array)
         self.trace.prints[value].append(fingerprint_of(array))
         self.trace.shapes[value] = array.shape
-        if value in self._replace:
-            right = self._replace[value]
-            self.trace.replaced[value] = max(error_of(right, array), self.trace.replaced.get(value, 0.0))
-            return right
+        if value in self._replace and value not in self.trace.replaced:  # of a loop, PyTorch's first iteration is known
+            self.trace.replaced[value] = error_of(self._replace[value], array)
+            return self._replace[value]
         return array
 
     def _with_drawn(self, node: ir.Node, value: ir.Value, array: Any) -> Any:

@@ -11,7 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import onnx_ir as ir
+
 from modelexport.errors import UsageError
+from modelexport.format.dtypes import dtype_name
+from modelexport.graph.nodes import all_nodes, initializers
 from modelexport.runtime.sessions import open_session, run_session
 from modelexport.traces.differences import ALLOWED, Difference, compare_arrays, error_of, is_floating
 from modelexport.verify.optimizers import blamed_optimizer
@@ -36,6 +40,7 @@ def compare_as_run(
     own: Sequence[Any],
     exact: Sequence[Any],
     *,
+    narrowest: str,
     provider: str,
 ) -> AsRun:
     """Run a file and compare its outputs.
@@ -43,6 +48,7 @@ def compare_as_run(
     Args:
         own: What PyTorch returns in the types of the model.
         exact: The same in float64.
+        narrowest: The narrowest floating-point type in which the file computes.
     """
     notes = []
     try:
@@ -59,7 +65,7 @@ def compare_as_run(
                 differences.append(Difference(name=name, status="differ", reason="PyTorch has no such output"))
                 continue
             right, truth = own[place], exact[place]
-            allowed = ALLOWED.get(str(right.dtype), 0.0)
+            allowed = max(ALLOWED.get(str(right.dtype), 0.0), ALLOWED[narrowest])
             if is_floating(right) and right.shape == truth.shape:
                 rounding = error_of(truth, right)
                 allowed = max(allowed, _TIMES_OWN * rounding if rounding < 1 else 0.0)
@@ -79,3 +85,10 @@ def compare_as_run(
             path, inputs, lambda again: bool(again) and all(one.status == "agree" for one in compare(again)), provider
         )
     return AsRun(outputs, optimizer, notes)
+
+
+def narrowest_type(model: ir.Model) -> str:
+    """The narrowest floating-point type of the values and weights of a file, of those with a known rounding."""
+    values = [*initializers(model), *(value for node in all_nodes(model) for value in node.outputs)]
+    types = {dtype_name(value.dtype) for value in values if value.dtype is not None}
+    return max(types & ALLOWED.keys(), key=ALLOWED.__getitem__, default="float32")

@@ -65,7 +65,9 @@ def compare_runs(
         replaced = trace_file(run, inputs, truth, constants=constants, replace=replacements(pairs))
         again = Matches(tagged, truth, replaced, matches.noise)
         owners, contradictions = check_owners(again)
-    return Compared(matches, again, locate(again, pairs), owners, contradictions)
+    located = locate(again, pairs)
+    # What follows from a wrong node tells nothing of owners.
+    return Compared(matches, again, located, owners, [] if located.blamed else contradictions)
 
 
 def outputs_of(tagged: TaggedFile, truth: Trace) -> list[tuple[ir.Value, SeenTensor]]:

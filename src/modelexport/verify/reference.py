@@ -13,7 +13,7 @@ from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tagged.flattening import runnable
 from modelexport.traces.file_run import FileRun
 from modelexport.traces.reference import ReferenceValues, open_reference, reference_path
-from modelexport.verify.as_run import compare_as_run
+from modelexport.verify.as_run import compare_as_run, narrowest_type
 from modelexport.verify.claims import false_claims
 from modelexport.verify.compared import compare_runs, verdicts_of
 from modelexport.verify.parameters import parameter_digests, users_of, with_weights
@@ -42,7 +42,14 @@ def verify_reference(path: str | Path, *, modules: Sequence[str] = (), provider:
                 raise UsageError(f"{reference_path(tagged.path)} has no values of {call}: it has those of {kept}")
         wrong = _wrong_weights(tagged, reference)
         with runnable(tagged.path, tagged.encoding) as file:
-            run = compare_as_run(file, reference.inputs, reference.outputs, reference.outputs, provider=provider)
+            run = compare_as_run(
+                file,
+                reference.inputs,
+                reference.outputs,
+                reference.outputs,
+                narrowest=narrowest_type(tagged.model),
+                provider=provider,
+            )
         compared = compare_runs(
             tagged, FileRun(tagged.model, wide=reference.dtype), reference.inputs, reference.trace, {}
         )

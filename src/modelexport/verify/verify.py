@@ -45,7 +45,7 @@ from modelexport.tagged.flattening import runnable
 from modelexport.traces.file_run import FileRun
 from modelexport.traces.file_trace import computed_weights, rounded_constants
 from modelexport.traces.trace import Trace
-from modelexport.verify.as_run import AsRun, compare_as_run
+from modelexport.verify.as_run import AsRun, compare_as_run, narrowest_type
 from modelexport.verify.claims import false_claims
 from modelexport.verify.compared import Compared, compare_runs, output_differences, verdicts_of
 from modelexport.verify.feeding import under_names
@@ -234,7 +234,9 @@ class Sides:
         properties = self.tagged.model.metadata_props
         own, exact = (requested_outputs(properties, one) for one in (self.kept[key], truth.outputs))
         with runnable(self.tagged.path, self.tagged.encoding) as file:
-            return compare_as_run(file, self.feeds(inputs), own, exact, provider=provider)
+            return compare_as_run(
+                file, self.feeds(inputs), own, exact, narrowest=narrowest_type(self.tagged.model), provider=provider
+            )
 
 
 def _contents(inputs: Inputs) -> tuple[object, ...]:
