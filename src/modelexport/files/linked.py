@@ -7,6 +7,7 @@ regular file inside the model's folder, with the size and content that the model
 from __future__ import annotations
 
 import hashlib
+import mmap
 import os
 import stat
 from collections.abc import Iterable, Mapping
@@ -21,12 +22,11 @@ from modelexport.errors import FileFormatError, WeightsError
 from modelexport.files.records import recorded_files
 from modelexport.files.regular import open_regular
 from modelexport.files.safetensors_files import read_header
+from modelexport.files.serialized import read_serialized
 from modelexport.files.tensors import serialized_tensors
-from modelexport.files.wire import names_other_files, read_serialized
 from modelexport.format import documents, keys
 from modelexport.graph.initializers import bind_tensors
 from modelexport.graph.nodes import all_nodes, initializers
-from modelexport.graph.plain import PlainModel
 
 _TAIL = hashlib.sha256().digest_size
 """Bytes at the end of a data file: the SHA-256 of everything before them."""
@@ -257,8 +257,6 @@ def read_linked(model: ir.Model, folder: Path, *, ours: bool = True) -> None:
 
 def weights_beside(model: ir.Model) -> list[WeightsBeside]:
     """The files that hold weights of a model that was read from a file."""
-    if isinstance(model, PlainModel):
-        return []
     return _beside([*_in_initializers(model), *_in_attributes(model)])
 
 
@@ -299,8 +297,6 @@ def changed_files(path: Path | None, model: ir.Model) -> list[str]:
     Args:
         path: The model's file; ``None`` for a model in memory, whose tensors know their files.
     """
-    if isinstance(model, PlainModel):
-        return []
     tensors = _in_initializers(model)
     faults = [fault for beside in _beside([*tensors, *_in_attributes(model)]) if (fault := beside.fault())]
     ends: dict[Path, int] = {}
@@ -344,8 +340,9 @@ def data_files(path: Path) -> list[Path]:
     Raises:
         FileFormatError: It is not an ONNX file.
     """
-    if not names_other_files(path):
-        return []
+    with open_regular(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        if data.find(b"location") < 0:  # the key of every reference to another file
+            return []
     model = read_serialized(path)
     locations = {
         entry.value for tensor in serialized_tensors(model) for entry in tensor.external_data if entry.key == "location"

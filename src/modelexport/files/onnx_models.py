@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import shutil
-import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
@@ -14,25 +13,16 @@ import msgspec
 import onnx
 import onnx_ir as ir
 
-from modelexport.core.limits import PROTO_BYTES
 from modelexport.errors import FileFormatError
 from modelexport.files.atomic import check_space, scratch
-from modelexport.files.deserializing import SerializedTensor, move_properties, to_model
-from modelexport.files.embedded import EmbeddedTensor, OpenFile
 from modelexport.files.expansion import check_functions
 from modelexport.files.linked import read_linked, seal_data
 from modelexport.files.order import check_acyclic, check_opsets
-from modelexport.files.plain_reading import to_plain
-from modelexport.files.plain_tensors import PlainTensor
-from modelexport.files.plain_writing import plain_bytes
-from modelexport.files.serializing import to_proto
+from modelexport.files.protos import serialized, size_of, to_proto
+from modelexport.files.serialized import read_serialized
 from modelexport.files.tensors import check_data, check_kept, check_nodes
-from modelexport.files.text_fields import parse_model
-from modelexport.files.wire import LOCATION, SMALL, with_weights, without_weights
 from modelexport.format import keys
-from modelexport.graph.initializers import bind_tensors
 from modelexport.graph.nodes import initializers
-from modelexport.graph.plain import PlainModel
 
 LARGEST_INSIDE = 10**9
 """Bytes of weights above which they are written to a separate file."""
@@ -40,19 +30,18 @@ LARGEST_INSIDE = 10**9
 SMALLEST_OUTSIDE = 257
 """Bytes of the smallest initializer that is written to a separate file: onnx_ir's own limit."""
 
-_IN_GRAPH = (PlainTensor, SerializedTensor)
-"""Tensors whose bytes are in the serialized graph."""
+_SMALL = 1024
+"""Initializers of fewer bytes are serialized with the rest of the model."""
 
 OLDER_FILE = "modelexport.older_file"
 """The key in ``ir.Model.meta`` that marks a model whose file has an older format version."""
 
 
-def load_onnx(path: Path, *, ours: bool = True, plain: bool = False) -> ir.Model:
-    """Read any ONNX file; large initializers are read when used. A file of an older format version is upgraded.
+def load_onnx(path: Path, *, ours: bool = True) -> ir.Model:
+    """Read any ONNX file; weights in other files are read when used. A file of an older format version is upgraded.
 
     Args:
         ours: Whether the file's records of its data files still hold: false for a file that another tool wrote.
-        plain: Whether it may be read as a :class:`~modelexport.graph.plain.PlainModel`, which cannot be rewired.
 
     Raises:
         FileFormatError: It is missing, empty, or not an ONNX file.
@@ -64,69 +53,40 @@ def load_onnx(path: Path, *, ours: bool = True, plain: bool = False) -> ir.Model
     if path.stat().st_size == 0:
         raise FileFormatError(f"{path} is empty: it was not written completely; export it again")
     try:
-        model = _read(path, ours, plain)
+        model = _checked(read_serialized(path))
+        _upgrade(model)
+        for value in initializers(model):
+            if value.const_value is not None:
+                _move_properties(value.const_value, value)
+        read_linked(model, path.parent, ours=ours)
     except FileFormatError as error:
         if str(path) in str(error):
             raise
         raise FileFormatError(f"{path}: {error}") from error
-    except Exception as error:  # protobuf's exception type is not public, and damage causes many kinds of errors
+    except Exception as error:  # damage causes many kinds of errors
         raise FileFormatError(f"{path} is not an ONNX file, or damaged ({type(error).__name__})") from error
     if not model.opset_imports and not len(model.graph):
         raise FileFormatError(f"{path} is not an ONNX file: it has no opset and no nodes")
     return model
 
 
-def _read(path: Path, ours: bool, plain: bool) -> ir.Model:
-    file = OpenFile(path)
-    try:
-        found, rest = to_plain(file.data) if plain else None, b""
-        model: ir.Model
-        if found is not None:
-            model, places = found
-        else:
-            rest, places = without_weights(file.data)
-            if len(rest) > PROTO_BYTES:
-                raise FileFormatError(
-                    f"{path} has a graph of {len(rest):,} bytes, and at most {PROTO_BYTES:,} are read"
-                )
-            model = _checked(parse_model(rest), places)
-        weakref.finalize(model, file.close).atexit = False
-        _upgrade(model)
-        if not isinstance(model, PlainModel):
-            for value in initializers(model):
-                if value.const_value is not None:
-                    move_properties(value.const_value, value)
-        bind_tensors(dict(_embedded_tensors(model, file, places)))
-        if LOCATION in rest:
-            read_linked(model, path.parent, ours=ours)
-    except BaseException:
-        file.close()
-        raise
-    return model
-
-
-def _checked(proto: onnx.ModelProto, places: Mapping[str, range]) -> ir.Model:
+def _checked(proto: onnx.ModelProto) -> ir.Model:
     """The model, if it may be read."""
     check_kept(proto)
     check_functions(proto)
     check_opsets(proto)
     check_nodes(proto)
     check_acyclic(proto)
-    check_data(proto, places)
-    return to_model(proto)
+    check_data(proto)
+    return ir.serde.deserialize_model(proto)
 
 
-def _embedded_tensors(
-    model: ir.Model, file: OpenFile, places: Mapping[str, range]
-) -> Iterator[tuple[ir.Value, EmbeddedTensor]]:
-    for value in model.graph.initializers.values() if places else ():
-        place, tensor = places.get(value.name or ""), value.const_value
-        if place is not None and tensor is not None:
-            if len(place) != tensor.nbytes:
-                raise FileFormatError(
-                    f"the tensor {value.name!r} has {len(place):,} bytes instead of {tensor.nbytes:,}"
-                )
-            yield value, EmbeddedTensor(file, place, tensor)
+def _move_properties(tensor: ir.TensorProtocol, value: ir.Value) -> None:
+    """Give an initializer the properties of its tensor, which loses them."""
+    value.metadata_props.update(tensor.metadata_props)
+    tensor.metadata_props.clear()
+    if isinstance(tensor, ir.TensorProtoTensor):  # is written as it was read, with its old properties
+        del tensor.raw.metadata_props[:]
 
 
 def _upgrade(model: ir.Model) -> None:
@@ -169,7 +129,7 @@ def save_model(
     """
     now = {value: value.const_value for value in initializers(model) if value.const_value is not None}
     if external is None:
-        apart = any(map(_is_outside, now.values()))
+        apart = any(isinstance(tensor, ir.ExternalTensor) for tensor in now.values())
         external = apart or sum(tensor.nbytes for tensor in now.values()) > LARGEST_INSIDE
     now.update(tensors or {})
     if not same_graph:
@@ -178,9 +138,7 @@ def save_model(
         model.metadata_props.pop(key, None)
     outside = {value: now[value] for value in now if external and now[value].nbytes >= SMALLEST_OUTSIDE}
     placed: dict[ir.Value, ir.TensorProtocol] = {
-        value: inside_file(tensor)
-        for value, tensor in now.items()
-        if value not in outside and (type(tensor) is not PlainTensor or tensor is not value.const_value)
+        value: inside_file(tensor) for value, tensor in now.items() if value not in outside
     }
     if outside:
         data = path.with_name(path.name + keys.DATA_SUFFIX)
@@ -219,7 +177,7 @@ def write_data_file(
 
 def inside_file(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
     """The tensor to write into the model file; one from another file is read at that time."""
-    if not _is_outside(tensor):
+    if not isinstance(tensor, ir.ExternalTensor):
         return tensor
     return ir.LazyTensor(
         lambda: ir.Tensor(tensor.numpy(), dtype=tensor.dtype),
@@ -248,19 +206,15 @@ def save_with_references(
     """
     placed = {} if tensors is None else tensors
     now = {value: placed.get(value, value.const_value) for value in model.graph.initializers.values()}
-    streamed = {v: t for v, t in now.items() if t is not None and not _is_outside(t) and _is_large(t)}
+    streamed = {v: t for v, t in now.items() if t is not None and not isinstance(t, ir.ExternalTensor) and _is_large(t)}
     described = {value: _without_data(tensor) for value, tensor in streamed.items()}
     try:
-        written = {**placed, **described}
-        if isinstance(model, PlainModel):
-            rest = plain_bytes(model, written)
-        else:
-            rest = to_proto(model, written).SerializeToString()
+        proto = to_proto(model, {**placed, **described})
+        parts = serialized(proto, {value.name or "": tensor for value, tensor in streamed.items()})
     except (ir.serde.SerdeError, UnicodeError, TypeError) as error:  # names that are not valid text
         reason = " ".join(str(error.__cause__ or error).split())[:200]
         raise FileFormatError(f"the model contains data that cannot be written: {reason}") from error
-    parts = with_weights(rest, {value.name or "": tensor for value, tensor in streamed.items()})
-    check_space(path, sum(len(part) if isinstance(part, bytes) else part.nbytes for part in parts))
+    check_space(path, size_of(parts))
     with _replaced(path) as file:
         for part in parts:
             if isinstance(part, bytes):
@@ -295,16 +249,8 @@ def _without_data(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
     return ir.TensorProtoTensor(described)
 
 
-def _is_outside(tensor: ir.TensorProtocol) -> bool:
-    """Whether a tensor is in another file."""
-    # Most are of this class, and a question after any other takes ten times as long: they are protocols.
-    return type(tensor) not in _IN_GRAPH and isinstance(tensor, ir.ExternalTensor)
-
-
 def _is_large(tensor: ir.TensorProtocol) -> bool:
     if tensor.dtype == ir.DataType.STRING:
         return False
-    if type(tensor) in _IN_GRAPH:
-        return tensor.nbytes >= SMALL
     # onnx_ir wraps exceptions raised while a lazy tensor is computed in its own exceptions.
-    return tensor.nbytes >= SMALL or isinstance(tensor, ir.LazyTensor)
+    return tensor.nbytes >= _SMALL or isinstance(tensor, ir.LazyTensor)

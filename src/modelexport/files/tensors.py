@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import prod
 
 import onnx
@@ -91,28 +91,17 @@ def check_nodes(model: onnx.ModelProto) -> None:
 _VALUES = {onnx.AttributeProto.TENSOR: "t", onnx.AttributeProto.GRAPH: "g", onnx.AttributeProto.TYPE_PROTO: "tp"}
 
 
-def check_data(model: onnx.ModelProto, elsewhere: Collection[str]) -> None:
+def check_data(model: onnx.ModelProto) -> None:
     """Refuse tensors whose data is shorter or longer than their shape requires: reading them later would fail.
-
-    Args:
-        elsewhere: Names of initializers whose data was taken out and already checked.
 
     Raises:
         FileFormatError: Names the first such tensor.
     """
     for tensor in serialized_tensors(model):
-        check_tensor(tensor, elsewhere)
+        _check_tensor(tensor)
 
 
-def check_tensor(tensor: onnx.TensorProto, elsewhere: Collection[str]) -> None:
-    """Refuse a tensor whose data is shorter or longer than its shape requires.
-
-    Args:
-        elsewhere: Names of initializers whose data was taken out and already checked.
-
-    Raises:
-        FileFormatError: Names the tensor.
-    """
+def _check_tensor(tensor: onnx.TensorProto) -> None:
     data_type, raw = tensor.data_type, tensor.HasField("raw_data")
     if data_type not in _BITS or data_type == onnx.TensorProto.UNDEFINED:
         raise FileFormatError(f"the tensor {tensor.name!r} has the unknown type {data_type}")
@@ -125,11 +114,8 @@ def check_tensor(tensor: onnx.TensorProto, elsewhere: Collection[str]) -> None:
         if data_type == onnx.TensorProto.STRING:
             raise FileFormatError(f"the tensor {tensor.name!r} has texts in another file, which ONNX does not allow")
         return
-    apart = not raw and tensor.name in elsewhere
-    if data_type == onnx.TensorProto.STRING and (apart or raw):
+    if data_type == onnx.TensorProto.STRING and raw:
         raise FileFormatError(f"the tensor {tensor.name!r} has texts as bytes, which ONNX does not allow")
-    if apart:
-        return
     size = prod(dims)
     if raw:
         bits = _BITS[data_type]

@@ -8,16 +8,12 @@ from itertools import chain
 import onnx
 import onnx_ir as ir
 
-from modelexport.graph.plain import PlainModel
-
 READ_SIZES_ONLY = frozenset({"Shape", "Size"})
 """Operators that read the sizes of what they take, and no value of it."""
 
 
 def all_nodes(model: ir.Model) -> Iterator[ir.Node]:
     """Every node of a model: of the graph, of nested graphs (after their enclosing node) and of functions."""
-    if isinstance(model, PlainModel):
-        return iter(model.graph)
     return chain(nodes_of(model.graph), *map(nodes_of, model.functions.values()))
 
 
@@ -34,8 +30,7 @@ def nodes_of(graph: ir.Graph | ir.Function) -> Iterator[ir.Node]:
 def all_graphs(model: ir.Model) -> Iterator[ir.Graph]:
     """The graph of a model and all graphs nested in it, outer before inner; not the graphs in functions."""
     yield model.graph
-    if not isinstance(model, PlainModel):
-        yield from _graphs_in(model.graph)
+    yield from _graphs_in(model.graph)
 
 
 def _graphs_in(graph: ir.Graph) -> Iterator[ir.Graph]:

@@ -17,7 +17,7 @@ import onnxruntime
 from modelexport.core.background import begun
 from modelexport.errors import FileFormatError, UsageError
 from modelexport.files.linked import check_tensors, check_weight_files
-from modelexport.files.serializing import to_proto
+from modelexport.files.protos import to_proto
 from modelexport.graph.copies import copy_of
 from modelexport.graph.nodes import initializers
 from modelexport.graph.widening import narrow_values, widened
