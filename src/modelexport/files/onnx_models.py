@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import BinaryIO
 
 import msgspec
 import onnx
 import onnx_ir as ir
 
 from modelexport.errors import FileFormatError
-from modelexport.files.atomic import check_space, scratch
-from modelexport.files.expansion import check_functions
+from modelexport.files.atomic import check_space
+from modelexport.files.checks import check_model
 from modelexport.files.linked import read_linked, seal_data
-from modelexport.files.order import check_acyclic, check_opsets
 from modelexport.files.protos import serialized, size_of, to_proto
 from modelexport.files.serialized import read_serialized
-from modelexport.files.tensors import check_data, check_kept, check_nodes
 from modelexport.format import keys
 from modelexport.graph.nodes import initializers
 
@@ -53,7 +48,9 @@ def load_onnx(path: Path, *, ours: bool = True) -> ir.Model:
     if path.stat().st_size == 0:
         raise FileFormatError(f"{path} is empty: it was not written completely; export it again")
     try:
-        model = _checked(read_serialized(path))
+        proto = read_serialized(path)
+        check_model(proto)
+        model = ir.serde.deserialize_model(proto)
         _upgrade(model)
         for value in initializers(model):
             if value.const_value is not None:
@@ -68,17 +65,6 @@ def load_onnx(path: Path, *, ours: bool = True) -> ir.Model:
     if not model.opset_imports and not len(model.graph):
         raise FileFormatError(f"{path} is not an ONNX file: it has no opset and no nodes")
     return model
-
-
-def _checked(proto: onnx.ModelProto) -> ir.Model:
-    """The model, if it may be read."""
-    check_kept(proto)
-    check_functions(proto)
-    check_opsets(proto)
-    check_nodes(proto)
-    check_acyclic(proto)
-    check_data(proto)
-    return ir.serde.deserialize_model(proto)
 
 
 def _move_properties(tensor: ir.TensorProtocol, value: ir.Value) -> None:
@@ -137,13 +123,12 @@ def save_model(
     for key in (keys.WEIGHTS, keys.DATA):
         model.metadata_props.pop(key, None)
     outside = {value: now[value] for value in now if external and now[value].nbytes >= SMALLEST_OUTSIDE}
+    # The file that the others are read from may be the one that is replaced.
     placed: dict[ir.Value, ir.TensorProtocol] = {
-        value: inside_file(tensor) for value, tensor in now.items() if value not in outside
+        value: inside_file(tensor, at_once=bool(outside)) for value, tensor in now.items() if value not in outside
     }
     if outside:
         data = path.with_name(path.name + keys.DATA_SUFFIX)
-        # The file that the small ones are read from may be the one that is replaced.
-        placed |= {v: _read_now(tensor) for v, tensor in placed.items() if isinstance(tensor, ir.LazyTensor)}
         placed |= write_data_file(outside, path.parent, data.name)
         record_data(model, data)
     save_with_references(model, path, placed)
@@ -168,29 +153,24 @@ def write_data_file(
     Raises:
         OSError: The file cannot be written.
     """
-    if not tensors:
-        return {}
     check_space(folder / name, sum(tensor.nbytes for tensor in tensors.values()))
     external = ir.external_data.convert_tensors_to_external(list(tensors.values()), folder, name)
     return dict(zip(tensors, external, strict=True))
 
 
-def inside_file(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
-    """The tensor to write into the model file; one from another file is read at that time."""
+def inside_file(tensor: ir.TensorProtocol, *, at_once: bool = False) -> ir.TensorProtocol:
+    """The tensor to write into the model file; one from another file is read then, or at once."""
     if not isinstance(tensor, ir.ExternalTensor):
         return tensor
-    return ir.LazyTensor(
-        lambda: ir.Tensor(tensor.numpy(), dtype=tensor.dtype),
-        dtype=tensor.dtype,
-        shape=ir.Shape(tensor.shape.numpy()),
-        name=tensor.name,
-        doc_string=tensor.doc_string,
+
+    def read() -> ir.Tensor:
+        array = tensor.numpy().copy()
+        return ir.Tensor(array, dtype=tensor.dtype, name=tensor.name, doc_string=tensor.doc_string)
+
+    shape = ir.Shape(tensor.shape.numpy())
+    return (
+        read() if at_once else ir.LazyTensor(read, tensor.dtype, shape, name=tensor.name, doc_string=tensor.doc_string)
     )
-
-
-def _read_now(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
-    array = tensor.numpy().copy()
-    return ir.Tensor(array, dtype=tensor.dtype, name=tensor.name, doc_string=tensor.doc_string)
 
 
 def save_with_references(
@@ -215,30 +195,9 @@ def save_with_references(
         reason = " ".join(str(error.__cause__ or error).split())[:200]
         raise FileFormatError(f"the model contains data that cannot be written: {reason}") from error
     check_space(path, size_of(parts))
-    with _replaced(path) as file:
+    with path.open("wb") as file:
         for part in parts:
-            if isinstance(part, bytes):
-                file.write(part)
-            elif hasattr(part, "tofile"):  # an optional part of the protocol
-                part.tofile(file)
-            else:
-                file.write(part.tobytes())
-
-
-@contextlib.contextmanager
-def _replaced(path: Path) -> Iterator[BinaryIO]:
-    """A file that gets its place when it is written: weights may be mapped from the one that is there."""
-    target = path.resolve()
-    if not target.is_file():
-        with target.open("wb") as file:
-            yield file
-        return
-    with scratch(target.parent) as folder:
-        new = folder / target.name
-        with new.open("wb") as file:
-            yield file
-        shutil.copymode(target, new)
-        new.replace(target)
+            file.write(part if isinstance(part, bytes) else part.tobytes())
 
 
 def _without_data(tensor: ir.TensorProtocol) -> ir.TensorProtocol:

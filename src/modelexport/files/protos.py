@@ -9,8 +9,7 @@ import onnx
 import onnx_ir as ir
 from google.protobuf.message import Message
 
-from modelexport.files.serialized import LENGTH_DELIMITED
-from modelexport.files.tensors import graphs_in
+from modelexport.files.serialized import LENGTH_DELIMITED, graphs_in
 from modelexport.graph.nodes import nested_graphs
 
 Tensors = Mapping[ir.Value, ir.TensorProtocol]
@@ -39,7 +38,7 @@ def to_proto(model: ir.Model, tensors: Tensors) -> onnx.ModelProto:
         graph.inputs,
         graph.outputs,
         nodes=tuple(graph),
-        initializers=[_with_tensor(value, tensor) for value, tensor in _tensors_of(graph, tensors).items()],
+        initializers=[_placeholder(value) for value in graph.initializers.values()],
         doc_string=graph.doc_string,
         opset_imports=dict(graph.opset_imports),
         name=graph.name,
@@ -59,35 +58,33 @@ def to_proto(model: ir.Model, tensors: Tensors) -> onnx.ModelProto:
             device_configurations=model.device_configurations,
         )
     )
-    given = {value.name for value in graph.inputs}
-    for value in graph.initializers.values():
-        if value.const_value is None and value not in tensors and value.name not in given and value.type is not None:
-            ir.serde.serialize_value_into(proto.graph.value_info.add(), value)
-    _settle(graph, proto.graph, tensors)
+    _write_initializers(graph, proto.graph, tensors)
     return proto
 
 
-def _tensors_of(graph: ir.Graph, tensors: Tensors) -> dict[ir.Value, ir.TensorProtocol]:
-    found = {value: tensors.get(value, value.const_value) for value in graph.initializers.values()}
-    return {value: tensor for value, tensor in found.items() if tensor is not None}
+def _placeholder(value: ir.Value) -> ir.Value:
+    """An initializer without its tensor, which onnx_ir would serialize; with notes of its quantization."""
+    empty = ir.Value(name=value.name, const_value=ir.TensorProtoTensor(onnx.TensorProto(data_type=1)))
+    empty.meta.update(value.meta)
+    return empty
 
 
-def _with_tensor(value: ir.Value, tensor: ir.TensorProtocol) -> ir.Value:
-    """A value that is serialized as an initializer and nothing else."""
-    copy = ir.Value(name=value.name, const_value=tensor)
-    copy.meta.update(value.meta)
-    return copy
-
-
-def _settle(graph: ir.Graph, proto: onnx.GraphProto, tensors: Tensors) -> None:
-    """Write the properties of initializers to their tensors, and other tensors into nested graphs."""
-    written = {tensor.name: tensor for tensor in proto.initializer}
-    for value in graph.initializers.values():
-        if (tensor := written.get(value.name or "")) is not None:
-            properties = {entry.key: entry.value for entry in tensor.metadata_props} | dict(value.metadata_props)
-            del tensor.metadata_props[:]
-            for key, text in sorted(properties.items()):
-                tensor.metadata_props.add(key=key, value=text)
+def _write_initializers(graph: ir.Graph, proto: onnx.GraphProto, tensors: Tensors) -> None:
+    """Write the initializers of a graph, and of those nested in it, anew."""
+    given = {value.name for value in graph.inputs}
+    names = {*graph.initializers} - given
+    kept = [info for info in proto.value_info if info.name not in names]
+    del proto.initializer[:], proto.value_info[:]
+    written: set[str] = set()
+    for name, value in graph.initializers.items():
+        tensor = tensors.get(value, value.const_value)
+        if tensor is not None:
+            tensor.name = name
+            _write_tensor(proto.initializer.add(), tensor, value)
+            written.add(name)
+        elif name in names and value.type is not None:
+            ir.serde.serialize_value_into(proto.value_info.add(), value)
+    proto.value_info.extend(kept)
     for info in (*proto.input, *proto.output):
         if info.name in written:
             del info.metadata_props[:]
@@ -95,21 +92,17 @@ def _settle(graph: ir.Graph, proto: onnx.GraphProto, tensors: Tensors) -> None:
         if nested := nested_graphs(node):
             protos = [inside for attribute in node_proto.attribute for inside in graphs_in(attribute)]
             for inner, inside in zip(nested, protos, strict=True):
-                _settle_inside(inner, inside, tensors)
+                _write_initializers(inner, inside, tensors)
 
 
-def _settle_inside(graph: ir.Graph, proto: onnx.GraphProto, tensors: Tensors) -> None:
-    """The same for a nested graph, which was serialized with its own tensors."""
-    written = {tensor.name: tensor for tensor in proto.initializer}
-    for value in graph.initializers.values():
-        if value in tensors and (tensor := written.get(value.name or "")) is not None:
-            tensor.CopyFrom(ir.serde.serialize_tensor(tensors[value]))
-            tensor.name = value.name or ""
-    kept = [info for info in proto.value_info if info.name not in written]
-    if len(kept) < len(proto.value_info):
-        del proto.value_info[:]
-        proto.value_info.extend(kept)
-    _settle(graph, proto, tensors)
+def _write_tensor(proto: onnx.TensorProto, tensor: ir.TensorProtocol, value: ir.Value) -> None:
+    """Write a tensor with the properties of its initializer."""
+    ir.serde.serialize_tensor_into(proto, tensor)
+    if proto.metadata_props or value.metadata_props:
+        properties = {entry.key: entry.value for entry in proto.metadata_props} | dict(value.metadata_props)
+        del proto.metadata_props[:]
+        for key, text in sorted(properties.items()):
+            proto.metadata_props.add(key=key, value=text)
 
 
 def serialized(model: onnx.ModelProto, data: Mapping[str, Data]) -> list[Part]:

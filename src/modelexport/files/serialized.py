@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -107,3 +107,42 @@ def _strict_model() -> Any:
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     return GetMessageClass(pool.FindMessageTypeByName(onnx.ModelProto.DESCRIPTOR.full_name))
+
+
+def graphs_in(attribute: onnx.AttributeProto) -> Sequence[onnx.GraphProto]:
+    """The graphs that an attribute holds."""
+    return (attribute.g, *attribute.graphs) if attribute.HasField("g") else attribute.graphs
+
+
+def with_nested(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """Nodes, each followed by the nodes of its nested graphs."""
+    for node in nodes:
+        yield node
+        for attribute in node.attribute:
+            for graph in graphs_in(attribute):
+                yield from with_nested(graph.node)
+
+
+def serialized_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
+    """Every node, those of nested graphs and functions included."""
+    for graph in (model.graph, *model.functions):
+        yield from with_nested(graph.node)
+
+
+def serialized_graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
+    """The graph of a model, and all graphs nested in it and in functions."""
+    yield model.graph
+    for node in serialized_nodes(model):
+        for attribute in node.attribute:
+            yield from graphs_in(attribute)
+
+
+def serialized_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    """Initializers and the tensors of attributes, those of nested graphs and functions included."""
+    for graph in serialized_graphs(model):
+        yield from graph.initializer
+    for node in serialized_nodes(model):
+        for attribute in node.attribute:
+            if attribute.HasField("t"):
+                yield attribute.t
+            yield from attribute.tensors

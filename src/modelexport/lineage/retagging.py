@@ -111,10 +111,10 @@ def retag(changed: str | Path, *, source: str | Path, output: str | Path) -> Ret
         raise FileFormatError(
             f"no node of {source} has tags: another tool has dropped them; give the exported file itself"
         )
-    check_files(tagged.path, tagged.model)
+    check_files(tagged.model)
     model, inlined = _flat(changed, tagged)
     _check_outputs(changed, model)
-    check_files(changed, model)
+    check_files(model)
     before = take_snapshot(tagged.model)
     descent = trace_owners(before, model)
     _check_related(changed, tagged, descent)

@@ -9,9 +9,8 @@ import onnx
 
 from modelexport.core.calls import CallTree, ModuleCall
 from modelexport.core.owners import Evidence
-from modelexport.files.expansion import check_functions
-from modelexport.files.serialized import read_serialized
-from modelexport.files.tensors import serialized_nodes
+from modelexport.files.functions import check_functions
+from modelexport.files.serialized import read_serialized, serialized_nodes
 from modelexport.format import documents, keys
 from modelexport.format.call_tree import check_version, read_call_tree
 from modelexport.format.node_tags import OwnerReader
