@@ -71,40 +71,12 @@ class _Move:
 
 
 class Replacement:
-    """Replaces a set of files together: all of them, or none.
+    """The files of :func:`replaced_together`, in staging folders beside their places until all are moved."""
 
-    They are written to staging folders beside their places. When the block ends without an exception they are moved;
-    if one of them cannot be, those that were moved are taken back.
-
-    Args:
-        reads: Files and folders of which nothing may be replaced, besides those that :func:`reading` was told.
-    """
-
-    def __init__(self, reads: Iterable[Path] = ()) -> None:
+    def __init__(self, stack: contextlib.ExitStack, reads: Iterable[Path]) -> None:
+        self._stack = stack
         self._reads = list(reads)
         self._folders: list[_Staged] = []
-        self._made: list[Path] = []
-        self._stack = contextlib.ExitStack()
-
-    def __enter__(self) -> Replacement:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        done = False
-        try:
-            with self._stack:
-                if kind is None:
-                    try:
-                        self._commit()
-                    except OSError as failure:
-                        raise self._explained(failure) from failure
-                    done = True
-                elif isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
-                    raise self._explained(error) from error
-        finally:
-            for folder in [] if done else reversed(self._made):
-                with contextlib.suppress(OSError):
-                    folder.rmdir()
 
     def folder(self, directory: Path, *, make: bool = False, package: bool = False) -> Path:
         """A staging folder for files that will be moved to ``directory``, which is made first if asked for.
@@ -121,12 +93,18 @@ class Replacement:
                 directory.mkdir()
             except OSError as error:
                 raise OutputError(f"cannot make the folder {directory}: {error.strerror or error}") from error
-            self._made.append(directory)
+            self._stack.push(lambda kind, *_: _remove_empty([directory]) if kind is not None else None)
         staging = self._stack.enter_context(scratch(directory))
         self._folders.append(_Staged(staging, directory, package))
         return staging
 
-    def _commit(self) -> None:
+    def commit(self) -> None:
+        """Move the files.
+
+        Raises:
+            OSError: One cannot be moved; none was.
+            OutputError: One would take the place of something that is read, or is not a regular file.
+        """
         moves = [
             _Move(file, staged.directory / file.relative_to(staged.staging), staged.before / str(number))
             for staged in self._folders
@@ -172,9 +150,7 @@ class Replacement:
         except BaseException:
             with undisturbed():
                 _take_back(undo)
-                for folder in reversed(made):
-                    with contextlib.suppress(OSError):
-                        folder.rmdir()
+                _remove_empty(reversed(made))
             raise
         # A part of a package is written to the package's staging folder, which may still be removed.
         _written.extend(
@@ -196,7 +172,7 @@ class Replacement:
         file.write_bytes(unfinished_manifest(*names))
         return _Move(file, staged.manifest, staged.before / "manifest")
 
-    def _explained(self, error: OSError) -> OutputError:
+    def explained(self, error: OSError) -> OutputError:
         """The error as one line: the file, the reason, and the space that it needs if the disk is full."""
         written = [
             (file, staged.directory / file.relative_to(staged.staging))
@@ -204,6 +180,33 @@ class Replacement:
             for file in _files(staged.staging)
         ]
         return _explained(error, written, self._folders[0].directory if self._folders else Path())
+
+
+@contextlib.contextmanager
+def replaced_together(reads: Iterable[Path] = ()) -> Iterator[Replacement]:
+    """Replaces a set of files, of one or several folders, together: all of them, or none.
+
+    Args:
+        reads: Files and folders of which nothing may be replaced, besides those that :func:`reading` was told.
+
+    Raises:
+        OutputError: They cannot be written.
+    """
+    with contextlib.ExitStack() as stack:
+        replacement = Replacement(stack, reads)
+        try:
+            yield replacement
+            replacement.commit()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise replacement.explained(error) from error
+
+
+def _remove_empty(folders: Iterable[Path]) -> None:
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
 
 
 def _explained(error: OSError, written: Iterable[tuple[Path, Path]], directory: Path) -> OutputError:
@@ -267,12 +270,12 @@ def written_together(
     """A folder to write files into; they are moved into ``directory`` when the block ends without an exception.
 
     Args:
-        reads, make, package: As :class:`Replacement` has them.
+        reads, make, package: As :func:`replaced_together` and :meth:`Replacement.folder` have them.
 
     Raises:
         OutputError: The directory does not exist or cannot be written to, or the disk is full.
     """
-    with Replacement(reads) as replacement:
+    with replaced_together(reads) as replacement:
         yield replacement.folder(directory, make=make, package=package)
 
 
@@ -371,18 +374,9 @@ def check_writable(path: Path, reads: Iterable[Path] = ()) -> None:
     belongs = next((end for end in (f".onnx{DATA_SUFFIX}", *DOCUMENT_SUFFIXES) if path.name.endswith(end)), None)
     if belongs is not None:
         raise OutputError(f"{path} has a name reserved for files beside a model (*{belongs}): give another name")
-    for file in _beside(path):
-        if (kind := what_it_is(file)) is not None:
-            raise OutputError(f"{file} is not a regular file but {kind}, and would have to be replaced: remove it")
-    check_apart(path, reads)
-
-
-def check_apart(path: Path, reads: Iterable[Path]) -> None:
-    """Fail if writing ``path`` and the files beside it would destroy an input.
-
-    Raises:
-        OutputError: An input would be destroyed.
-    """
+    for other in _beside(path):
+        if (kind := what_it_is(other)) is not None:
+            raise OutputError(f"{other} is not a regular file but {kind}, and would have to be replaced: remove it")
     there = [file for file in (path, *_beside(path)) if file.exists()]
     for read in dict.fromkeys((*reads, *being_read())) if there else ():
         for part, what in parts_of(read):

@@ -29,7 +29,6 @@ from modelexport.graph.nodes import all_nodes, initializers
 
 _TAIL = hashlib.sha256().digest_size
 """Bytes at the end of a data file: the SHA-256 of everything before them."""
-_BLOCK = 16 * 2**20
 T = TypeVar("T")
 
 
@@ -323,10 +322,8 @@ def seal_data(path: Path) -> documents.DataFile:
 
     ONNX ignores bytes after the last tensor. Two files of the same content stay equal.
     """
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
+        digest = hashlib.file_digest(file, "sha256")
     with path.open("ab") as file:
         file.write(digest.digest())
     return documents.DataFile(path.stat().st_size, digest.hexdigest())

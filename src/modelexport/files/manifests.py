@@ -84,11 +84,6 @@ def files_of_package(folder: Path, *, every: bool = False) -> list[Path]:
     return [file for file in inside if os.path.lexists(file) and (every or what_it_is(file) is None)]
 
 
-def has_manifest(folder: Path) -> bool:
-    """Whether a folder has a manifest that can be read, of whatever kind."""
-    return read_kind(folder) is not None
-
-
 def read_kind(folder: Path) -> str | None:
     """The kind of the package in a folder; ``None`` without a manifest that can be read."""
     try:

@@ -163,14 +163,12 @@ def inside_file(tensor: ir.TensorProtocol, *, at_once: bool = False) -> ir.Tenso
     if not isinstance(tensor, ir.ExternalTensor):
         return tensor
 
-    def read() -> ir.Tensor:
-        array = tensor.numpy().copy()
-        return ir.Tensor(array, dtype=tensor.dtype, name=tensor.name, doc_string=tensor.doc_string)
+    def read() -> ir.TensorProtocol:
+        return ir.tensor(tensor.numpy().copy(), tensor.dtype, name=tensor.name, doc_string=tensor.doc_string)
 
     shape = ir.Shape(tensor.shape.numpy())
-    return (
-        read() if at_once else ir.LazyTensor(read, tensor.dtype, shape, name=tensor.name, doc_string=tensor.doc_string)
-    )
+    later = ir.LazyTensor(read, tensor.dtype, shape, name=tensor.name, doc_string=tensor.doc_string)
+    return read() if at_once else later
 
 
 def save_with_references(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
+from copy import copy
 
 import onnx
 import onnx_ir as ir
@@ -15,16 +15,7 @@ from modelexport.graph.nodes import nested_graphs
 Tensors = Mapping[ir.Value, ir.TensorProtocol]
 
 
-class Data(Protocol):
-    """The bytes of a tensor."""
-
-    @property
-    def nbytes(self) -> int: ...
-
-    def tobytes(self) -> bytes: ...
-
-
-Part = bytes | Data
+Part = bytes | ir.TensorProtocol
 
 
 def to_proto(model: ir.Model, tensors: Tensors) -> onnx.ModelProto:
@@ -44,20 +35,9 @@ def to_proto(model: ir.Model, tensors: Tensors) -> onnx.ModelProto:
         name=graph.name,
         metadata_props=dict(graph.metadata_props),
     )
-    proto = ir.serde.serialize_model(
-        ir.Model(
-            view,  # type: ignore[arg-type]  # GraphView says that a model of a view can be serialized
-            ir_version=model.ir_version,
-            producer_name=model.producer_name,
-            producer_version=model.producer_version,
-            domain=model.domain,
-            model_version=model.model_version,
-            doc_string=model.doc_string,
-            functions=tuple(model.functions.values()),
-            metadata_props=dict(model.metadata_props),
-            device_configurations=model.device_configurations,
-        )
-    )
+    whole = copy(model)
+    whole.graph = view  # type: ignore[assignment]  # GraphView says that a model of a view can be serialized
+    proto = ir.serde.serialize_model(whole)
     _write_initializers(graph, proto.graph, tensors)
     return proto
 
@@ -105,7 +85,7 @@ def _write_tensor(proto: onnx.TensorProto, tensor: ir.TensorProtocol, value: ir.
             proto.metadata_props.add(key=key, value=text)
 
 
-def serialized(model: onnx.ModelProto, data: Mapping[str, Data]) -> list[Part]:
+def serialized(model: onnx.ModelProto, data: Mapping[str, ir.TensorProtocol]) -> list[Part]:
     """The parts of a serialized model, in order: the bytes that protobuf would write if these initializers had data.
 
     The model is not usable afterwards.

@@ -92,16 +92,13 @@ def _compute_in_double(doubled: Doubled, wide: dict[ir.Value, ir.Value]) -> None
         node.replace_input_with(place, wide[value])
     for place in doubled.outputs:
         value = node.outputs[place]
-        name, users = value.name or "", list(value.uses())
+        name = value.name or ""
         cast = _cast(value, ir.DataType.FLOAT, f"{name}.single")
         single = cast.outputs[0]
         single.shape, single.type = value.shape, ir.TensorType(ir.DataType.FLOAT)
         graph.insert_after(node, cast)
-        for user, index in users:
-            user.replace_input_with(index, single)
-        for index, output in enumerate(graph.outputs):
-            if output is value:
-                graph.outputs[index] = single
+        ir.convenience.replace_all_uses_with(value, single, replace_graph_outputs=True)
+        cast.replace_input_with(0, value)
         value.name, single.name, value.type = f"{name}.in_double", name, ir.TensorType(ir.DataType.DOUBLE)
     if (node.domain, node.op_type) == ("", "Sigmoid"):
         _write_out_sigmoid(node)
@@ -119,8 +116,7 @@ def _write_out_sigmoid(node: ir.Node) -> None:
         made.name = made.outputs[0].name = f"{result.name}.{what}"
         made.outputs[0].type = ir.TensorType(ir.DataType.DOUBLE)
         graph.insert_before(node, made)
-    for user, index in list(result.uses()):
-        user.replace_input_with(index, inverse.outputs[0])
+    ir.convenience.replace_all_uses_with(result, inverse.outputs[0])
     graph.remove(node, safe=True)
 
 
