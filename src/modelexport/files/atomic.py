@@ -9,6 +9,8 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from enum import IntEnum, auto
+from operator import attrgetter
 from pathlib import Path
 from typing import IO
 
@@ -34,6 +36,29 @@ def written_files() -> list[Path]:
     return list(_written)
 
 
+class _Order(IntEnum):
+    """The order in which files are moved: what readers look at first is written last."""
+
+    UNFINISHED = auto()
+    """A manifest that readers refuse."""
+    NEW = auto()
+    STALE = auto()
+    """What describes something that is replaced, and is not replaced itself: it is moved away."""
+    MANIFEST = auto()
+
+
+@dataclass(frozen=True)
+class _Move:
+    order: _Order
+    file: Path
+    target: Path
+    before: Path
+    """The second name that what was there gets."""
+
+    def run(self) -> None:
+        self.file.replace(self.before if self.order is _Order.STALE else self.target)
+
+
 @dataclass(frozen=True)
 class _Staged:
     """A staging folder, where its files go, and whether they are a package, which its manifest holds together."""
@@ -42,32 +67,26 @@ class _Staged:
     directory: Path
     package: bool
 
-    @property
-    def before(self) -> Path:
-        return self.staging.parent / _BEFORE
+    def new(self) -> dict[Path, Path]:
+        """The new files to their places."""
+        return {file: self.directory / file.relative_to(self.staging) for file in sorted(_files(self.staging))}
 
-    @property
-    def manifest(self) -> Path:
-        return self.directory / MANIFEST
-
-    def files(self) -> list[Path]:
-        """The new files in the order in which they are moved: a manifest is the last."""
-        manifest = self.staging / MANIFEST
-        return sorted(_files(self.staging), key=lambda file: (self.package and file == manifest, file))
-
-    def stale(self) -> list[Path]:
-        """What is there, describes what is replaced, and is not replaced itself."""
+    def moves(self) -> list[_Move]:
+        """What has to be moved; makes the folder for what was there."""
+        new, manifest = self.new(), self.directory / MANIFEST
         former = files_of_package(self.directory) if self.package else []
-        new = {self.directory / file.relative_to(self.staging) for file in _files(self.staging)}
-        return list(dict.fromkeys(file for file in (*former, *_stale(self.staging, self.directory)) if file not in new))
-
-
-@dataclass(frozen=True)
-class _Move:
-    file: Path
-    target: Path
-    before: Path
-    """The second name that what was there gets."""
+        stale = {*former, *_stale(self.staging, self.directory)}.difference(new.values())
+        found = [(_Order.STALE, file, file) for file in sorted(stale)]
+        for file, target in new.items():
+            found.append((_Order.MANIFEST if self.package and target == manifest else _Order.NEW, file, target))
+        if self.package:
+            unfinished = self.staging.parent / "unfinished"
+            files = [file.relative_to(self.directory).as_posix() for file in (*former, *new.values())]
+            unfinished.write_bytes(unfinished_manifest(files))
+            found.append((_Order.UNFINISHED, unfinished, manifest))
+        before = self.staging.parent / _BEFORE
+        before.mkdir()
+        return [_Move(*move, before / str(number)) for number, move in enumerate(found)]
 
 
 class Replacement:
@@ -105,34 +124,19 @@ class Replacement:
             OSError: One cannot be moved; none was.
             OutputError: One would take the place of something that is read, or is not a regular file.
         """
-        moves = [
-            _Move(file, staged.directory / file.relative_to(staged.staging), staged.before / str(number))
-            for staged in self._folders
-            for number, file in enumerate(staged.files())
-        ]
-        for move in moves:
+        moves = sorted((move for staged in self._folders for move in staged.moves()), key=attrgetter("order"))
+        placed = [move for move in moves if move.order is not _Order.STALE]
+        for move in placed:
             if (kind := what_it_is(move.target)) is not None:
                 raise OutputError(
                     f"{move.target} is not a regular file but {kind}: it is not replaced; give another name"
                 )
-        stale = [
-            _Move(old, old, staged.before / f"stale{number}")
-            for staged in self._folders
-            for number, old in enumerate(staged.stale())
-        ]
         with reading(self._reads):
-            check_kept(move.target for move in (*moves, *stale))
-        for staged in self._folders:
-            staged.before.mkdir()
-        seals = {staged.manifest for staged in self._folders if staged.package}
-        # What is read first is written last.
-        last = [move for move in moves if move.target in seals]
-        unfinished = [self._unfinished(staged) for staged in self._folders if staged.package]
-        moves = [*unfinished, *(move for move in moves if move.target not in seals)]
+            check_kept(move.target for move in moves)
         made: list[Path] = []
         undo: list[_Move] = []
         try:
-            for move in (*moves, *last):
+            for move in placed:
                 if move.target.exists():
                     _keep(move.target, move.before)
             for move in moves:
@@ -140,45 +144,19 @@ class Replacement:
                     folder.mkdir()
                     made.append(folder)
                 undo.append(move)
-                move.file.replace(move.target)
-            for move in stale:
-                undo.append(move)
-                move.file.replace(move.before)
-            for move in last:
-                undo.append(move)
-                move.file.replace(move.target)
+                move.run()
         except BaseException:
             with undisturbed():
                 _take_back(undo)
                 _remove_empty(reversed(made))
             raise
         # A part of a package is written to the package's staging folder, which may still be removed.
-        _written.extend(
-            move.target
-            for move in (*moves, *last)
-            if not any(part.startswith(STAGING_PREFIX) for part in move.target.parts)
-        )
-
-    def _unfinished(self, staged: _Staged) -> _Move:
-        """The manifest that is there while the files of a package are moved."""
-        file = staged.staging.parent / "unfinished"
-        names = [
-            [path.relative_to(base).as_posix() for path in paths]
-            for base, paths in (
-                (staged.directory, files_of_package(staged.directory)),
-                (staged.staging, staged.files()),
-            )
-        ]
-        file.write_bytes(unfinished_manifest(*names))
-        return _Move(file, staged.manifest, staged.before / "manifest")
+        targets = [move.target for move in placed]
+        _written.extend(file for file in targets if not any(part.startswith(STAGING_PREFIX) for part in file.parts))
 
     def explained(self, error: OSError) -> OutputError:
         """The error as one line: the file, the reason, and the space that it needs if the disk is full."""
-        written = [
-            (file, staged.directory / file.relative_to(staged.staging))
-            for staged in self._folders
-            for file in _files(staged.staging)
-        ]
+        written = [one for staged in self._folders for one in staged.new().items()]
         return _explained(error, written, self._folders[0].directory if self._folders else Path())
 
 
