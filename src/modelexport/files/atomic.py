@@ -95,7 +95,7 @@ class Replacement:
     def __init__(self, stack: contextlib.ExitStack, reads: Iterable[Path]) -> None:
         self._stack = stack
         self._reads = list(reads)
-        self._folders: list[_Staged] = []
+        self.folders: list[_Staged] = []
 
     def folder(self, directory: Path, *, make: bool = False, package: bool = False) -> Path:
         """A staging folder for files that will be moved to ``directory``, which is made first if asked for.
@@ -114,7 +114,7 @@ class Replacement:
                 raise OutputError(f"cannot make the folder {directory}: {error.strerror or error}") from error
             self._stack.push(lambda kind, *_: _remove_empty([directory]) if kind is not None else None)
         staging = self._stack.enter_context(scratch(directory))
-        self._folders.append(_Staged(staging, directory, package))
+        self.folders.append(_Staged(staging, directory, package))
         return staging
 
     def commit(self) -> None:
@@ -124,7 +124,7 @@ class Replacement:
             OSError: One cannot be moved; none was.
             OutputError: One would take the place of something that is read, or is not a regular file.
         """
-        moves = sorted((move for staged in self._folders for move in staged.moves()), key=attrgetter("order"))
+        moves = sorted((move for staged in self.folders for move in staged.moves()), key=attrgetter("order"))
         placed = [move for move in moves if move.order is not _Order.STALE]
         for move in placed:
             if (kind := what_it_is(move.target)) is not None:
@@ -154,11 +154,6 @@ class Replacement:
         targets = [move.target for move in placed]
         _written.extend(file for file in targets if not any(part.startswith(STAGING_PREFIX) for part in file.parts))
 
-    def explained(self, error: OSError) -> OutputError:
-        """The error as one line: the file, the reason, and the space that it needs if the disk is full."""
-        written = [one for staged in self._folders for one in staged.new().items()]
-        return _explained(error, written, self._folders[0].directory if self._folders else Path())
-
 
 @contextlib.contextmanager
 def replaced_together(reads: Iterable[Path] = ()) -> Iterator[Replacement]:
@@ -178,7 +173,9 @@ def replaced_together(reads: Iterable[Path] = ()) -> Iterator[Replacement]:
         except BrokenPipeError:
             raise
         except OSError as error:
-            raise replacement.explained(error) from error
+            written = [one for staged in replacement.folders for one in staged.new().items()]
+            directory = next((staged.directory for staged in replacement.folders), Path())
+            raise _explained(error, written, directory) from error
 
 
 def _remove_empty(folders: Iterable[Path]) -> None:

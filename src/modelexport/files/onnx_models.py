@@ -43,9 +43,7 @@ def load_onnx(path: Path, *, ours: bool = True) -> ir.Model:
     """
     if path.is_dir():
         raise FileFormatError(f"{path} is a folder: give one of the .onnx files in it")
-    if not path.is_file():
-        raise FileFormatError(f"there is no file {path}")
-    if path.stat().st_size == 0:
+    if path.is_file() and not path.stat().st_size:
         raise FileFormatError(f"{path} is empty: it was not written completely; export it again")
     try:
         proto = read_serialized(path)
