@@ -15,6 +15,7 @@ from modelexport.files.functions import check_functions
 from modelexport.files.serialized import graphs_in, serialized_graphs, serialized_nodes, serialized_tensors
 
 _VALUES = {onnx.AttributeProto.TENSOR: "t", onnx.AttributeProto.GRAPH: "g", onnx.AttributeProto.TYPE_PROTO: "tp"}
+_TYPES = {*onnx.TensorProto.DataType.values()} - {onnx.TensorProto.UNDEFINED}
 _NUMBERS = ("float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data")
 _MOST_IN_ONE = 4
 """Two-bit elements in one number of ``int32_data``."""
@@ -56,6 +57,8 @@ def _check_acyclic(nodes: Sequence[onnx.NodeProto]) -> None:
     """Refuse nodes of which one depends on itself. They may be in any order."""
     maker = {name: number for number, node in enumerate(nodes) for name in node.output if name}
     needs = {number: {maker[name] for name in _taken(node) if name in maker} for number, node in enumerate(nodes)}
+    if all(before < number for number, found in needs.items() for before in found):
+        return  # as nearly always
     try:
         TopologicalSorter(needs).prepare()
     except CycleError as error:
@@ -76,7 +79,7 @@ def _taken(node: onnx.NodeProto) -> Iterator[str]:
 def _check_tensor(tensor: onnx.TensorProto) -> None:
     """Refuse a tensor whose data is shorter or longer than its shape requires: reading it later would fail."""
     kind, name, is_raw = tensor.data_type, repr(tensor.name), tensor.HasField("raw_data")
-    if kind not in onnx.TensorProto.DataType.values() or kind == onnx.TensorProto.UNDEFINED:
+    if kind not in _TYPES:
         raise FileFormatError(f"the tensor {name} has the unknown type {kind}")
     if tensor.HasField("segment"):
         raise FileFormatError(f"the tensor {name} is a segment of another one, which onnx does not read")
