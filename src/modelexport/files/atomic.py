@@ -26,14 +26,10 @@ from modelexport.format.packages import MANIFEST
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 NO_ROOM = (*NO_SPACE, errno.EFBIG, errno.EROFS)
 """Why a file cannot be written that another could be."""
-_written: list[Path] = []
+WRITTEN: list[Path] = []
+"""What this process has moved into place so far."""
 _NEW, _BEFORE = "new", "before"
 """The subfolders of a staging folder for the new files and for the files that they replace."""
-
-
-def written_files() -> list[Path]:
-    """What this process has moved into place so far."""
-    return list(_written)
 
 
 class _Order(IntEnum):
@@ -152,7 +148,7 @@ class Replacement:
             raise
         # A part of a package is written to the package's staging folder, which may still be removed.
         targets = [move.target for move in placed]
-        _written.extend(file for file in targets if not any(part.startswith(STAGING_PREFIX) for part in file.parts))
+        WRITTEN.extend(file for file in targets if not any(part.startswith(STAGING_PREFIX) for part in file.parts))
 
 
 @contextlib.contextmanager
@@ -306,21 +302,16 @@ def check_space(path: Path, size: int) -> None:
     except OSError:
         return
     place = next((above.parent for above in path.parents if above.name.startswith(STAGING_PREFIX)), path.parent)
+    told = f"cannot write {place / path.name}: it needs {size:,} bytes and"
     if size > free:
-        raise OutputError(
-            f"cannot write {place / path.name}: it needs {size:,} bytes and {free:,} are free: make room, or write "
-            "elsewhere"
-        )
+        raise OutputError(f"{told} {free:,} are free: make room, or write elsewhere")
     try:
         import resource
     except ImportError:
         return
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     if limit not in (resource.RLIM_INFINITY, -1) and size > limit:
-        raise OutputError(
-            f"cannot write {place / path.name}: it needs {size:,} bytes and the limit for a file is {limit:,} "
-            "(ulimit -f): raise it"
-        )
+        raise OutputError(f"{told} the limit for a file is {limit:,} (ulimit -f): raise it")
 
 
 def check_writable(path: Path, reads: Iterable[Path] = ()) -> None:
@@ -355,14 +346,12 @@ def check_writable(path: Path, reads: Iterable[Path] = ()) -> None:
     there = [file for file in (path, *_beside(path)) if file.exists()]
     for read in dict.fromkeys((*reads, *being_read())) if there else ():
         for part, what in parts_of(read):
-            if (file := next((file for file in there if file.samefile(part)), None)) is None:
-                continue
+            file = next((file for file in there if file.samefile(part)), None)
             if file == path and what != "document":
                 told = "the file to read" if part == read else f"a file of {read}"
-                told = f"a file with weights of {read}" if what == "weights" else told
                 raise OutputError(f"{path} is {told}: give another name")
-            holds = "holds weights of" if what == "weights" else "belongs to"
-            raise OutputError(f"{path} would replace {file}, which {holds} {read}: give another name")
+            if file is not None:
+                raise OutputError(f"{path} would replace {file}, which belongs to {read}: give another name")
 
 
 def _beside(path: Path) -> list[Path]:

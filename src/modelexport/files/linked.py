@@ -1,4 +1,4 @@
-"""Weights in files beside a model: where they may be, whether they are unchanged, and how they are read.
+"""Weights in files beside a model: where they may be, whether they are unchanged, how they are read and linked.
 
 A model names the files that hold its weights, and a model may come from an untrusted source. Each file has to be a
 regular file inside the model's folder, with the size and content that the model recorded when it was written.
@@ -10,9 +10,10 @@ import hashlib
 import mmap
 import os
 import stat
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 import numpy as np
@@ -23,26 +24,22 @@ from modelexport.errors import FileFormatError, WeightsError
 from modelexport.files.regular import open_regular
 from modelexport.files.safetensors_files import read_header
 from modelexport.files.serialized import read_serialized, serialized_tensors
-from modelexport.format import documents, keys
+from modelexport.format import keys
+from modelexport.format.documents import DataFile, WeightsFile
 from modelexport.graph.initializers import bind_tensors
 from modelexport.graph.nodes import all_nodes, initializers
 
 _TAIL = hashlib.sha256().digest_size
 """Bytes at the end of a data file: the SHA-256 of everything before them."""
+_FICLONE = 0x40049409
+"""The Linux ioctl that makes a file share the blocks of another until one of them is written to."""
 T = TypeVar("T")
 
 
 class WeightsBeside:
     """One file that holds weights of a model; checked before it is first read, and again when it has changed."""
 
-    def __init__(
-        self,
-        folder: Path,
-        location: str,
-        *,
-        linked: documents.WeightsFile | None = None,
-        written: documents.DataFile | None = None,
-    ) -> None:
+    def __init__(self, folder: Path, location: str, linked: WeightsFile | None, written: DataFile | None) -> None:
         self.path = folder / location
         self._folder, self._location = folder, location
         self._linked, self._written = linked, written
@@ -64,13 +61,9 @@ class WeightsBeside:
             )
         self._spans[begin, begin + size] = None
 
-    def is_missing(self) -> bool:
-        """Whether the file does not exist, at a place where it may be."""
-        return not self._outside() and not self.path.exists()
-
     def fault(self) -> str:
         """What is wrong with the file, in a sentence; empty if it may be read."""
-        if place := self._outside():
+        if place := self.outside():
             return place
         try:
             state = self.path.stat()
@@ -92,15 +85,11 @@ class WeightsBeside:
         if fault := self.fault():
             raise FileFormatError(fault)
 
-    def _outside(self) -> str:
-        """Why a file at this place may not be read, judged by its name alone."""
+    def outside(self) -> str:
+        """Why a file at this place may not be read, judged by its name alone; empty if it may."""
         inside = Path(os.path.normpath(self._location))
-        if (
-            not self._location
-            or "\0" in self._location
-            or inside.is_absolute()
-            or inside.parts[:1] in ((), (os.pardir,))
-        ):
+        first = inside.parts[:1]
+        if not self._location or "\0" in self._location or inside.is_absolute() or first in ((), (os.pardir,)):
             return f"{self._folder}: the model keeps weights in {self._location!r}, which is not a file in its folder"
         if not Path(os.path.realpath(self.path)).is_relative_to(os.path.realpath(self._folder)):
             return f"{self.path}, which should hold weights, points out of the model's folder: put the file there"
@@ -132,7 +121,7 @@ class WeightsBeside:
             )
         return ""
 
-    def _linked_fault(self, recorded: documents.WeightsFile) -> str:
+    def _linked_fault(self, recorded: WeightsFile) -> str:
         """How the file differs from the safetensors file that the model was linked to."""
         try:
             found = read_header(self.path)
@@ -203,14 +192,14 @@ def read_linked(model: ir.Model, folder: Path, *, ours: bool = True) -> None:
     Raises:
         FileFormatError: The model's records of its files are damaged.
     """
-    linked = recorded_files(model.metadata_props, keys.WEIGHTS, documents.WeightsFile)
-    written = recorded_files(model.metadata_props, keys.DATA, documents.DataFile) if ours else {}
+    linked = recorded_files(model.metadata_props, keys.WEIGHTS, WeightsFile)
+    written = recorded_files(model.metadata_props, keys.DATA, DataFile) if ours else {}
     files: dict[str, WeightsBeside] = {}
 
     def checked(tensor: ir.ExternalTensor) -> LinkedTensor:
         place = str(tensor.location)
         if place not in files:
-            files[place] = WeightsBeside(folder, place, linked=linked.get(place), written=written.get(place))
+            files[place] = WeightsBeside(folder, place, linked.get(place), written.get(place))
         files[place].add(tensor)
         return LinkedTensor(tensor, files[place], folder)
 
@@ -278,9 +267,8 @@ def changed_files(model: ir.Model) -> list[str]:
     alone, in place, is not detected; :func:`modelexport.verify.model.verify` compares them.
     """
     faults = [fault for beside in _weights_beside(model) if (fault := beside.fault())]
-    others = [Path(tensor.path) for tensor in _external_tensors(model) if not isinstance(tensor, LinkedTensor)]
-    missing = [file for file in dict.fromkeys(others) if not file.is_file()]
-    return faults + [f"{file}, which holds weights, is missing" for file in missing]
+    others = {Path(tensor.path): None for tensor in _external_tensors(model) if not isinstance(tensor, LinkedTensor)}
+    return faults + [f"{file}, which holds weights, is missing" for file in others if not file.is_file()]
 
 
 def check_weights(model: ir.Model, *, missing: bool = False) -> None:
@@ -293,17 +281,15 @@ def check_weights(model: ir.Model, *, missing: bool = False) -> None:
         FileFormatError: Names the file and the reason.
     """
     for beside in _weights_beside(model):
-        if missing or not beside.is_missing():
+        if missing or beside.outside() or beside.path.exists():
             beside.check()
 
 
 def names_other_files(path: Path) -> bool:
     """Whether a model may have weights in other files: the key of every reference to one occurs in it."""
     with open_regular(path) as file:
-        if not os.fstat(file.fileno()).st_size:
-            return False
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return data.find(b"location") >= 0
+        size = os.fstat(file.fileno()).st_size
+        return size > 0 and mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ).find(b"location") >= 0
 
 
 def data_files(path: Path) -> list[Path]:
@@ -317,13 +303,41 @@ def data_files(path: Path) -> list[Path]:
     return [path.parent / location for location in sorted(locations) if "\0" not in location]
 
 
-def seal_data(path: Path) -> documents.DataFile:
-    """Append the digest of a data file to its content, so that the file can be told from every other.
+def record_data(model: ir.Model, data: Path) -> None:
+    """Append the digest of a data file to its content, which tells it from every other, and record it in its model.
 
     ONNX ignores bytes after the last tensor. Two files of the same content stay equal.
     """
-    with path.open("rb") as file:
+    with data.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256")
-    with path.open("ab") as file:
+    with data.open("ab") as file:
         file.write(digest.digest())
-    return documents.DataFile(path.stat().st_size, digest.hexdigest())
+    sealed = DataFile(data.stat().st_size, digest.hexdigest())
+    model.metadata_props[keys.DATA] = msgspec.json.encode({data.name: sealed}).decode()
+
+
+def clone_or_link(source: Path, target: Path) -> Literal["clone", "hard link"]:
+    """Make ``target`` a clone of ``source`` where the file system supports it, otherwise a hard link.
+
+    Raises:
+        OSError: The file system supports neither.
+    """
+    if clone(source, target):
+        return "clone"
+    os.link(source, target)
+    return "hard link"
+
+
+def clone(source: Path, target: Path) -> bool:
+    """Make ``target`` a file that shares the blocks of ``source``; returns whether the file system supports it."""
+    if sys.platform != "linux":
+        return False
+    import fcntl
+
+    with source.open("rb") as old, target.open("wb") as new:
+        try:
+            fcntl.ioctl(new.fileno(), _FICLONE, old.fileno())
+        except OSError:
+            target.unlink()
+            return False
+    return True

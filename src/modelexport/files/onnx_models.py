@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 import onnx
@@ -13,8 +14,8 @@ import onnx_ir as ir
 from modelexport.errors import FileFormatError
 from modelexport.files.atomic import check_space
 from modelexport.files.checks import check_model
-from modelexport.files.linked import read_linked, seal_data
-from modelexport.files.protos import serialized, size_of, to_proto
+from modelexport.files.linked import read_linked, record_data
+from modelexport.files.protos import Tensors, serialized, size_of, to_proto
 from modelexport.files.serialized import read_serialized
 from modelexport.format import keys
 from modelexport.graph.nodes import initializers
@@ -25,6 +26,7 @@ LARGEST_INSIDE = 10**9
 SMALLEST_OUTSIDE = 257
 """Bytes of the smallest initializer that is written to a separate file: onnx_ir's own limit."""
 
+_NOTHING: Tensors = MappingProxyType({})
 _SMALL = 1024
 """Initializers of fewer bytes are serialized with the rest of the model."""
 
@@ -89,7 +91,7 @@ def save_model(
     path: Path,
     *,
     external: bool | None = None,
-    tensors: Mapping[ir.Value, ir.TensorProtocol] | None = None,
+    tensors: Tensors = _NOTHING,
     documents: Mapping[str, bytes] | None = None,
     same_graph: bool = False,
 ) -> None:
@@ -115,7 +117,7 @@ def save_model(
     if external is None:
         apart = any(isinstance(tensor, ir.ExternalTensor) for tensor in now.values())
         external = apart or sum(tensor.nbytes for tensor in now.values()) > LARGEST_INSIDE
-    now.update(tensors or {})
+    now.update(tensors)
     if not same_graph:
         record_documents(model, documents or {})
     for key in (keys.WEIGHTS, keys.DATA):
@@ -138,14 +140,7 @@ def record_documents(model: ir.Model, documents: Mapping[str, bytes]) -> None:
     model.metadata_props[keys.DOCUMENTS] = msgspec.json.encode(digests).decode()
 
 
-def record_data(model: ir.Model, data: Path) -> None:
-    """Seal a data file that was just written, and record it in its model."""
-    model.metadata_props[keys.DATA] = msgspec.json.encode({data.name: seal_data(data)}).decode()
-
-
-def write_data_file(
-    tensors: Mapping[ir.Value, ir.TensorProtocol], folder: Path, name: str
-) -> dict[ir.Value, ir.ExternalTensor]:
+def write_data_file(tensors: Tensors, folder: Path, name: str) -> dict[ir.Value, ir.ExternalTensor]:
     """Write tensors one after the other into a file; returns a reference to each.
 
     Raises:
@@ -169,18 +164,15 @@ def inside_file(tensor: ir.TensorProtocol, *, at_once: bool = False) -> ir.Tenso
     return read() if at_once else later
 
 
-def save_with_references(
-    model: ir.Model, path: Path, tensors: Mapping[ir.Value, ir.TensorProtocol] | None = None
-) -> None:
+def save_with_references(model: ir.Model, path: Path, placed: Tensors = _NOTHING) -> None:
     """Write a model with its weights inside it, except external data, which stays in its files.
 
     Args:
-        tensors: What to write for some initializers instead of their own tensors.
+        placed: What to write for some initializers instead of their own tensors.
 
     Raises:
         OSError: The file cannot be written.
     """
-    placed = {} if tensors is None else tensors
     now = {value: placed.get(value, value.const_value) for value in model.graph.initializers.values()}
     streamed = {v: t for v, t in now.items() if t is not None and not isinstance(t, ir.ExternalTensor) and _is_large(t)}
     described = {value: _without_data(tensor) for value, tensor in streamed.items()}

@@ -87,10 +87,7 @@ def _varint(data: bytes, position: int) -> tuple[int, int]:
 
 
 def _is_text(data: bytes) -> bool:
-    """Whether the texts in a serialized model are UTF-8: protobuf lets any bytes pass in ONNX's messages.
-
-    A message is also not text if it cannot be read at all.
-    """
+    """Whether a model can be read and its texts are UTF-8: protobuf lets any bytes pass in ONNX's messages."""
     try:
         _strict_model().FromString(data)
     except message.DecodeError:

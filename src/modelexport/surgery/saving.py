@@ -11,8 +11,7 @@ import msgspec
 import onnx_ir as ir
 
 from modelexport.errors import FileFormatError, OutputError
-from modelexport.files.linked import check_files, recorded_files
-from modelexport.files.links import clone, clone_or_link
+from modelexport.files.linked import check_files, clone, clone_or_link, recorded_files
 from modelexport.files.onnx_models import LARGEST_INSIDE, record_documents, save_model, save_with_references
 from modelexport.format import documents, keys
 from modelexport.graph.nodes import initializers

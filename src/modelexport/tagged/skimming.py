@@ -9,7 +9,7 @@ import onnx
 
 from modelexport.core.calls import CallTree, ModuleCall
 from modelexport.core.owners import Evidence
-from modelexport.files.functions import check_functions
+from modelexport.files.checks import check_functions
 from modelexport.files.serialized import read_serialized, serialized_nodes
 from modelexport.format import documents, keys
 from modelexport.format.call_tree import check_version, read_call_tree
