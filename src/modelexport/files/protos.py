@@ -13,8 +13,6 @@ from modelexport.files.serialized import LENGTH_DELIMITED, graphs_in
 from modelexport.graph.nodes import nested_graphs
 
 Tensors = Mapping[ir.Value, ir.TensorProtocol]
-
-
 Part = bytes | ir.TensorProtocol
 
 
