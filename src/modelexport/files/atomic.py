@@ -348,10 +348,12 @@ def check_writable(path: Path, reads: Iterable[Path] = ()) -> None:
         for part, what in parts_of(read):
             file = next((file for file in there if file.samefile(part)), None)
             if file == path and what != "document":
-                told = "the file to read" if part == read else f"a file of {read}"
+                held = "a file with weights of" if what == "weights" else "a file of"
+                told = "the file to read" if part == read else f"{held} {read}"
                 raise OutputError(f"{path} is {told}: give another name")
             if file is not None:
-                raise OutputError(f"{path} would replace {file}, which belongs to {read}: give another name")
+                holds = "holds weights of" if what == "weights" else "belongs to"
+                raise OutputError(f"{path} would replace {file}, which {holds} {read}: give another name")
 
 
 def _beside(path: Path) -> list[Path]:

@@ -43,7 +43,7 @@ class WeightsBeside:
         self.path = folder / location
         self._folder, self._location = folder, location
         self._linked, self._written = linked, written
-        self._spans: dict[tuple[int, int], None] = {}
+        self._spans: set[tuple[int, int]] = set()
         """Begin and end of each tensor that the model reads from it."""
         self._checked: tuple[int, ...] | None = None
 
@@ -59,7 +59,7 @@ class WeightsBeside:
                 f"{self.path}: the place of {tensor.name!r} is damaged: {tensor.length} bytes from byte {begin} for a "
                 f"tensor of {size:,} bytes"
             )
-        self._spans[begin, begin + size] = None
+        self._spans.add((begin, begin + size))
 
     def fault(self) -> str:
         """What is wrong with the file, in a sentence; empty if it may be read."""
@@ -129,8 +129,7 @@ class WeightsBeside:
             found = None
         if found is None or found.header != recorded.header:
             return f"{self.path} was changed after the export: its header differs"
-        tensors = {(place.offset, place.offset + place.length) for place in found.tensors.values()}
-        if self._spans.keys() - tensors:
+        if self._spans - {(place.offset, place.offset + place.length) for place in found.tensors.values()}:
             return f"{self.path} has no tensors at the offsets that the model records for its weights"
         return ""
 

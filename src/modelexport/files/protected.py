@@ -20,7 +20,7 @@ _MOST_FILES = 100_000
 """How many files of an input folder are looked at."""
 _reads: ContextVar[tuple[Path, ...]] = ContextVar("reads", default=())
 
-What = Literal["read", "document"]
+What = Literal["read", "weights", "document"]
 
 
 @contextmanager
@@ -59,7 +59,7 @@ def parts_of(read: Path) -> Iterator[tuple[Path, What]]:
     from modelexport.files.linked import data_files  # what it imports is slow, and rarely needed
 
     with suppress(FileFormatError):  # its reader says what is wrong with it
-        yield from ((file, "read") for file in data_files(read) if is_file(file))
+        yield from ((file, "weights") for file in data_files(read) if is_file(file))
     yield from ((file, "document") for file in map(read.with_suffix, DOCUMENT_SUFFIXES) if is_file(file))
 
 
