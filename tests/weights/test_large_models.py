@@ -27,7 +27,7 @@ from modelexport.cli.app import main
 from modelexport.errors import OutputError, WeightsError
 from modelexport.exporting.pipeline import export
 from modelexport.exporting.result import ExportResult
-from modelexport.files import links
+from modelexport.files import linked as linking
 from modelexport.files.atomic import written_together
 from modelexport.files.linked import changed_files
 from modelexport.files.onnx_models import load_onnx
@@ -194,7 +194,7 @@ def test_where_no_link_can_be_made_the_error_names_the_way_out_and_nothing_is_le
         raise OSError(18, "Invalid cross-device link")
 
     monkeypatch.setattr(os, "link", refuse)
-    monkeypatch.setattr(links, "clone", lambda *_: False)
+    monkeypatch.setattr(linking, "clone", lambda *_: False)
     (tmp_path / "out").mkdir()
     with pytest.raises(OutputError, match=r"cross-device link.*--weights copy"):
         saved(llama, tmp_path / "out" / "model.onnx")
