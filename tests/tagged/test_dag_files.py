@@ -14,7 +14,7 @@ from torch import nn
 from modelexport.cli import app
 from modelexport.errors import OutputError
 from modelexport.exporting.pipeline import export
-from modelexport.files.atomic import Replacement
+from modelexport.files.atomic import replaced_together
 from modelexport.format import documents
 from modelexport.tagged.documents.dag import dag_file_name, write_dag_files
 
@@ -43,7 +43,7 @@ def test_a_dag_folder_that_cannot_be_one_is_refused_before_the_work(tmp_path: Pa
 
 def test_what_else_is_in_the_dag_folder_stays(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("mine")
-    with Replacement() as replacement:
+    with replaced_together() as replacement:
         write_dag_files(replacement, tmp_path, {"/A": documents.Dag(["a", "b"], [("a", "b")])})
     assert (tmp_path / "mine.txt").read_text() == "mine"
     assert json.loads((tmp_path / dag_file_name("/A")).read_text()) == {"nodes": ["a", "b"], "edges": [["a", "b"]]}

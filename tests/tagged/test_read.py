@@ -14,7 +14,7 @@ import pytest
 import modelexport
 from exports import Exporter
 from modelexport.errors import FileFormatError, UsageError
-from modelexport.files.onnx_models import EmbeddedTensor, load_onnx, save_model
+from modelexport.files.onnx_models import load_onnx, save_model
 from modelexport.tagged.skimming import skim
 
 
@@ -67,13 +67,7 @@ def as_in_a_file(model: onnx.ModelProto) -> onnx.ModelProto:
     return model
 
 
-def test_weights_are_read_from_their_files_and_the_rest_is_the_file(bert: modelexport.TaggedModel) -> None:
-    data = bert.path.read_bytes()
-    tensors = [value.const_value for value in bert.model.graph.initializers.values()]
-    embedded = [tensor for tensor in tensors if isinstance(tensor, EmbeddedTensor)]
-    assert {tensor for tensor in tensors if tensor.nbytes >= 1024} == set(embedded)
-    for tensor in embedded:
-        assert data[tensor.place.start : tensor.place.stop] == tensor.tobytes()
+def test_a_model_that_was_read_is_what_its_file_holds(bert: modelexport.TaggedModel) -> None:
     expected = as_in_a_file(ir.serde.serialize_model(ir.load(bert.path)))
     assert as_in_a_file(ir.serde.serialize_model(modelexport.load(bert.path).model)) == expected
 
@@ -100,7 +94,7 @@ def test_a_file_is_written_as_protobuf_would_write_it(dtype: ir.DataType, tmp_pa
     assert (tmp_path / "x.onnx").read_bytes() == as_in_a_file(ir.to_proto(model)).SerializeToString()
     again = load_onnx(tmp_path / "x.onnx")
     read = again.graph.initializers["weight"].const_value
-    assert isinstance(read, EmbeddedTensor)
+    assert read is not None
     assert np.array_equal(read.numpy(), array)
     save_model(again, tmp_path / "y.onnx", external=False)
     assert (tmp_path / "x.onnx").read_bytes() == (tmp_path / "y.onnx").read_bytes()

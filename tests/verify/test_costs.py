@@ -12,8 +12,6 @@ from torch import nn
 
 from modelexport import export, verify
 from modelexport.core.calls import ModuleCall
-from modelexport.files.embedded import EmbeddedTensor
-from modelexport.files.onnx_models import load_onnx, save_model
 from modelexport.pytorch.model_run import ModelRun
 from modelexport.pytorch.traced import state_remembered, untouched
 from modelexport.runtime.evidence import SeenTensor
@@ -107,21 +105,6 @@ def test_few_sizes_show_what_many_would(tmp_path: Path) -> None:
     RAN.clear()
     assert verify(model, inputs, tmp_path / "file.onnx", perturb=False).agrees
     assert set(RAN) == {(2, 64, 6), (3, 72, 6), (1, 9, 6)}
-
-
-def test_a_file_holds_the_bytes_of_an_array_or_not(tmp_path: Path) -> None:
-    weights = np.zeros((200, 3000), dtype=np.float32)
-    model = adding(weights)
-    save_model(model, tmp_path / "file.onnx")
-    tensor = next(iter(load_onnx(tmp_path / "file.onnx").graph.initializers.values())).const_value
-    assert isinstance(tensor, EmbeddedTensor)
-    assert tensor.holds(weights)
-    assert not tensor.holds(weights.T)
-    assert not tensor.holds(weights.astype(np.int32))
-    for wrong in (-0.0, 1e-45, np.nan):
-        other = weights.copy()
-        other[-1, -1] = wrong
-        assert not tensor.holds(other)
 
 
 def test_a_parameter_is_read_as_it_is_in_the_file_and_not_taken_from_the_model(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from modelexport.cli.app import main
 from modelexport.errors import OutputError, WeightsError
 from modelexport.exporting.pipeline import export
 from modelexport.exporting.result import ExportResult
-from modelexport.files import links
+from modelexport.files import linked as linking
 from modelexport.files.atomic import written_together
 from modelexport.files.linked import changed_files
 from modelexport.files.onnx_models import load_onnx
@@ -194,7 +194,7 @@ def test_where_no_link_can_be_made_the_error_names_the_way_out_and_nothing_is_le
         raise OSError(18, "Invalid cross-device link")
 
     monkeypatch.setattr(os, "link", refuse)
-    monkeypatch.setattr(links, "clone", lambda *_: False)
+    monkeypatch.setattr(linking, "clone", lambda *_: False)
     (tmp_path / "out").mkdir()
     with pytest.raises(OutputError, match=r"cross-device link.*--weights copy"):
         saved(llama, tmp_path / "out" / "model.onnx")
@@ -363,7 +363,7 @@ def shard(folder: Path) -> Path:
 def test_a_file_that_was_changed_after_the_export_is_noticed(linked: Path) -> None:
     loaded = load_model(str(linked), weights="files")
     path, model = linked / "model.onnx", load(linked / "model.onnx").model
-    assert changed_files(path, model) == []
+    assert changed_files(model) == []
     whole = shard(linked).read_bytes()
     for damaged, fault in (
         (whole + b"x", "was changed after the export: it has"),
@@ -372,7 +372,7 @@ def test_a_file_that_was_changed_after_the_export_is_noticed(linked: Path) -> No
     ):
         assert damaged != whole
         shard(linked).write_bytes(damaged) if damaged is not None else shard(linked).unlink()
-        faults = changed_files(path, model)
+        faults = changed_files(model)
         assert len(faults) == 1 and fault in faults[0]
         with pytest.raises(modelexport.errors.FileFormatError, match=fault):
             verify(loaded.model, INPUTS, path, weights=loaded.weights)

@@ -27,8 +27,8 @@ from torch.onnx._internal.exporter._tensors import SymbolicTensor
 
 from modelexport.capture.repeats import NotComparableError, comparable
 from modelexport.core.attributes import attribute_set
-from modelexport.graph.attribute_types import PLAIN_TYPES
 from modelexport.graph.copies import typed_as
+from modelexport.graph.nodes import PLAIN_TYPES
 
 _READS_PRODUCERS = "modelexport_reads_producers"
 

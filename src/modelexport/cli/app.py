@@ -116,7 +116,7 @@ _LONGEST = 4000
 def _written() -> int:
     """How many files this process has written; without the import, which costs a command that writes none."""
     atomic = sys.modules.get("modelexport.files.atomic")
-    return len(atomic.written_files()) if atomic is not None else 0
+    return len(atomic.WRITTEN) if atomic is not None else 0
 
 
 def _interrupted(before: int) -> str:

@@ -18,8 +18,8 @@ import onnx_ir as ir
 from onnxscript.optimizer._constant_folding import FoldConstantsPass
 
 from modelexport.core.attributes import attribute_set
-from modelexport.graph.attribute_types import PLAIN_TYPES
 from modelexport.graph.copies import typed_as
+from modelexport.graph.nodes import PLAIN_TYPES
 
 _READ = 20
 """The largest number of elements of an input whose content the inference reads."""

@@ -20,7 +20,7 @@ from modelexport.exporting.interface import AS_CAPTURED, Interface, with_fixed_a
 from modelexport.exporting.options import Keywords, Options
 from modelexport.exporting.report import report_path, write_report
 from modelexport.exporting.result import ExportResult
-from modelexport.files.atomic import Replacement, check_writable
+from modelexport.files.atomic import check_writable, replaced_together
 from modelexport.graph.owners import owned_operators
 from modelexport.pytorch.prepared import Prepared, prepare_inputs
 from modelexport.pytorch.repeatability import Unrepeatable, find_unrepeatable
@@ -134,7 +134,7 @@ class _Job:
             hierarchy = described.hierarchy
         with stages("encoding"):
             functions = steps.encode(exported.model, tagged.tags, options.tags.tags_as)
-        with Replacement() as replacement:
+        with replaced_together() as replacement:
             staged = replacement.folder(self.path.parent) / self.path.name
             graph = functions.model if functions else exported.model
             with stages("write"):

@@ -9,6 +9,8 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from enum import IntEnum, auto
+from operator import attrgetter
 from pathlib import Path
 from typing import IO
 
@@ -24,14 +26,33 @@ from modelexport.format.packages import MANIFEST
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 NO_ROOM = (*NO_SPACE, errno.EFBIG, errno.EROFS)
 """Why a file cannot be written that another could be."""
-_written: list[Path] = []
+WRITTEN: list[Path] = []
+"""What this process has moved into place so far."""
 _NEW, _BEFORE = "new", "before"
 """The subfolders of a staging folder for the new files and for the files that they replace."""
 
 
-def written_files() -> list[Path]:
-    """What this process has moved into place so far."""
-    return list(_written)
+class _Order(IntEnum):
+    """The order in which files are moved: what readers look at first is written last."""
+
+    UNFINISHED = auto()
+    """A manifest that readers refuse."""
+    NEW = auto()
+    STALE = auto()
+    """What describes something that is replaced, and is not replaced itself: it is moved away."""
+    MANIFEST = auto()
+
+
+@dataclass(frozen=True)
+class _Move:
+    order: _Order
+    file: Path
+    target: Path
+    before: Path
+    """The second name that what was there gets."""
+
+    def run(self) -> None:
+        self.file.replace(self.before if self.order is _Order.STALE else self.target)
 
 
 @dataclass(frozen=True)
@@ -42,69 +63,35 @@ class _Staged:
     directory: Path
     package: bool
 
-    @property
-    def before(self) -> Path:
-        return self.staging.parent / _BEFORE
+    def new(self) -> dict[Path, Path]:
+        """The new files to their places."""
+        return {file: self.directory / file.relative_to(self.staging) for file in sorted(_files(self.staging))}
 
-    @property
-    def manifest(self) -> Path:
-        return self.directory / MANIFEST
-
-    def files(self) -> list[Path]:
-        """The new files in the order in which they are moved: a manifest is the last."""
-        manifest = self.staging / MANIFEST
-        return sorted(_files(self.staging), key=lambda file: (self.package and file == manifest, file))
-
-    def stale(self) -> list[Path]:
-        """What is there, describes what is replaced, and is not replaced itself."""
+    def moves(self) -> list[_Move]:
+        """What has to be moved; makes the folder for what was there."""
+        new, manifest = self.new(), self.directory / MANIFEST
         former = files_of_package(self.directory) if self.package else []
-        new = {self.directory / file.relative_to(self.staging) for file in _files(self.staging)}
-        return list(dict.fromkeys(file for file in (*former, *_stale(self.staging, self.directory)) if file not in new))
-
-
-@dataclass(frozen=True)
-class _Move:
-    file: Path
-    target: Path
-    before: Path
-    """The second name that what was there gets."""
+        stale = {*former, *_stale(self.staging, self.directory)}.difference(new.values())
+        found = [(_Order.STALE, file, file) for file in sorted(stale)]
+        for file, target in new.items():
+            found.append((_Order.MANIFEST if self.package and target == manifest else _Order.NEW, file, target))
+        if self.package:
+            unfinished = self.staging.parent / "unfinished"
+            files = [file.relative_to(self.directory).as_posix() for file in (*former, *new.values())]
+            unfinished.write_bytes(unfinished_manifest(files))
+            found.append((_Order.UNFINISHED, unfinished, manifest))
+        before = self.staging.parent / _BEFORE
+        before.mkdir()
+        return [_Move(*move, before / str(number)) for number, move in enumerate(found)]
 
 
 class Replacement:
-    """Replaces a set of files together: all of them, or none.
+    """The files of :func:`replaced_together`, in staging folders beside their places until all are moved."""
 
-    They are written to staging folders beside their places. When the block ends without an exception they are moved;
-    if one of them cannot be, those that were moved are taken back.
-
-    Args:
-        reads: Files and folders of which nothing may be replaced, besides those that :func:`reading` was told.
-    """
-
-    def __init__(self, reads: Iterable[Path] = ()) -> None:
+    def __init__(self, stack: contextlib.ExitStack, reads: Iterable[Path]) -> None:
+        self._stack = stack
         self._reads = list(reads)
-        self._folders: list[_Staged] = []
-        self._made: list[Path] = []
-        self._stack = contextlib.ExitStack()
-
-    def __enter__(self) -> Replacement:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        done = False
-        try:
-            with self._stack:
-                if kind is None:
-                    try:
-                        self._commit()
-                    except OSError as failure:
-                        raise self._explained(failure) from failure
-                    done = True
-                elif isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
-                    raise self._explained(error) from error
-        finally:
-            for folder in [] if done else reversed(self._made):
-                with contextlib.suppress(OSError):
-                    folder.rmdir()
+        self.folders: list[_Staged] = []
 
     def folder(self, directory: Path, *, make: bool = False, package: bool = False) -> Path:
         """A staging folder for files that will be moved to ``directory``, which is made first if asked for.
@@ -121,40 +108,31 @@ class Replacement:
                 directory.mkdir()
             except OSError as error:
                 raise OutputError(f"cannot make the folder {directory}: {error.strerror or error}") from error
-            self._made.append(directory)
+            self._stack.push(lambda kind, *_: _remove_empty([directory]) if kind is not None else None)
         staging = self._stack.enter_context(scratch(directory))
-        self._folders.append(_Staged(staging, directory, package))
+        self.folders.append(_Staged(staging, directory, package))
         return staging
 
-    def _commit(self) -> None:
-        moves = [
-            _Move(file, staged.directory / file.relative_to(staged.staging), staged.before / str(number))
-            for staged in self._folders
-            for number, file in enumerate(staged.files())
-        ]
-        for move in moves:
+    def commit(self) -> None:
+        """Move the files.
+
+        Raises:
+            OSError: One cannot be moved; none was.
+            OutputError: One would take the place of something that is read, or is not a regular file.
+        """
+        moves = sorted((move for staged in self.folders for move in staged.moves()), key=attrgetter("order"))
+        placed = [move for move in moves if move.order is not _Order.STALE]
+        for move in placed:
             if (kind := what_it_is(move.target)) is not None:
                 raise OutputError(
                     f"{move.target} is not a regular file but {kind}: it is not replaced; give another name"
                 )
-        stale = [
-            _Move(old, old, staged.before / f"stale{number}")
-            for staged in self._folders
-            for number, old in enumerate(staged.stale())
-        ]
         with reading(self._reads):
-            check_kept(move.target for move in (*moves, *stale))
-        for staged in self._folders:
-            staged.before.mkdir()
-        seals = {staged.manifest for staged in self._folders if staged.package}
-        # What is read first is written last.
-        last = [move for move in moves if move.target in seals]
-        unfinished = [self._unfinished(staged) for staged in self._folders if staged.package]
-        moves = [*unfinished, *(move for move in moves if move.target not in seals)]
+            check_kept(move.target for move in moves)
         made: list[Path] = []
         undo: list[_Move] = []
         try:
-            for move in (*moves, *last):
+            for move in placed:
                 if move.target.exists():
                     _keep(move.target, move.before)
             for move in moves:
@@ -162,48 +140,44 @@ class Replacement:
                     folder.mkdir()
                     made.append(folder)
                 undo.append(move)
-                move.file.replace(move.target)
-            for move in stale:
-                undo.append(move)
-                move.file.replace(move.before)
-            for move in last:
-                undo.append(move)
-                move.file.replace(move.target)
+                move.run()
         except BaseException:
             with undisturbed():
                 _take_back(undo)
-                for folder in reversed(made):
-                    with contextlib.suppress(OSError):
-                        folder.rmdir()
+                _remove_empty(reversed(made))
             raise
         # A part of a package is written to the package's staging folder, which may still be removed.
-        _written.extend(
-            move.target
-            for move in (*moves, *last)
-            if not any(part.startswith(STAGING_PREFIX) for part in move.target.parts)
-        )
+        targets = [move.target for move in placed]
+        WRITTEN.extend(file for file in targets if not any(part.startswith(STAGING_PREFIX) for part in file.parts))
 
-    def _unfinished(self, staged: _Staged) -> _Move:
-        """The manifest that is there while the files of a package are moved."""
-        file = staged.staging.parent / "unfinished"
-        names = [
-            [path.relative_to(base).as_posix() for path in paths]
-            for base, paths in (
-                (staged.directory, files_of_package(staged.directory)),
-                (staged.staging, staged.files()),
-            )
-        ]
-        file.write_bytes(unfinished_manifest(*names))
-        return _Move(file, staged.manifest, staged.before / "manifest")
 
-    def _explained(self, error: OSError) -> OutputError:
-        """The error as one line: the file, the reason, and the space that it needs if the disk is full."""
-        written = [
-            (file, staged.directory / file.relative_to(staged.staging))
-            for staged in self._folders
-            for file in _files(staged.staging)
-        ]
-        return _explained(error, written, self._folders[0].directory if self._folders else Path())
+@contextlib.contextmanager
+def replaced_together(reads: Iterable[Path] = ()) -> Iterator[Replacement]:
+    """Replaces a set of files, of one or several folders, together: all of them, or none.
+
+    Args:
+        reads: Files and folders of which nothing may be replaced, besides those that :func:`reading` was told.
+
+    Raises:
+        OutputError: They cannot be written.
+    """
+    with contextlib.ExitStack() as stack:
+        replacement = Replacement(stack, reads)
+        try:
+            yield replacement
+            replacement.commit()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            written = [one for staged in replacement.folders for one in staged.new().items()]
+            directory = next((staged.directory for staged in replacement.folders), Path())
+            raise _explained(error, written, directory) from error
+
+
+def _remove_empty(folders: Iterable[Path]) -> None:
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
 
 
 def _explained(error: OSError, written: Iterable[tuple[Path, Path]], directory: Path) -> OutputError:
@@ -267,12 +241,12 @@ def written_together(
     """A folder to write files into; they are moved into ``directory`` when the block ends without an exception.
 
     Args:
-        reads, make, package: As :class:`Replacement` has them.
+        reads, make, package: As :func:`replaced_together` and :meth:`Replacement.folder` have them.
 
     Raises:
         OutputError: The directory does not exist or cannot be written to, or the disk is full.
     """
-    with Replacement(reads) as replacement:
+    with replaced_together(reads) as replacement:
         yield replacement.folder(directory, make=make, package=package)
 
 
@@ -328,21 +302,16 @@ def check_space(path: Path, size: int) -> None:
     except OSError:
         return
     place = next((above.parent for above in path.parents if above.name.startswith(STAGING_PREFIX)), path.parent)
+    told = f"cannot write {place / path.name}: it needs {size:,} bytes and"
     if size > free:
-        raise OutputError(
-            f"cannot write {place / path.name}: it needs {size:,} bytes and {free:,} are free: make room, or write "
-            "elsewhere"
-        )
+        raise OutputError(f"{told} {free:,} are free: make room, or write elsewhere")
     try:
         import resource
     except ImportError:
         return
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     if limit not in (resource.RLIM_INFINITY, -1) and size > limit:
-        raise OutputError(
-            f"cannot write {place / path.name}: it needs {size:,} bytes and the limit for a file is {limit:,} "
-            "(ulimit -f): raise it"
-        )
+        raise OutputError(f"{told} the limit for a file is {limit:,} (ulimit -f): raise it")
 
 
 def check_writable(path: Path, reads: Iterable[Path] = ()) -> None:
@@ -371,29 +340,20 @@ def check_writable(path: Path, reads: Iterable[Path] = ()) -> None:
     belongs = next((end for end in (f".onnx{DATA_SUFFIX}", *DOCUMENT_SUFFIXES) if path.name.endswith(end)), None)
     if belongs is not None:
         raise OutputError(f"{path} has a name reserved for files beside a model (*{belongs}): give another name")
-    for file in _beside(path):
-        if (kind := what_it_is(file)) is not None:
-            raise OutputError(f"{file} is not a regular file but {kind}, and would have to be replaced: remove it")
-    check_apart(path, reads)
-
-
-def check_apart(path: Path, reads: Iterable[Path]) -> None:
-    """Fail if writing ``path`` and the files beside it would destroy an input.
-
-    Raises:
-        OutputError: An input would be destroyed.
-    """
+    for other in _beside(path):
+        if (kind := what_it_is(other)) is not None:
+            raise OutputError(f"{other} is not a regular file but {kind}, and would have to be replaced: remove it")
     there = [file for file in (path, *_beside(path)) if file.exists()]
     for read in dict.fromkeys((*reads, *being_read())) if there else ():
         for part, what in parts_of(read):
-            if (file := next((file for file in there if file.samefile(part)), None)) is None:
-                continue
+            file = next((file for file in there if file.samefile(part)), None)
             if file == path and what != "document":
-                told = "the file to read" if part == read else f"a file of {read}"
-                told = f"a file with weights of {read}" if what == "weights" else told
+                held = "a file with weights of" if what == "weights" else "a file of"
+                told = "the file to read" if part == read else f"{held} {read}"
                 raise OutputError(f"{path} is {told}: give another name")
-            holds = "holds weights of" if what == "weights" else "belongs to"
-            raise OutputError(f"{path} would replace {file}, which {holds} {read}: give another name")
+            if file is not None:
+                holds = "holds weights of" if what == "weights" else "belongs to"
+                raise OutputError(f"{path} would replace {file}, which {holds} {read}: give another name")
 
 
 def _beside(path: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""Weights in files beside a model: where they may be, whether they are unchanged, and how they are read.
+"""Weights in files beside a model: where they may be, whether they are unchanged, how they are read and linked.
 
 A model names the files that hold its weights, and a model may come from an untrusted source. Each file has to be a
 regular file inside the model's folder, with the size and content that the model recorded when it was written.
@@ -7,47 +7,43 @@ regular file inside the model's folder, with the size and content that the model
 from __future__ import annotations
 
 import hashlib
+import mmap
 import os
 import stat
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeVar
 
+import msgspec
 import numpy as np
-import onnx
 import onnx_ir as ir
 
+from modelexport.core.decoding import decode_json
 from modelexport.errors import FileFormatError, WeightsError
-from modelexport.files.records import recorded_files
 from modelexport.files.regular import open_regular
 from modelexport.files.safetensors_files import read_header
-from modelexport.files.tensors import serialized_tensors
-from modelexport.files.wire import names_other_files, read_serialized
-from modelexport.format import documents, keys
+from modelexport.files.serialized import read_serialized, serialized_tensors
+from modelexport.format import keys
+from modelexport.format.documents import DataFile, WeightsFile
 from modelexport.graph.initializers import bind_tensors
 from modelexport.graph.nodes import all_nodes, initializers
-from modelexport.graph.plain import PlainModel
 
 _TAIL = hashlib.sha256().digest_size
 """Bytes at the end of a data file: the SHA-256 of everything before them."""
-_BLOCK = 16 * 2**20
+_FICLONE = 0x40049409
+"""The Linux ioctl that makes a file share the blocks of another until one of them is written to."""
+T = TypeVar("T")
 
 
 class WeightsBeside:
     """One file that holds weights of a model; checked before it is first read, and again when it has changed."""
 
-    def __init__(
-        self,
-        folder: Path,
-        location: str,
-        *,
-        linked: documents.WeightsFile | None = None,
-        written: documents.DataFile | None = None,
-    ) -> None:
+    def __init__(self, folder: Path, location: str, linked: WeightsFile | None, written: DataFile | None) -> None:
         self.path = folder / location
         self._folder, self._location = folder, location
         self._linked, self._written = linked, written
-        self._spans: dict[tuple[int, int], None] = {}
+        self._spans: set[tuple[int, int]] = set()
         """Begin and end of each tensor that the model reads from it."""
         self._checked: tuple[int, ...] | None = None
 
@@ -63,15 +59,11 @@ class WeightsBeside:
                 f"{self.path}: the place of {tensor.name!r} is damaged: {tensor.length} bytes from byte {begin} for a "
                 f"tensor of {size:,} bytes"
             )
-        self._spans[begin, begin + size] = None
-
-    def is_missing(self) -> bool:
-        """Whether the file does not exist, at a place where it may be."""
-        return not self._outside() and not self.path.exists()
+        self._spans.add((begin, begin + size))
 
     def fault(self) -> str:
         """What is wrong with the file, in a sentence; empty if it may be read."""
-        if place := self._outside():
+        if place := self.outside():
             return place
         try:
             state = self.path.stat()
@@ -93,15 +85,11 @@ class WeightsBeside:
         if fault := self.fault():
             raise FileFormatError(fault)
 
-    def _outside(self) -> str:
-        """Why a file at this place may not be read, judged by its name alone."""
+    def outside(self) -> str:
+        """Why a file at this place may not be read, judged by its name alone; empty if it may."""
         inside = Path(os.path.normpath(self._location))
-        if (
-            not self._location
-            or "\0" in self._location
-            or inside.is_absolute()
-            or inside.parts[:1] in ((), (os.pardir,))
-        ):
+        first = inside.parts[:1]
+        if not self._location or "\0" in self._location or inside.is_absolute() or first in ((), (os.pardir,)):
             return f"{self._folder}: the model keeps weights in {self._location!r}, which is not a file in its folder"
         if not Path(os.path.realpath(self.path)).is_relative_to(os.path.realpath(self._folder)):
             return f"{self.path}, which should hold weights, points out of the model's folder: put the file there"
@@ -133,7 +121,7 @@ class WeightsBeside:
             )
         return ""
 
-    def _linked_fault(self, recorded: documents.WeightsFile) -> str:
+    def _linked_fault(self, recorded: WeightsFile) -> str:
         """How the file differs from the safetensors file that the model was linked to."""
         try:
             found = read_header(self.path)
@@ -141,8 +129,7 @@ class WeightsBeside:
             found = None
         if found is None or found.header != recorded.header:
             return f"{self.path} was changed after the export: its header differs"
-        tensors = {(place.offset, place.offset + place.length) for place in found.tensors.values()}
-        if self._spans.keys() - tensors:
+        if self._spans - {(place.offset, place.offset + place.length) for place in found.tensors.values()}:
             return f"{self.path} has no tensors at the offsets that the model records for its weights"
         return ""
 
@@ -194,34 +181,6 @@ class LinkedTensor(ir.ExternalTensor):
             self._in_file().tofile(file)
 
 
-class _FilesBeside:
-    """The files that hold weights of a model, by location.
-
-    Args:
-        properties: The model's, which record its files.
-        ours: Whether its records of its data files still hold.
-
-    Raises:
-        FileFormatError: The records are damaged.
-    """
-
-    def __init__(self, folder: Path, properties: Mapping[str, str], *, ours: bool = True) -> None:
-        self._folder = folder
-        self._linked = recorded_files(properties, keys.WEIGHTS, documents.WeightsFile)
-        self._written = recorded_files(properties, keys.DATA, documents.DataFile) if ours else {}
-        self.files: dict[str, WeightsBeside] = {}
-
-    def file_of(self, tensor: ir.ExternalTensor) -> WeightsBeside:
-        """The file of a tensor, which registers it."""
-        location = str(tensor.location)
-        if location not in self.files:
-            self.files[location] = WeightsBeside(
-                self._folder, location, linked=self._linked.get(location), written=self._written.get(location)
-            )
-        self.files[location].add(tensor)
-        return self.files[location]
-
-
 def read_linked(model: ir.Model, folder: Path, *, ours: bool = True) -> None:
     """Make external tensors read from files in or below ``folder``, each file checked first, in place.
 
@@ -232,110 +191,104 @@ def read_linked(model: ir.Model, folder: Path, *, ours: bool = True) -> None:
     Raises:
         FileFormatError: The model's records of its files are damaged.
     """
-    files = _FilesBeside(folder, model.metadata_props, ours=ours)
+    linked = recorded_files(model.metadata_props, keys.WEIGHTS, WeightsFile)
+    written = recorded_files(model.metadata_props, keys.DATA, DataFile) if ours else {}
+    files: dict[str, WeightsBeside] = {}
 
     def checked(tensor: ir.ExternalTensor) -> LinkedTensor:
-        return LinkedTensor(tensor, files.file_of(tensor), folder)
+        place = str(tensor.location)
+        if place not in files:
+            files[place] = WeightsBeside(folder, place, linked.get(place), written.get(place))
+        files[place].add(tensor)
+        return LinkedTensor(tensor, files[place], folder)
 
     tensors = {value: value.const_value for value in initializers(model)}
     bind_tensors({value: checked(t) for value, t in tensors.items() if isinstance(t, ir.ExternalTensor)})
+    for node, attribute, held in _tensor_attributes(model):
+        if any(isinstance(tensor, ir.ExternalTensor) for tensor in held):
+            read = [checked(tensor) if isinstance(tensor, ir.ExternalTensor) else tensor for tensor in held]
+            value = read[0] if attribute.type is ir.AttributeType.TENSOR else read
+            node.attributes[attribute.name] = ir.Attr(attribute.name, attribute.type, value)
+
+
+def _tensor_attributes(model: ir.Model) -> Iterator[tuple[ir.Node, ir.Attr, Sequence[ir.TensorProtocol]]]:
+    """Each attribute that holds tensors, with its node and the tensors."""
     for node in all_nodes(model):
-        for name, attribute in list(node.attributes.items()):
-            if attribute.is_ref():
-                continue
-            if attribute.type is ir.AttributeType.TENSOR:
-                tensor = attribute.as_tensor()
-                if isinstance(tensor, ir.ExternalTensor):
-                    node.attributes[name] = ir.AttrTensor(name, checked(tensor))
-            elif attribute.type is ir.AttributeType.TENSORS:
-                several = attribute.as_tensors()
-                if any(isinstance(tensor, ir.ExternalTensor) for tensor in several):
-                    node.attributes[name] = ir.AttrTensors(
-                        name, [checked(t) if isinstance(t, ir.ExternalTensor) else t for t in several]
-                    )
+        for attribute in list(node.attributes.values()):
+            if attribute.type is ir.AttributeType.TENSOR and not attribute.is_ref():
+                yield node, attribute, [attribute.as_tensor()]
+            elif attribute.type is ir.AttributeType.TENSORS and not attribute.is_ref():
+                yield node, attribute, attribute.as_tensors()
 
 
-def weights_beside(model: ir.Model) -> list[WeightsBeside]:
+def recorded_files(properties: Mapping[str, str], key: str, kind: type[T]) -> dict[str, T]:
+    """The records of a model's weights files in its properties, by location.
+
+    Args:
+        key: The property, :data:`keys.WEIGHTS` or :data:`keys.DATA`.
+        kind: What it holds of each file.
+
+    Raises:
+        FileFormatError: It is damaged.
+    """
+    try:
+        text = properties.get(key, "{}")
+        return decode_json(text, kind=dict[str, kind])  # type: ignore[valid-type]  # a variable, for msgspec
+    except (msgspec.DecodeError, UnicodeError) as error:
+        raise FileFormatError(f"the property {key} is damaged ({error}): export it again") from error
+
+
+def _external_tensors(model: ir.Model) -> list[ir.ExternalTensor]:
+    tensors = [value.const_value for value in initializers(model)]
+    tensors += [tensor for _, _, held in _tensor_attributes(model) for tensor in held]
+    return [tensor for tensor in tensors if isinstance(tensor, ir.ExternalTensor)]
+
+
+def _weights_beside(model: ir.Model) -> list[WeightsBeside]:
     """The files that hold weights of a model that was read from a file."""
-    if isinstance(model, PlainModel):
-        return []
-    return _beside([*_in_initializers(model), *_in_attributes(model)])
+    return list(dict.fromkeys(tensor.beside for tensor in _external_tensors(model) if isinstance(tensor, LinkedTensor)))
 
 
-def _beside(tensors: Iterable[ir.TensorProtocol]) -> list[WeightsBeside]:
-    return list(dict.fromkeys(tensor.beside for tensor in tensors if isinstance(tensor, LinkedTensor)))
-
-
-def _in_initializers(model: ir.Model) -> list[ir.TensorProtocol]:
-    return [value.const_value for value in initializers(model) if value.const_value is not None]
-
-
-def _in_attributes(model: ir.Model) -> list[ir.TensorProtocol]:
-    return [
-        attribute.as_tensor()
-        for node in all_nodes(model)
-        if node.attributes.data
-        for attribute in node.attributes.data.values()
-        if attribute.type is ir.AttributeType.TENSOR and not attribute.is_ref()
-    ]
-
-
-def check_files(path: Path | None, model: ir.Model) -> None:
+def check_files(model: ir.Model) -> None:
     """Refuse a model whose weights files are missing, too short, or changed since it was exported.
 
     Raises:
         FileFormatError: Names each such file.
     """
-    if faults := changed_files(path, model):
+    if faults := changed_files(model):
         raise FileFormatError(f"{'; '.join(faults)}: put the files back, or export again")
 
 
-def changed_files(path: Path | None, model: ir.Model) -> list[str]:
+def changed_files(model: ir.Model) -> list[str]:
     """What is wrong with a model's weights files, one sentence for each file.
 
     A linked file must have the size and the header that it had when the model was exported. A change of its weights
     alone, in place, is not detected; :func:`modelexport.verify.verify.verify` compares them.
+    """
+    faults = [fault for beside in _weights_beside(model) if (fault := beside.fault())]
+    others = {Path(tensor.path): None for tensor in _external_tensors(model) if not isinstance(tensor, LinkedTensor)}
+    return faults + [f"{file}, which holds weights, is missing" for file in others if not file.is_file()]
+
+
+def check_weights(model: ir.Model, *, missing: bool = False) -> None:
+    """Fail if a weights file of a model that was read from a file may not be read.
 
     Args:
-        path: The model's file; ``None`` for a model in memory, whose tensors know their files.
-    """
-    if isinstance(model, PlainModel):
-        return []
-    tensors = _in_initializers(model)
-    faults = [fault for beside in _beside([*tensors, *_in_attributes(model)]) if (fault := beside.fault())]
-    ends: dict[Path, int] = {}
-    for tensor in tensors:
-        if isinstance(tensor, ir.ExternalTensor) and not isinstance(tensor, LinkedTensor):
-            file = Path(tensor.path) if path is None else path.parent / tensor.location
-            end = (tensor.offset or 0) + (tensor.nbytes if tensor.length is None else tensor.length)
-            ends[file] = max(ends.get(file, 0), end)
-    for file, end in ends.items():
-        if not file.is_file():
-            faults.append(f"{file}, which holds weights, is missing")
-        elif (size := file.stat().st_size) < end:
-            faults.append(f"{file} is cut off: it has {size:,} bytes and the model's weights end at {end:,}")
-    return faults
-
-
-def check_weights(model: ir.Model) -> None:
-    """Fail if an existing weights file may not be read. A missing file is reported when it is needed.
+        missing: Fail also if one does not exist; else that is reported when it is needed.
 
     Raises:
         FileFormatError: Names the file and the reason.
     """
-    for beside in weights_beside(model):
-        if not beside.is_missing():
+    for beside in _weights_beside(model):
+        if missing or beside.outside() or beside.path.exists():
             beside.check()
 
 
-def check_tensors(tensors: Iterable[ir.TensorProtocol | None]) -> None:
-    """Check the files of tensors that other software will read.
-
-    Raises:
-        FileFormatError: A file is missing, has changed, or may not be read.
-    """
-    for beside in dict.fromkeys(tensor.beside for tensor in tensors if isinstance(tensor, LinkedTensor)):
-        beside.check()
+def names_other_files(path: Path) -> bool:
+    """Whether a model may have weights in other files: the key of every reference to one occurs in it."""
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        return size > 0 and mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ).find(b"location") >= 0
 
 
 def data_files(path: Path) -> list[Path]:
@@ -344,48 +297,46 @@ def data_files(path: Path) -> list[Path]:
     Raises:
         FileFormatError: It is not an ONNX file.
     """
-    if not names_other_files(path):
-        return []
-    model = read_serialized(path)
-    locations = {
-        entry.value for tensor in serialized_tensors(model) for entry in tensor.external_data if entry.key == "location"
-    }
+    tensors = serialized_tensors(read_serialized(path)) if names_other_files(path) else ()
+    locations = {entry.value for tensor in tensors for entry in tensor.external_data if entry.key == "location"}
     return [path.parent / location for location in sorted(locations) if "\0" not in location]
 
 
-def check_weight_files(path: Path) -> None:
-    """Check the weights files of a model that other software will read.
-
-    Raises:
-        FileFormatError: It is not an ONNX file, or a weights file is missing, has changed, or may not be read.
-    """
-    model = read_serialized(path)
-    external = [tensor for tensor in serialized_tensors(model) if tensor.data_location == onnx.TensorProto.EXTERNAL]
-    if not external:
-        return
-    beside = _FilesBeside(path.parent, {entry.key: entry.value for entry in model.metadata_props})
-    for serialized in external:
-        try:
-            tensor = ir.serde.deserialize_tensor(serialized)
-            assert isinstance(tensor, ir.ExternalTensor)
-            beside.file_of(tensor)
-        except FileFormatError:
-            raise
-        except Exception as error:  # damage causes many kinds of errors
-            raise FileFormatError(f"{path}: the place of {serialized.name!r} is damaged") from error
-    for file in beside.files.values():
-        file.check()
-
-
-def seal_data(path: Path) -> documents.DataFile:
-    """Append the digest of a data file to its content, so that the file can be told from every other.
+def record_data(model: ir.Model, data: Path) -> None:
+    """Append the digest of a data file to its content, which tells it from every other, and record it in its model.
 
     ONNX ignores bytes after the last tensor. Two files of the same content stay equal.
     """
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
-    with path.open("ab") as file:
+    with data.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256")
+    with data.open("ab") as file:
         file.write(digest.digest())
-    return documents.DataFile(path.stat().st_size, digest.hexdigest())
+    sealed = DataFile(data.stat().st_size, digest.hexdigest())
+    model.metadata_props[keys.DATA] = msgspec.json.encode({data.name: sealed}).decode()
+
+
+def clone_or_link(source: Path, target: Path) -> Literal["clone", "hard link"]:
+    """Make ``target`` a clone of ``source`` where the file system supports it, otherwise a hard link.
+
+    Raises:
+        OSError: The file system supports neither.
+    """
+    if clone(source, target):
+        return "clone"
+    os.link(source, target)
+    return "hard link"
+
+
+def clone(source: Path, target: Path) -> bool:
+    """Make ``target`` a file that shares the blocks of ``source``; returns whether the file system supports it."""
+    if sys.platform != "linux":
+        return False
+    import fcntl
+
+    with source.open("rb") as old, target.open("wb") as new:
+        try:
+            fcntl.ioctl(new.fileno(), _FICLONE, old.fileno())
+        except OSError:
+            target.unlink()
+            return False
+    return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from pathlib import Path, PurePosixPath
 
 import msgspec
@@ -84,11 +85,6 @@ def files_of_package(folder: Path, *, every: bool = False) -> list[Path]:
     return [file for file in inside if os.path.lexists(file) and (every or what_it_is(file) is None)]
 
 
-def has_manifest(folder: Path) -> bool:
-    """Whether a folder has a manifest that can be read, of whatever kind."""
-    return read_kind(folder) is not None
-
-
 def read_kind(folder: Path) -> str | None:
     """The kind of the package in a folder; ``None`` without a manifest that can be read."""
     try:
@@ -97,9 +93,8 @@ def read_kind(folder: Path) -> str | None:
         return None
 
 
-def unfinished_manifest(former: list[str], new: list[str]) -> bytes:
+def unfinished_manifest(files: Collection[str]) -> bytes:
     """What stands for the manifest while files are moved: names all that may be there, and is refused by readers."""
-    manifest = Manifest(
-        format_version=PACKAGE_VERSION, kind=UNFINISHED, parts=[], weights=[], files=sorted({*former, *new})
+    return encode_manifest(
+        Manifest(format_version=PACKAGE_VERSION, kind=UNFINISHED, parts=[], weights=[], files=sorted({*files}))
     )
-    return encode_manifest(manifest)

@@ -2,37 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import shutil
-import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import BinaryIO
+from types import MappingProxyType
 
 import msgspec
 import onnx
 import onnx_ir as ir
 
-from modelexport.core.limits import PROTO_BYTES
 from modelexport.errors import FileFormatError
-from modelexport.files.atomic import check_space, scratch
-from modelexport.files.deserializing import SerializedTensor, move_properties, to_model
-from modelexport.files.embedded import EmbeddedTensor, OpenFile
-from modelexport.files.expansion import check_functions
-from modelexport.files.linked import read_linked, seal_data
-from modelexport.files.order import check_acyclic, check_opsets
-from modelexport.files.plain_reading import to_plain
-from modelexport.files.plain_tensors import PlainTensor
-from modelexport.files.plain_writing import plain_bytes
-from modelexport.files.serializing import to_proto
-from modelexport.files.tensors import check_data, check_kept, check_nodes
-from modelexport.files.text_fields import parse_model
-from modelexport.files.wire import LOCATION, SMALL, with_weights, without_weights
+from modelexport.files.atomic import check_space
+from modelexport.files.checks import check_model
+from modelexport.files.linked import read_linked, record_data
+from modelexport.files.protos import Tensors, serialized, size_of, to_proto
+from modelexport.files.serialized import read_serialized
 from modelexport.format import keys
-from modelexport.graph.initializers import bind_tensors
 from modelexport.graph.nodes import initializers
-from modelexport.graph.plain import PlainModel
 
 LARGEST_INSIDE = 10**9
 """Bytes of weights above which they are written to a separate file."""
@@ -40,93 +26,53 @@ LARGEST_INSIDE = 10**9
 SMALLEST_OUTSIDE = 257
 """Bytes of the smallest initializer that is written to a separate file: onnx_ir's own limit."""
 
-_IN_GRAPH = (PlainTensor, SerializedTensor)
-"""Tensors whose bytes are in the serialized graph."""
+_NOTHING: Tensors = MappingProxyType({})
+_SMALL = 1024
+"""Initializers of fewer bytes are serialized with the rest of the model."""
 
 OLDER_FILE = "modelexport.older_file"
 """The key in ``ir.Model.meta`` that marks a model whose file has an older format version."""
 
 
-def load_onnx(path: Path, *, ours: bool = True, plain: bool = False) -> ir.Model:
-    """Read any ONNX file; large initializers are read when used. A file of an older format version is upgraded.
+def load_onnx(path: Path, *, ours: bool = True) -> ir.Model:
+    """Read any ONNX file; weights in other files are read when used. A file of an older format version is upgraded.
 
     Args:
         ours: Whether the file's records of its data files still hold: false for a file that another tool wrote.
-        plain: Whether it may be read as a :class:`~modelexport.graph.plain.PlainModel`, which cannot be rewired.
 
     Raises:
         FileFormatError: It is missing, empty, or not an ONNX file.
     """
     if path.is_dir():
         raise FileFormatError(f"{path} is a folder: give one of the .onnx files in it")
-    if not path.is_file():
-        raise FileFormatError(f"there is no file {path}")
-    if path.stat().st_size == 0:
+    if path.is_file() and not path.stat().st_size:
         raise FileFormatError(f"{path} is empty: it was not written completely; export it again")
     try:
-        model = _read(path, ours, plain)
+        proto = read_serialized(path)
+        check_model(proto)
+        model = ir.serde.deserialize_model(proto)
+        _upgrade(model)
+        for value in initializers(model):
+            if value.const_value is not None:
+                _move_properties(value.const_value, value)
+        read_linked(model, path.parent, ours=ours)
     except FileFormatError as error:
         if str(path) in str(error):
             raise
         raise FileFormatError(f"{path}: {error}") from error
-    except Exception as error:  # protobuf's exception type is not public, and damage causes many kinds of errors
+    except Exception as error:  # damage causes many kinds of errors
         raise FileFormatError(f"{path} is not an ONNX file, or damaged ({type(error).__name__})") from error
     if not model.opset_imports and not len(model.graph):
         raise FileFormatError(f"{path} is not an ONNX file: it has no opset and no nodes")
     return model
 
 
-def _read(path: Path, ours: bool, plain: bool) -> ir.Model:
-    file = OpenFile(path)
-    try:
-        found, rest = to_plain(file.data) if plain else None, b""
-        model: ir.Model
-        if found is not None:
-            model, places = found
-        else:
-            rest, places = without_weights(file.data)
-            if len(rest) > PROTO_BYTES:
-                raise FileFormatError(
-                    f"{path} has a graph of {len(rest):,} bytes, and at most {PROTO_BYTES:,} are read"
-                )
-            model = _checked(parse_model(rest), places)
-        weakref.finalize(model, file.close).atexit = False
-        _upgrade(model)
-        if not isinstance(model, PlainModel):
-            for value in initializers(model):
-                if value.const_value is not None:
-                    move_properties(value.const_value, value)
-        bind_tensors(dict(_embedded_tensors(model, file, places)))
-        if LOCATION in rest:
-            read_linked(model, path.parent, ours=ours)
-    except BaseException:
-        file.close()
-        raise
-    return model
-
-
-def _checked(proto: onnx.ModelProto, places: Mapping[str, range]) -> ir.Model:
-    """The model, if it may be read."""
-    check_kept(proto)
-    check_functions(proto)
-    check_opsets(proto)
-    check_nodes(proto)
-    check_acyclic(proto)
-    check_data(proto, places)
-    return to_model(proto)
-
-
-def _embedded_tensors(
-    model: ir.Model, file: OpenFile, places: Mapping[str, range]
-) -> Iterator[tuple[ir.Value, EmbeddedTensor]]:
-    for value in model.graph.initializers.values() if places else ():
-        place, tensor = places.get(value.name or ""), value.const_value
-        if place is not None and tensor is not None:
-            if len(place) != tensor.nbytes:
-                raise FileFormatError(
-                    f"the tensor {value.name!r} has {len(place):,} bytes instead of {tensor.nbytes:,}"
-                )
-            yield value, EmbeddedTensor(file, place, tensor)
+def _move_properties(tensor: ir.TensorProtocol, value: ir.Value) -> None:
+    """Give an initializer the properties of its tensor, which loses them."""
+    value.metadata_props.update(tensor.metadata_props)
+    tensor.metadata_props.clear()
+    if isinstance(tensor, ir.TensorProtoTensor):  # is written as it was read, with its old properties
+        del tensor.raw.metadata_props[:]
 
 
 def _upgrade(model: ir.Model) -> None:
@@ -145,7 +91,7 @@ def save_model(
     path: Path,
     *,
     external: bool | None = None,
-    tensors: Mapping[ir.Value, ir.TensorProtocol] | None = None,
+    tensors: Tensors = _NOTHING,
     documents: Mapping[str, bytes] | None = None,
     same_graph: bool = False,
 ) -> None:
@@ -169,23 +115,20 @@ def save_model(
     """
     now = {value: value.const_value for value in initializers(model) if value.const_value is not None}
     if external is None:
-        apart = any(map(_is_outside, now.values()))
+        apart = any(isinstance(tensor, ir.ExternalTensor) for tensor in now.values())
         external = apart or sum(tensor.nbytes for tensor in now.values()) > LARGEST_INSIDE
-    now.update(tensors or {})
+    now.update(tensors)
     if not same_graph:
         record_documents(model, documents or {})
     for key in (keys.WEIGHTS, keys.DATA):
         model.metadata_props.pop(key, None)
     outside = {value: now[value] for value in now if external and now[value].nbytes >= SMALLEST_OUTSIDE}
+    # The file that the others are read from may be the one that is replaced.
     placed: dict[ir.Value, ir.TensorProtocol] = {
-        value: inside_file(tensor)
-        for value, tensor in now.items()
-        if value not in outside and (type(tensor) is not PlainTensor or tensor is not value.const_value)
+        value: inside_file(tensor, at_once=bool(outside)) for value, tensor in now.items() if value not in outside
     }
     if outside:
         data = path.with_name(path.name + keys.DATA_SUFFIX)
-        # The file that the small ones are read from may be the one that is replaced.
-        placed |= {v: _read_now(tensor) for v, tensor in placed.items() if isinstance(tensor, ir.LazyTensor)}
         placed |= write_data_file(outside, path.parent, data.name)
         record_data(model, data)
     save_with_references(model, path, placed)
@@ -197,94 +140,52 @@ def record_documents(model: ir.Model, documents: Mapping[str, bytes]) -> None:
     model.metadata_props[keys.DOCUMENTS] = msgspec.json.encode(digests).decode()
 
 
-def record_data(model: ir.Model, data: Path) -> None:
-    """Seal a data file that was just written, and record it in its model."""
-    model.metadata_props[keys.DATA] = msgspec.json.encode({data.name: seal_data(data)}).decode()
-
-
-def write_data_file(
-    tensors: Mapping[ir.Value, ir.TensorProtocol], folder: Path, name: str
-) -> dict[ir.Value, ir.ExternalTensor]:
+def write_data_file(tensors: Tensors, folder: Path, name: str) -> dict[ir.Value, ir.ExternalTensor]:
     """Write tensors one after the other into a file; returns a reference to each.
 
     Raises:
         OSError: The file cannot be written.
     """
-    if not tensors:
-        return {}
     check_space(folder / name, sum(tensor.nbytes for tensor in tensors.values()))
     external = ir.external_data.convert_tensors_to_external(list(tensors.values()), folder, name)
     return dict(zip(tensors, external, strict=True))
 
 
-def inside_file(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
-    """The tensor to write into the model file; one from another file is read at that time."""
-    if not _is_outside(tensor):
+def inside_file(tensor: ir.TensorProtocol, *, at_once: bool = False) -> ir.TensorProtocol:
+    """The tensor to write into the model file; one from another file is read then, or at once."""
+    if not isinstance(tensor, ir.ExternalTensor):
         return tensor
-    return ir.LazyTensor(
-        lambda: ir.Tensor(tensor.numpy(), dtype=tensor.dtype),
-        dtype=tensor.dtype,
-        shape=ir.Shape(tensor.shape.numpy()),
-        name=tensor.name,
-        doc_string=tensor.doc_string,
-    )
+
+    def read() -> ir.TensorProtocol:
+        return ir.tensor(tensor.numpy().copy(), tensor.dtype, name=tensor.name, doc_string=tensor.doc_string)
+
+    shape = ir.Shape(tensor.shape.numpy())
+    later = ir.LazyTensor(read, tensor.dtype, shape, name=tensor.name, doc_string=tensor.doc_string)
+    return read() if at_once else later
 
 
-def _read_now(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
-    array = tensor.numpy().copy()
-    return ir.Tensor(array, dtype=tensor.dtype, name=tensor.name, doc_string=tensor.doc_string)
-
-
-def save_with_references(
-    model: ir.Model, path: Path, tensors: Mapping[ir.Value, ir.TensorProtocol] | None = None
-) -> None:
+def save_with_references(model: ir.Model, path: Path, placed: Tensors = _NOTHING) -> None:
     """Write a model with its weights inside it, except external data, which stays in its files.
 
     Args:
-        tensors: What to write for some initializers instead of their own tensors.
+        placed: What to write for some initializers instead of their own tensors.
 
     Raises:
         OSError: The file cannot be written.
     """
-    placed = {} if tensors is None else tensors
     now = {value: placed.get(value, value.const_value) for value in model.graph.initializers.values()}
-    streamed = {v: t for v, t in now.items() if t is not None and not _is_outside(t) and _is_large(t)}
+    streamed = {v: t for v, t in now.items() if t is not None and not isinstance(t, ir.ExternalTensor) and _is_large(t)}
     described = {value: _without_data(tensor) for value, tensor in streamed.items()}
     try:
-        written = {**placed, **described}
-        if isinstance(model, PlainModel):
-            rest = plain_bytes(model, written)
-        else:
-            rest = to_proto(model, written).SerializeToString()
+        proto = to_proto(model, {**placed, **described})
+        parts = serialized(proto, {value.name or "": tensor for value, tensor in streamed.items()})
     except (ir.serde.SerdeError, UnicodeError, TypeError) as error:  # names that are not valid text
         reason = " ".join(str(error.__cause__ or error).split())[:200]
         raise FileFormatError(f"the model contains data that cannot be written: {reason}") from error
-    parts = with_weights(rest, {value.name or "": tensor for value, tensor in streamed.items()})
-    check_space(path, sum(len(part) if isinstance(part, bytes) else part.nbytes for part in parts))
-    with _replaced(path) as file:
+    check_space(path, size_of(parts))
+    with path.open("wb") as file:
         for part in parts:
-            if isinstance(part, bytes):
-                file.write(part)
-            elif hasattr(part, "tofile"):  # an optional part of the protocol
-                part.tofile(file)
-            else:
-                file.write(part.tobytes())
-
-
-@contextlib.contextmanager
-def _replaced(path: Path) -> Iterator[BinaryIO]:
-    """A file that gets its place when it is written: weights may be mapped from the one that is there."""
-    target = path.resolve()
-    if not target.is_file():
-        with target.open("wb") as file:
-            yield file
-        return
-    with scratch(target.parent) as folder:
-        new = folder / target.name
-        with new.open("wb") as file:
-            yield file
-        shutil.copymode(target, new)
-        new.replace(target)
+            file.write(part if isinstance(part, bytes) else part.tobytes())
 
 
 def _without_data(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
@@ -295,16 +196,8 @@ def _without_data(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
     return ir.TensorProtoTensor(described)
 
 
-def _is_outside(tensor: ir.TensorProtocol) -> bool:
-    """Whether a tensor is in another file."""
-    # Most are of this class, and a question after any other takes ten times as long: they are protocols.
-    return type(tensor) not in _IN_GRAPH and isinstance(tensor, ir.ExternalTensor)
-
-
 def _is_large(tensor: ir.TensorProtocol) -> bool:
     if tensor.dtype == ir.DataType.STRING:
         return False
-    if type(tensor) in _IN_GRAPH:
-        return tensor.nbytes >= SMALL
     # onnx_ir wraps exceptions raised while a lazy tensor is computed in its own exceptions.
-    return tensor.nbytes >= SMALL or isinstance(tensor, ir.LazyTensor)
+    return tensor.nbytes >= _SMALL or isinstance(tensor, ir.LazyTensor)

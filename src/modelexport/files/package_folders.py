@@ -9,7 +9,7 @@ from pathlib import Path
 from modelexport.errors import OutputError
 from modelexport.files.abandoned import STAGING_PREFIX
 from modelexport.files.atomic import check_writable
-from modelexport.files.manifests import files_of_package, has_manifest, read_kind
+from modelexport.files.manifests import files_of_package, read_kind
 from modelexport.files.protected import being_read, check_kept, reading
 from modelexport.files.regular import check_folder_writable, what_it_is
 from modelexport.format.packages import MANIFEST, UNFINISHED
@@ -52,9 +52,10 @@ def check_package_folder(folder: Path, reads: Iterable[Path] = (), kinds: Collec
         if read.is_dir() and read.samefile(folder):
             raise OutputError(f"{folder} is the folder of the model: give another one")
     if any(not file.name.startswith(STAGING_PREFIX) for file in folder.iterdir()):
-        if not has_manifest(folder):
+        kind = read_kind(folder)
+        if kind is None:
             raise OutputError(f"{folder} holds other files: give the name of an empty or a new folder")
-        if kinds and (kind := read_kind(folder)) not in (*kinds, UNFINISHED):
+        if kinds and kind not in (*kinds, UNFINISHED):
             raise OutputError(f"{folder} holds a package of the kind '{kind}': give an empty or a new folder")
     check_writable(folder / MANIFEST)
     files = [folder / MANIFEST, *files_of_package(folder, every=True)]

@@ -11,8 +11,6 @@ from typing import BinaryIO
 
 from modelexport.errors import FileFormatError, OutputError
 
-_BLOCK = 16 * 2**20
-
 
 @contextlib.contextmanager
 def open_regular(path: Path) -> Iterator[BinaryIO]:

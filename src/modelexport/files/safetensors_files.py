@@ -10,12 +10,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 import onnx_ir as ir
@@ -101,60 +100,35 @@ def checkpoint(directory: Path) -> list[SafetensorsFile] | None:
 
 
 def read_header(path: Path) -> SafetensorsFile:
-    """The header of a safetensors file, checked against the size of the file; symbolic links are followed.
+    """The header of a safetensors file; symbolic links are followed.
 
-    The safetensors library itself validates the header; it refuses overlapping tensors, gaps between tensors and
-    duplicate names.
+    The safetensors library itself validates it, and refuses overlapping tensors, gaps between tensors, duplicate names
+    and files of another size.
 
     Raises:
         WeightsError: It is missing, truncated or not a safetensors file.
     """
+    real, tensors = Path(os.path.realpath(path)), dict[str, Place]()
     try:
         with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
-            text = file.read(8)
-            length = struct.unpack("<Q", text)[0] if len(text) == 8 else size
-            if length > min(size - 8, _MAX_HEADER):
-                raise WeightsError(f"{path} is cut off or not a safetensors file: copy or download it again")
-            text += file.read(length)
+            header = file.read(8)
+            header += file.read(min(int.from_bytes(header, "little"), _MAX_HEADER))
+        with safe_open(path, framework="numpy") as checked:
+            offset = len(header)
+            for name in checked.offset_keys():
+                entry = checked.get_slice(name)
+                dtype, shape = parse_safetensors_dtype(entry.get_dtype()), tuple(entry.get_shape())
+                length = int(prod(shape) * dtype.itemsize)
+                tensors[name] = Place(real, offset, length, dtype, shape)
+                offset += length
     except (OSError, FileFormatError) as error:
         raise WeightsError(f"{getattr(error, 'strerror', None) or error}: copy or download {path} again") from error
-    try:
-        header = decode_json(text[8:], kind=dict[str, msgspec.Raw])
-        header.pop("__metadata__", None)
-        real = Path(os.path.realpath(path))
-        decode = msgspec.json.Decoder(_Entry).decode
-        tensors = {name: _place(real, len(text), decode(entry)) for name, entry in header.items()}
-    except (ValueError, LookupError, TypeError, UnicodeError) as error:
-        raise WeightsError(f"{path} is not a safetensors file ({error}): copy or download it again") from error
-    end = max((place.offset + place.length for place in tensors.values()), default=len(text))
-    if end != size:
-        fault = "cut off" if end > size else "damaged"
+    except (SafetensorError, ValueError, LookupError) as error:
         raise WeightsError(
-            f"{path} is {fault}: it has {size:,} bytes and its header says {end:,}; copy or download it again"
-        )
-    try:
-        with safe_open(path, framework="numpy"):
-            pass
-    except (SafetensorError, OSError) as error:
-        raise WeightsError(f"{path} is not a safetensors file ({error}): copy or download it again") from error
-    return SafetensorsFile(path, size, hashlib.sha256(text).hexdigest(), tensors)
-
-
-class _Entry(msgspec.Struct, frozen=True):
-    """A header's entry for one tensor."""
-
-    dtype: str
-    shape: list[Annotated[int, msgspec.Meta(ge=0)]]
-    data_offsets: tuple[Annotated[int, msgspec.Meta(ge=0)], Annotated[int, msgspec.Meta(ge=0)]]
-
-
-def _place(path: Path, start: int, entry: _Entry) -> Place:
-    begin, end = entry.data_offsets
-    dtype = parse_safetensors_dtype(entry.dtype)
-    if end - begin != prod(entry.shape) * dtype.itemsize:
-        raise ValueError(f"{entry} has a number of bytes that does not fit its shape and type")
-    return Place(path, start + begin, end - begin, dtype, tuple(entry.shape))
+            f"{path} is cut off or not a safetensors file ({error}): copy or download it again"
+        ) from error
+    return SafetensorsFile(path, size, hashlib.sha256(header).hexdigest(), tensors)
 
 
 def encode_header(tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[str, str]) -> bytes:

@@ -8,16 +8,15 @@ from itertools import chain
 import onnx
 import onnx_ir as ir
 
-from modelexport.graph.plain import PlainModel
-
 READ_SIZES_ONLY = frozenset({"Shape", "Size"})
 """Operators that read the sizes of what they take, and no value of it."""
+
+PLAIN_TYPES = frozenset(ir.AttributeType[name] for name in ("INT", "INTS", "FLOAT", "FLOATS", "STRING", "STRINGS"))
+"""Attributes that are numbers and texts, which can be compared and copied by value."""
 
 
 def all_nodes(model: ir.Model) -> Iterator[ir.Node]:
     """Every node of a model: of the graph, of nested graphs (after their enclosing node) and of functions."""
-    if isinstance(model, PlainModel):
-        return iter(model.graph)
     return chain(nodes_of(model.graph), *map(nodes_of, model.functions.values()))
 
 
@@ -34,17 +33,9 @@ def nodes_of(graph: ir.Graph | ir.Function) -> Iterator[ir.Node]:
 def all_graphs(model: ir.Model) -> Iterator[ir.Graph]:
     """The graph of a model and all graphs nested in it, outer before inner; not the graphs in functions."""
     yield model.graph
-    if not isinstance(model, PlainModel):
-        yield from _graphs_in(model.graph)
-
-
-def _graphs_in(graph: ir.Graph) -> Iterator[ir.Graph]:
-    for node in graph:
+    for node in nodes_of(model.graph):
         if node.attributes.data:
-            nested = nested_graphs(node)
-            yield from nested
-            for inner in nested:
-                yield from _graphs_in(inner)
+            yield from nested_graphs(node)
 
 
 def is_sorted(graph: ir.Graph) -> bool:
@@ -85,6 +76,14 @@ def initializers(model: ir.Model) -> Iterator[ir.Value]:
     """The initializers of the graph and of nested graphs."""
     for graph in all_graphs(model):
         yield from graph.initializers.values()
+
+
+def inputs_and_results(model: ir.Model) -> Iterator[ir.Value]:
+    """The inputs of the graph and of nested graphs, and the outputs of every node."""
+    for graph in model.graphs():
+        yield from graph.inputs
+    for node in all_nodes(model):
+        yield from node.outputs
 
 
 def required_inputs(model: ir.Model) -> list[ir.Value]:

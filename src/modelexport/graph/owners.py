@@ -9,7 +9,6 @@ import onnx_ir as ir
 from modelexport.core.calls import ModuleCall
 from modelexport.core.owners import Owner
 from modelexport.graph.nodes import all_nodes
-from modelexport.graph.plain import PlainNode
 
 OWNER = "modelexport.owner"
 """The key in ``ir.Node.meta`` under which a node's :class:`~modelexport.core.owners.Owner` travels."""
@@ -17,15 +16,13 @@ OWNER = "modelexport.owner"
 
 def owner_of(node: ir.Node) -> Owner | None:
     """The owner that travels with a node, if it has one."""
-    owner: Owner | None = node.owner if type(node) is PlainNode else node.meta.data.get(OWNER)
+    owner: Owner | None = node.meta.get(OWNER)
     return owner
 
 
 def set_owner(node: ir.Node, owner: Owner | None) -> None:
     """Let an owner, or none, travel with a node."""
-    if type(node) is PlainNode:
-        node.owner = owner
-    elif owner is None:
+    if owner is None:
         node.meta.pop(OWNER, None)
     else:
         node.meta[OWNER] = owner

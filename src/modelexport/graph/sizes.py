@@ -5,11 +5,11 @@ from __future__ import annotations
 import ast
 import operator
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
 import onnx_ir as ir
 
-from modelexport.graph.nodes import all_nodes
+from modelexport.graph.nodes import inputs_and_results
 
 SYMBOL = re.compile(r"[A-Za-z_]\w*")
 
@@ -45,23 +45,16 @@ def _number(part: ast.expr) -> int:
 
 def rename_sizes(model: ir.Model, symbols: Mapping[str, str]) -> None:
     """Replace the symbols in the shapes of all values by other names or by numbers, in place."""
-    for value in _values(model):
+    for value in inputs_and_results(model):
         if value.shape is None or all(isinstance(size, int) for size in value.shape):
             continue
         sizes = [size if isinstance(size, int) else size.value for size in value.shape]
         value.shape = ir.Shape([put_size(size, symbols) if isinstance(size, str) else size for size in sizes])
 
 
-def _values(model: ir.Model) -> Iterator[ir.Value]:
-    for graph in model.graphs():
-        yield from graph.inputs
-    for node in all_nodes(model):
-        yield from node.outputs
-
-
 def replace_symbol(model: ir.Model, symbol: str, other: str) -> None:
     """Give a size of the shapes of all values another symbol, in place; sums stay as they are."""
-    for value in _values(model):
+    for value in inputs_and_results(model):
         if value.shape is not None and any(_is(size, symbol) for size in value.shape):
             value.shape = ir.Shape([ir.SymbolicDim(other) if _is(size, symbol) else size for size in value.shape])
 

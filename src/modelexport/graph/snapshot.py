@@ -13,7 +13,6 @@ import onnx_ir as ir
 from modelexport.core.owners import Owner
 from modelexport.graph.nodes import initializers, nested_graphs, nodes_of
 from modelexport.graph.owners import owner_of
-from modelexport.graph.plain import PlainNode
 
 _MARK = "modelexport.source_node"
 
@@ -78,12 +77,10 @@ def take_snapshot(model: ir.Model) -> SourceGraph:
         else:
             taken = [None if value is None else value.name for value in node.inputs]
             outputs = [(value.name, value) for value in node.outputs if value.name]
-        plain = type(node) is PlainNode  # no pass changes that one
-        attributes = node.attributes.data if plain else dict(node.attributes.data)
+        attributes = dict(node.attributes.data)
         made = tuple([name for name, _ in outputs])
         nodes.append(SourceNode(node.op_identifier(), tuple(taken), made, owner_of(node), attributes, node.name or ""))
-        if not plain:
-            node.meta[_MARK] = index
+        node.meta[_MARK] = index
         for name, value in outputs:
             producer[name] = index
             types[name] = value.dtype, value.shape

@@ -79,7 +79,7 @@ def adopt(program: Any, output: str | Path, *, keep_torch_metadata: bool = False
     if isinstance(program, (str, Path)):
         path = Path(program)
         model = load_onnx(path)
-        check_files(path, model)
+        check_files(model)
         if keys.FORMAT_VERSION_KEY in model.metadata_props:
             return _adopt_tagged(path, output, keep_torch_metadata)
         name = str(path)
@@ -165,7 +165,7 @@ def _write(
     counted = {source.value: sources[source] for source in CallSource if sources[source]}
     model.metadata_props[keys.ADOPTED] = json.dumps(counted)
     owners = [(node, owner_of(node)) for node in all_nodes(model)]
-    check_files(None, model)
+    check_files(model)
     with written_together(output.parent) as staging:
         save_model(model, staging / output.name)
         files = [str(output.parent / file.name) for file in sorted(staging.iterdir())]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
-from modelexport.graph.attribute_types import PLAIN_TYPES
+from modelexport.graph.nodes import PLAIN_TYPES
 
 _BY_IDENTITY = (ir.AttributeType.TENSOR, ir.AttributeType.GRAPH, ir.AttributeType.TENSORS, ir.AttributeType.GRAPHS)
 

@@ -10,7 +10,6 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from modelexport.files.plain_tensors import are_serialized_alike
 from modelexport.format.documents import TransformStep
 from modelexport.format.keys import UNRECORDED, UNRECORDED_DOMAIN
 from modelexport.graph.nodes import initializers
@@ -99,8 +98,6 @@ class _Inheritance:
         if before is None or after is None or (value.name != name and before.size != after.size):
             return None
         plan = self.plans[name]
-        if are_serialized_alike(before, after):
-            return plan.steps
         for more in self._changes(before, after, plan):
             same = before.tobytes() == after.tobytes() if not more and before.dtype in _FLOATS else None
             if same or (same is None and _same(_applied(more, before.numpy()), after)):

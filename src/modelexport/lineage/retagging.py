@@ -21,7 +21,6 @@ from modelexport.graph.coverage import count_coverage
 from modelexport.graph.names import name_nodes_apart
 from modelexport.graph.nodes import all_nodes, initializers, is_sorted
 from modelexport.graph.owners import owner_of
-from modelexport.graph.plain import PlainModel
 from modelexport.graph.snapshot import take_snapshot
 from modelexport.lineage.descent import Descent, Reason, trace_owners
 from modelexport.lineage.inheritance import Inheritance, inherited
@@ -107,15 +106,15 @@ def retag(changed: str | Path, *, source: str | Path, output: str | Path) -> Ret
     """
     changed, output = Path(changed), Path(output)
     check_writable(output, [changed, Path(source)])
-    tagged = read_tagged(source, plain=True)
+    tagged = read_tagged(source)
     if tagged.coverage.untagged == len(tagged.nodes):
         raise FileFormatError(
             f"no node of {source} has tags: another tool has dropped them; give the exported file itself"
         )
-    check_files(tagged.path, tagged.model)
+    check_files(tagged.model)
     model, inlined = _flat(changed, tagged)
     _check_outputs(changed, model)
-    check_files(changed, model)
+    check_files(model)
     before = take_snapshot(tagged.model)
     descent = trace_owners(before, model)
     _check_related(changed, tagged, descent)
@@ -134,11 +133,7 @@ def retag(changed: str | Path, *, source: str | Path, output: str | Path) -> Ret
         for suffix, document in documents.items():
             (staging / output.name).with_suffix(suffix).write_bytes(document)
         files = [str(output.parent / file.name) for file in sorted(staging.iterdir())]
-    report = _report(output, files, tagged, model, coverage, descent, inheritance, lost, inlined=inlined)
-    for done in (tagged.model, model):
-        if isinstance(done, PlainModel):
-            done.release()
-    return report
+    return _report(output, files, tagged, model, coverage, descent, inheritance, lost, inlined=inlined)
 
 
 def _report(
@@ -180,7 +175,7 @@ def _is_unrecorded(origin: Origin) -> bool:
 
 def _flat(path: Path, tagged: TaggedFile) -> tuple[ir.Model, bool]:
     """The changed model, with local functions inlined and without tags that the tool kept."""
-    model = _read(path, plain=tagged.encoding != "attributes")
+    model = _read(path)
     inlined = bool(model.functions)
     if inlined and tagged.encoding == "functions":
         try:  # a tool that kept the functions may have kept their records of the names in the flat graph
@@ -197,14 +192,13 @@ def _flat(path: Path, tagged: TaggedFile) -> tuple[ir.Model, bool]:
         passes.RemoveUnusedFunctionsPass()(model)  # type: ignore[no-untyped-call]  # onnx_ir has no annotation here
         passes.RemoveUnusedOpsetsPass()(model)
     try:
-        if not isinstance(model, PlainModel) and not is_sorted(model.graph):  # some tools append new nodes at the end
+        if not is_sorted(model.graph):  # some tools append new nodes at the end
             model.graph.sort()
     except ValueError as error:
         raise FileFormatError(f"{path} is damaged: its nodes form a cycle") from error
     stores = [node.metadata_props for node in all_nodes(model)]
     stores += [value.metadata_props for value in initializers(model)]
-    apart = {id(store): store for store in stores if store}  # nodes may share theirs
-    for store in (model.metadata_props, *apart.values()):
+    for store in (model.metadata_props, *stores):
         for key in [key for key in store if key.startswith("modelexport.")]:
             del store[key]
     if tagged.encoding == "attributes":
@@ -218,9 +212,9 @@ def _cause(error: BaseException) -> str:
     return " ".join(str(error.__cause__ or error).split())[:300]
 
 
-def _read(path: Path, *, plain: bool = True) -> ir.Model:
+def _read(path: Path) -> ir.Model:
     """Read a file that a tool wrote: our properties that the tool kept may no longer hold for it."""
-    return load_onnx(path, ours=False, plain=plain)
+    return load_onnx(path, ours=False)
 
 
 def _forget_names(model: ir.Model) -> None:

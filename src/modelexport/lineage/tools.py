@@ -68,7 +68,7 @@ def optimize_file(path: str | Path, tool: str, output: str | Path) -> RetagRepor
     except ImportError as error:
         raise UsageError(f"{tool} needs another package ({error}): pip install {chosen.package}") from error
     tagged = read_tagged(path)
-    check_files(path, tagged.model)
+    check_files(tagged.model)
     with scratch(output.parent) as folder:
         source, target = path, folder / output.name
         # Initializers of older files have `value_info`, on which ONNX Runtime's quantizers fail.

@@ -16,8 +16,9 @@ import onnxruntime
 
 from modelexport.core.background import begun
 from modelexport.errors import FileFormatError, UsageError
-from modelexport.files.linked import check_tensors, check_weight_files
-from modelexport.files.serializing import to_proto
+from modelexport.files.linked import check_weights, names_other_files
+from modelexport.files.onnx_models import load_onnx
+from modelexport.files.protos import to_proto
 from modelexport.graph.copies import copy_of
 from modelexport.graph.nodes import initializers
 from modelexport.graph.widening import narrow_values, widened
@@ -90,10 +91,10 @@ def _open_as_is(
     if not runs_often:
         options.add_session_config_entry(_SPINNING, "0")
     options.log_severity_level = 4  # errors are raised anyway, with the same text
-    if isinstance(model, Path):
-        check_weight_files(model)
-    else:
-        check_tensors([value.const_value for value in initializers(model)])
+    if not isinstance(model, Path):
+        check_weights(model, missing=True)
+    elif names_other_files(model):
+        check_weights(load_onnx(model), missing=True)
     try:
         if isinstance(model, Path):
             runs = Session(model, options, providers=[provider])

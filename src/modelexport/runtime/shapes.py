@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import onnx
 import onnx_ir as ir
 
-from modelexport.files.serializing import to_proto
+from modelexport.files.protos import to_proto
 from modelexport.graph.nodes import initializers
 from modelexport.graph.sizes import put_size
 

@@ -100,7 +100,7 @@ def merge_adapters(
     bind_tensors(tensors)
     beside = before.of_edited(tags)
     with written_together(output.parent) as staging:
-        shared = SharedFiles(path, work.model, output.parent, staging, sharing)
+        shared = SharedFiles(work.model, output.parent, staging, sharing)
         files = shared.save(encoded(work.tagged, tags), output.name, beside)
     return MergedAdapters(
         path=str(output),
@@ -142,7 +142,7 @@ def adapters_as_inputs(
     files = [work.values(changed) for changed in work.each()]
     inputs = [value.name or "" for value in work.inputs]
     with written_together(output.parent) as staging:
-        shared = SharedFiles(path, work.model, output.parent, staging, sharing)
+        shared = SharedFiles(work.model, output.parent, staging, sharing)
         written = shared.save(encoded(work.tagged, tags), output.name, beside)
         sizes = [_write(values, staging / name) for values, name in zip(files, names, strict=True)]
     return AdapterInputs(

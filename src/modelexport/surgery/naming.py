@@ -51,5 +51,5 @@ def rename(path: str | Path, output: str | Path, *, values: bool = False) -> Ren
     if tagged.encoding == "attributes":
         write_attributes(tagged.model)
     with written_together(output.parent) as staging:
-        SharedFiles(path, tagged.model, output.parent, staging).save(tagged.model, output.name, beside)
+        SharedFiles(tagged.model, output.parent, staging).save(tagged.model, output.name, beside)
     return Renamed(str(output), renamed, values_renamed)

@@ -109,7 +109,7 @@ def replace(
     beside = documents.of_edited(replacer.tags, replacer.now, replacer.grafts)
     model = encoded(tagged, replacer.tags)
     with written_together(output.parent) as staging:
-        shared = SharedFiles(path, tagged.model, output.parent, staging, weights)
+        shared = SharedFiles(tagged.model, output.parent, staging, weights)
         files = shared.save(model, output.name, beside)
     return Replaced(path=str(output), by=substitute.name, calls=replaced, kept=kept, weights=files)
 

@@ -11,10 +11,8 @@ import msgspec
 import onnx_ir as ir
 
 from modelexport.errors import FileFormatError, OutputError
-from modelexport.files.linked import check_files
-from modelexport.files.links import clone, clone_or_link
+from modelexport.files.linked import check_files, clone, clone_or_link, recorded_files
 from modelexport.files.onnx_models import LARGEST_INSIDE, record_documents, save_model, save_with_references
-from modelexport.files.records import recorded_files
 from modelexport.format import documents, keys
 from modelexport.graph.nodes import initializers
 from modelexport.surgery import Sharing
@@ -25,8 +23,7 @@ T = TypeVar("T")
 class SharedFiles:
     """Links or clones the weights files of one model into the folder of models that are made from it."""
 
-    def __init__(self, source: Path, model: ir.Model, folder: Path, staging: Path, sharing: Sharing = "auto") -> None:
-        self._source = source
+    def __init__(self, model: ir.Model, folder: Path, staging: Path, sharing: Sharing = "auto") -> None:
         self._folder, self._staging, self._sharing = folder, staging, sharing
         self._linked = recorded_files(model.metadata_props, keys.WEIGHTS, documents.WeightsFile)
         self._written = recorded_files(model.metadata_props, keys.DATA, documents.DataFile)
@@ -45,7 +42,7 @@ class SharedFiles:
         for suffix, content in (beside or {}).items():
             (self._staging / name).with_suffix(suffix).write_bytes(content)
         tensors = {value: value.const_value for value in initializers(model) if value.const_value is not None}
-        check_files(self._source, model)
+        check_files(model)
         locations = {
             value: self._place(tensor) for value, tensor in tensors.items() if isinstance(tensor, ir.ExternalTensor)
         }
@@ -126,7 +123,7 @@ def size_of_weights(model: ir.Model, source: Path) -> int:
     Raises:
         FileFormatError: A weights file is missing, too short or has changed.
     """
-    check_files(source, model)
+    check_files(model)
     size = 0
     for value in initializers(model):
         tensor = value.const_value

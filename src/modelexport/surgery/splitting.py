@@ -129,7 +129,7 @@ def _write_stages(
 ) -> tuple[list[Stage], list[str]]:
     """Write stages, their weights and the manifest into a folder; returns what was written and the files of weights."""
     with written_together(folder, [tagged.path], make=True, package=True) as staging:
-        shared = SharedFiles(tagged.path, tagged.model, folder, staging, weights)
+        shared = SharedFiles(tagged.model, folder, staging, weights)
         files: dict[str, None] = {}
         written: list[Stage] = []
         for part in parts:

@@ -240,7 +240,7 @@ class _Side:
             held, dtype = parameters if value in self.held else constants, dtype_name(tensor.dtype)
             before = held.get(dtype, Held(0, 0))
             held[dtype] = Held(before.initializers + 1, before.bytes + tensor.nbytes)
-        notes += changed_files(tagged.path, model)
+        notes += changed_files(model)
         return FileFacts(
             path=str(tagged.path),
             bytes=sum(file.stat().st_size for file in files if file.is_file()),

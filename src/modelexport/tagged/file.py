@@ -11,7 +11,6 @@ import msgspec
 import onnx_ir as ir
 
 from modelexport.core.calls import CallTree, ModuleCall
-from modelexport.core.owners import Owner
 from modelexport.core.selectors import Selection, find_call, select_calls
 from modelexport.core.tags import class_in_tag
 from modelexport.errors import FileFormatError
@@ -197,30 +196,25 @@ class FileTags:
         return self.tagged.source_tags[call]
 
 
-def read_tagged(path: str | Path, *, checked: bool = True, plain: bool = False) -> TaggedFile:
+def read_tagged(path: str | Path, *, checked: bool = True) -> TaggedFile:
     """Read a tagged ONNX file. Weights are read from the file when they are first used.
 
     Args:
         checked: Also check that its weights files, if they exist, are unchanged.
-        plain: Whether the model may be a :class:`~modelexport.graph.plain.PlainModel`, which cannot be rewired.
 
     Raises:
         FileFormatError: The file is missing, is not an ONNX file, has no tags, or has an unknown format version; or a
             document or a weights file beside it is not the one that was written with it.
     """
     path = Path(path)
-    model = load_onnx(path, plain=plain)
+    model = load_onnx(path)
     check_version(path, model.metadata_props)
     try:
         calls, tags = read_call_tree(model.metadata_props)
         encoding = unpack_tags(model, calls, tags)
         owners = OwnerReader(calls)
-        known: dict[int, Owner | None] = {}  # by identity: nodes of plain graphs share their properties
         for node in all_nodes(model):
-            said = node.metadata_props
-            if id(said) not in known:
-                known[id(said)] = owners.read(said)
-            if (owner := known[id(said)]) is not None:
+            if (owner := owners.read(node.metadata_props)) is not None:
                 set_owner(node, owner)
     except (LookupError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise FileFormatError(f"{path} has damaged tags ({error}): export it again") from error

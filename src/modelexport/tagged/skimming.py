@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,11 +9,8 @@ import onnx
 
 from modelexport.core.calls import CallTree, ModuleCall
 from modelexport.core.owners import Evidence
-from modelexport.files.expansion import check_functions
-from modelexport.files.regular import open_regular
-from modelexport.files.tensors import serialized_nodes
-from modelexport.files.text_fields import parse_model
-from modelexport.files.wire import without_weights
+from modelexport.files.checks import check_functions
+from modelexport.files.serialized import read_serialized, serialized_nodes
 from modelexport.format import documents, keys
 from modelexport.format.call_tree import check_version, read_call_tree
 from modelexport.format.node_tags import OwnerReader
@@ -42,8 +38,7 @@ def skim(path: Path) -> Skimmed | None:
     """
     properties: dict[str, str] = {}
     try:
-        with open_regular(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            model = parse_model(without_weights(data)[0])
+        model = read_serialized(path)
         properties = _properties(model)
         check_version(path, properties)
         if keys.ENCODING in properties or keys.FORMER_ENCODING in properties:

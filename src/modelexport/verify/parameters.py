@@ -15,7 +15,6 @@ import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
 from modelexport.errors import UsageError
-from modelexport.files.embedded import EmbeddedTensor
 from modelexport.graph.nodes import initializers
 from modelexport.graph.owners import owner_of
 from modelexport.traces.differences import compare_arrays
@@ -72,8 +71,7 @@ def compare_parameters(
         if not plan.steps and is_same_place(plan.keys[0], tensor):
             continue
         known = all(key in entries for key in plan.keys)
-        own = read(plan.keys[0]) if known and not plan.steps else None
-        array = own if own is not None and isinstance(tensor, EmbeddedTensor) and tensor.holds(own) else tensor.numpy()
+        array = tensor.numpy()
         if not known or not _same(plan, read, array):
             differing.append(value.name or "")
     used = [key for key, entry in state_dict_of(model).items() if entry.used and (only is None or key in found)]

@@ -148,7 +148,7 @@ def open_for(model: nn.Module, path: str | Path) -> TaggedFile:
     tagged = read_tagged(Path(path))
     entries = {k: (str(t.dtype).removeprefix("torch."), list(t.shape)) for k, t in entries_of(model).items()}
     check_same_entries(entries, tagged.model, tagged.path)
-    check_files(tagged.path, tagged.model)
+    check_files(tagged.model)
     return tagged
 
 

@@ -16,12 +16,11 @@ import msgspec
 import onnx_ir as ir
 
 from modelexport.errors import OutputError
-from modelexport.files.links import clone_or_link
+from modelexport.files.linked import clone_or_link, record_data
 from modelexport.files.onnx_models import (
     LARGEST_INSIDE,
     SMALLEST_OUTSIDE,
     inside_file,
-    record_data,
     record_documents,
     save_with_references,
     write_data_file,

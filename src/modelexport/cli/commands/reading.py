@@ -63,7 +63,7 @@ def _changed(file: Path) -> list[str]:
     from modelexport.files.linked import changed_files
     from modelexport.tagged.file import read_tagged
 
-    return changed_files(file, read_tagged(file, checked=False).model)
+    return changed_files(read_tagged(file, checked=False).model)
 
 
 def nodes(

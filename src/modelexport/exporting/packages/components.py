@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from modelexport.errors import OutputError
 from modelexport.exporting.packages.weights import put_file, tensor_at
-from modelexport.files.links import clone_or_link
+from modelexport.files.linked import clone_or_link
 from modelexport.files.safetensors_files import SINGLE, Place, SafetensorsFile, read_header
 from modelexport.pytorch.checkpoints import find_entries, save_entries
 from modelexport.pytorch.generation import ModelPart

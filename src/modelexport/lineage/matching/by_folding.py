@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from modelexport.graph.plain import is_used_once
 from modelexport.lineage.matching.state import CHAIN, MOVES, Matching, computed_inputs
 
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
@@ -53,7 +52,7 @@ def _with_new_parameters(state: Matching, node: ir.Node) -> list[ir.Node]:
         if has_new_parameter(state, node):
             return chain
         before = computed_inputs(node)
-        producer = before[0].producer() if len(before) == 1 and is_used_once(before[0]) else None
+        producer = before[0].producer() if len(before) == 1 and len(before[0].uses()) == 1 else None
         if producer is None or node.op_type not in MOVES:
             return []
         node = producer

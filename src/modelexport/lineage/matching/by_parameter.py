@@ -5,7 +5,6 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from modelexport.graph.nodes import consumers
-from modelexport.graph.plain import is_used_once
 from modelexport.lineage.matching.state import NEAR, REGION, Matching, is_same_operation
 
 
@@ -47,7 +46,7 @@ def _users_of_parameters(state: Matching, node: ir.Node) -> list[int]:
         if name is None or name not in state.source.initializers:
             continue
         users = state.source.users.get(name, ())
-        if len(users) != 1 or not is_used_once(value):
+        if len(users) != 1 or len(value.uses()) != 1:
             around = _lost_around(state, node) if around is None else around
             users = state.users_among(around, name)
         if len(users) == 1:

@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from modelexport.core.decoding import decode_json
 from modelexport.errors import FileFormatError
-from modelexport.files.wire import read_properties
+from modelexport.files.serialized import read_serialized
 from modelexport.format import documents, keys
 from modelexport.format.call_tree import unknown_version
 from modelexport.graph.owners import owner_of
@@ -107,7 +107,8 @@ def _checked(path: Path) -> bytes:
     suffix = next((end for end in keys.DESCRIBING_SUFFIXES if path.name.endswith(end)), None)
     model = path.with_name(path.name.removesuffix(suffix or "") + ".onnx")
     if suffix is not None and model.is_file():
-        check_documents(model, read_properties(model), [suffix])
+        properties = read_serialized(model).metadata_props
+        check_documents(model, {entry.key: entry.value for entry in properties}, [suffix])
     return content
 
 

@@ -17,7 +17,6 @@ from modelexport.format.call_tree import call_tree_entries, encode_call_tree
 from modelexport.format.node_tags import write_tags
 from modelexport.graph.nodes import all_nodes, initializers
 from modelexport.graph.owners import owner_of
-from modelexport.graph.plain import PlainModel, add_properties
 from modelexport.weights.origins import Origin
 
 _TORCH_KEYS = ("pkg.torch.", "pkg.onnxscript.")
@@ -73,7 +72,7 @@ def _write_origins(model: ir.Model, tags: CallTags, origins: Mapping[str, Origin
         if properties is None:
             properties = {keys.HIERARCHY_TAGS: text} | (_origin_properties(origin) if origin is not None else {})
             written[text, id(origin)] = properties
-        add_properties(value, properties)  # initializers may share it, too
+        value.metadata_props.update(properties)
 
 
 def _origin_properties(origin: Origin) -> dict[str, str]:
@@ -102,7 +101,7 @@ def _replace_tags(node: ir.Node, written: dict[str, str]) -> None:
     if properties := node.metadata_props:
         for key in (keys.HIERARCHY_TAGS, keys.CALLS):  # of several owners
             properties.pop(key, None)
-    add_properties(node, written)  # nodes may share it: it is encoded once
+    node.metadata_props.update(written)
 
 
 def initializer_tags(value: ir.Value, tags: CallTags) -> list[str]:
@@ -121,15 +120,13 @@ def drop_torch_metadata(model: ir.Model) -> None:
     Such paths are also in the doc strings that exporters write for nodes, so these are removed, whoever wrote them.
     """
     stores = [model.metadata_props]
-    plain = isinstance(model, PlainModel)  # whose other values have no properties
     for graph in model.graphs():
         stores.append(graph.metadata_props)
         stores.extend([v.metadata_props for v in (*graph.inputs, *graph.outputs, *graph.initializers.values())])
     for node in all_nodes(model):
         node.doc_string = None
         stores.append(node.metadata_props)
-        if not plain:
-            stores.extend([value.metadata_props for value in node.outputs if value.metadata_props])
-    for store in {id(store): store for store in stores if store}.values():  # nodes may share theirs
+        stores.extend([value.metadata_props for value in node.outputs if value.metadata_props])
+    for store in stores:
         for key in [key for key in store if key == keys.NAMESPACE or key.startswith(_TORCH_KEYS)]:
             del store[key]

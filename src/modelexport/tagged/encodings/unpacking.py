@@ -17,7 +17,6 @@ from modelexport.format.call_tree import call_tree_entries, encode_call_tree
 from modelexport.format.node_tags import read_addresses, read_source_tags, write_tags
 from modelexport.graph.initializers import bind_tensors
 from modelexport.graph.nodes import all_nodes, initializers, nested_graphs
-from modelexport.graph.plain import add_properties
 
 
 def unpack_tags(model: ir.Model, calls: CallTree, tags: Mapping[ModuleCall, str]) -> str:
@@ -42,7 +41,7 @@ def _unpack_attributes(model: ir.Model) -> None:
         tags = list(node.attributes.pop(keys.HIERARCHY_TAGS_ATTRIBUTE).as_strings())
         if len(tags) > 1:
             properties[keys.HIERARCHY_TAGS] = json.dumps(tags)
-        add_properties(node, properties)
+        node.metadata_props.update(properties)
 
 
 class _Inliner:
@@ -63,7 +62,7 @@ class _Inliner:
         for value in self.restored.values():
             self.model.graph.initializers.add(value)
         for value in initializers(self.model):
-            add_properties(value, {keys.HIERARCHY_TAGS: json.dumps(_tags_of_users(value))})
+            value.metadata_props[keys.HIERARCHY_TAGS] = json.dumps(_tags_of_users(value))
         for name in self.functions:
             del self.model.functions[name]
         self.model.opset_imports.pop(keys.FUNCTIONS_DOMAIN, None)
