@@ -102,12 +102,19 @@ class Matches:
         return found
 
     def _before(self, value: ir.Value) -> Iterator[ir.Value]:
-        """The values that a value is computed from."""
-        node = value.producer()
-        if node is None and value.graph in self._enclosing:  # what a loop gives to its body
-            node = self._enclosing[value.graph]
-        if node is not None:
-            yield from _inputs(node)
+        """The values that a value is computed from; of what a node with graphs inside gives, what these return."""
+        node, graph = value.producer(), value.graph
+        if node is not None and nested_graphs(node):
+            inside = {"Loop": 2, "Scan": 0}.get(node.op_type, len(node.inputs))  # the inputs that decide, and no more
+            yield from (one for one in node.inputs[:inside] if one is not None)
+            for nested in nested_graphs(node):
+                yield from nested.outputs
+        elif node is not None:
+            yield from (one for one in node.inputs if one is not None)
+        elif isinstance(graph, ir.Graph) and graph in self._enclosing:  # what a loop gives to its body
+            given = self._enclosing[graph].inputs[list(graph.inputs).index(value)] if value in graph.inputs else None
+            if given is not None:
+                yield given
 
     @cached_property
     def _enclosing(self) -> Mapping[object, ir.Node]:
@@ -148,42 +155,29 @@ class Matches:
         return not (self.same[value] and not self.is_telling(value))
 
     def first_suspect(self, value: ir.Value) -> ir.Node | None:
-        """The first suspect node in the order of the graph that a wrong value may be wrong for; itself if there is
-        none.
+        """The first suspect node, in the order of the graph, that may make a value wrong; its own if there is none.
 
         Values that were replaced are not followed: what is before them is not to blame.
         """
-        node = value.producer()
-        if node is None:
-            return None
-        found, pending, seen = {node}, [node], {node}
+        own = value.producer()
+        found, pending, seen = [own] if own is not None else [], [value], {value}
         while pending:
-            for before in _inputs(pending.pop()):
-                producer = before.producer()
-                if producer is None or producer in seen or before in self.trace.replaced:
+            for before in self._before(pending.pop()):
+                if before in seen or before in self.trace.replaced:
                     continue
-                seen.add(producer)
-                if producer in self.suspect or nested_graphs(producer):
-                    pending.append(producer)
-                    if producer in self.suspect:
-                        found.add(producer)
-        places = {one: self.suspect.get(one, len(self.tagged.nodes)) for one in found}
-        return min(found, key=places.__getitem__)
+                seen.add(before)
+                node = before.producer()
+                if node is not None and node in self.suspect:
+                    found.append(node)
+                if node is None or node in self.suspect or nested_graphs(node):
+                    pending.append(before)
+        return min(found, key=lambda node: self.suspect.get(node, len(self.tagged.nodes)), default=None)
 
 
 _IN_ITS_TYPES = 1e-4
 """How far off values may be from a run of PyTorch that was not possible in float64."""
 _TIMES_NOISE = 16.0
 """The noise that is allowed: it is measured once, with random signs."""
-
-
-def _inputs(node: ir.Node) -> Iterator[ir.Value]:
-    """What a node takes; one with nested graphs also takes what these return."""
-    for value in node.inputs:
-        if value is not None:
-            yield value
-    for graph in nested_graphs(node):
-        yield from graph.outputs
 
 
 def telling_outputs(truth: Trace, call: ModuleCall) -> list[SeenTensor]:
