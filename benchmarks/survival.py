@@ -35,8 +35,8 @@ from modelexport.format import keys
 from modelexport.graph.owners import owner_of
 from modelexport.lineage.tools import TOOLS, optimize_file
 from modelexport.runtime.sessions import open_session, run_session, with_outputs
+from modelexport.traces.file_run import FileRun
 from modelexport.traces.reference import open_reference
-from modelexport.verify.segments import GIVEN, segmented
 
 LOSSY = {"quantize-dynamic": 0.3, "quantize-qdq": 0.5, "quantize-qoperator": 0.5, "quantize-4bit": 0.5, "float16": 0.03}
 """The largest distance of equal values: the norm of the difference divided by the norm."""
@@ -87,22 +87,17 @@ def values_of(tagged: modelexport.TaggedModel, inputs: Mapping[str, Any]) -> dic
 
 
 def per_module(
-    tagged: modelexport.TaggedModel, right: Mapping[str, Any], made: Mapping[str, Any], inputs: Mapping[str, Any]
+    tagged: modelexport.TaggedModel, right: Mapping[str, Any], inputs: Mapping[str, Any]
 ) -> dict[str, np.ndarray]:
     """The values of a file, each computed from those of the tagged one, so that small losses do not add up."""
-    for node in tagged.model.graph:
-        for value in node.outputs:
-            if value.name in made and value.dtype is None:
-                value.dtype = ir.DataType.from_numpy(made[value.name].dtype)
-    cut = segmented(tagged.model, right, list(right))
-    names = [str(value.name) for value in cut.graph.inputs]
-    feeds = {
-        name: right[name.removesuffix(GIVEN)].astype(made[name.removesuffix(GIVEN)].dtype)
-        if name.endswith(GIVEN)
-        else inputs[name]
-        for name in names
-    }
-    return run_session(open_session(cut, folder=tagged.path.parent), feeds)
+    found: dict[str, np.ndarray] = {}
+
+    def watch(node: ir.Node, given: Any, value: ir.Value, array: Any) -> Any:
+        found[value.name or ""] = array
+        return right[value.name].astype(array.dtype) if value.name in right else array
+
+    FileRun(tagged.model, wide=None).run(inputs, watch)
+    return found
 
 
 def agree(one: np.ndarray, other: np.ndarray, limit: float) -> bool:
@@ -122,7 +117,7 @@ class Truth:
         with open_reference(before) as reference:
             inputs = dict(reference.inputs)
         a, b = values_of(before, inputs), values_of(after, inputs)
-        b = per_module(after, {name: a[name] for name in b if name in a and a[name].shape == b[name].shape}, b, inputs)
+        b = per_module(after, {name: a[name] for name in b if name in a and a[name].shape == b[name].shape}, inputs)
         self.believed = {name for name in b if agree(a[name], b[name], limit)}
         self.believed.update(str(value.name) for value in before.model.graph.inputs)
         self.producer = {value.name: node for node in before.model.graph for value in node.outputs}

@@ -305,6 +305,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     import modelexport.exporting.pipeline
-    import modelexport.verify.model  # noqa: F401
+    import modelexport.verify.verify  # noqa: F401
 
     main()

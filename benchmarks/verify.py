@@ -1,12 +1,11 @@
 """What `verify` takes: processor time of trained models, static and dynamic, over a plain run of both sides.
 
-    OMP_NUM_THREADS=1 python benchmarks/verify.py [--smollm2 FOLDER] [--runs N] [--exports FOLDER] [--steps]
+    OMP_NUM_THREADS=1 python benchmarks/verify.py [--smollm2 FOLDER] [--runs N] [--exports FOLDER]
 
 Processor seconds of the process, the least of N runs (3 if left out). *plain* is what nobody can do without: one run of
 the PyTorch model, one session of ONNX Runtime loaded as people run the file, and one run of it. `verify` compares the
 parameters, the outputs on several inputs, and every call. MiniLM comes from a package (see `tests/models.py`); SmolLM2
-is a checkpoint folder, and is left out without `--smollm2`. With `--steps`, the runs that are necessary whatever is
-compared, each by itself and with nothing recorded, for dynamic axes.
+is a checkpoint folder, and is left out without `--smollm2`.
 
 A minute for MiniLM, and about three for SmolLM2.
 """
@@ -29,9 +28,6 @@ import torch
 import modelexport
 import models
 from modelexport.core.garbage import only_new_garbage
-from modelexport.pytorch.other_sizes import one_row
-from modelexport.pytorch.variations import all_at_once
-from modelexport.runtime.sessions import open_session, run_session, with_outputs
 from modelexport.verify.feeding import feeds
 
 
@@ -77,52 +73,13 @@ def measure(name: str, model: Any, inputs: Any, folder: Path, runs: int) -> None
         )
 
 
-def measure_steps(name: str, model: Any, inputs: Any, folder: Path, runs: int) -> None:
-    """The runs that the checks of a dynamic file need, without recording or comparing anything."""
-    path = folder / f"{name}-dynamic.onnx"
-    if not path.exists():
-        modelexport.export(model, inputs, path, dynamic=True)
-    file = modelexport.load(path).model
-    plain = as_people_open(path)
-    whole = with_outputs(file, [value for node in file.graph for value in node.outputs if value.name])
-    every = open_session(whole, folder=path.parent)
-    ways = dict([all_at_once(inputs, file), next(one_row(inputs, file))])
-
-    def torch_run(given: Any) -> float:
-        def run() -> None:
-            with torch.no_grad():
-                model(**given)
-
-        return seconds(run, runs)
-
-    def file_run(session: Any, given: Any) -> float:
-        return seconds(lambda: run_session(session, feeds(given, session)), runs)
-
-    rows: list[tuple[str, float, float, float]] = [
-        ("plain run", torch_run(inputs), seconds(lambda: as_people_open(path), runs),
-         file_run(plain, inputs)),
-        *((what, torch_run(given), 0.0, file_run(plain, given)) for what, given in ways.items()),
-        ("all values", 0.0, seconds(lambda: open_session(whole, folder=path.parent), runs), file_run(every, inputs)),
-    ]  # fmt: skip
-    rows.append(("together", *(sum(column) for column in list(zip(*rows, strict=True))[1:])))
-    for step, *columns in rows:
-        cells = (*columns, sum(columns), sum(columns) / sum(rows[0][1:]))
-        print(f"| {name}: {step} | " + " | ".join(f"{one:.2f}" if one else "" for one in cells) + " |", flush=True)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--smollm2", type=Path)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--exports", type=Path)
-    parser.add_argument("--steps", action="store_true")
     arguments = parser.parse_args()
-    if arguments.steps:
-        print("| step | PyTorch, s | session, s | run of the file, s | together, s | plain runs |", flush=True)
-        print("|---|---|---|---|---|---|", flush=True)
-    else:
-        print("| model | axes | calls | plain, s | verify, s | ratio |\n|---|---|---|---|---|---|", flush=True)
-    measured = measure_steps if arguments.steps else measure
+    print("| model | axes | calls | plain, s | verify, s | ratio |\n|---|---|---|---|---|---|", flush=True)
     with tempfile.TemporaryDirectory() as temporary:
         folder = arguments.exports or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
@@ -131,7 +88,7 @@ def main() -> None:
         if not case.missing:
             ids = torch.randint(1000, 30000, (2, 64))
             inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-            measured("MiniLM", case.build(), inputs, folder, arguments.runs)
+            measure("MiniLM", case.build(), inputs, folder, arguments.runs)
         if arguments.smollm2:
             from transformers import AutoModelForCausalLM
 
@@ -139,7 +96,7 @@ def main() -> None:
             model.config.use_cache = False
             ids = torch.randint(1000, 40000, (2, 64))
             inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-            measured("SmolLM2", model, inputs, folder, arguments.runs)
+            measure("SmolLM2", model, inputs, folder, arguments.runs)
 
 
 if __name__ == "__main__":

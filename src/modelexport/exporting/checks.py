@@ -123,7 +123,7 @@ _FEW_KERNELS = ("float16", "bfloat16", "float64")
 def _check_outputs(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any], path: Path) -> FileCheck:
     from modelexport.pytorch.returned import returned_by
     from modelexport.runtime.sessions import open_session, run_session
-    from modelexport.verify.verify import Sides, open_for
+    from modelexport.verify.sides import Sides, open_for
 
     own = returned_by(model, inputs)
     sides = Sides.of(model, inputs, open_for(model, path))
@@ -142,7 +142,7 @@ def _check_outputs(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any], 
         reason = f"PyTorch returns {len(returned)} tensors, the file {len(runs.get_outputs())}"
         return FileCheck(status="failed", step="outputs", reason=reason)
     truth = sides.trace(inputs, {})
-    found = sides.as_run(inputs, CPU, truth).outputs
+    found = sides.as_run(inputs, CPU, truth.outputs).outputs
     largest = max((one.relative or 0.0 for one in found), default=0.0)
     wrong = [one for one in found if one.status == "differ"]
     compared = sides.compare(inputs, {}, truth)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from modelexport.verify.compared import Compared
-    from modelexport.verify.verify import Sides
+    from modelexport.verify.sides import Sides
 
 Inputs = Mapping[str, Any] | Sequence[Any]
 
@@ -61,7 +61,7 @@ def find_fixed_axes(model: nn.Module, inputs: Inputs, path: Path) -> list[FixedA
         path: The file.
     """
     from modelexport.pytorch.other_sizes import dynamic_axes, given_sizes
-    from modelexport.verify.verify import Sides, open_for
+    from modelexport.verify.sides import Sides, open_for
 
     sides = Sides.of(model, inputs, open_for(model, path))
     file = sides.tagged.model

@@ -8,6 +8,7 @@ rounded to float32, as exporters write them.
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -22,7 +23,7 @@ from modelexport.pytorch.bodies import Bodies
 from modelexport.pytorch.dispatch_modes import OperationMode
 from modelexport.pytorch.lazy_weights import lend_weights
 from modelexport.pytorch.perturbation import entries_of
-from modelexport.pytorch.private_torch import tree_map
+from modelexport.pytorch.private_torch import tree_map, version_of
 from modelexport.pytorch.recorder import CallRecorder
 from modelexport.pytorch.traced import untouched
 from modelexport.pytorch.values import (
@@ -31,6 +32,7 @@ from modelexport.pytorch.values import (
     as_stored,
     has_elements,
     leaves,
+    memory_of,
     output_tensors,
     run_arguments,
 )
@@ -51,6 +53,7 @@ def trace_model(
     weights: Weights | None = None,
     never_called: Collection[str] = (),
     bodies: bool = False,
+    calls: bool = True,
     operations: bool = True,
     kept: Index | None = None,
 ) -> Trace:
@@ -61,7 +64,8 @@ def trace_model(
         weights: The places of the weights of a model that was built without them.
         never_called: Paths of modules that are never called, with ``weights``.
         bodies: The model may have branches and loops of PyTorch's operators, whose calls are recorded, too.
-        operations: Whether to record single operations, and not only what calls get and return.
+        calls: Whether to record what calls get and return, and not only what the model returns.
+        operations: Whether to record single operations as well.
         kept: Arrays; results of operations that are equal to one of these up to rounding are kept, too.
 
     Returns:
@@ -69,9 +73,10 @@ def trace_model(
         ran in its own types, and what it computed is only known to their rounding.
     """
     # What the model's code allows decides; the last way is the one in which its own error is raised.
+    operations = operations and calls
     ways = [(True, bodies, operations), (True, False, operations), (False, bodies, operations), (False, False, False)]
     for way in dict.fromkeys(ways):
-        recording = _Recording(model, inputs, parameters or {}, weights, never_called, kept or Index())
+        recording = _Recording(model, inputs, parameters or {}, weights, never_called, kept or Index(), calls=calls)
         try:
             return recording.run(*way)
         except Exception:  # any code of the model
@@ -89,12 +94,18 @@ class _Recording:
         weights: Weights | None,
         never_called: Collection[str],
         kept: Index,
+        *,
+        calls: bool,
     ) -> None:
         self._kept = kept
+        self._known: dict[int, tuple[weakref.ref[torch.Tensor] | None, int | None, Content | None]] = {}
+        """Tensors by identity, with the state of their memory."""
         self._model, self._inputs, self._parameters = model, inputs, parameters
         self._weights, self._never_called = weights, never_called
         self._trace = Trace()
+        self._calls = calls
         self._recorder = CallRecorder(model, watch=self._watch)
+        self._own_memory = {memory_of(one) for one in (model.parameters() if weights is None else ())}
         self.own = own_type(model, inputs)
 
     def run(self, wide: bool, bodies: bool, operations: bool) -> Trace:
@@ -115,10 +126,12 @@ class _Recording:
                 stack.enter_context(_finfo_of_float32())
                 for tensor in [] if self._weights is not None else [*self._model.parameters(), *self._model.buffers()]:
                     tensor.data = _widened(tensor.data)
+                self._own_memory |= {memory_of(one) for one in self._model.parameters()}
             stack.enter_context(sdpa_kernel(SDPBackend.MATH))
             stack.enter_context(collected())
-            stack.enter_context(self._recorder.attached())
-            if bodies:
+            if self._calls:
+                stack.enter_context(self._recorder.attached())
+            if bodies and self._calls:
                 stack.enter_context(Bodies(self._recorder, opened=True))
             stack.enter_context(_Operations(self, guard, wide=wide, operations=operations))
             result = self._model(*args, **kwargs)
@@ -143,11 +156,17 @@ class _Recording:
         self._watch(ROOT, "outputs", returned)
 
     def content(self, tensor: torch.Tensor, *, keep: bool = False) -> Content:
-        """The content of a tensor."""
-        array = as_array(tensor)
-        content = self._trace.contents.add(array, keep=keep)
-        if content.array is None and self._kept.same(content.fingerprint, _ROUNDED):
-            content.array = array.copy()
+        """The content of a tensor: what a call returns, its caller mostly passes on as it is."""
+        version = version_of(tensor)
+        known, then, content = self._known.get(id(tensor), (None, None, None))
+        if content is None or known is None or known() is not tensor or then != version or version is None:
+            array = as_array(tensor)
+            content = self._trace.contents.add(array, keep=keep)
+            if content.array is None and self._kept.same(content.fingerprint, _ROUNDED):
+                content.array = array.copy()
+            self._known[id(tensor)] = weakref.ref(tensor), version, content
+        elif keep and content.array is None:
+            content.array = as_array(tensor).copy()
         return content
 
     def see(self, func: Any, given: Sequence[Any], output: Any) -> None:
@@ -155,10 +174,14 @@ class _Recording:
         call = self._recorder.running
         if call is None or self._recorder.observing or getattr(func, "overloadpacket", None) in _WITHOUT_VALUES:
             return
+        if func._schema.is_mutable:  # the state of memory that was written to is only told once the operation is over
+            self._known.clear()
         drawn = torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
         tensors = [one for one in given if isinstance(one, torch.Tensor) and has_elements(one)]
         for tensor in leaves(output):
             if not isinstance(tensor, torch.Tensor) or not has_elements(tensor):
+                continue
+            if memory_of(tensor) in self._own_memory:  # transposed for a product: as much to read as the whole model
                 continue
             stored = as_stored(tensor)
             if not any(tensor is one for one in tensors) or func._schema.is_mutable:

@@ -5,7 +5,7 @@ Both sides run in float64, so that a file that computes the same agrees on any i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,11 +22,9 @@ from modelexport.pytorch.variations import (
 )
 from modelexport.tagged.file import TaggedFile
 from modelexport.traces.differences import Verdict
-from modelexport.traces.trace import Trace
 from modelexport.verify.compared import Compared, output_differences
+from modelexport.verify.sides import Inputs, Sides
 from modelexport.verify.verdicts import OtherInputs
-
-Inputs = Mapping[str, Any] | Sequence[Any]
 
 
 @dataclass
@@ -36,38 +34,29 @@ class Others:
     compared: list[OtherInputs] = field(default_factory=list)
     wrong: Compared | None = None
     """The first comparison in which something is wrong."""
-    claims: list[Compared] = field(default_factory=list)
-    """Those in which the file ran, for the sizes that it declares."""
 
 
-def compare_others(
-    inputs: Inputs,
-    tagged: TaggedFile,
-    trace: Callable[[Inputs], Trace],
-    compare: Callable[[Inputs, Trace], Compared],
-    kept: frozenset[str],
-) -> Others:
-    """Compare on all variations of the inputs at once, or one by one if they do not agree so.
+def compare_others(sides: Sides, inputs: Inputs, kept: frozenset[str]) -> Others:
+    """Compare on all variations of the inputs at once, or one by one if the model does not accept them so.
 
     Args:
-        trace: Runs the model on inputs.
-        compare: Runs the file on inputs, and compares it with a run of the model.
         kept: The names of tensors that do not change: the file has their values.
     """
-    others = Others()
+    others, tagged = Others(), sides.tagged
 
     def compared(what: str, other: Inputs) -> OtherInputs:
         try:
-            truth = trace(other)
+            right = sides.returned(other)
         except Exception as error:  # a model may raise anything for inputs that it does not accept
             return OtherInputs(
                 what=what, status="not compared", reason=f"the model does not accept them ({type(error).__name__})"
             )
-        found = compare(other, truth)
+        if sides.agrees(other, right):
+            return OtherInputs(what=what, status="agree")
+        found = sides.compare(other, {})  # choices among equal scores and random numbers are told apart here
         one = _verdict(what, found)
-        if one.status == "differ" and _is_of_empty_rows(what, truth):
+        if one.status == "differ" and _is_of_empty_rows(what, right):
             return OtherInputs(what=what, status="not compared", reason="the model returns NaN for rows without tokens")
-        others.claims.append(found)
         if one.status == "differ" and others.wrong is None:
             others.wrong = found
         return one
@@ -121,6 +110,6 @@ def _verdict(what: str, found: Compared) -> OtherInputs:
     return OtherInputs(what=what, status=status, outputs=outputs)
 
 
-def _is_of_empty_rows(what: str, truth: Trace) -> bool:
+def _is_of_empty_rows(what: str, right: Sequence[Any]) -> bool:
     """Whether masks are padded and the model returns NaN: a row without tokens means nothing."""
-    return PADDED in what and any(one.dtype.kind == "f" and bool(np.isnan(one).any()) for one in truth.outputs)
+    return PADDED in what and any(one.dtype.kind == "f" and bool(np.isnan(one).any()) for one in right)

@@ -13,7 +13,7 @@ from modelexport.pytorch.returned import returned_by
 from modelexport.tagged.file import read_tagged
 from modelexport.traces.reference import reference_path, write_reference
 from modelexport.verify.parameters import parameter_digests
-from modelexport.verify.verify import Inputs, Sides
+from modelexport.verify.sides import Inputs, Sides
 from modelexport.weights.sources import Weights
 
 

@@ -24,8 +24,8 @@ from modelexport.traces.file_run import FileRun
 from modelexport.traces.trace import SeenTensor, Trace
 from modelexport.verify.feeding import under_names
 from modelexport.verify.model_weights import compare_with_model
+from modelexport.verify.sides import Inputs, open_for
 from modelexport.verify.verdicts import CallVerdict, VerifyReport
-from modelexport.verify.verify import Inputs, open_for
 from modelexport.weights.sources import Weights
 
 _ALLOWED = 1e-6

@@ -13,49 +13,31 @@ size, in whatever order it computes (:mod:`modelexport.traces`). What is compare
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import onnx_ir as ir
-import torch
 from torch import nn
 
 from modelexport.core.calls import ModuleCall
 from modelexport.core.garbage import only_new_garbage
 from modelexport.core.locking import exclusive
-from modelexport.files.linked import check_files
 from modelexport.format import documents
-from modelexport.graph.nodes import nested_graphs, required_inputs
-from modelexport.graph.requested import requested_outputs
-from modelexport.pytorch.double_kernels import DOUBLE_KERNELS
-from modelexport.pytorch.model_trace import own_type, trace_model
 from modelexport.pytorch.perturbation import entries_of
 from modelexport.pytorch.prepared import arguments_by_name, kept_tensors, prepare_inputs
-from modelexport.pytorch.returned import returned_by
 from modelexport.pytorch.static import module_tree
 from modelexport.pytorch.traced import state_remembered
-from modelexport.pytorch.values import as_array, tensors_in
 from modelexport.runtime.sessions import CPU
-from modelexport.tagged.file import TaggedFile, read_tagged
-from modelexport.tagged.flattening import runnable
-from modelexport.traces.file_run import FileRun
-from modelexport.traces.file_trace import computed_weights, rounded_constants
-from modelexport.traces.trace import Trace
-from modelexport.verify.as_run import AsRun, compare_as_run, narrowest_type
+from modelexport.verify.as_run import AsRun
 from modelexport.verify.claims import false_claims
-from modelexport.verify.compared import Compared, compare_runs, output_differences, verdicts_of
-from modelexport.verify.feeding import under_names
+from modelexport.verify.compared import Compared, output_differences, verdicts_of
 from modelexport.verify.model_weights import changed_weights, compare_with_model
 from modelexport.verify.others import Others, compare_others
-from modelexport.verify.parameters import check_same_entries, users_of, with_weights
+from modelexport.verify.parameters import users_of, with_weights
+from modelexport.verify.sides import Inputs, Sides, open_for
 from modelexport.verify.verdicts import CallVerdict, VerifyReport
 from modelexport.weights.sources import Weights
 
-Inputs = Mapping[str, Any] | Sequence[Any]
 Tell = Callable[[str], None]
 
 
@@ -109,17 +91,13 @@ def verify(
         run = AsRun([])
         if weights is None:
             tell("verify: the outputs in ONNX Runtime")
-            run = sides.as_run(inputs, provider, sides.trace(inputs, {}) if changed else compared.end_to_end.truth)
+            run = sides.as_run(
+                inputs, provider, sides.returned(inputs) if changed else compared.end_to_end.truth.outputs
+            )
         varied = Others()
         if others and weights is None and compared.agrees:
             tell("verify: other inputs")
-            varied = compare_others(
-                inputs,
-                tagged,
-                lambda other: sides.trace(other, {}),
-                lambda other, truth: sides.compare(other, {}, truth),
-                kept_tensors(model, inputs, constants),
-            )
+            varied = compare_others(sides, inputs, kept_tensors(model, inputs, constants))
         calls = verdicts_of(compared, chosen)
         if compared.agrees and varied.wrong is not None:
             calls = _with_others(calls, varied.wrong, chosen)
@@ -136,113 +114,6 @@ def verify(
             optimizer=run.optimizer,
             notes=[*sides.notes, *run.notes],
         )
-
-
-def open_for(model: nn.Module, path: str | Path) -> TaggedFile:
-    """The file at a path.
-
-    Raises:
-        FileFormatError: The file has no tags, or its weights files have changed.
-        UsageError: It is not a file of this model.
-    """
-    tagged = read_tagged(Path(path))
-    entries = {k: (str(t.dtype).removeprefix("torch."), list(t.shape)) for k, t in entries_of(model).items()}
-    check_same_entries(entries, tagged.model, tagged.path)
-    check_files(tagged.model)
-    return tagged
-
-
-@dataclass
-class Sides:
-    """A model and its file."""
-
-    model: nn.Module
-    tagged: TaggedFile
-    dtype: str
-    """The widest floating-point type of the model."""
-    weights: Weights | None = None
-    kept: dict[Hashable, Any] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-
-    @classmethod
-    def of(
-        cls,
-        model: nn.Module,
-        inputs: Inputs,
-        tagged: TaggedFile,
-        weights: Weights | None = None,
-        kept: dict[Hashable, Any] | None = None,
-    ) -> Sides:
-        """A model and its file.
-
-        Args:
-            weights: As in :func:`verify`.
-            kept: As in :func:`verify`.
-        """
-        dtype = str(own_type(model, inputs)).removeprefix("torch.")
-        return cls(model, tagged, dtype, weights, {} if kept is None else kept)
-
-    @cached_property
-    def run(self) -> FileRun:
-        """The file in float64."""
-        return FileRun(self.tagged.model, wide=self.dtype, kernels=DOUBLE_KERNELS)
-
-    def trace(self, inputs: Inputs, changed: Mapping[str, torch.Tensor]) -> Trace:
-        """A run of the model in float64.
-
-        Args:
-            changed: Weights to use instead of the model's own.
-        """
-        key = ("trace", _contents(inputs), frozenset(changed))
-        if key not in self.kept:
-            called = {traced.call.path for traced in self.tagged.calls}
-            self.kept[key] = trace_model(
-                self.model,
-                inputs,
-                parameters=changed,
-                weights=self.weights,
-                never_called={path for path, _ in self.model.named_modules()} - called,
-                bodies=any(nested_graphs(node) for node in self.tagged.model.graph),
-                kept=rounded_constants(self.run),
-            )
-        found: Trace = self.kept[key]
-        return found
-
-    def compare(self, inputs: Inputs, changed: Mapping[str, torch.Tensor], truth: Trace | None = None) -> Compared:
-        """Runs of both on the same inputs, compared."""
-        truth = truth or self.trace(inputs, changed)
-        return compare_runs(self.tagged, self.run, self.feeds(inputs), truth, self._weights(changed))
-
-    def feeds(self, inputs: Inputs) -> Mapping[str, Any]:
-        """The inputs under the names of the file's."""
-        return under_names(inputs, [value.name or "" for value in required_inputs(self.tagged.model)])
-
-    def _weights(self, changed: Mapping[str, torch.Tensor]) -> Mapping[ir.Value, Any]:
-        entries = {**entries_of(self.model), **changed} if self.weights is None else {}
-
-        def read(key: str) -> Any:
-            array = as_array(entries[key]) if self.weights is None else self.weights.tensors[key].numpy()
-            return array if array.dtype.kind in "biu" else array.astype(np.float64)
-
-        return computed_weights(self.run, read, changed)
-
-    def as_run(self, inputs: Inputs, provider: str, truth: Trace) -> AsRun:
-        """The outputs in ONNX Runtime."""
-        key = ("own", _contents(inputs))
-        if key not in self.kept:
-            self.kept[key] = returned_by(self.model, inputs)
-        properties = self.tagged.model.metadata_props
-        own, exact = (requested_outputs(properties, one) for one in (self.kept[key], truth.outputs))
-        with runnable(self.tagged.path, self.tagged.encoding) as file:
-            return compare_as_run(
-                file, self.feeds(inputs), own, exact, narrowest=narrowest_type(self.tagged.model), provider=provider
-            )
-
-
-def _contents(inputs: Inputs) -> tuple[object, ...]:
-    """What tells inputs apart."""
-    arrays = [(name, as_array(tensor)) for name, tensor in tensors_in(inputs)]
-    return tuple((name, str(array.dtype), array.shape, hash(array.tobytes())) for name, array in arrays)
 
 
 def _with_others(calls: Sequence[CallVerdict], wrong: Compared, chosen: Sequence[ModuleCall]) -> list[CallVerdict]:

@@ -1,0 +1,167 @@
+"""A model and its file: what runs and compares them on the same inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import torch
+from torch import nn
+
+from modelexport.files.linked import check_files
+from modelexport.graph.nodes import nested_graphs, required_inputs
+from modelexport.graph.requested import requested_outputs
+from modelexport.pytorch.double_kernels import DOUBLE_KERNELS
+from modelexport.pytorch.model_trace import own_type, trace_model
+from modelexport.pytorch.perturbation import entries_of
+from modelexport.pytorch.returned import returned_by
+from modelexport.pytorch.values import as_array, tensors_in
+from modelexport.tagged.file import TaggedFile, read_tagged
+from modelexport.tagged.flattening import runnable
+from modelexport.traces.differences import error_of
+from modelexport.traces.file_run import FileRun, NodeError
+from modelexport.traces.file_trace import computed_weights, rounded_constants
+from modelexport.traces.fingerprints import AGREE
+from modelexport.traces.trace import Trace
+from modelexport.verify.as_run import AsRun, compare_as_run, narrowest_type
+from modelexport.verify.compared import Compared, compare_runs
+from modelexport.verify.feeding import under_names
+from modelexport.verify.parameters import check_same_entries
+from modelexport.weights.sources import Weights
+
+Inputs = Mapping[str, Any] | Sequence[Any]
+
+
+def open_for(model: nn.Module, path: str | Path) -> TaggedFile:
+    """The file at a path.
+
+    Raises:
+        FileFormatError: The file has no tags, or its weights files have changed.
+        UsageError: It is not a file of this model.
+    """
+    tagged = read_tagged(Path(path))
+    entries = {k: (str(t.dtype).removeprefix("torch."), list(t.shape)) for k, t in entries_of(model).items()}
+    check_same_entries(entries, tagged.model, tagged.path)
+    check_files(tagged.model)
+    return tagged
+
+
+@dataclass
+class Sides:
+    """A model and its file."""
+
+    model: nn.Module
+    tagged: TaggedFile
+    dtype: str
+    """The widest floating-point type of the model."""
+    weights: Weights | None = None
+    kept: dict[Hashable, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(
+        cls,
+        model: nn.Module,
+        inputs: Inputs,
+        tagged: TaggedFile,
+        weights: Weights | None = None,
+        kept: dict[Hashable, Any] | None = None,
+    ) -> Sides:
+        """A model and its file.
+
+        Args:
+            weights: As in :func:`modelexport.verify`.
+            kept: As in :func:`modelexport.verify`.
+        """
+        dtype = str(own_type(model, inputs)).removeprefix("torch.")
+        return cls(model, tagged, dtype, weights, {} if kept is None else kept)
+
+    @cached_property
+    def run(self) -> FileRun:
+        """The file in float64."""
+        return FileRun(self.tagged.model, wide=self.dtype, kernels=DOUBLE_KERNELS)
+
+    def trace(self, inputs: Inputs, changed: Mapping[str, torch.Tensor]) -> Trace:
+        """A run of the model in float64.
+
+        Args:
+            changed: Weights to use instead of the model's own.
+        """
+        key = ("trace", _contents(inputs), frozenset(changed))
+        if key not in self.kept:
+            called = {traced.call.path for traced in self.tagged.calls}
+            self.kept[key] = trace_model(
+                self.model,
+                inputs,
+                parameters=changed,
+                weights=self.weights,
+                never_called={path for path, _ in self.model.named_modules()} - called,
+                bodies=any(nested_graphs(node) for node in self.tagged.model.graph),
+                kept=rounded_constants(self.run),
+            )
+        found: Trace = self.kept[key]
+        return found
+
+    def returned(self, inputs: Inputs) -> list[Any]:
+        """What the model returns in float64."""
+        key = ("returned", _contents(inputs))
+        if key not in self.kept:
+            self.kept[key] = trace_model(self.model, inputs, weights=self.weights, calls=False).outputs
+        found: list[Any] = self.kept[key]
+        return found
+
+    def compare(self, inputs: Inputs, changed: Mapping[str, torch.Tensor], truth: Trace | None = None) -> Compared:
+        """Runs of both on the same inputs, compared."""
+        truth = truth or self.trace(inputs, changed)
+        return compare_runs(self.tagged, self.run, self.feeds(inputs), truth, self._weights(changed))
+
+    def agrees(self, inputs: Inputs, right: Sequence[Any]) -> bool:
+        """Whether the file gives what the model returns in float64, in one run of which nothing is recorded."""
+        expected = requested_outputs(self.tagged.model.metadata_props, right)
+        try:
+            found = list(self.run.run(self.feeds(inputs), constants=self._weights({})).values())
+        except NodeError:
+            return False
+        return len(found) == len(expected) and all(
+            error_of(one, other) <= AGREE for one, other in zip(expected, found, strict=True)
+        )
+
+    def feeds(self, inputs: Inputs) -> Mapping[str, Any]:
+        """The inputs under the names of the file's."""
+        return under_names(inputs, [value.name or "" for value in required_inputs(self.tagged.model)])
+
+    def _weights(self, changed: Mapping[str, torch.Tensor]) -> Mapping[ir.Value, Any]:
+        entries = {**entries_of(self.model), **changed} if self.weights is None else {}
+
+        def read(key: str) -> Any:
+            array = as_array(entries[key]) if self.weights is None else self.weights.tensors[key].numpy()
+            return array if array.dtype.kind in "biu" else array.astype(np.float64)
+
+        return computed_weights(self.run, read, changed)
+
+    def as_run(self, inputs: Inputs, provider: str, exact: Sequence[Any]) -> AsRun:
+        """The outputs in ONNX Runtime.
+
+        Args:
+            exact: What the model returns in float64.
+        """
+        key = ("own", _contents(inputs))
+        if key not in self.kept:
+            self.kept[key] = returned_by(self.model, inputs)
+        properties = self.tagged.model.metadata_props
+        own, exact = (requested_outputs(properties, one) for one in (self.kept[key], exact))
+        with runnable(self.tagged.path, self.tagged.encoding) as file:
+            return compare_as_run(
+                file, self.feeds(inputs), own, exact, narrowest=narrowest_type(self.tagged.model), provider=provider
+            )
+
+
+def _contents(inputs: Inputs) -> tuple[object, ...]:
+    """What tells inputs apart."""
+    arrays = [(name, as_array(tensor)) for name, tensor in tensors_in(inputs)]
+    return tuple((name, str(array.dtype), array.shape, hash(array.tobytes())) for name, array in arrays)
