@@ -28,6 +28,8 @@ class Written:
 
     folder: bool = False
     """Always a folder. What is none, or may be one, is checked before the command runs where it is a file."""
+    alone: bool = False
+    """Nothing is written beside it."""
 
 
 def _model_files(spec: str) -> list[Path]:
@@ -42,7 +44,7 @@ def _model_files(spec: str) -> list[Path]:
 READ = Read()
 READ_MODEL = Read(_model_files)
 READ_LIBRARIES = Read(lambda texts: [Path(text.partition("=")[2]) for text in texts])
-WRITTEN, WRITTEN_FOLDER = Written(), Written(folder=True)
+WRITTEN, WRITTEN_FOLDER, WRITTEN_ALONE = Written(), Written(folder=True), Written(alone=True)
 
 FollowOption = Annotated[
     bool,
@@ -111,4 +113,4 @@ def _check(given: Mapping[str, Path | str], outputs: Mapping[str, Written]) -> N
         if (other := places.setdefault(os.path.realpath(path), path)) is not path:
             raise OutputError(f"{path} and {other} are one file, and would both be written: give another name")
         if not outputs[name].folder and not path.is_dir() and not str(value).endswith("/"):
-            check_writable(path)
+            check_writable(path, alone=outputs[name].alone)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from modelexport.capture import FrontEnd, check_opset
-from modelexport.cli.guards import WRITTEN, WRITTEN_FOLDER
+from modelexport.cli.guards import WRITTEN, WRITTEN_ALONE, WRITTEN_FOLDER
 from modelexport.cli.json_documents import export_document
 from modelexport.cli.options import (
     DtypeOption,
@@ -295,7 +295,7 @@ def inputs(
     model: ModelArgument = "bert-tiny",
     spec: InputsOption = None,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="OUT", help="Save them: .npz or .safetensors."), WRITTEN
+        Path | None, typer.Option("-o", "--output", metavar="OUT", help="Save them: .npz or .safetensors."), WRITTEN_ALONE
     ] = None,
     model_class: ModelClassOption = None,
     trust_remote_code: RemoteCodeOption = False,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from modelexport.cli.guards import READ, READ_MODEL, WRITTEN
+from modelexport.cli.guards import READ, READ_MODEL, WRITTEN_ALONE
 from modelexport.cli.options import (
     FileOrFolderArgument,
     JsonOption,
@@ -37,12 +37,12 @@ CsvOption = Annotated[bool, typer.Option("--csv", help="Print CSV and nothing el
 HtmlOption = Annotated[
     Path | None,
     typer.Option("--html", metavar="OUT.html", help="Also write an interactive page that works offline."),
-    WRITTEN,
+    WRITTEN_ALONE,
 ]
 NodeDataOption = Annotated[
     Path | None,
     typer.Option("--node-data", metavar="OUT.json", help="Also write node data for Model Explorer."),
-    WRITTEN,
+    WRITTEN_ALONE,
 ]
 
 
@@ -166,7 +166,7 @@ def profile(
 
 def report(
     file: FileOrFolderArgument,
-    output: Annotated[Path, typer.Option("-o", "--output", metavar="OUT.html", help="The page to write."), WRITTEN],
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="OUT.html", help="The page to write."), WRITTEN_ALONE],
     size: Annotated[
         list[str] | None, typer.Option("--size", metavar="NAME=N", help="The size of a dynamic axis.")
     ] = None,

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from modelexport.cli.guards import READ, READ_LIBRARIES, WRITTEN, WRITTEN_FOLDER
+from modelexport.cli.guards import READ, READ_LIBRARIES, WRITTEN_ALONE, WRITTEN_FOLDER
 from modelexport.cli.options import FileArgument, JsonOption, OutputOption, parsed_sizes
 from modelexport.cli.running import print_json
 from modelexport.core.text import plural
@@ -156,7 +156,7 @@ def place(
     output: Annotated[
         Path | None,
         typer.Option("-o", "--output", metavar="SESSION.json", help="Write the session options here."),
-        WRITTEN,
+        WRITTEN_ALONE,
     ] = None,
     provider: Annotated[
         list[str] | None, typer.Option("--provider", metavar="NAME", help="A provider of the session, in order.")
@@ -175,7 +175,7 @@ def place(
     from modelexport.files.atomic import check_writable, written_together
 
     if output is not None:
-        check_writable(output)
+        check_writable(output, alone=True)
     libraries = {name: Path(path) for name, path in _pairs("--library", library or ()).items()}
     placement = run(file, rule, check=not no_check, providers=provider or list(libraries), libraries=libraries)
     if output is not None:
