@@ -74,14 +74,10 @@ class LazyGroup(TyperGroup):
     def format_help(self, ctx: Any, formatter: Any) -> None:
         formatter.write(overview() + "\n")
 
-    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
-        from typer._click.shell_completion import CompletionItem
-
-        named = [CompletionItem(name, help=one.help) for name, one in COMMANDS.items() if name.startswith(incomplete)]
-        return [*named, *TyperCommand.shell_complete(self, ctx, incomplete)]  # type: ignore[arg-type]
-
 
 app = typer.Typer(cls=LazyGroup, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+
 @app.callback(invoke_without_command=True)
 def options(
     ctx: typer.Context,

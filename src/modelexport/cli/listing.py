@@ -26,7 +26,7 @@ COMMANDS = {
     "tree": Listed("look", "reading", "show the modules in a file"),
     "nodes": Listed("look", "reading", "list the nodes of modules"),
     "cost": Listed("look", "measuring", "parameters, operations and memory of each module"),
-    "profile": Listed("look", "measuring", "run a file, and show the time of each module"),
+    "profile": Listed("look", "measuring", "run a file, and show the time of each module", True),
     "report": Listed("look", "measuring", "write tree, cost and verification to an HTML page"),
     "verify": Listed("check", "proving", "compare a file with PyTorch, module by module", True),
     "compare": Listed("check", "reading", "show how two files differ, module by module"),

@@ -77,6 +77,10 @@ class ModuleProfile:
     against: RunFacts | None = None
     """The run of the other file, if two were run."""
 
+    def __repr__(self) -> str:
+        took = f"{self.facts.wall_seconds * 1e3:,.3g} ms a run on {self.facts.provider}"
+        return f"<ModuleProfile {self.facts.file}: {took}, {self.table!r}>"
+
     def _repr_html_(self) -> str:
         return embedded_page(Page(self.table, columns.SECONDS.name))
 

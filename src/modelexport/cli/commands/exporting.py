@@ -295,7 +295,9 @@ def inputs(
     model: ModelArgument = "bert-tiny",
     spec: InputsOption = None,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="OUT", help="Save them: .npz or .safetensors."), WRITTEN_ALONE
+        Path | None,
+        typer.Option("-o", "--output", metavar="OUT", help="Save them: .npz or .safetensors."),
+        WRITTEN_ALONE,
     ] = None,
     model_class: ModelClassOption = None,
     trust_remote_code: RemoteCodeOption = False,

@@ -166,7 +166,9 @@ def profile(
 
 def report(
     file: FileOrFolderArgument,
-    output: Annotated[Path, typer.Option("-o", "--output", metavar="OUT.html", help="The page to write."), WRITTEN_ALONE],
+    output: Annotated[
+        Path, typer.Option("-o", "--output", metavar="OUT.html", help="The page to write."), WRITTEN_ALONE
+    ],
     size: Annotated[
         list[str] | None, typer.Option("--size", metavar="NAME=N", help="The size of a dynamic axis.")
     ] = None,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from modelexport.capture import FrontEnd
 from modelexport.capture.exported import Exported
 from modelexport.core.stages import Stages
-from modelexport.core.text import error_line
+from modelexport.core.text import error_line, plural
 from modelexport.errors import CaptureError, CheckError, InputsError
 from modelexport.exporting.interface import AS_CAPTURED
 from modelexport.exporting.options import Keywords, Options, WeightOptions
@@ -59,6 +59,12 @@ class PackageResult:
     """Bytes of the graphs, without weights."""
     weight_bytes: int
     """Bytes of the weights files."""
+
+    def __repr__(self) -> str:
+        return (
+            f"<PackageResult {self.folder}: {self.manifest.kind}, parts {', '.join(self.parts)}, "
+            f"{self.weight_bytes:,} bytes of weights, {plural(len(self.files), 'file')}>"
+        )
 
     @property
     def agrees(self) -> bool:
