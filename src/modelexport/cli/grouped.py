@@ -11,13 +11,14 @@ from typer.core import TyperCommand, TyperGroup
 
 from modelexport.cli.guards import guarded
 from modelexport.cli.listing import COMMANDS, introduction, overview
+from modelexport.cli.option_groups import flattened
 from modelexport.core.version import __version__
 
 
 def load_command(name: str) -> Callable[..., None]:
     """The function of a command, as the command line calls it."""
     module = importlib.import_module(f"modelexport.cli.commands.{COMMANDS[name].file}")
-    command: Callable[..., None] = guarded(getattr(module, name.replace("-", "_")))
+    command: Callable[..., None] = guarded(flattened(getattr(module, name.replace("-", "_"))))
     return command
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from modelexport.core.hierarchies import Comparison
     from modelexport.exporting.checks import FileCheck
     from modelexport.exporting.fusion import Fusion
+    from modelexport.exporting.options import Options
     from modelexport.exporting.result import ExportResult
     from modelexport.surgery.extraction import Extracted
     from modelexport.tagged.file import NodeRow
@@ -267,3 +269,25 @@ def format_weights(weights: WeightsSummary) -> list[str]:
 def print_export(result: ExportResult) -> None:
     """Write :func:`format_export` to standard output."""
     print(format_export(result))
+
+
+def print_warnings(result: ExportResult, options: Options) -> None:
+    """Write to standard error what a person has to know about the file."""
+    from modelexport.exporting.report import told_of
+
+    lines = [*result.notes, *(f"{one.kind}: {one.where}; {told_of(one.kind)}" for one in result.unrepeatable)]
+    lines += [
+        f"axis {axis.axis} of {axis.input} is not dynamic, it is {axis.size}: "
+        f"{axis.call or 'the model itself'} fixes it ({axis.reason})"
+        for axis in result.fixed
+    ]
+    if result.attempts:
+        reasons = "; ".join(f"{one.frontend} failed: {one.reason.splitlines()[0]}" for one in result.attempts)
+        lines.append(f"exported with {result.hierarchy.settings.frontend}; {reasons}")
+    if options.tags.tags_as == "attributes":
+        lines.append(
+            "onnx.checker and ONNX Runtime refuse tags as attributes; "
+            f"`modelexport strip {result.path} -o OUT.onnx` makes a file that they accept"
+        )
+    for line in lines:
+        print(f"modelexport: warning: {line}", file=sys.stderr)

@@ -144,10 +144,8 @@ def _cell(column: Column, figure: Any) -> str:
         return f"{number * scale:,.3g} {unit}" if number else "0"
     if isinstance(number, float) and number != int(number):
         return f"{number:.3g}"
-    for least, letter in _STEPS:
-        if abs(number) >= max(least, 1e4):
-            return f"{number / least:,.3g} {letter}"
-    return f"{int(number):,}"
+    least, letter = next((step for step in _STEPS if abs(number) >= max(step[0], 1e4)), (1, ""))
+    return f"{number / least:,.3g} {letter}" if letter else f"{int(number):,}"
 
 
 def shortened_formula(text: str) -> str:
