@@ -11,8 +11,7 @@ from modelexport.capture import FrontEnd, check_opset
 from modelexport.core.declared import option
 from modelexport.core.tags import Granularity
 from modelexport.errors import UsageError
-from modelexport.exporting import FuseFor
-from modelexport.exporting.packages.modes import PartsMode
+from modelexport.exporting import FuseFor, PartsMode
 from modelexport.tagged.encodings import Encoding
 from modelexport.weights import WeightsMode
 

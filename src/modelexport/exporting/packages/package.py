@@ -13,11 +13,11 @@ from modelexport.capture.exported import Exported
 from modelexport.core.stages import Stages
 from modelexport.core.text import error_line, plural
 from modelexport.errors import CaptureError, CheckError, InputsError
+from modelexport.exporting import PartsMode
 from modelexport.exporting.options import Keywords, Options, PackageOptions, WeightOptions
 from modelexport.exporting.packages.components import share_components
 from modelexport.exporting.packages.folders import write_manifest
 from modelexport.exporting.packages.layouts import write_layouts
-from modelexport.exporting.packages.modes import PartsMode
 from modelexport.exporting.packages.naming import BATCH, name_generation, name_pipeline
 from modelexport.exporting.packages.weights import share_weights
 from modelexport.exporting.pipeline import export
