@@ -9,8 +9,8 @@ export HF_HUB_OFFLINE ?= 1
 .PHONY: demo test check test-slow bench figures clean
 
 demo: .venv/installed
-	@mkdir -p demo
 	@$(BIN)/modelexport export bert-tiny -o demo/bert-tiny.onnx --verify
+	@$(BIN)/modelexport tree demo/bert-tiny.onnx
 
 test: .venv/installed-for-tests check
 	$(BIN)/pytest -n 2

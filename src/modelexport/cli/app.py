@@ -12,6 +12,7 @@ from typing import Any
 from modelexport.cli.arguments import spelled_out
 from modelexport.cli.hash_seed import fix_hash_seed
 from modelexport.cli.listing import COMMANDS, introduction, overview
+from modelexport.cli.progress import LINE
 from modelexport.cli.shield import Interrupted, raw, shielded
 from modelexport.core.version import __version__
 from modelexport.errors import ModelExportError, UntaggedNodeError, UsageError
@@ -52,9 +53,9 @@ def _run(before: int) -> int:
     from modelexport.cli.grouped import app
 
     try:
-        status = get_command(app)(
-            spelled_out(sys.argv[1:]), prog_name="modelexport", complete_var=_COMPLETE, standalone_mode=False
-        )
+        words = spelled_out(sys.argv[1:])
+        LINE.start(raw(sys.stderr), next((word for word in words if word in COMMANDS), ""))
+        status = get_command(app)(words, prog_name="modelexport", complete_var=_COMPLETE, standalone_mode=False)
     except UntaggedNodeError as error:
         status = _fail(str(error), 1, listed=True)
     except ModelExportError as error:
@@ -73,19 +74,25 @@ def _run(before: int) -> int:
     except BrokenPipeError:  # `modelexport tree x.onnx | head`
         raw(sys.stderr).close()
         status = 0
-    except MemoryError:
-        status = _fail("there is not enough memory for this file; if it is not large, it is damaged", 2)
-    except OSError as error:  # nobody knew what for; still, it is not our fault
-        where = f"{error.filename}: " if error.filename else ""
-        status = _fail(f"{where}{error.strerror or error}: make room or give permission, and run it again", 2)
     except Exception as error:
-        status = _fail(f"internal error: {type(error).__name__}: {error}; run with --debug and report it", 2)
+        status = _fail(_unexpected(error), 2)
+    finally:
+        LINE.stop()
     return int(status or 0)
 
 
 def _completes() -> bool:
     """Whether the process answers a shell, or installs what lets it ask: Typer ends it then."""
     return _COMPLETE in os.environ or bool({"--install-completion", "--show-completion"} & set(sys.argv))
+
+
+def _unexpected(error: Exception) -> str:
+    if isinstance(error, MemoryError):
+        return "there is not enough memory for this file; if it is not large, it is damaged"
+    if isinstance(error, OSError):  # nobody knew what for; still, it is not our fault
+        where = f"{error.filename}: " if error.filename else ""
+        return f"{where}{error.strerror or error}: make room or give permission, and run it again"
+    return f"internal error: {type(error).__name__}: {error}; run with --debug and report it"
 
 
 def _misused(error: Any) -> str:

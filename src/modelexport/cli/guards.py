@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_args
@@ -82,7 +83,7 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
             if isinstance(mark, Read) and values[name]
             for path in mark.files(values[name])
         ]
-        with reading(reads):
+        with reading(reads), _folders_made(given.values()):
             _check(given, outputs)
             command(**values | given)
 
@@ -93,6 +94,29 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
     vars(run)["__signature__"] = signature.replace(parameters=parameters)
     run.__annotations__ = {**command.__annotations__, "follow_symlinks": FollowOption}
     return run
+
+
+@contextlib.contextmanager
+def _folders_made(outputs: Iterable[Path | str]) -> Iterator[None]:
+    """The folders that outputs lie in are there; those that were made go again if the command writes nothing there.
+
+    Raises:
+        OutputError: One cannot be made.
+    """
+    made: list[Path] = []
+    try:
+        for folder in [Path(output).parent for output in outputs]:
+            for above in [above for above in (*reversed(folder.parents), folder) if not above.exists()]:
+                try:
+                    above.mkdir()
+                except OSError as error:
+                    raise OutputError(f"cannot make the folder {above}: {error.strerror or error}") from error
+                made.append(above)
+        yield
+    finally:
+        for folder in reversed(made):
+            with contextlib.suppress(OSError):  # it holds what was written
+                folder.rmdir()
 
 
 def _followed(value: Path | str) -> Path | str:

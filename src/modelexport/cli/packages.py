@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import typer
 
 from modelexport.cli.json_documents import package_document
-from modelexport.cli.running import ModelChoice, print_json, progress_shown
+from modelexport.cli.progress import LINE
+from modelexport.cli.running import ModelChoice, print_json
 
 if TYPE_CHECKING:
     from modelexport.exporting.options import Options
@@ -29,20 +30,19 @@ def export_folder(choice: ModelChoice, folder: Path, options: Options, *, as_jso
 
     options.check_together(package=True)
     check_package_folder(folder, [Path(choice.model)])
-    with progress_shown() as progress:
-        stages = Stages(progress)
-        loaded, example = load_for_package(choice, options.package.parts or "auto", stages)
-        with only_new_garbage():
-            result = export_package(
-                loaded.model,
-                folder,
-                inputs=example,
-                name=loaded.name,
-                directory=loaded.directory,
-                options=options,
-                source=loaded.weights,
-                stages=stages,
-            )
+    stages = Stages(LINE.tell)
+    loaded, example = load_for_package(choice, options.package.parts or "auto", stages)
+    with only_new_garbage():
+        result = export_package(
+            loaded.model,
+            folder,
+            inputs=example,
+            name=loaded.name,
+            directory=loaded.directory,
+            options=options,
+            source=loaded.weights,
+            stages=stages,
+        )
     if as_json:
         print_json(package_document(result))
     else:

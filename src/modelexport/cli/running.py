@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-
-from modelexport.cli.shield import raw
-from modelexport.core.text import on_one_line
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,19 +147,6 @@ def named_files(path: Path) -> dict[str, Path]:
     from modelexport.tagged.package import read_package
 
     return read_package(path).files
-
-
-@contextmanager
-def progress_shown() -> Iterator[Callable[[str], None]]:
-    """Show the running stage if standard error is a terminal."""
-    if not sys.stderr.isatty():
-        yield lambda stage: None
-        return
-    erase, terminal = "\r\x1b[K", raw(sys.stderr)
-    try:
-        yield lambda stage: print(f"{erase}{on_one_line(stage)} ...", end="", file=terminal, flush=True)
-    finally:
-        print(erase, end="", file=terminal, flush=True)
 
 
 def print_json(document: Any) -> None:

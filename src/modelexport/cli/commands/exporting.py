@@ -12,7 +12,8 @@ from modelexport.cli.guards import WRITTEN, WRITTEN_ALONE
 from modelexport.cli.interfaces import NameOptions, read_interface
 from modelexport.cli.json_documents import export_document
 from modelexport.cli.options import InputsOption, JsonOption, ModelArgument
-from modelexport.cli.running import Loading, ModelChoice, print_json, progress_shown
+from modelexport.cli.progress import LINE
+from modelexport.cli.running import Loading, ModelChoice, print_json
 from modelexport.core.stages import Stages
 from modelexport.errors import UsageError
 from modelexport.exporting.options import LevelOptions, Options
@@ -53,8 +54,7 @@ def export(
     from modelexport.cli import show_export
 
     options.check_together()
-    with progress_shown() as progress:
-        result = _export_file(choice, output, names, options, Stages(progress))
+    result = _export_file(choice, output, names, options, Stages(LINE.tell))
     show_export.print_warnings(result, options)
     if as_json:
         print_json(export_document(result))
@@ -101,18 +101,17 @@ def hierarchy(
     from modelexport.pytorch.overview import hierarchy_overview
 
     runs = trace or mode != "static"
-    with progress_shown() as progress:
-        stages = Stages(progress)
-        loaded, example = ModelChoice(model, inputs, loading).load(stages, make_inputs=runs)
-        with stages("trace"):
-            overview = hierarchy_overview(
-                loaded.model,
-                example if runs else None,
-                levels.granularity,
-                levels.include,
-                levels.exclude,
-                timed=runs and as_json,
-            )
+    stages = Stages(LINE.tell)
+    loaded, example = ModelChoice(model, inputs, loading).load(stages, make_inputs=runs)
+    with stages("trace"):
+        overview = hierarchy_overview(
+            loaded.model,
+            example if runs else None,
+            levels.granularity,
+            levels.include,
+            levels.exclude,
+            timed=runs and as_json,
+        )
     if as_json:
         print_json(overview.document())
     else:
@@ -142,9 +141,8 @@ def inputs(
     """Show the example inputs that MODEL is run with, or save them."""
     from modelexport.cli.show_export import format_inputs
 
-    with progress_shown() as progress:
-        stages = Stages(progress)
-        _, example = ModelChoice(model, spec, loading).load(stages)
+    stages = Stages(LINE.tell)
+    _, example = ModelChoice(model, spec, loading).load(stages)
     from modelexport.pytorch.examples import describe_inputs, save_inputs
 
     if output is not None:
@@ -166,13 +164,12 @@ def internals(
     """Show what PyTorch's own exporters record about MODEL's modules; nothing is written."""
     from modelexport.cli.show_internals import print_internals
 
-    with progress_shown() as progress:
-        stages = Stages(progress)
-        loaded, example = ModelChoice(model, inputs, loading).load(stages)
-        from modelexport.capture.internals.exporters import study
+    stages = Stages(LINE.tell)
+    loaded, example = ModelChoice(model, inputs, loading).load(stages)
+    from modelexport.capture.internals.exporters import study
 
-        with stages("export"):
-            found = study(loaded.model, example, loaded.name)
+    with stages("export"):
+        found = study(loaded.model, example, loaded.name)
     if as_json:
         print_json(found)
     else:

@@ -12,7 +12,9 @@ import typer
 
 from modelexport.cli.guards import READ, READ_MODEL, WRITTEN_ALONE
 from modelexport.cli.options import FileOrFolderArgument, JsonOption, ProviderOption, parsed_sizes
-from modelexport.cli.running import Loading, ModelChoice, print_json, progress_shown
+from modelexport.cli.progress import LINE
+from modelexport.cli.running import Loading, ModelChoice, print_json
+from modelexport.cli.terminal import fitting_depth, left_out
 from modelexport.errors import UsageError
 
 if TYPE_CHECKING:
@@ -90,7 +92,7 @@ def cost(
     from modelexport.measure.parts import cost_parts
 
     sizes = parsed_sizes(size or [])
-    with progress_shown() as progress, Stages(progress)("cost"):
+    with Stages(LINE.tell)("cost"):
         tables = cost_parts(file, sizes)
     show(tables, "flops", selectors, shown)
 
@@ -122,27 +124,26 @@ def profile(
     if beside.against_torch is not None and file.is_dir():
         raise UsageError(f"{file} is a folder: give --against-torch with a file of the whole model")
     running = dataclasses.asdict(how)
-    with progress_shown() as progress:
-        stages = Stages(progress)
-        given: Any = inputs
-        if beside.against_torch is not None:
-            loaded, example = ModelChoice(beside.against_torch, inputs, loading).load(stages)
-            from modelexport.measure.runs import open_file, session_options
-            from modelexport.verify.feeding import feeds
+    stages = Stages(LINE.tell)
+    given: Any = inputs
+    if beside.against_torch is not None:
+        loaded, example = ModelChoice(beside.against_torch, inputs, loading).load(stages)
+        from modelexport.measure.runs import open_file, session_options
+        from modelexport.verify.feeding import feeds
 
-            given = feeds(example, open_file(file, session_options("none", how.provider), how.provider))
-        with stages(f"run {file.name}"):
-            measured = profile_parts(file, given, sizes=parsed_sizes(size or []), seed=loading.seed, **running)
-        if beside.against is not None:
-            with stages(f"run {beside.against.name}"):
-                others = profile_same(beside.against, measured, **running)
-            measured = {name: comparing.profile_against(one, others[name]) for name, one in measured.items()}
-        elif beside.against_torch is not None:
-            from modelexport.pytorch.timing import time_calls
+        given = feeds(example, open_file(file, session_options("none", how.provider), how.provider))
+    with stages(f"run {file.name}"):
+        measured = profile_parts(file, given, sizes=parsed_sizes(size or []), seed=loading.seed, **running)
+    if beside.against is not None:
+        with stages(f"run {beside.against.name}"):
+            others = profile_same(beside.against, measured, **running)
+        measured = {name: comparing.profile_against(one, others[name]) for name, one in measured.items()}
+    elif beside.against_torch is not None:
+        from modelexport.pytorch.timing import time_calls
 
-            with stages("run PyTorch"):
-                seconds = time_calls(loaded.model, example, runs=how.runs, warmup=how.warmup)
-            measured = {name: comparing.profile_beside(one, seconds, "PyTorch") for name, one in measured.items()}
+        with stages("run PyTorch"):
+            seconds = time_calls(loaded.model, example, runs=how.runs, warmup=how.warmup)
+        measured = {name: comparing.profile_beside(one, seconds, "PyTorch") for name, one in measured.items()}
     more = {
         name: {"run": msgspec.to_builtins(one.facts)}
         | ({"against": msgspec.to_builtins(one.against)} if one.against is not None else {})
@@ -163,10 +164,9 @@ def report(
     from modelexport.core.stages import Stages
     from modelexport.verify.page import write_report_page
 
-    with progress_shown() as progress:
-        stages = Stages(progress)
-        with stages("report"):
-            write_report_page(file, output, sizes=parsed_sizes(size or []), profiled=profiled)
+    stages = Stages(LINE.tell)
+    with stages("report"):
+        write_report_page(file, output, sizes=parsed_sizes(size or []), profiled=profiled)
     print(output)
 
 
@@ -215,15 +215,19 @@ def show(
             listed = {name: tables[name].sorted(rows, shown.sort) for name, rows in listed.items()}
         print(show_table.format_csv({name: (tables[name], rows) for name, rows in listed.items()}), end="")
     else:
-        options: dict[str, Any] = {
-            "by": shown.by,
-            "depth": shown.depth,
-            "sort": shown.sort,
-        } | show_table.terminal_options()
-        texts = {
-            name: show_table.format_table(tables[name], main, only=only, **options) for name, only in chosen.items()
-        }
-        print(format_headings(texts))
+        print(format_headings({name: _fitted(tables[name], main, only, shown) for name, only in chosen.items()}))
+
+
+def _fitted(table: Table, main: str, only: Selection | None, shown: Shown) -> str:
+    """The table as deep as the screen allows, and how to see the rest."""
+    from modelexport.cli import show_table
+
+    flat = shown.sort is not None or shown.by == "class"
+    levels = [] if flat else [row.depth for row in table.rows(shown.by, only=only) if any(row.total.values())]
+    depth = fitting_depth(levels, shown.depth)
+    how: dict[str, Any] = {"by": shown.by, "depth": depth, "sort": shown.sort} | show_table.terminal_options()
+    more = left_out(levels, depth) if shown.depth is None else ""
+    return "\n".join([show_table.format_table(table, main, only=only, **how), *([more] if more else [])])
 
 
 def _chosen(tables: Mapping[str, Table], selectors: list[str]) -> dict[str, Selection | None]:

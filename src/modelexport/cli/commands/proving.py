@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from modelexport.cli.options import FileArgument, InputsOption, JsonOption, ProviderOption
+from modelexport.cli.progress import LINE
 from modelexport.cli.running import (
     Loading,
     ModelChoice,
     load_for_package,
     print_json,
-    progress_shown,
     read_sizes,
 )
 from modelexport.errors import UsageError
@@ -95,26 +95,25 @@ def verify(
     from modelexport.cli import show_verification
     from modelexport.core.stages import Stages
 
-    with progress_shown() as progress:
-        stages = Stages(progress)
-        found: VerifyReport | AgainstReport
-        if other.against is not None:
-            from modelexport.verify.descendant import verify_against
+    stages = Stages(LINE.tell)
+    found: VerifyReport | AgainstReport
+    if other.against is not None:
+        from modelexport.verify.descendant import verify_against
+
+        with stages("verify"):
+            found = losses = verify_against(
+                file, other.against, modules=extent.modules or (), provider=extent.provider, seed=loading.seed
+            )
+        document, text = show_verification.against_document(losses), show_verification.format_losses(losses)
+    else:
+        if other.model is None:
+            from modelexport.verify.reference import verify_reference
 
             with stages("verify"):
-                found = losses = verify_against(
-                    file, other.against, modules=extent.modules or (), provider=extent.provider, seed=loading.seed
-                )
-            document, text = show_verification.against_document(losses), show_verification.format_losses(losses)
+                found = report = verify_reference(file, modules=extent.modules or (), provider=extent.provider)
         else:
-            if other.model is None:
-                from modelexport.verify.reference import verify_reference
-
-                with stages("verify"):
-                    found = report = verify_reference(file, modules=extent.modules or (), provider=extent.provider)
-            else:
-                found = report = _verify_model(file, ModelChoice(other.model, inputs, loading), extent, stages)
-            document, text = show_verification.verify_document(report), show_verification.format_verify(report)
+            found = report = _verify_model(file, ModelChoice(other.model, inputs, loading), extent, stages)
+        document, text = show_verification.verify_document(report), show_verification.format_verify(report)
     if shown.html is not None or shown.as_csv:
         _show_errors(file, found, shown.html, as_csv=shown.as_csv)
     if shown.as_json:
@@ -181,34 +180,33 @@ def _verify_package(folder: Path, choice: ModelChoice, extent: Extent, *, as_jso
     from modelexport.tagged.package import read_package
 
     package = read_package(folder)
-    with progress_shown() as progress:
-        stages = Stages(progress)
-        match package.manifest.kind:
-            case "generate":
-                agrees, document, text = _verify_generation(folder, choice, extent, stages)
-            case "pipeline" | "whole":
-                loaded, example = load_for_package(choice, package.manifest.kind, stages)
-                if hasattr(loaded.model, "pipeline"):
-                    from modelexport.verify.pipelines import verify_pipeline
+    stages = Stages(LINE.tell)
+    match package.manifest.kind:
+        case "generate":
+            agrees, document, text = _verify_generation(folder, choice, extent, stages)
+        case "pipeline" | "whole":
+            loaded, example = load_for_package(choice, package.manifest.kind, stages)
+            if hasattr(loaded.model, "pipeline"):
+                from modelexport.verify.pipelines import verify_pipeline
 
-                    with stages("verify"):
-                        found = verify_pipeline(
-                            loaded.model,
-                            folder,
-                            arguments=example,
-                            steps=extent.steps,
-                            provider=extent.provider,
-                            seed=choice.loading.seed,
-                        )
-                    agrees, document, text = (
-                        found.agrees,
-                        show_package.pipeline_document(found),
-                        show_package.format_pipeline(found),
+                with stages("verify"):
+                    found = verify_pipeline(
+                        loaded.model,
+                        folder,
+                        arguments=example,
+                        steps=extent.steps,
+                        provider=extent.provider,
+                        seed=choice.loading.seed,
                     )
-                else:
-                    agrees, document, text = _verify_parts(package, loaded, example, extent.provider, stages)
-            case kind:
-                raise UsageError(f"{folder} is a package of kind {kind}: give the split file with --against")
+                agrees, document, text = (
+                    found.agrees,
+                    show_package.pipeline_document(found),
+                    show_package.format_pipeline(found),
+                )
+            else:
+                agrees, document, text = _verify_parts(package, loaded, example, extent.provider, stages)
+        case kind:
+            raise UsageError(f"{folder} is a package of kind {kind}: give the split file with --against")
     if as_json:
         print_json(document)
     else:
