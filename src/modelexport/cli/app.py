@@ -14,6 +14,7 @@ from modelexport.cli.hash_seed import fix_hash_seed
 from modelexport.cli.listing import COMMANDS, introduction, overview
 from modelexport.cli.progress import LINE
 from modelexport.cli.shield import Interrupted, raw, shielded
+from modelexport.core.extras import missing_extra
 from modelexport.core.version import __version__
 from modelexport.errors import ModelExportError, UntaggedNodeError, UsageError
 
@@ -87,6 +88,8 @@ def _completes() -> bool:
 
 
 def _unexpected(error: Exception) -> str:
+    if isinstance(error, ImportError) and (lacking := missing_extra(error)):
+        return lacking
     if isinstance(error, MemoryError):
         return "there is not enough memory for this file; if it is not large, it is damaged"
     if isinstance(error, OSError):  # nobody knew what for; still, it is not our fault
