@@ -9,8 +9,8 @@ export HF_HUB_OFFLINE ?= 1
 .PHONY: demo test check test-slow bench figures clean
 
 demo: .venv/installed
-	@mkdir -p demo
 	@$(BIN)/modelexport export bert-tiny -o demo/bert-tiny.onnx --verify
+	@$(BIN)/modelexport tree demo/bert-tiny.onnx
 
 test: .venv/installed-for-tests check
 	$(BIN)/pytest -n 2
@@ -37,11 +37,11 @@ clean:
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(PIP) torch -c constraints.txt
-	$(PIP) -e . -c constraints.txt
+	$(PIP) -e '.[transformers]' -c constraints.txt
 	@touch $@
 
 .venv/installed-for-tests: .venv/installed tests/requirements-nodeps.txt tests/requirements-explorer.txt
-	$(PIP) -e '.[check]' -c constraints.txt
+	$(PIP) -e '.[transformers,check]' -c constraints.txt
 	$(PIP) --no-deps -r tests/requirements-nodeps.txt
 	$(PIP) --no-deps --target .venv/pillow --upgrade pillow==12.3.0
 	$(PIP) --no-deps --target .venv/peft --upgrade peft==0.21.2 accelerate==1.15.0 psutil==7.2.2

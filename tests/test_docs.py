@@ -14,7 +14,7 @@ import pytest
 import typer
 
 import modelexport
-from modelexport.cli.app import app
+from modelexport.cli.grouped import app
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])

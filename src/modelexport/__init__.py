@@ -10,6 +10,7 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from modelexport.core.extras import missing_extra
 from modelexport.core.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -107,7 +108,12 @@ __all__ = sorted(_PUBLIC)  # noqa: PLE0605 - the table above is the list
 def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_PUBLIC[name]), name)
+    try:
+        return getattr(importlib.import_module(_PUBLIC[name]), name)
+    except ModuleNotFoundError as error:
+        if lacking := missing_extra(error):
+            raise ImportError(f"modelexport.{name}: {lacking}", name=error.name) from error
+        raise
 
 
 class _Package(ModuleType):

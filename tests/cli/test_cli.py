@@ -70,10 +70,13 @@ def test_export_prints_one_json_document_with_tree_coverage_and_difference(folde
     assert sorted(path.name for path in folder.glob("x.*")) == sorted(Path(file).name for file in document["files"])
 
 
-def test_export_shows_tree_coverage_and_difference(folder: Path) -> None:
+def test_export_shows_what_was_written_and_proven_and_what_to_do_next(folder: Path) -> None:
     done = run("export", "nets.py:good", "-o", "x.onnx", "--verify", cwd=folder)
     assert done.returncode == 0
-    assert "  Linear@1  block@1      1  Gemm" in done.stdout
+    assert done.stdout.startswith("wrote x.onnx: 2 nodes of 3 calls\n")
+    assert "\nnext: modelexport tree x.onnx; " in done.stdout
+    assert len(done.stdout.splitlines()) < 10
+    assert "  Linear@1  block@1      1  Gemm" in run("tree", "x.onnx", cwd=folder).stdout
     assert "nodes: 2 exact, 0 derived, 0 inferred, 0 untagged" in done.stdout
     assert "1 output agrees with PyTorch, largest difference" in done.stdout
 
@@ -183,7 +186,8 @@ def test_hierarchy_shows_the_module_tree_without_an_export(mode: str, folder: Pa
         (["export", "nets.py:misfit", "-o", "x.onnx"], "Twice does not run with x float32[2, 5]"),
         (["export", "nets.py:unsupported", "-o", "x.onnx"], "cannot be exported: DynamicOutputShapeException in 1"),
         (["export", "nowhere/model", "-o", "x.onnx"], "nowhere/model"),
-        (["export", "nets.py:good", "-o", "missing/x.onnx"], "cannot write missing/x.onnx: there is no folder missing"),
+        (["export", "nets.py:good", "-o", "nets.py/x.onnx"], "cannot write nets.py/x.onnx: there is no folder nets.py"),
+        (["export", "nets.py:missing", "-o", "new/folder/x.onnx"], "nets.py has no missing"),
         (["export", "nets.py:good", "-o", "."], "holds other files"),
         (["export", "nets.py:good", "-o", "x.onnx", "--include", "Conv9"], "the model has no class Conv9"),
         (["export", "nets.py:good", "-o", "x.onnx", "--inputs", "none.json"], "none.json"),
@@ -228,6 +232,14 @@ def write_files(folder: Path) -> None:
     exec(FACTORIES, namespace)
     model, inputs = namespace["good"]()  # type: ignore[operator]
     export(model, inputs, folder / "x.onnx")
+
+
+def test_the_folder_of_an_output_is_made_and_goes_again_if_nothing_is_written(folder: Path) -> None:
+    write_files(folder)
+    assert run("rename", "x.onnx", "-o", "new/folder/y.onnx", cwd=folder).returncode == 0
+    assert (folder / "new" / "folder" / "y.onnx").is_file()
+    assert run("rename", "plain.onnx", "-o", "other/folder/y.onnx", cwd=folder).returncode == 2
+    assert not (folder / "other").exists()
 
 
 def test_debug_shows_the_traceback(folder: Path) -> None:

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import modelexport
 from exports import Exporter
-from modelexport.cli.app import app
+from modelexport.cli.grouped import app
 from modelexport.errors import UsageError
 from modelexport.measure.parts import cost_parts
 from modelexport.surgery.placing import Rule, place

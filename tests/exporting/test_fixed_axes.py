@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from modelexport import export, verify
-from modelexport.cli.interfaces import read_interface
+from modelexport.cli.interfaces import NameOptions, read_interface
 from modelexport.errors import CheckError
 from modelexport.exporting.interface import Interface
 from modelexport.graph.sizes import put_size
@@ -67,7 +67,7 @@ def test_an_axis_that_the_file_fixes_gets_its_size(frontend: str, tmp_path: Path
 
 
 def test_an_axis_that_was_named_has_to_be_dynamic(tmp_path: Path) -> None:
-    named = read_interface(None, None, None, ["x:1=rows"])
+    named = read_interface(NameOptions(axes=["x:1=rows"]))
     with pytest.raises(CheckError, match=r"inner fixes a size that was to be dynamic, rows \(axis 1 of x\)"):
         export(Two().eval(), INPUTS, tmp_path / "x.onnx", dynamic=True, interface=named)
     assert not list(tmp_path.iterdir())

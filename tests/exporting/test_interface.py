@@ -11,7 +11,7 @@ from torch import nn
 
 from modelexport import export, verify
 from modelexport.cli.arguments import spelled_out
-from modelexport.cli.interfaces import read_interface
+from modelexport.cli.interfaces import NameOptions, read_interface
 from modelexport.errors import CheckError, UsageError
 from modelexport.exporting.interface import widened
 
@@ -39,7 +39,14 @@ def shapes(path: Path) -> dict[str, list[str | int]]:
 
 
 def test_inputs_outputs_and_axes_have_the_names_that_were_asked_for(tmp_path: Path) -> None:
-    interface = read_interface("tokens,offset", "pooled=embedding", "embedding,hid*", ["batch,sequence"])
+    interface = read_interface(
+        NameOptions(
+            input_names="tokens,offset",
+            output_names="pooled=embedding",
+            outputs="embedding,hid*",
+            axes=["batch,sequence"],
+        )
+    )
     # A capture treats a batch of one as fixed.
     inputs = widened(INPUTS, interface)
     assert [tensor.shape[0] for tensor in inputs.values()] == [2, 2]
@@ -56,20 +63,23 @@ def test_inputs_outputs_and_axes_have_the_names_that_were_asked_for(tmp_path: Pa
 def test_inputs_given_in_another_order_than_that_of_forward_are_matched(tmp_path: Path) -> None:
     model = Net().eval()
     given = {"bias": torch.full((2, 3, 4), 5.0), "x": torch.ones(2, 3, 4)}
-    export(model, given, tmp_path / "x.onnx", interface=read_interface("tokens,offset", None, None, []))
+    export(model, given, tmp_path / "x.onnx", interface=read_interface(NameOptions(input_names="tokens,offset")))
     assert list(shapes(tmp_path / "x.onnx"))[:2] == ["tokens", "offset"]
     assert verify(model, given, tmp_path / "x.onnx").agrees
 
 
 def test_a_file_with_other_names_is_verified(tmp_path: Path) -> None:
-    model, interface = Net().eval(), read_interface("tokens,offset", "a,b,c", None, ["batch,sequence"])
+    model, interface = (
+        Net().eval(),
+        read_interface(NameOptions(input_names="tokens,offset", output_names="a,b,c", axes=["batch,sequence"])),
+    )
     inputs = widened(INPUTS, interface)
     export(model, inputs, tmp_path / "x.onnx", dynamic=True, interface=interface)
     assert verify(model, inputs, tmp_path / "x.onnx").agrees
 
 
 def test_an_axis_that_the_capture_fixes_is_refused(tmp_path: Path) -> None:
-    interface = read_interface(None, None, None, ["x:2=width"])
+    interface = read_interface(NameOptions(axes=["x:2=width"]))
     with pytest.raises(UsageError, match=r"axis 2 of x cannot be dynamic as width: .* fixes it at 4; give an example"):
         export(Net(), INPUTS, tmp_path / "x.onnx", dynamic=True, interface=interface)
     assert not list(tmp_path.iterdir())
@@ -78,16 +88,16 @@ def test_an_axis_that_the_capture_fixes_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("asked", "told"),
     [
-        (("a,b,c", None, None, []), "3 names for 2 inputs"),
-        (("z=a", None, None, []), "no input z"),
-        ((None, None, "nothing", []), "no output nothing"),
-        ((None, "hidden=x,wide=x", None, []), "two outputs would have the name x"),
-        ((None, None, None, ["x:7=batch"]), "no axis 7"),
+        (NameOptions(input_names="a,b,c"), "3 names for 2 inputs"),
+        (NameOptions(input_names="z=a"), "no input z"),
+        (NameOptions(outputs="nothing"), "no output nothing"),
+        (NameOptions(output_names="hidden=x,wide=x"), "two outputs would have the name x"),
+        (NameOptions(axes=["x:7=batch"]), "no axis 7"),
     ],
 )
-def test_what_is_not_there_is_said(asked: tuple[str, str, str, list[str]], told: str, tmp_path: Path) -> None:
+def test_what_is_not_there_is_said(asked: NameOptions, told: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=told):
-        export(Net(), INPUTS, tmp_path / "x.onnx", dynamic=True, interface=read_interface(*asked))
+        export(Net(), INPUTS, tmp_path / "x.onnx", dynamic=True, interface=read_interface(asked))
 
 
 class Fixed(nn.Module):
@@ -106,7 +116,7 @@ class Flat(nn.Module):
 
 def test_an_axis_that_only_a_reshape_fixes_is_refused(tmp_path: Path) -> None:
     """Tracing turns the size into a constant of the Reshape; the axis of the input stays dynamic."""
-    interface = read_interface(None, None, None, ["batch"])
+    interface = read_interface(NameOptions(axes=["batch"]))
     with pytest.raises(CheckError, match=r"inner fixes a size that was to be dynamic, batch .*: Reshape"):
         export(
             Fixed(),
@@ -120,7 +130,7 @@ def test_an_axis_that_only_a_reshape_fixes_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_axis_that_is_dynamic_throughout_passes(tmp_path: Path) -> None:
-    interface = read_interface(None, None, None, ["batch,sequence"])
+    interface = read_interface(NameOptions(axes=["batch,sequence"]))
     inputs = widened(INPUTS, interface)
     result = export(Net(), inputs, tmp_path / "x.onnx", dynamic=True, interface=interface, sizes=True)
     assert result.check is not None

@@ -16,8 +16,9 @@ import pytest
 
 from corpus import copied
 from limited import run
-from modelexport.cli.app import COMMANDS
+from modelexport.cli.grouped import load_command
 from modelexport.cli.guards import Read, Written
+from modelexport.cli.listing import COMMANDS
 from modelexport.format.packages import MANIFEST
 
 
@@ -84,10 +85,12 @@ def marks(command: Callable[..., None]) -> Iterator[tuple[str, Any, list[Any]]]:
 
 
 def writers() -> dict[str, Callable[..., None]]:
-    found = {
-        command for command in COMMANDS for *_, kinds in marks(command) if any(isinstance(m, Written) for m in kinds)
+    commands = {name: load_command(name) for name in COMMANDS}
+    return {
+        name: command
+        for name, command in commands.items()
+        if any(isinstance(mark, Written) for *_, kinds in marks(command) for mark in kinds)
     }
-    return {command.__name__.replace("_", "-"): command for command in COMMANDS if command in found}
 
 
 def test_the_table_has_every_command_that_writes() -> None:

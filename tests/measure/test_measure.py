@@ -21,7 +21,9 @@ import models
 from commands import run
 from exports import Exporter
 from modelexport.cli.show_table import format_csv, format_table
+from modelexport.cli.terminal import rendered
 from modelexport.core.calls import CallTree, ModuleCall, TracedCall
+from modelexport.core.text import printable
 from modelexport.errors import UsageError
 from modelexport.measure.columns import Column, Kind
 from modelexport.measure.costs import cost
@@ -141,7 +143,7 @@ def test_a_tree_has_bars_and_colour_only_where_asked() -> None:
     plain = format_table(table, "work")
     assert "\x1b" not in plain
     assert "█" in plain
-    assert "\x1b[31m" in format_table(table, "work", colour=True)
+    assert "\x1b[31m" in rendered(format_table(table, "work", colour=True), printable)
     assert "#" in format_table(table, "work", blocks=False)
     assert "█" not in format_table(table, "work", blocks=False)
 

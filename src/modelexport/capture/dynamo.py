@@ -57,6 +57,7 @@ from modelexport.core.messages import collected
 from modelexport.errors import CaptureError
 from modelexport.graph.sizes import rename_sizes
 from modelexport.pytorch.inputs import check_inputs
+from modelexport.pytorch.pretrained import is_pretrained
 from modelexport.pytorch.recorder import CallRecorder
 from modelexport.pytorch.traced import trace_calls, untouched
 from modelexport.pytorch.values import NamedTensors, run_arguments
@@ -266,9 +267,7 @@ def _translate(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, dynamic: bool, opset: int | None
 ) -> tuple[ir.Model, tuple[str, ...] | None]:
     """The translated graph, and the names of its outputs if the exporter knows them."""
-    from transformers import PreTrainedModel
-
-    if isinstance(model, PreTrainedModel) and not args:
+    if is_pretrained(model) and not args:
         return export_pretrained(model, kwargs, dynamic=dynamic, opset=opset)
     shapes = _dynamic_axes(args or kwargs) if dynamic else None
     if has_transformers_inside(model):

@@ -44,6 +44,7 @@ from modelexport.graph.initializers import bind_tensors
 from modelexport.graph.nodes import all_nodes
 from modelexport.graph.owners import OWNER, owner_of
 from modelexport.lineage.ownership import place_unowned
+from modelexport.pytorch.pretrained import is_pretrained
 from modelexport.pytorch.recorder import CallRecorder
 from modelexport.pytorch.traced import trace_calls, untouched
 from modelexport.pytorch.tracing import in_trace
@@ -251,9 +252,7 @@ class _Traced(nn.Module):
 
     def _input_names(self, output_names: Sequence[str]) -> list[str]:
         """The names that `dynamo` uses: transformers' exporter keeps dots and renames inputs named like outputs."""
-        from transformers import PreTrainedModel
-
-        if isinstance(self.model, PreTrainedModel):
+        if is_pretrained(self.model):
             return [f"input.{name}" if name in output_names else name for name, _ in self.given]
         return [_plain(name) for name, _ in self.given]
 

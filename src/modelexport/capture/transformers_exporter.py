@@ -17,6 +17,7 @@ import onnx_ir as ir
 import torch
 from torch import nn
 
+from modelexport.pytorch.pretrained import is_pretrained
 from modelexport.pytorch.values import copied
 
 
@@ -85,12 +86,10 @@ def export_around_pretrained(
 
 def register_caches(model: nn.Module) -> None:
     """Let ``torch.export`` take the caches of the models of transformers in a module apart, as their exporter does."""
-    from transformers import PreTrainedModel
-    from transformers.exporters.exporter_dynamo import register_cache_pytrees_for_model
+    for module in filter(is_pretrained, model.modules()):
+        from transformers.exporters.exporter_dynamo import register_cache_pytrees_for_model
 
-    for module in model.modules():
-        if isinstance(module, PreTrainedModel):
-            register_cache_pytrees_for_model(module)
+        register_cache_pytrees_for_model(module)
 
 
 def changed_caches() -> Callable[[object], bool]:

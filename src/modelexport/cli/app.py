@@ -1,75 +1,30 @@
-"""The ``modelexport`` command: the list of its commands, and its exit status."""
+"""The ``modelexport`` command: its pages, and its exit status."""
 
 from __future__ import annotations
 
 import gc
-import inspect
+import os
 import sys
 import traceback
-from typing import Annotated
-
-import typer
-from typer.exceptions import Abort, TyperException
+from collections.abc import Callable
+from typing import Any
 
 from modelexport.cli.arguments import spelled_out
-from modelexport.cli.commands import changing, exporting, measuring, operating, proving, reading
-from modelexport.cli.guards import guarded
 from modelexport.cli.hash_seed import fix_hash_seed
+from modelexport.cli.listing import COMMANDS, introduction, overview
+from modelexport.cli.progress import LINE
 from modelexport.cli.shield import Interrupted, raw, shielded
+from modelexport.core.extras import missing_extra
 from modelexport.core.version import __version__
 from modelexport.errors import ModelExportError, UntaggedNodeError, UsageError
 
-app = typer.Typer(
-    help="Export PyTorch models to ONNX with the exact module call on every node.",
-    add_completion=False,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
-COMMANDS = (
-    exporting.export,
-    exporting.hierarchy,
-    exporting.inputs,
-    reading.tree,
-    reading.nodes,
-    reading.compare,
-    proving.verify,
-    measuring.cost,
-    measuring.profile,
-    measuring.report,
-    changing.extract,
-    operating.split,
-    operating.replace,
-    operating.place,
-    operating.rename,
-    changing.update_weights,
-    changing.retag,
-    changing.optimize,
-    changing.adopt,
-    changing.strip,
-    changing.inline,
-    exporting.internals,
-)
-"""The commands, in the order in which ``--help`` lists them."""
-RUN_MODELS = [one.__name__ for one in COMMANDS if "model" in inspect.signature(one).parameters]
-"""The names of the commands that may run a model."""
-for command in COMMANDS:
-    app.command()(guarded(command))
-
-
-@app.callback()
-def options(
-    version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
-) -> None:
-    if version:
-        print(__version__)
-        raise typer.Exit
+_COMPLETE = "_MODELEXPORT_COMPLETE"
+"""The variable that the scripts of Typer set when a shell asks what a word could be completed to."""
 
 
 def main() -> None:
     """The ``modelexport`` command. Exit status: 0 done, 1 a check failed, 2 wrong or missing input, 130 Ctrl-C."""
-    fix_hash_seed(RUN_MODELS)
+    fix_hash_seed([name for name, one in COMMANDS.items() if one.runs_model])
     # A short command spends most of its time on imports, whose objects stay: garbage collection took a seventh of it.
     gc.set_threshold(50_000, 20, 100)
     before = _written()
@@ -81,32 +36,76 @@ def main() -> None:
     sys.exit(status)
 
 
+_PAGES: dict[tuple[str, ...], Callable[[], str]] = {
+    (): introduction,
+    ("--help",): overview,
+    ("--version",): lambda: __version__,
+}
+"""Command lines that need no parser, whose import takes as long as all the rest of them."""
+
+
 def _run(before: int) -> int:
+    if (page := _PAGES.get(tuple(sys.argv[1:]))) is not None and not _completes():
+        print(page())
+        return 0
+    from typer.exceptions import Abort, TyperException
+    from typer.main import get_command
+
+    from modelexport.cli.grouped import app
+
     try:
-        status = typer.main.get_command(app)(spelled_out(sys.argv[1:]), standalone_mode=False)
+        words = spelled_out(sys.argv[1:])
+        LINE.start(raw(sys.stderr), next((word for word in words if word in COMMANDS), ""))
+        status = get_command(app)(words, prog_name="modelexport", complete_var=_COMPLETE, standalone_mode=False)
     except UntaggedNodeError as error:
         status = _fail(str(error), 1, listed=True)
     except ModelExportError as error:
         status = _fail(str(error), 2 if isinstance(error, UsageError) else 1)
     except TyperException as error:
-        status = _fail(f"{' '.join(error.format_message().split())}; see `modelexport --help`", 2)
+        status = _fail(_misused(error), 2)
     except Interrupted as signal:
         status = _fail(_interrupted(before), signal.status)
-    except SystemExit as error:  # no command ends like this
+    except SystemExit as error:
+        if _completes():
+            return int(error.code or 0)
+        # no command ends like this
         status = _fail(f"code of the model, or of a library, ended the program ({error.code!r}): remove that exit", 2)
     except (Abort, KeyboardInterrupt):
         status = _fail(_interrupted(before), 130)
     except BrokenPipeError:  # `modelexport tree x.onnx | head`
         raw(sys.stderr).close()
         status = 0
-    except MemoryError:
-        status = _fail("there is not enough memory for this file; if it is not large, it is damaged", 2)
-    except OSError as error:  # nobody knew what for; still, it is not our fault
-        where = f"{error.filename}: " if error.filename else ""
-        status = _fail(f"{where}{error.strerror or error}: make room or give permission, and run it again", 2)
     except Exception as error:
-        status = _fail(f"internal error: {type(error).__name__}: {error}; run with --debug and report it", 2)
+        status = _fail(_unexpected(error), 2)
+    finally:
+        LINE.stop()
     return int(status or 0)
+
+
+def _completes() -> bool:
+    """Whether the process answers a shell, or installs what lets it ask: Typer ends it then."""
+    return _COMPLETE in os.environ or bool({"--install-completion", "--show-completion"} & set(sys.argv))
+
+
+def _unexpected(error: Exception) -> str:
+    if isinstance(error, ImportError) and (lacking := missing_extra(error)):
+        return lacking
+    if isinstance(error, MemoryError):
+        return "there is not enough memory for this file; if it is not large, it is damaged"
+    if isinstance(error, OSError):  # nobody knew what for; still, it is not our fault
+        where = f"{error.filename}: " if error.filename else ""
+        return f"{where}{error.strerror or error}: make room or give permission, and run it again"
+    return f"internal error: {type(error).__name__}: {error}; run with --debug and report it"
+
+
+def _misused(error: Any) -> str:
+    """What is wrong with a command line, and what to type instead."""
+    near = getattr(error, "possibilities", None)
+    text = " ".join((error.message if near else error.format_message()).split())
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "modelexport"
+    hint = f"; did you mean {' or '.join(near)}?" if near else ""
+    return f"{text}{hint}; see `{command} --help`"
 
 
 _LONGEST = 4000

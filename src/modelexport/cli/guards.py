@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_args
@@ -28,6 +29,8 @@ class Written:
 
     folder: bool = False
     """Always a folder. What is none, or may be one, is checked before the command runs where it is a file."""
+    alone: bool = False
+    """Nothing is written beside it."""
 
 
 def _model_files(spec: str) -> list[Path]:
@@ -42,7 +45,7 @@ def _model_files(spec: str) -> list[Path]:
 READ = Read()
 READ_MODEL = Read(_model_files)
 READ_LIBRARIES = Read(lambda texts: [Path(text.partition("=")[2]) for text in texts])
-WRITTEN, WRITTEN_FOLDER = Written(), Written(folder=True)
+WRITTEN, WRITTEN_FOLDER, WRITTEN_ALONE = Written(), Written(folder=True), Written(alone=True)
 
 FollowOption = Annotated[
     bool,
@@ -80,7 +83,7 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
             if isinstance(mark, Read) and values[name]
             for path in mark.files(values[name])
         ]
-        with reading(reads):
+        with reading(reads), _folders_made(given.values()):
             _check(given, outputs)
             command(**values | given)
 
@@ -91,6 +94,29 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
     vars(run)["__signature__"] = signature.replace(parameters=parameters)
     run.__annotations__ = {**command.__annotations__, "follow_symlinks": FollowOption}
     return run
+
+
+@contextlib.contextmanager
+def _folders_made(outputs: Iterable[Path | str]) -> Iterator[None]:
+    """The folders that outputs lie in are there; those that were made go again if the command writes nothing there.
+
+    Raises:
+        OutputError: One cannot be made.
+    """
+    made: list[Path] = []
+    try:
+        for folder in [Path(output).parent for output in outputs]:
+            for above in [above for above in (*reversed(folder.parents), folder) if not above.exists()]:
+                try:
+                    above.mkdir()
+                except OSError as error:
+                    raise OutputError(f"cannot make the folder {above}: {error.strerror or error}") from error
+                made.append(above)
+        yield
+    finally:
+        for folder in reversed(made):
+            with contextlib.suppress(OSError):  # it holds what was written
+                folder.rmdir()
 
 
 def _followed(value: Path | str) -> Path | str:
@@ -111,4 +137,4 @@ def _check(given: Mapping[str, Path | str], outputs: Mapping[str, Written]) -> N
         if (other := places.setdefault(os.path.realpath(path), path)) is not path:
             raise OutputError(f"{path} and {other} are one file, and would both be written: give another name")
         if not outputs[name].folder and not path.is_dir() and not str(value).endswith("/"):
-            check_writable(path)
+            check_writable(path, alone=outputs[name].alone)

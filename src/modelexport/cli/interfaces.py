@@ -4,25 +4,54 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from modelexport.errors import UsageError
-from modelexport.exporting.interface import Interface
+
+if TYPE_CHECKING:
+    from modelexport.exporting.interface import Interface
 
 _AXIS = re.compile(r"(.+):(-?\d+)=([A-Za-z_]\w*)")
 _NAME = re.compile(r"[A-Za-z_]\w*")
 
 
-def read_interface(
-    input_names: str | None, output_names: str | None, outputs: str | None, axes: Sequence[str]
-) -> Interface:
+@dataclass(frozen=True, kw_only=True)
+class NameOptions:
+    """The names of inputs, outputs and axes of FILE.onnx"""
+
+    axes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--axes",
+            metavar="SPEC",
+            help="Names of dynamic axes: batch,sequence (the first of every input) or input_ids:0=batch.",
+        ),
+    ] = None
+    input_names: Annotated[
+        str | None, typer.Option("--input-names", metavar="NAMES", help="New names of all inputs, or old=new, ...")
+    ] = None
+    output_names: Annotated[
+        str | None, typer.Option("--output-names", metavar="NAMES", help="New names of all outputs, or old=new, ...")
+    ] = None
+    outputs: Annotated[
+        str | None, typer.Option("--outputs", metavar="NAMES", help="Keep only these outputs; * matches any.")
+    ] = None
+
+
+def read_interface(names: NameOptions) -> Interface:
     """The interface that the options describe.
 
     Raises:
         UsageError: An option cannot be parsed.
     """
+    from modelexport.exporting.interface import Interface
+
     open_axes: dict[tuple[str, int], str] = {}
     leading: list[str] = []
-    for spec in axes:
+    for spec in names.axes or ():
         if (found := _AXIS.fullmatch(spec)) is not None:
             open_axes[found[1], int(found[2])] = found[3]
         elif all(_NAME.fullmatch(word) for word in spec.split(",")) and not leading:
@@ -32,9 +61,9 @@ def read_interface(
                 f"--axes {spec}: write batch,sequence for the first axes of all inputs, or input_ids:0=batch"
             )
     return Interface(
-        inputs=_names(input_names, "--input-names"),
-        outputs=_names(output_names, "--output-names"),
-        kept=outputs.split(",") if outputs else (),
+        inputs=_names(names.input_names, "--input-names"),
+        outputs=_names(names.output_names, "--output-names"),
+        kept=names.outputs.split(",") if names.outputs else (),
         axes=open_axes,
         leading=leading,
     )

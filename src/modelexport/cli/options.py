@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from modelexport.cli.guards import READ, READ_MODEL, WRITTEN
-from modelexport.core.tags import Granularity
 from modelexport.errors import UsageError
 
 MODEL_HELP = (
@@ -36,21 +35,7 @@ InputsOption = Annotated[
     ),
     READ,
 ]
-ModelClassOption = Annotated[str | None, typer.Option(help="The transformers class to load a directory with.")]
-RemoteCodeOption = Annotated[bool, typer.Option("--trust-remote-code", help="Run code from the model's repository.")]
-DtypeOption = Annotated[
-    str | None, typer.Option(metavar="NAME", help="float32, float16, bfloat16: convert the weights while loading.")
-]
-SeedOption = Annotated[int, typer.Option(help="The seed of random weights and inputs.")]
-IncludeOption = Annotated[
-    list[str] | None, typer.Option("--include", metavar="CLASS", help="A class that gets a segment in tags as well.")
-]
-ExcludeOption = Annotated[
-    list[str] | None, typer.Option("--exclude", metavar="CLASS", help="A class that does not get a segment in tags.")
-]
-GranularityOption = Annotated[
-    Granularity, typer.Option(help="The modules that get a segment: model classes, all, or as fits the model.")
-]
+ProviderOption = Annotated[str, typer.Option(metavar="NAME", help="The execution provider of ONNX Runtime.")]
 OutputOption = Annotated[Path, typer.Option("-o", "--output", metavar="OUT.onnx", help="The file to write."), WRITTEN]
 
 

@@ -4,78 +4,80 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from modelexport.cli.shield import raw
-from modelexport.core.text import on_one_line
+import typer
 
 
-def load_with_inputs(
-    model: str,
-    inputs: Path | None,
-    model_class: str | None,
-    trust_remote_code: bool,
-    seed: int,
-    stages: Callable[[str], Any],
-    *,
-    make_inputs: bool = True,
-    dtype: str | None = None,
-    weights: Literal["memory", "files", "auto"] = "memory",
-) -> tuple[Any, Any]:
-    """The model that MODEL names, and example inputs for it."""
-    with stages("load"):
-        from modelexport.pytorch.loading import load_model
+@dataclass(frozen=True, kw_only=True)
+class Loading:
+    """How MODEL is loaded"""
 
-        loaded = load_model(
-            model,
-            model_class=model_class,
-            trust_remote_code=trust_remote_code,
-            seed=seed,
-            dtype=dtype,
-            weights=weights,
-        )
-        for warning in loaded.warnings:
-            print(f"modelexport: warning: {warning}", file=sys.stderr)
-    if not make_inputs or (loaded.inputs is not None and inputs is None):
-        return loaded, loaded.inputs
-    with stages("inputs"):
-        from modelexport.pytorch.inputs import generate_inputs
+    model_class: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The transformers class to load a directory with.")
+    ] = None
+    dtype: Annotated[
+        str | None, typer.Option(metavar="NAME", help="float32, float16, bfloat16: convert the weights while loading.")
+    ] = None
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run code from the model's repository.")
+    ] = False
+    seed: Annotated[int, typer.Option(metavar="N", help="The seed of random weights and inputs.")] = 0
 
-        return loaded, generate_inputs(
-            loaded.model,
-            spec=inputs,
-            directory=loaded.directory,
-            seed=seed,
-            has_weights=loaded.weights is None,
-        )
+    @property
+    def asked(self) -> bool:
+        """Whether anything was given that only a model needs."""
+        return self != Loading(seed=self.seed)
 
 
 @dataclass(frozen=True)
 class ModelChoice:
-    """MODEL and the options for loading it."""
+    """MODEL, its example inputs, and how it is loaded."""
 
     model: str
     inputs: Path | None = None
-    model_class: str | None = None
-    trust_remote_code: bool = False
-    seed: int = 0
-    dtype: str | None = None
+    loading: Loading = Loading()
 
-    def load(self, stages: Callable[[str], Any], **keywords: Any) -> tuple[Any, Any]:
-        """The model, and example inputs for it: as :func:`load_with_inputs`."""
-        return load_with_inputs(
-            self.model,
-            self.inputs,
-            self.model_class,
-            self.trust_remote_code,
-            self.seed,
-            stages,
-            dtype=self.dtype,
-            **keywords,
+    def load(
+        self,
+        stages: Callable[[str], Any],
+        *,
+        make_inputs: bool = True,
+        weights: Literal["memory", "files", "auto"] = "memory",
+    ) -> tuple[Any, Any]:
+        """The model, and example inputs for it."""
+        how = self.loading
+        with stages("load"):
+            from modelexport.pytorch.loading import load_model
+
+            loaded = load_model(
+                self.model,
+                model_class=how.model_class,
+                trust_remote_code=how.trust_remote_code,
+                seed=how.seed,
+                dtype=how.dtype,
+                weights=weights,
+            )
+            for warning in loaded.warnings:
+                print(f"modelexport: warning: {warning}", file=sys.stderr)
+        if not make_inputs or (loaded.inputs is not None and self.inputs is None):
+            return loaded, loaded.inputs
+        with stages("inputs"):
+            return loaded, self.make_inputs(loaded)
+
+    def make_inputs(self, loaded: Any) -> Any:
+        """Example inputs as described, or as fit the model."""
+        from modelexport.pytorch.inputs import generate_inputs
+
+        return generate_inputs(
+            loaded.model,
+            spec=self.inputs,
+            directory=loaded.directory,
+            seed=self.loading.seed,
+            has_weights=loaded.weights is None,
         )
 
 
@@ -92,26 +94,21 @@ def load_for_package(choice: ModelChoice, parts: str, stages: Callable[[str], An
 
         if (folder / MODEL_INDEX).is_file():
             with stages("load"):
-                found = load_diffusion(folder, trust_remote_code=choice.trust_remote_code, dtype=choice.dtype)
+                found = load_diffusion(
+                    folder, trust_remote_code=choice.loading.trust_remote_code, dtype=choice.loading.dtype
+                )
             return found, read_arguments(choice.inputs)
         if is_pipeline(folder):
             with stages("load"):
-                return load_pipeline(folder, trust_remote_code=choice.trust_remote_code, weights=weights), None
+                return load_pipeline(folder, trust_remote_code=choice.loading.trust_remote_code, weights=weights), None
     loaded, example = choice.load(stages, make_inputs=False, weights=weights)
     from modelexport.pytorch.generation import can_generate
-    from modelexport.pytorch.inputs import generate_inputs
 
     if parts != "whole" and can_generate(loaded.model):
         return loaded, read_sizes(choice, loaded)
     if choice.inputs is not None or loaded.inputs is None:
         with stages("inputs"):
-            example = generate_inputs(
-                loaded.model,
-                spec=choice.inputs,
-                directory=loaded.directory,
-                seed=choice.seed,
-                has_weights=loaded.weights is None,
-            )
+            example = choice.make_inputs(loaded)
     return loaded, example
 
 
@@ -119,7 +116,7 @@ def read_sizes(choice: ModelChoice, loaded: Any) -> dict[str, Any] | None:
     """The sizes of images for a model that generates, which makes its other inputs itself."""
     from modelexport.pytorch.inputs import read_inputs
 
-    return None if choice.inputs is None else read_inputs(loaded.model, choice.inputs, seed=choice.seed)
+    return None if choice.inputs is None else read_inputs(loaded.model, choice.inputs, seed=choice.loading.seed)
 
 
 def read_arguments(spec: Path | None) -> dict[str, Any] | None:
@@ -150,19 +147,6 @@ def named_files(path: Path) -> dict[str, Path]:
     from modelexport.tagged.package import read_package
 
     return read_package(path).files
-
-
-@contextmanager
-def progress_shown() -> Iterator[Callable[[str], None]]:
-    """Show the running stage if standard error is a terminal."""
-    if not sys.stderr.isatty():
-        yield lambda stage: None
-        return
-    erase, terminal = "\r\x1b[K", raw(sys.stderr)
-    try:
-        yield lambda stage: print(f"{erase}{on_one_line(stage)} ...", end="", file=terminal, flush=True)
-    finally:
-        print(erase, end="", file=terminal, flush=True)
 
 
 def print_json(document: Any) -> None:

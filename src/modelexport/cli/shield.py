@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
+from modelexport.cli.progress import LINE
+from modelexport.cli.terminal import rendered
 from modelexport.core.text import printable
 
 
@@ -103,7 +105,8 @@ class _Printable(io.TextIOBase):
         """The stream for output that is meant to control a terminal."""
 
     def write(self, text: str) -> int:
-        shown = printable(text)
+        LINE.erase()
+        shown = rendered(text, printable)
         encoding = self._stream.encoding or "utf-8"
         self._stream.write(shown.encode(encoding, "backslashreplace").decode(encoding))
         return len(text)

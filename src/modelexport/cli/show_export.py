@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from modelexport.cli.show_verification import format_verification
+from modelexport.cli.terminal import styled
 from modelexport.core.calls import CallTree, ModuleCall, TensorSpec, TracedCall
 from modelexport.core.modules import ModuleTree
 from modelexport.core.tags import Tags
 from modelexport.core.text import align, indent, plural
-from modelexport.tagged.tree import format_tree
+from modelexport.tagged.tree import format_coverage
 
 if TYPE_CHECKING:
     from modelexport.core.hierarchies import Comparison
     from modelexport.exporting.checks import FileCheck
     from modelexport.exporting.fusion import Fusion
+    from modelexport.exporting.options import Options
     from modelexport.exporting.result import ExportResult
     from modelexport.surgery.extraction import Extracted
     from modelexport.tagged.file import NodeRow
@@ -199,20 +202,32 @@ def print_extracted(extracted: Sequence[Extracted]) -> None:
 
 
 def format_export(result: ExportResult) -> str:
-    """The result of an export: tree, coverage, files, verification, time by stage."""
-    lines = [format_tree(result.tree, result.coverage)]
+    """The result of an export: what was written, what was proven, and what to do next."""
+    calls = sum(row.nodes > 0 for row in result.tree)
+    lines = [styled(f"wrote {result.path}: {plural(result.tree[0].nodes, 'node')} of {plural(calls, 'call')}", "bold")]
+    lines += [f"  {format_coverage(result.coverage)}"]
+    beside = [file.name for file in result.files if file != result.path]
+    lines += [f"  beside it: {', '.join(beside)}"] if beside else []
+    lines += [f"  {line}" for line in format_weights(result.weights)]
     if result.fusion is not None:
         lines += format_fusion(result.fusion)
     if constants := result.hierarchy.settings.constants:
         lines.append(f"kept as in the example: {', '.join(f'{name} = {value}' for name, value in constants.items())}")
     if result.check is not None:
-        lines.append(_format_check(result.check))
+        lines.append(styled(_format_check(result.check), "red" if result.check.status == "failed" else "green"))
     if result.verified is not None:
-        lines.append(format_verification(result.verified))
-    lines.append(f"wrote {', '.join(str(file) for file in result.files)}")
-    lines += format_weights(result.weights)
-    lines.append(", ".join(f"{stage} {spent:.1f} s" for stage, spent in result.seconds.items()))
-    return "\n".join(lines)
+        lines.append(styled(format_verification(result.verified), "green" if result.verified.agrees else "red"))
+    slowest = sorted(result.seconds.items(), key=lambda stage: -stage[1])[:3]
+    most = ", ".join(f"{stage} {spent:.1f} s" for stage, spent in slowest)
+    lines.append(styled(f"{sum(result.seconds.values()):.1f} s: {most}", "dim"))
+    return "\n".join([*lines, "next: " + _next_steps(result)])
+
+
+def _next_steps(result: ExportResult) -> str:
+    steps = [f"modelexport tree {result.path}"]
+    if result.verified is None and result.check is not None and result.check.status == "passed":
+        steps.append("export with --verify to compare every module call")
+    return "; ".join([*steps, f"modelexport report {result.path} -o {result.path.with_suffix('.html')}"])
 
 
 def format_fusion(fusion: Fusion) -> list[str]:
@@ -267,3 +282,25 @@ def format_weights(weights: WeightsSummary) -> list[str]:
 def print_export(result: ExportResult) -> None:
     """Write :func:`format_export` to standard output."""
     print(format_export(result))
+
+
+def print_warnings(result: ExportResult, options: Options) -> None:
+    """Write to standard error what a person has to know about the file."""
+    from modelexport.exporting.report import told_of
+
+    lines = [*result.notes, *(f"{one.kind}: {one.where}; {told_of(one.kind)}" for one in result.unrepeatable)]
+    lines += [
+        f"axis {axis.axis} of {axis.input} is not dynamic, it is {axis.size}: "
+        f"{axis.call or 'the model itself'} fixes it ({axis.reason})"
+        for axis in result.fixed
+    ]
+    if result.attempts:
+        reasons = "; ".join(f"{one.frontend} failed: {one.reason.splitlines()[0]}" for one in result.attempts)
+        lines.append(f"exported with {result.hierarchy.settings.frontend}; {reasons}")
+    if options.tags.tags_as == "attributes":
+        lines.append(
+            "onnx.checker and ONNX Runtime refuse tags as attributes; "
+            f"`modelexport strip {result.path} -o OUT.onnx` makes a file that they accept"
+        )
+    for line in lines:
+        print(f"modelexport: warning: {line}", file=sys.stderr)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from modelexport.cli.terminal import Style, styled, wants_colour
 from modelexport.core.text import align, indent, plural, shortened
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ BAR = 12
 """The length of the longest bar, in characters."""
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 _STEPS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
-_COLOURS = (32, 33, 31)  # green, yellow, red
+_COLOURS: tuple[Style, ...] = ("green", "yellow", "red")
 
 
 def format_table(
@@ -75,9 +75,8 @@ def format_table(
 
 def terminal_options() -> dict[str, bool]:
     """Colour where standard output is a terminal that wants it, and bars that it can show."""
-    colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
     blocks = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
-    return {"colour": colour, "blocks": blocks}
+    return {"colour": wants_colour(), "blocks": blocks}
 
 
 def format_csv(tables: Mapping[str, tuple[Table, Sequence[Row]]]) -> str:
@@ -127,7 +126,7 @@ def _bar(share: float, blocks: bool) -> str:
 
 
 def _coloured(line: str, share: float) -> str:
-    return f"\x1b[{_COLOURS[(share >= 0.1) + (share >= 0.5)]}m{line}\x1b[0m"
+    return styled(line, _COLOURS[(share >= 0.1) + (share >= 0.5)], colour=True)
 
 
 def _cell(column: Column, figure: Any) -> str:
@@ -144,10 +143,8 @@ def _cell(column: Column, figure: Any) -> str:
         return f"{number * scale:,.3g} {unit}" if number else "0"
     if isinstance(number, float) and number != int(number):
         return f"{number:.3g}"
-    for least, letter in _STEPS:
-        if abs(number) >= max(least, 1e4):
-            return f"{number / least:,.3g} {letter}"
-    return f"{int(number):,}"
+    least, letter = next((step for step in _STEPS if abs(number) >= max(step[0], 1e4)), (1, ""))
+    return f"{number / least:,.3g} {letter}" if letter else f"{int(number):,}"
 
 
 def shortened_formula(text: str) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from modelexport.cli.terminal import Style, styled
 from modelexport.core.text import align, indent, plural, shortened
 
 if TYPE_CHECKING:
@@ -56,7 +57,8 @@ def format_verify(report: VerifyReport) -> str:
     ]
     if len(rows) > 1:
         lines += ["", align(rows, right={3, 4}), ""]
-    return "\n".join([*lines, _summary(report)])
+    colour: Style = "green" if report.agrees else "red" if report.verdict == "differ" else "yellow"
+    return "\n".join([*lines, styled(_summary(report), colour)])
 
 
 def _summary(report: VerifyReport) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence, Sized
 from pathlib import Path
+from typing import Any
 
 _HIDDEN = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb\ud800-\udfff]"
@@ -100,6 +101,26 @@ def first_few(names: Iterable[object], most: int = 5) -> str:
     """``a, b and 7 more``."""
     texts = [str(name) for name in names]
     return ", ".join(texts[:most]) + (f" and {len(texts) - most} more" if len(texts) > most else "")
+
+
+def short_repr(result: Any) -> str:
+    """A result on one line, of collections only their length: ``Split(path='stages', by='bytes', stages: 3)``."""
+    import dataclasses  # which is slow to import
+
+    names = getattr(result, "__struct_fields__", None) or [field.name for field in dataclasses.fields(result)]
+    shown = []
+    for name in names:
+        value = getattr(result, name)
+        if isinstance(value, str | int | float | Path):
+            text = str(value) if isinstance(value, Path) else value
+            shown.append(f"{name}={text[:_LONGEST_TEXT]!r}" if isinstance(text, str) else f"{name}={text}")
+        elif isinstance(value, Sized) and len(value):
+            shown.append(f"{name}: {len(value):,}")
+    return f"{type(result).__name__}({', '.join(shown)})"
+
+
+_LONGEST_TEXT = 80
+"""Characters of a text that a short ``repr`` shows."""
 
 
 def error_line(error: BaseException | None, limit: int = 240) -> str:

@@ -62,7 +62,7 @@ def _check_written(
         return FileCheck(status="skipped", reason="the weights of the model are not in memory")
     with runnable(path, options.tags.tags_as) as file, _with_weights(model, lent, hierarchy):
         # onnx.checker does not know ONNX Runtime's operators in the standard domain.
-        if not weights.linked and not options.fusing.fuse and (fault := _invalid(file)):
+        if not weights.linked and not options.graph.fuse and (fault := _invalid(file)):
             return FileCheck(status="failed", step="onnx.checker", reason=fault)
         return _check_outputs(model, inputs, file)
 

@@ -1,21 +1,25 @@
-"""The options of an export, in groups: constants, tags, weights, fusions and checks."""
+"""The options of an export, in groups, declared once: keywords in Python, options on the command line."""
 
-from __future__ import annotations
-
+# Annotations are evaluated: the command line reads types from them, and must not import what only Python's need.
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypedDict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
-from modelexport.capture.choice import Attempt
-from modelexport.capture.exported import Exported
+from modelexport.capture import FrontEnd, check_opset
+from modelexport.core.declared import option
 from modelexport.core.tags import Granularity
 from modelexport.errors import UsageError
-from modelexport.exporting import FuseFor
-from modelexport.format import documents
+from modelexport.exporting import FuseFor, PartsMode
 from modelexport.tagged.encodings import Encoding
 from modelexport.weights import WeightsMode
-from modelexport.weights.sources import Weights
+
+if TYPE_CHECKING:
+    from modelexport.capture.choice import Attempt
+    from modelexport.capture.exported import Exported
+    from modelexport.format import documents
+    from modelexport.weights.sources import Weights
 
 LARGE = 10**9
 """Bytes of weights above which a model that was built without them does not run at its export."""
@@ -25,84 +29,97 @@ NodeNames = Literal["exporter", "path"]
 
 @dataclass(frozen=True, kw_only=True)
 class CaptureOptions:
-    """How a model is captured."""
+    """How the model is captured."""
 
-    constants: Collection[str] = ()
-    """Arguments of ``forward`` whose values the file keeps; ``auto`` among them: those that it cannot be captured
-    without. What is not a tensor is always kept."""
-    reuse: bool = True
-    """Do the work for layers and nodes whose captured graphs are equal once. The file is the same without, and takes
-    longer."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TagOptions:
-    """How a file is tagged."""
-
-    granularity: Granularity = "auto"
-    """The modules that get a segment in the tags (see :class:`~modelexport.core.tags.Tags`)."""
-    include: Collection[str] = ()
-    """Names of classes that get a segment as well."""
-    exclude: Collection[str] = ()
-    """Names of classes that do not get a segment."""
-    tags_as: Encoding = "metadata"
-    """``metadata`` of nodes, ``attributes`` of nodes (which ONNX Runtime refuses until :func:`modelexport.strip`
-    converts them to metadata), or ``functions``, one for each distinct module."""
-    keep_torch_metadata: bool = False
-    """Keep the exporter's own ``pkg.torch.*`` keys, which contain paths of this machine."""
-    node_names: NodeNames = "exporter"
-    """``path`` names nodes after their modules: ``/encoder/layer.0/attention/self/MatMul_1``."""
+    frontend: FrontEnd = option(
+        "auto", "The front end that captures MODEL; auto: the first whose file passes its check, dynamo if it does."
+    )
+    dynamic: bool = option(False, "Make every axis dynamic that the model does not fix.")
+    opset: int | None = option(None, "The opset of the file; by default the exporter's.", metavar="N")
+    constants: Collection[str] = option(
+        (),
+        "An argument whose value the file keeps instead of taking it; auto: those without which it fails.",
+        flag="--constant",
+        metavar="NAME",
+    )
+    reuse: bool = option(True, "Export equal layers one by one: the same file, more slowly.")
+    interface: "Callable[[Exported], Exported] | None" = None
+    """Names the inputs, outputs and dynamic axes of the captured graph; ``None``: as the front end does."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class WeightOptions:
-    """Where the weights of a file go."""
+class GraphOptions:
+    """How the graph is optimized."""
 
-    weights: WeightsMode = "auto"
-    """``link`` leaves them in the files of ``source``, ``copy`` writes them to ``NAME.onnx.data``, ``none`` describes
-    them and leaves them out. ``auto`` links if there is a ``source``; otherwise it copies above 1 GB and embeds
-    below."""
-    source: Weights | None = None
-    """The places of the weights of a model that was built without them
-    (:func:`modelexport.pytorch.loading.load_model` with ``weights="files"``)."""
-
-    @property
-    def lent(self) -> Weights | None:
-        """The weights that the model's modules have to be given while they run; ``None`` if it has its own."""
-        return None if self.source is None or self.source.in_memory else self.source
-
-    @property
-    def to_check(self) -> Weights | None:
-        """The same, for a check of an export, which does not read very large files: ``None`` for these."""
-        return self.lent if self.lent is not None and self.lent.nbytes <= LARGE else None
-
-
-@dataclass(frozen=True, kw_only=True)
-class FuseOptions:
-    """How nodes are fused for a runtime."""
-
-    fuse: FuseFor | None = None
-    """``ort-cpu`` or ``ort-cuda``: operators of ONNX Runtime, such as GroupQueryAttention. The file runs in no other
-    runtime."""
+    optimized: bool = option(True, "Do not fold constants, rewrite and merge equal nodes.", flag="--no-optimize")
+    fuse: FuseFor | None = option(
+        None, "Fuse nodes into operators of ONNX Runtime, for its CPU or CUDA provider; no other runtime has them."
+    )
     row: str | None = None
     """The symbol of the batch, if the graph may refuse several new tokens after a cache for more than one row."""
 
 
 @dataclass(frozen=True, kw_only=True)
+class LevelOptions:
+    """Which modules get a segment in tags."""
+
+    granularity: Granularity = option("auto", "model: those of classes outside of torch.nn; auto: as fits the model.")
+    include: Collection[str] = option((), "A class that gets a segment in tags as well.", metavar="CLASS")
+    exclude: Collection[str] = option((), "A class that does not get a segment in tags.", metavar="CLASS")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TagOptions(LevelOptions):
+    """How the file is tagged and described."""
+
+    tags_as: Encoding = option(
+        "metadata",
+        "Metadata of nodes, attributes (which ONNX Runtime refuses until `strip`), or a function for each module.",
+    )
+    keep_torch_metadata: bool = option(False, "Keep pkg.torch.* keys, which contain paths of this machine.")
+    node_names: NodeNames = option(
+        "exporter", "path: name nodes after their modules: /encoder/layer.0/attention/self/MatMul_1."
+    )
+    dag_dir: str | Path | None = option(
+        None, "Also write each module call's DAG to a file in DIR.", metavar="DIR", type=Path | None, folder=True
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightOptions:
+    """Where the weights go."""
+
+    weights: WeightsMode = option(
+        "auto",
+        "link: leave them in MODEL's safetensors files; copy: write FILE.onnx.data; none: leave them out; "
+        "auto: embed up to 1 GB, above link if MODEL has safetensors files, otherwise copy.",
+    )
+    source: "Weights | None" = None
+    """The places of the weights of a model that was built without them
+    (:func:`modelexport.pytorch.loading.load_model` with ``weights="files"``)."""
+
+    @property
+    def lent(self) -> "Weights | None":
+        """The weights that the model's modules have to be given while they run; ``None`` if it has its own."""
+        return None if self.source is None or self.source.in_memory else self.source
+
+    @property
+    def to_check(self) -> "Weights | None":
+        """The same, for a check of an export, which does not read very large files: ``None`` for these."""
+        return self.lent if self.lent is not None and self.lent.nbytes <= LARGE else None
+
+
+@dataclass(frozen=True, kw_only=True)
 class CheckOptions:
-    """How a file is checked."""
+    """How the file is checked."""
 
-    check: bool = True
-    """Write the file only if it is valid, ONNX Runtime loads it, and it computes the model's outputs for the example
-    inputs."""
-    keep_anyway: bool = False
-    """Write a file that fails this check nevertheless; the result says what is wrong with it."""
-    verify: bool = False
-    """Run both models on the example inputs and compare every output, every call and every parameter."""
-    reference: bool | Sequence[str] = False
-    """Store the inputs and the boundary values of every call, or of these calls (addresses or tags) and those inside
-    them, in ``NAME.reference.safetensors``: with them the file can be verified without PyTorch."""
-
+    check: bool = option(True, "Do not run the file to check its outputs against MODEL's.")
+    keep_anyway: bool = option(False, "Write the file even if that check fails; the exit status is 1.")
+    verify: bool = option(False, "Compare every module call with PyTorch as well.")
+    reference: bool | Sequence[str] = option(
+        False, "Store the inputs and every call's values of the PyTorch run beside FILE.", type=bool
+    )
+    """In Python also the addresses or tags of calls: only the values of these and of the calls inside them."""
     sizes: bool = False
     """Fail if the file fixes the size of any dynamic axis. Otherwise only a named axis has to be dynamic, and others
     become fixed."""
@@ -115,27 +132,49 @@ class CheckOptions:
         return self.check or self.verify or bool(self.reference)
 
 
+@dataclass(frozen=True, kw_only=True)
+class PackageOptions:
+    """The parts of a FOLDER/."""
+
+    parts: PartsMode | None = option(
+        None, "One graph, those of generation, or those of a pipeline; auto, the default: as fits MODEL."
+    )
+    static_cache: int | None = option(
+        None, "A decoder whose cache has N positions, which cache_position names.", metavar="N", least=1
+    )
+    separate_prefill: bool = option(False, "Another graph for prompts, without a cache.")
+
+
 class Keywords(TypedDict, total=False):
     """The options as keywords of :func:`modelexport.export`."""
 
+    frontend: FrontEnd
+    dynamic: bool
+    opset: int | None
     constants: Collection[str]
     reuse: bool
+    interface: "Callable[[Exported], Exported] | None"
+    optimized: bool
+    fuse: FuseFor | None
+    row: str | None
     granularity: Granularity
     include: Collection[str]
     exclude: Collection[str]
     tags_as: Encoding
     keep_torch_metadata: bool
     node_names: NodeNames
+    dag_dir: str | Path | None
     weights: WeightsMode
-    source: Weights | None
+    source: "Weights | None"
     check: bool
     keep_anyway: bool
     verify: bool
     reference: bool | Sequence[str]
     sizes: bool
     checked: Mapping[str, Any] | Sequence[Any] | None
-    fuse: FuseFor | None
-    row: str | None
+    parts: PartsMode | None
+    static_cache: int | None
+    separate_prefill: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,12 +182,13 @@ class Options:
     """The groups together."""
 
     capture: CaptureOptions = CaptureOptions()
+    graph: GraphOptions = GraphOptions()
     tags: TagOptions = TagOptions()
     weights: WeightOptions = WeightOptions()
     checks: CheckOptions = CheckOptions()
-    fusing: FuseOptions = FuseOptions()
+    package: PackageOptions = PackageOptions()
 
-    def replaced_by(self, keywords: Keywords) -> Options:
+    def replaced_by(self, keywords: Keywords) -> "Options":
         """The options, with those that a keyword gives replaced.
 
         Raises:
@@ -164,34 +204,53 @@ class Options:
             raise TypeError(f"export() got an unexpected keyword argument '{next(iter(left))}'")
         return Options(**groups)
 
-    def for_capture(self, dynamic: bool, opset: int | None) -> dict[str, Any]:
+    def for_capture(self) -> dict[str, Any]:
         """The options as keywords of :func:`modelexport.capture.choice.capture`."""
-        traces = self.tags.keep_torch_metadata
-        return {"dynamic": dynamic, "opset": opset, "stack_traces": traces, **vars(self.capture)}
+        capture = self.capture
+        return {
+            "dynamic": capture.dynamic,
+            "opset": capture.opset,
+            "stack_traces": self.tags.keep_torch_metadata,
+            "constants": capture.constants,
+            "reuse": capture.reuse,
+        }
 
-    def check_together(self, *, optimized: bool) -> None:
+    def check_together(self, *, package: bool = False) -> None:
         """Refuse options that do not go together.
+
+        Args:
+            package: They are for a package, not for one file.
 
         Raises:
             UsageError: They do not.
         """
-        if self.fusing.fuse is not None and not optimized:
+        check_opset(self.capture.opset)
+        fused = self.graph.fuse is not None
+        if fused and not self.graph.optimized:
             raise UsageError("an optimised graph is fused: leave out --no-optimize, or --fuse")
-        if self.fusing.fuse is not None and self.tags.tags_as == "functions":
+        if fused and self.tags.tags_as == "functions":
             raise UsageError("fused nodes are of several modules, and functions of one: leave out --tags-as, or --fuse")
+        if not package and self.package != PackageOptions():
+            raise UsageError("--parts, --static-cache and --separate-prefill go with a FOLDER/, not with a FILE.onnx")
+        if package and self.tags.dag_dir is not None:
+            raise UsageError("--dag-dir goes with a FILE.onnx: each part of a package has a document of its own")
+        if package and self.tags.tags_as != "metadata":
+            raise UsageError("the parts of a package carry their tags as metadata: leave out --tags-as")
+        if package and self.weights.weights == "none":
+            raise UsageError("a package always has its weights: give --weights link or copy")
 
-    def settings(
-        self, exported: Exported, attempts: Sequence[Attempt], *, dynamic: bool, optimized: bool
-    ) -> documents.Settings:
+    def settings(self, exported: "Exported", attempts: "Sequence[Attempt]") -> "documents.Settings":
         """The settings that the sidecar records for an export with these options."""
+        from modelexport.format import documents
+
         return documents.Settings(
             frontend=exported.frontend,
             dynamo_failure=next((one.reason for one in attempts if one.frontend == "dynamo"), ""),
             granularity=self.tags.granularity,
             include=sorted(self.tags.include),
             exclude=sorted(self.tags.exclude),
-            dynamic=dynamic,
-            optimize=optimized,
-            fuse=self.fusing.fuse or "",
+            dynamic=self.capture.dynamic,
+            optimize=self.graph.optimized,
+            fuse=self.graph.fuse or "",
             constants=dict(exported.constants),
         )

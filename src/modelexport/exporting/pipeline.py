@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from modelexport.capture import FrontEnd, check_opset
+from modelexport.capture import FrontEnd
 from modelexport.capture.choice import Attempt, capture, first_that_passes
 from modelexport.capture.exported import Exported
 from modelexport.core.garbage import only_new_garbage
@@ -40,13 +40,7 @@ def export(
     path: str | Path,
     *,
     name: str | None = None,
-    frontend: FrontEnd = "auto",
-    dynamic: bool = False,
-    opset: int | None = None,
-    optimized: bool = True,
-    interface: Callable[[Exported], Exported] = AS_CAPTURED,
     options: Options | None = None,
-    dag_dir: str | Path | None = None,
     stages: Stages | None = None,
     **keywords: Unpack[Keywords],
 ) -> ExportResult:
@@ -58,14 +52,8 @@ def export(
         inputs: Example inputs: keyword arguments of ``forward``, or positional ones.
         path: ``DIR/NAME.onnx``; the documents are written beside it.
         name: The model's name in the documents; by default its class.
-        frontend: ``dynamo``, ``torchscript``, or ``auto``: the first whose file passes its check.
-        dynamic: Make every axis of every input dynamic, except those that the model fixes, in whatever way; the result
-            lists those that the capture left dynamic, and the file turned out to fix.
-        opset: The opset of the standard domain; by default the exporter's.
-        optimized: Fold constants, rewrite and merge equal nodes.
-        interface: Names the inputs, outputs and dynamic axes of the captured graph.
-        options: How the file is tagged, where its weights go, how it is checked; each option is a keyword as well.
-        dag_dir: A folder for the entries of ``NAME.dag.json`` as separate files; created if necessary.
+        options: How the model is captured, the graph is optimized, the file is tagged and checked, and where its
+            weights go; each option is a keyword as well.
         stages: Times the stages of the export and reports the running one.
 
     Raises:
@@ -75,16 +63,15 @@ def export(
         OutputError: The files cannot be written. Existing files are unchanged.
     """
     path, stages, options = Path(path), stages or Stages(), (options or Options()).replaced_by(keywords)
-    check_opset(opset)
-    options.check_together(optimized=optimized)
+    options.check_together()
     check_writable(path)
-    if (folder := Path(dag_dir) if dag_dir is not None else None) is not None:
-        check_dag_directory(folder)
+    if options.tags.dag_dir is not None:
+        check_dag_directory(Path(options.tags.dag_dir))
     with stages("repeat"):
         prepared = prepare_inputs(model, inputs, options.capture.constants)
         unrepeatable = [] if options.weights.lent is not None else find_unrepeatable(model, prepared.inputs)
-    job = _Job(model, prepared, path, name, dynamic, opset, optimized, interface, options, folder, stages, unrepeatable)
-    return first_that_passes(frontend, job.export_by, keep_anyway=options.checks.keep_anyway)
+    job = _Job(model, prepared, path, name, options, stages, unrepeatable)
+    return first_that_passes(options.capture.frontend, job.export_by, keep_anyway=options.checks.keep_anyway)
 
 
 @dataclass(frozen=True)
@@ -95,12 +82,7 @@ class _Job:
     prepared: Prepared
     path: Path
     name: str | None
-    dynamic: bool
-    opset: int | None
-    optimized: bool
-    interface: Callable[[Exported], Exported]
     options: Options
-    dag_dir: Path | None
     stages: Stages
     unrepeatable: Sequence[Unrepeatable]
 
@@ -118,18 +100,22 @@ class _Job:
         self, frontend: FrontEnd, attempts: Sequence[Attempt], keep_anyway: bool, fixed: Sequence[FixedAxis]
     ) -> ExportResult:
         model, inputs, options, stages = self.model, self.prepared.inputs, self.options, self.stages
+        folder = Path(options.tags.dag_dir) if options.tags.dag_dir is not None else None
         with stages("capture"):
             tree = module_tree(model)
-            exported = self.interface(capture(model, inputs, frontend, **options.for_capture(self.dynamic, self.opset)))
+            exported = self._interface(capture(model, inputs, frontend, **options.for_capture()))
             exported = with_fixed_axes(exported, {(one.input, one.axis): one.size for one in fixed})
         with stages("optimize"):
             before = steps.remember(model, exported, options.weights.source)
-            messages = [*exported.messages, *(steps.optimize_exported(exported, before) if self.optimized else ())]
-            fused = steps.fuse(exported, before, tree, options.fusing)
+            messages = [
+                *exported.messages,
+                *(steps.optimize_exported(exported, before) if options.graph.optimized else ()),
+            ]
+            fused = steps.fuse(exported, before, tree, options.graph)
         with stages("tag"):
             tagged = steps.tag(exported, before, tree, options.tags, fused)
         with stages("documents"):
-            settings = options.settings(exported, attempts, dynamic=self.dynamic, optimized=self.optimized)
+            settings = options.settings(exported, attempts)
             described = steps.describe(model, exported, before, tagged, name=self.name, settings=settings)
             hierarchy = described.hierarchy
         with stages("encoding"):
@@ -157,7 +143,7 @@ class _Job:
                 tree=tree_rows(owned_operators(exported.model), exported.calls, tagged.tags.tag),
                 seconds=stages.seconds,
                 verified=verified,
-                files=steps.list_files(staged, self.path, self.dag_dir),
+                files=steps.list_files(staged, self.path, folder),
                 check=check,
                 attempts=attempts,
                 functions=functions,
@@ -169,11 +155,16 @@ class _Job:
                 fixed=fixed,
             )
             write_report(report_path(staged), result)
-            if self.dag_dir is not None:
-                write_dag_files(replacement, self.dag_dir, described.dags)
+            if folder is not None:
+                write_dag_files(replacement, folder, described.dags)
         return result
+
+    @property
+    def _interface(self) -> Callable[[Exported], Exported]:
+        return self.options.capture.interface or AS_CAPTURED
 
     @property
     def _asked(self) -> frozenset[str] | None:
         """The axes that have to be dynamic; ``None`` if the axes are those of a part of a package, which knows them."""
-        return self.interface.asked if self.dynamic and isinstance(self.interface, Interface) else None
+        interface = self._interface
+        return interface.asked if self.options.capture.dynamic and isinstance(interface, Interface) else None

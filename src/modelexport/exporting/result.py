@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from modelexport.capture.choice import Attempt
+from modelexport.core.text import plural
 from modelexport.exporting.checks import FileCheck
 from modelexport.exporting.fixed_axes import FixedAxis
 from modelexport.exporting.fusion import Fusion
@@ -63,6 +64,17 @@ class ExportResult:
 
     fixed: Sequence[FixedAxis] = ()
     """Axes that were to be dynamic and have the size of the example inputs, since the file is wrong with any other."""
+
+    def __repr__(self) -> str:
+        counts = self.coverage
+        facts = [
+            plural(len(self.tree), "call"),
+            f"{counts.exact + counts.derived + counts.inferred:,} nodes ({counts.exact:,} exact)",
+            *([f"check {self.check.status}"] if self.check is not None else []),
+            *([f"verified: {self.verified.verdict}"] if self.verified is not None else []),
+            plural(len(self.files), "file"),
+        ]
+        return f"<ExportResult {self.path}: {', '.join(facts)}>"
 
     @property
     def coverage(self) -> documents.Coverage:

@@ -19,7 +19,7 @@ from modelexport.core.text import root_cause
 from modelexport.errors import CaptureError
 from modelexport.exporting.fusion import Fusion, describe_fusion, fuse_graph
 from modelexport.exporting.optimizer import finish, optimize_graph
-from modelexport.exporting.options import FuseOptions, TagOptions, WeightOptions
+from modelexport.exporting.options import GraphOptions, TagOptions, WeightOptions
 from modelexport.exporting.report import report_path
 from modelexport.format import documents
 from modelexport.graph.coverage import check_coverage
@@ -120,7 +120,7 @@ def optimize_exported(exported: Exported, before: Unoptimized) -> list[str]:
     return messages
 
 
-def fuse(exported: Exported, before: Unoptimized, tree: ModuleTree, wanted: FuseOptions) -> Fused | None:
+def fuse(exported: Exported, before: Unoptimized, tree: ModuleTree, wanted: GraphOptions) -> Fused | None:
     """Fuse an optimized graph in place, and assign every node its owner."""
     if wanted.fuse is None:
         return None

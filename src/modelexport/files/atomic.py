@@ -314,12 +314,13 @@ def check_space(path: Path, size: int) -> None:
         raise OutputError(f"{told} the limit for a file is {limit:,} (ulimit -f): raise it")
 
 
-def check_writable(path: Path, reads: Iterable[Path] = ()) -> None:
+def check_writable(path: Path, reads: Iterable[Path] = (), *, alone: bool = False) -> None:
     """Fail before the work when ``path`` cannot be written or writing it would destroy an input.
 
     Args:
         path: The file to write. Documents and a data file may be written beside it.
         reads: The files that the command reads, including the weights files of an ONNX file.
+        alone: Nothing is written beside it: it is a page or a table, which may have the name of a model.
 
     Raises:
         OutputError: The folder does not exist or cannot be written to; ``path`` is not a regular file, has the name of
@@ -340,10 +341,19 @@ def check_writable(path: Path, reads: Iterable[Path] = ()) -> None:
     belongs = next((end for end in (f".onnx{DATA_SUFFIX}", *DOCUMENT_SUFFIXES) if path.name.endswith(end)), None)
     if belongs is not None:
         raise OutputError(f"{path} has a name reserved for files beside a model (*{belongs}): give another name")
-    for other in _beside(path):
-        if (kind := what_it_is(other)) is not None:
-            raise OutputError(f"{other} is not a regular file but {kind}, and would have to be replaced: remove it")
-    there = [file for file in (path, *_beside(path)) if file.exists()]
+    for file in () if alone else _beside(path):
+        if (kind := what_it_is(file)) is not None:
+            raise OutputError(f"{file} is not a regular file but {kind}, and would have to be replaced: remove it")
+    check_apart(path, reads, alone=alone)
+
+
+def check_apart(path: Path, reads: Iterable[Path], *, alone: bool = False) -> None:
+    """Fail if writing ``path`` and the files beside it would destroy an input.
+
+    Raises:
+        OutputError: An input would be destroyed.
+    """
+    there = [file for file in (path, *(() if alone else _beside(path))) if file.exists()]
     for read in dict.fromkeys((*reads, *being_read())) if there else ():
         for part, what in parts_of(read):
             file = next((file for file in there if file.samefile(part)), None)

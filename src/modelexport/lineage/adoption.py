@@ -15,6 +15,7 @@ import onnx_ir as ir
 from modelexport.core.calls import ModuleCall
 from modelexport.core.decoding import decode_json
 from modelexport.core.tags import Tags
+from modelexport.core.text import short_repr
 from modelexport.core.version import __version__
 from modelexport.errors import FileFormatError, UsageError
 from modelexport.files.atomic import check_writable, written_together
@@ -42,6 +43,8 @@ _SPECIFICATION = "pkg.torch.export.graph_signature.InputSpec."
 @dataclass(frozen=True, kw_only=True)
 class Adopted:
     """The result of ``adopt``."""
+
+    __repr__ = short_repr
 
     path: Path
     files: Sequence[str]

@@ -12,6 +12,7 @@ import onnx_ir.passes.common as passes
 
 from modelexport.core.calls import ModuleCall
 from modelexport.core.garbage import NEVER, only_new_garbage
+from modelexport.core.text import short_repr
 from modelexport.errors import FileFormatError, UntaggedNodeError, UsageError
 from modelexport.files.atomic import check_writable, written_together
 from modelexport.files.linked import check_files
@@ -62,6 +63,8 @@ class UnclearInitializer(msgspec.Struct, frozen=True):
 
 class RetagReport(msgspec.Struct, frozen=True, kw_only=True):
     """What ``retag`` wrote, and what it could not determine."""
+
+    __repr__ = short_repr
 
     path: str
     files: list[str]

@@ -11,6 +11,7 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
+from modelexport.core.extras import missing_extra
 from modelexport.core.messages import collected
 from modelexport.core.text import nearest
 from modelexport.errors import ModelExportError, UsageError
@@ -84,6 +85,8 @@ def optimize_file(path: str | Path, tool: str, output: str | Path) -> RetagRepor
             if error.errno in NO_ROOM:
                 raise
             raise _refusal(tool, path, error) from error
+        except ImportError as error:
+            raise UsageError(missing_extra(error) or str(_refusal(tool, path, error))) from error
         except Exception as error:  # whatever another package raises
             raise _refusal(tool, path, error) from error
         return retag(target, source=path, output=output)

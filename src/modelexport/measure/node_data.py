@@ -58,7 +58,7 @@ def write_node_data(table: Table, path: Path, *, column: str) -> None:
         OutputError: The file cannot be written. What was there before is still there.
         UsageError: There is no such column, its figures are formulas, or no node of the file has one.
     """
-    check_writable(path)
+    check_writable(path, alone=True)
     document = node_data_document(table, column)
     with written_together(path.parent) as staging:
         (staging / path.name).write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=1))

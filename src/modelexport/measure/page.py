@@ -44,7 +44,7 @@ def write_page(path: Path, *pages: Page) -> None:
     Raises:
         OutputError: The file cannot be written. An existing file of that name is unchanged.
     """
-    check_writable(path)
+    check_writable(path, alone=True)
     with written_together(path.parent) as staging:
         (staging / path.name).write_text(format_page(*pages), encoding="utf-8")
 

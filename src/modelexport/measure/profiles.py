@@ -11,7 +11,7 @@ import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +34,8 @@ from modelexport.measure.table import NodeFigures, Table
 from modelexport.runtime.sessions import CPU
 from modelexport.tagged.file import TaggedFile
 
-INTERRUPTED = "(interruptions)"
-"""What nodes take in a run beyond the median of each: on a busy machine another node is interrupted in each run."""
 SESSION = "(session)"
 """What a run takes beside its nodes."""
-PROFILING = "(profiling)"
-"""What to take off where nodes are slower while they are profiled, so that all adds up to a run without it."""
-
 
 _LISTED = 5
 """Inputs that a note lists."""
@@ -62,9 +57,9 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     profiled_seconds: float
     """The time of a run with profiling, as measured by ONNX Runtime."""
     kernel_seconds: float
-    """The medians of all nodes together, without the profiler."""
-    interrupted_seconds: float
-    """What nodes take in a run beyond the median of each."""
+    """The medians of all nodes together, without the profiler, as the table has them."""
+    scale: float
+    """What the measured medians were multiplied by: less than 1 if they add up to more than a run takes."""
     profiler_seconds: float
     """What the profiler adds to each node, which is taken off: nearly what the fastest takes."""
     attributed: float
@@ -81,6 +76,10 @@ class ModuleProfile:
     """The inputs."""
     against: RunFacts | None = None
     """The run of the other file, if two were run."""
+
+    def __repr__(self) -> str:
+        took = f"{self.facts.wall_seconds * 1e3:,.3g} ms a run on {self.facts.provider}"
+        return f"<ModuleProfile {self.facts.file}: {took}, {self.table!r}>"
 
     def _repr_html_(self) -> str:
         return embedded_page(Page(self.table, columns.SECONDS.name))
@@ -132,8 +131,9 @@ def profile(
             wall = time_runs(path, feeds, **how)
             measured, optimized = profile_runs(path, feeds, folder, **how)
             kernels = _joined(tagged, load_onnx(optimized), measured)
+    whole = round(statistics.median(wall))
+    kernels, scale = _within(kernels, whole)
     taken = _total(kernels)
-    together = round(statistics.median(map(sum, zip(*measured.kernels.values(), strict=True))))
     facts = RunFacts(
         file=str(tagged.path),
         provider=provider,
@@ -142,14 +142,14 @@ def profile(
         warmup=warmup,
         inputs={name: f"{array.dtype}{list(array.shape)}" for name, array in feeds.items()},
         inputs_from=inputs_from or source,
-        wall_seconds=round(statistics.median(wall)) / 1e9,
+        wall_seconds=whole / 1e9,
         profiled_seconds=statistics.median(measured.whole) / 1e9,
         kernel_seconds=taken / 1e9,
-        interrupted_seconds=(together - taken) / 1e9,
+        scale=scale,
         profiler_seconds=measured.profiler / 1e9,
         attributed=_total(node for node in kernels if node.calls) / taken if taken else 1.0,
     )
-    kernels += _beside_nodes(taken, together, round(statistics.median(wall)))
+    kernels.append(NodeFigures(SESSION, "", (), {columns.SECONDS.name: whole - taken}))
     return ModuleProfile(_table(tagged, kernels, facts, memory=bool(measured.memory)), facts, feeds)
 
 
@@ -158,17 +158,26 @@ def _total(nodes: Iterable[NodeFigures]) -> int:
     return sum(node.figures[columns.SECONDS.name] for node in nodes)
 
 
-def _beside_nodes(taken: int, together: int, whole: int) -> list[NodeFigures]:
-    """What is not the time of nodes, so that all adds up to the time of a run without profiling, to the nanosecond.
+def _within(nodes: list[NodeFigures], whole: int) -> tuple[list[NodeFigures], float]:
+    """Nodes that together take at most what a run without profiling does, and what their figures were multiplied by.
 
-    Args:
-        taken: The medians of all nodes.
-        together: The median of what all nodes take in one run.
-        whole: A run without profiling.
+    A profiled node is slower, by more than what is the same for every node, and on a busy machine the runs without
+    profiling may have had more of the processor.
     """
-    rest = SESSION if whole >= together else PROFILING
-    seconds = {INTERRUPTED: together - taken, rest: whole - together}
-    return [NodeFigures(name, "", (), {columns.SECONDS.name: figure}) for name, figure in seconds.items()]
+    taken = _total(nodes)
+    if taken <= whole:
+        return nodes, 1.0
+    timed = (columns.SECONDS.name, columns.NODE_SECONDS.name)
+    return [
+        replace(
+            node,
+            figures={
+                name: figure * whole // taken if name in timed else figure for name, figure in node.figures.items()
+            },
+            runs=tuple(run * whole // taken for run in node.runs),
+        )
+        for node in nodes
+    ], whole / taken
 
 
 def _table(tagged: TaggedFile, nodes: Sequence[NodeFigures], facts: RunFacts, *, memory: bool) -> Table:
@@ -251,10 +260,11 @@ def _notes(facts: RunFacts) -> list[str]:
     given = [f"{name} {kind}" for name, kind in facts.inputs.items()]
     more = [f"and {len(given) - _LISTED} more"] if len(given) > _LISTED else []
     sizes = ", ".join(given[:_LISTED] + more)
+    scaled = f", and the rest multiplied by {facts.scale:.2f} to fit into a run" if facts.scale < 1 else ""
     return [
         f"a run takes {facts.wall_seconds * 1e3:,.3g} ms, its nodes {facts.kernel_seconds * 1e3:,.3g} ms; with "
         f"profiling {facts.profiled_seconds * 1e3:,.3g} ms, of which {facts.profiler_seconds * 1e6:,.3g} us a node are "
-        "taken off; "
+        f"taken off{scaled}; "
         f"{facts.attributed:.1%} of the time of nodes belongs to modules",
         f"{facts.runs} runs after {facts.warmup} warm-up runs, {facts.provider}, optimization level {facts.level}; "
         f"inputs: {facts.inputs_from} ({sizes})",

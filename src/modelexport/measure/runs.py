@@ -14,6 +14,7 @@ import msgspec
 import onnxruntime
 
 from modelexport.core.decoding import decode_json
+from modelexport.core.text import nearest
 from modelexport.errors import UsageError
 from modelexport.runtime.sessions import CPU, run_session
 
@@ -78,7 +79,9 @@ def session_options(level: Level, provider: str) -> onnxruntime.SessionOptions:
     """
     available = onnxruntime.get_available_providers()
     if provider not in available:
-        raise UsageError(f"this ONNX Runtime does not have {provider}: it has {', '.join(available)}")
+        raise UsageError(
+            f"this ONNX Runtime does not have {provider}{nearest(provider, available)}; it has {', '.join(available)}"
+        )
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = _LEVELS[level]
     options.log_severity_level = 4

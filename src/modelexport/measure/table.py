@@ -15,7 +15,7 @@ from typing import Any, Literal
 from modelexport.core.calls import CallTree, ModuleCall
 from modelexport.core.selectors import Selection
 from modelexport.core.tags import class_in_tag
-from modelexport.core.text import nearest
+from modelexport.core.text import nearest, plural, shortened
 from modelexport.errors import UsageError
 from modelexport.measure.columns import Column, Figure, Kind
 
@@ -67,6 +67,10 @@ class Table:
     name: str = "model"
     notes: tuple[str, ...] = ()
     """What the figures do not include, and other notes for the reader."""
+
+    def __repr__(self) -> str:
+        figures = (f"{name} {shortened(str(figure), 40)}" for name, figure in self.numbers(self.whole).items())
+        return f"<Table {self.name}: {plural(len(self.calls), 'call')}; {', '.join(figures)}>"
 
     @property
     def shown(self) -> tuple[Column, ...]:

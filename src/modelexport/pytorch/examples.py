@@ -68,7 +68,7 @@ def save_inputs(inputs: Inputs, path: Path) -> None:
     import numpy as np
     from safetensors.numpy import save_file
 
-    check_writable(path)
+    check_writable(path, alone=True)
     arrays = arrays_in(inputs)
     with written_together(path.parent) as staging:
         if path.suffix == ".npz":

@@ -19,6 +19,7 @@ from modelexport.errors import CaptureError, InputsError, UsageError
 from modelexport.pytorch.inputs import generate_inputs
 from modelexport.pytorch.multimodal import EMBEDDING, EMBEDS, Encode, Merge, Modality, Place, modality_of, with_forward
 from modelexport.pytorch.positions import POSITIONS
+from modelexport.pytorch.pretrained import is_pretrained
 from modelexport.pytorch.traced import untouched
 from modelexport.runtime.generation import CACHE_POSITION
 from modelexport.weights.sources import Weights
@@ -54,9 +55,7 @@ class ModelPart:
 
 def can_generate(model: nn.Module) -> bool:
     """Whether a transformers model has a working ``generate``."""
-    from transformers import PreTrainedModel
-
-    return isinstance(model, PreTrainedModel) and bool(model.can_generate())
+    return is_pretrained(model) and bool(model.can_generate())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,6 +13,7 @@ from modelexport.core.calls import CallTree, ModuleCall, TensorSpec, TracedCall
 from modelexport.core.hierarchies import Comparison, compare_hierarchies
 from modelexport.core.modules import ModuleTree
 from modelexport.core.tags import Granularity, Tags
+from modelexport.core.text import short_repr
 from modelexport.pytorch.loading import load_model
 from modelexport.pytorch.static import containers, module_tree
 from modelexport.pytorch.timing import time_calls
@@ -23,6 +24,8 @@ from modelexport.pytorch.values import run_arguments
 @dataclass(frozen=True)
 class HierarchyOverview:
     """The static tree and, with inputs, the calls of a run, their tags and the status of each module."""
+
+    __repr__ = short_repr
 
     tree: ModuleTree
     calls: CallTree | None = None

@@ -17,6 +17,7 @@ from torch import nn
 from modelexport.core.messages import collected
 from modelexport.core.text import nearest
 from modelexport.errors import UsageError
+from modelexport.pytorch.pretrained import is_pretrained
 from modelexport.pytorch.static import check_has_forward
 from modelexport.pytorch.values import input_tensors, run_arguments, tensors_in
 
@@ -108,9 +109,7 @@ def kept_tensors(model: nn.Module, inputs: Inputs, constants: Collection[str]) -
 
 def _as_transformers_has_them(model: nn.Module, inputs: Inputs) -> tuple[Inputs, list[str]]:
     """Without labels, and with what its exporter computes from the inputs' values before it captures a model."""
-    from transformers import PreTrainedModel
-
-    if not isinstance(model, PreTrainedModel) or not arguments_by_name(model, inputs):
+    if not is_pretrained(model) or not arguments_by_name(model, inputs):
         return inputs, []
     from transformers.exporters.utils import precompute_export_inputs
 

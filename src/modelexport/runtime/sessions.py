@@ -15,6 +15,7 @@ import onnx_ir as ir
 import onnxruntime
 
 from modelexport.core.background import begun
+from modelexport.core.text import nearest
 from modelexport.errors import FileFormatError, UsageError
 from modelexport.files.linked import check_weights, names_other_files
 from modelexport.files.onnx_models import load_onnx
@@ -60,7 +61,9 @@ def open_session(
     """
     available = onnxruntime.get_available_providers()
     if provider not in available:
-        raise UsageError(f"this ONNX Runtime does not have {provider}: it has {', '.join(available)}")
+        raise UsageError(
+            f"this ONNX Runtime does not have {provider}{nearest(provider, available)}; it has {', '.join(available)}"
+        )
     try:
         return _open_as_is(model, folder, provider, optimized=optimized, runs_often=runs_often)
     except FileFormatError:

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from modelexport.core.text import short_repr
 from modelexport.errors import OutputError, UsageError, WeightsError
 from modelexport.files.atomic import written_together
 from modelexport.graph.initializers import bind_tensors
@@ -21,6 +22,8 @@ from modelexport.surgery.saving import SharedFiles
 
 class MergedAdapters(msgspec.Struct, frozen=True, kw_only=True):
     """A file with adapters in its weights."""
+
+    __repr__ = short_repr
 
     path: str
     adapters: list[str]
@@ -49,6 +52,8 @@ class AdapterFile(msgspec.Struct, frozen=True, kw_only=True):
 
 class AdapterInputs(msgspec.Struct, frozen=True, kw_only=True):
     """A file that takes adapters as optional inputs."""
+
+    __repr__ = short_repr
 
     path: str
     pairs: int

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from modelexport.core.text import short_repr
 from modelexport.errors import OutputError
 from modelexport.files.atomic import check_writable, written_together
 from modelexport.graph.path_names import name_nodes_by_path, name_values_by_path
@@ -18,6 +19,8 @@ from modelexport.tagged.file import read_tagged
 
 class Renamed(msgspec.Struct, frozen=True):
     """A file whose nodes have new names."""
+
+    __repr__ = short_repr
 
     path: str
     renamed: dict[str, str]

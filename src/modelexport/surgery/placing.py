@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from modelexport.core.calls import ModuleCall
+from modelexport.core.text import short_repr
 from modelexport.errors import UsageError
 from modelexport.format import keys
 from modelexport.graph.owners import owner_of
@@ -66,6 +67,8 @@ class PlacedCall(msgspec.Struct, frozen=True):
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
     """Session options that assign modules to devices, and the result in a session."""
+
+    __repr__ = short_repr
 
     path: str
     settings: str

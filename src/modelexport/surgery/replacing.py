@@ -17,6 +17,7 @@ import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
 from modelexport.core.owners import Owner
+from modelexport.core.text import short_repr
 from modelexport.errors import OutputError, UsageError
 from modelexport.files.atomic import check_writable, written_together
 from modelexport.format import keys
@@ -53,6 +54,8 @@ class ReplacedCall(msgspec.Struct, frozen=True):
 
 class Replaced(msgspec.Struct, frozen=True, kw_only=True):
     """A file in which modules were replaced."""
+
+    __repr__ = short_repr
 
     path: str
     by: str

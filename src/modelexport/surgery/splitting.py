@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
 from modelexport.core.selectors import Selection
-from modelexport.core.text import plural
+from modelexport.core.text import plural, short_repr
 from modelexport.errors import UsageError
 from modelexport.files.atomic import written_together
 from modelexport.files.package_folders import check_package_folder
@@ -33,6 +33,8 @@ Measure = Callable[[ir.Node], int]
 
 class Stage(msgspec.Struct, frozen=True, kw_only=True):
     """One part of a model that was split."""
+
+    __repr__ = short_repr
 
     name: str
     file: str
@@ -53,6 +55,8 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
 
 class Split(msgspec.Struct, frozen=True, kw_only=True):
     """A model that was split into stages."""
+
+    __repr__ = short_repr
 
     path: str
     by: str

@@ -18,6 +18,7 @@ import onnx
 import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
+from modelexport.core.text import short_repr
 from modelexport.errors import FileFormatError, UsageError
 from modelexport.files.linked import changed_files
 from modelexport.format import documents, keys
@@ -40,6 +41,8 @@ class Held(msgspec.Struct, frozen=True):
 
 class FileFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Facts about one whole file."""
+
+    __repr__ = short_repr
 
     path: str
     bytes: int
@@ -127,6 +130,13 @@ class FileComparison(msgspec.Struct, frozen=True, kw_only=True):
     """The comparison of parameters; ``None`` if they were not compared."""
     notes: list[str]
     """The parts that could not be compared, and why."""
+
+    def __repr__(self) -> str:
+        only = len(self.only_in_first) + len(self.only_in_second)
+        return (
+            f"<FileComparison {self.first.path}, {self.second.path}: {self.same:,} calls without differences, "
+            f"{len(self.changed):,} changed, {only:,} in one file only; {len(self.entries):,} other state_dict entries>"
+        )
 
     @property
     def differs(self) -> bool:

@@ -115,8 +115,8 @@ def _leaves(path: str, one: Any, other: Any) -> Iterator[tuple[str, Any, Any]]:
         yield path, one, other
 
 
-_UNORDERED = ("tags: ", "hierarchy_tags: ")
-"""The tags of an initializer's users have no order if nested graphs use it; those of owners have that of addresses."""
+_UNORDERED = ("tags: ", "hierarchy_tags: ", "boundary: inputs: ", "boundary: outputs: ")
+"""Lists without an order: that of values and of an initializer's users changes if a file is read again."""
 
 
 def _by_kind(sidecar: documents.Hierarchy) -> dict[tuple[str, str], Any]:

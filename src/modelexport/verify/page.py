@@ -58,7 +58,7 @@ def write_report_page(
         OutputError: The page cannot be written.
         UsageError: It does not have a dynamic axis named in ``sizes``, or cannot run.
     """
-    check_writable(output)
+    check_writable(output, alone=True)
     files = read_package(path).files if Path(path).is_dir() else {"": Path(path)}
     tables = cost_parts(path, sizes)
     times = profile_parts(path, sizes=sizes) if profiled else {}

@@ -95,6 +95,12 @@ class VerifyReport(msgspec.Struct, frozen=True, kw_only=True):
     notes: list[str] = []
     """The parts that were left out, and why."""
 
+    def __repr__(self) -> str:
+        counts = ", ".join(f"{count} {status}" for status, count in self.counts.items())
+        first = f"; first in {self.diverging.address or '.'}" if self.diverging is not None else ""
+        outputs = f"{len(self.outputs)} outputs within {self.largest:.1e}"
+        return f"<VerifyReport: {self.verdict}; {outputs}; calls: {counts}{first}>"
+
     @property
     def verdict(self) -> Verdict:
         """``differ`` if anything does, ``not compared`` if nothing was, else ``agree``."""

@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from modelexport.core.decoding import decode_json
 from modelexport.core.limits import DOCUMENT_BYTES
-from modelexport.core.text import first_few, nearest
+from modelexport.core.text import first_few, nearest, short_repr
 from modelexport.errors import FileFormatError, WeightsError
 from modelexport.files.atomic import check_writable, written_together
 from modelexport.files.linked import check_weights
@@ -31,6 +31,8 @@ _SIDECAR = ".hierarchy.json"
 
 class UpdateResult(msgspec.Struct, frozen=True, kw_only=True):
     """The result of ``update-weights``."""
+
+    __repr__ = short_repr
 
     path: str
     files: list[str]

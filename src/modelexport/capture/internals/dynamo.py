@@ -13,6 +13,7 @@ from torch import nn
 
 from modelexport.capture.internals.facts import Stage, key_facts
 from modelexport.graph.nodes import all_nodes
+from modelexport.pytorch.pretrained import is_pretrained
 from modelexport.pytorch.values import run_arguments
 
 TEXT = ("from_node", "nn_module_stack", "original_aten", "source_fn_stack", "stack_trace", "torch_fn")
@@ -28,10 +29,8 @@ def look_at_dynamo(model: nn.Module, inputs: Any, stages: list[Stage]) -> None:
     Raises:
         Exception: Any exception of the exporter.
     """
-    from transformers import PreTrainedModel
-
     args, kwargs = run_arguments(inputs)
-    if isinstance(model, PreTrainedModel) and not args:
+    if is_pretrained(model) and not args:
         translated = _from_transformers(model, kwargs, stages)
     else:
         captured = torch.export.export(model, args, kwargs, strict=False)
@@ -42,7 +41,7 @@ def look_at_dynamo(model: nn.Module, inputs: Any, stages: list[Stage]) -> None:
     stages.append(_decomposed(translated))
     stages.append(_onnx_stage("translated", translated))
     optimised = torch.onnx.ONNXProgram(translated, None)
-    if isinstance(model, PreTrainedModel):
+    if is_pretrained(model):
         from transformers.exporters.utils import apply_patches
 
         # Its only patch of the optimizer keeps constant Resize nodes from being folded, which takes minutes.

@@ -10,7 +10,8 @@ import typer
 from modelexport.cli.guards import READ, WRITTEN
 from modelexport.cli.json_documents import adopted_document
 from modelexport.cli.options import FileArgument, FileOrFolderArgument, JsonOption, OutputOption
-from modelexport.cli.running import print_json, progress_shown
+from modelexport.cli.progress import LINE
+from modelexport.cli.running import print_json
 from modelexport.errors import UsageError
 
 
@@ -97,7 +98,7 @@ def optimize(
     from modelexport.core.stages import Stages
     from modelexport.lineage.tools import optimize_file as run
 
-    with progress_shown() as progress, Stages(progress)(tool):
+    with Stages(LINE.tell)(tool):
         report = run(file, tool, output)
     if as_json:
         print_json(report)

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from modelexport.cli.guards import READ, READ_LIBRARIES, WRITTEN, WRITTEN_FOLDER
+from modelexport.cli.guards import READ, READ_LIBRARIES, WRITTEN_ALONE, WRITTEN_FOLDER
 from modelexport.cli.options import FileArgument, JsonOption, OutputOption, parsed_sizes
 from modelexport.cli.running import print_json
 from modelexport.core.text import plural
 from modelexport.errors import UsageError
 from modelexport.surgery import Sharing
+
+if TYPE_CHECKING:
+    from modelexport.surgery.substitutes import Substitute
 
 SharingOption = Annotated[
     Sharing,
@@ -29,24 +33,40 @@ By = Literal["bytes", "flops", "time"]
 Body = Literal["keep", "drop"]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Cuts:
+    """Where stages begin"""
+
+    stages: Annotated[int | None, typer.Option(metavar="N", min=1, help="The number of stages.")] = None
+    max_mb: Annotated[
+        float | None, typer.Option("--max-mb", metavar="M", help="Largest weights of a stage, in millions of bytes.")
+    ] = None
+    at: Annotated[
+        list[str] | None,
+        typer.Option("--at", metavar="SELECTOR", help="Begin a stage at these modules; with --stages, only there."),
+    ] = None
+    by: Annotated[By, typer.Option(help="The figure by which stages are balanced.")] = "bytes"
+    size: Annotated[
+        list[str] | None,
+        typer.Option("--size", metavar="NAME=N", help="The size of a dynamic axis, for --by flops and time."),
+    ] = None
+
+    @property
+    def max_bytes(self) -> int | None:
+        if self.max_mb is not None and not 0 < self.max_mb < MOST_MEGABYTES:
+            raise UsageError(
+                f"--max-mb {self.max_mb:g}: give the largest weights of a stage in millions of bytes, such as 500"
+            )
+        return None if self.max_mb is None else int(self.max_mb * 1e6)
+
+
 def split(
     file: FileArgument,
     output: Annotated[
         Path, typer.Option("-o", "--output", metavar="FOLDER", help="The folder to write."), WRITTEN_FOLDER
     ],
-    stages: Annotated[int | None, typer.Option(metavar="N", min=1, help="The number of stages.")] = None,
-    max_mb: Annotated[
-        float | None, typer.Option("--max-mb", metavar="M", help="Largest weights of a stage, in millions of bytes.")
-    ] = None,
-    at: Annotated[
-        list[str] | None,
-        typer.Option("--at", metavar="SELECTOR", help="Begin a stage at these modules; with --stages, only there."),
-    ] = None,
-    by: Annotated[By, typer.Option(help="The figure by which stages are balanced.")] = "bytes",
-    size: Annotated[
-        list[str] | None,
-        typer.Option("--size", metavar="NAME=N", help="The size of a dynamic axis, for --by flops and time."),
-    ] = None,
+    *,
+    cuts: Cuts,
     weights: SharingOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
@@ -54,18 +74,16 @@ def split(
     from modelexport.api import split as run
     from modelexport.cli import show_surgery
 
-    if size and by == "bytes":
+    if cuts.size and cuts.by == "bytes":
         raise UsageError("--size goes with --by flops or --by time")
-    if max_mb is not None and not 0 < max_mb < MOST_MEGABYTES:
-        raise UsageError(f"--max-mb {max_mb:g}: give the largest weights of a stage in millions of bytes, such as 500")
     result = run(
         file,
         output,
-        stages=stages,
-        max_bytes=None if max_mb is None else int(max_mb * 1e6),
-        at=at or (),
-        by=by,
-        sizes=parsed_sizes(size or []),
+        stages=cuts.stages,
+        max_bytes=cuts.max_bytes,
+        at=cuts.at or (),
+        by=cuts.by,
+        sizes=parsed_sizes(cuts.size or []),
         weights=weights,
     )
     if as_json:
@@ -74,33 +92,63 @@ def split(
         print(show_surgery.format_split(result))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Instead:
+    """What the modules are replaced by: one of --with, --with-op and --with-identity"""
+
+    model: Annotated[
+        Path | None, typer.Option("--with", metavar="SUB.onnx", help="Insert this model, tagged or not."), READ
+    ] = None
+    mapping: Annotated[
+        list[str] | None,
+        typer.Option("--map", metavar="SUB=VALUE", help="An input or output of SUB.onnx, and its value in FILE."),
+    ] = None
+    operator: Annotated[
+        str | None, typer.Option("--with-op", metavar="DOMAIN:OpType", help="Insert one node of this operator.")
+    ] = None
+    attribute: Annotated[
+        list[str] | None, typer.Option("--attribute", metavar="NAME=VALUE", help="An attribute of the operator.")
+    ] = None
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option("--input", metavar="NAME", help="An input of the operator: an argument, a value, a parameter."),
+    ] = None
+    body: Annotated[
+        Body, typer.Option(help="keep: the old module becomes the operator's function, for runtimes without a kernel.")
+    ] = "drop"
+    identity: Annotated[bool, typer.Option("--with-identity", help="Make the module return its input.")] = False
+
+    def substitute(self) -> Substitute:
+        """What the options describe.
+
+        Raises:
+            UsageError: They do not go together.
+        """
+        from modelexport.surgery.substitutes import CustomOperator, FromModel, Identity
+
+        if sum([self.model is not None, self.operator is not None, self.identity]) != 1:
+            raise UsageError("say what to replace it by: --with SUB.onnx, --with-op DOMAIN:OpType or --with-identity")
+        if self.mapping and self.model is None:
+            raise UsageError("--map goes with --with SUB.onnx")
+        if self.operator is None and (self.attribute or self.inputs or self.body != "drop"):
+            raise UsageError("--attribute, --input and --body go with --with-op")
+        if self.model is not None:
+            return FromModel(self.model, _pairs("--map", self.mapping or ()))
+        if self.operator is None:
+            return Identity()
+        domain, _, name = self.operator.rpartition(":")
+        values = {key: _value(text) for key, text in _pairs("--attribute", self.attribute or ()).items()}
+        return CustomOperator(domain, name, values, self.body == "keep", self.inputs or ())
+
+
 def replace(
     file: FileArgument,
     modules: Annotated[
         list[str], typer.Argument(metavar="SELECTOR", help="Modules: addresses, globs, tags, class:NAME.")
     ],
     output: OutputOption,
-    model: Annotated[
-        Path | None, typer.Option("--with", metavar="SUB.onnx", help="Insert this model, tagged or not."), READ
-    ] = None,
-    mapping: Annotated[
-        list[str] | None,
-        typer.Option("--map", metavar="SUB=VALUE", help="An input or output of SUB.onnx, and its value in FILE."),
-    ] = None,
-    operator: Annotated[
-        str | None, typer.Option("--with-op", metavar="DOMAIN:OpType", help="Insert one node of this operator.")
-    ] = None,
-    attribute: Annotated[
-        list[str] | None, typer.Option("--attribute", metavar="NAME=VALUE", help="An attribute of the operator.")
-    ] = None,
-    inputs: Annotated[
-        list[str] | None,
-        typer.Option("--input", metavar="NAME", help="An input of the operator: an argument, a value, a parameter."),
-    ] = None,
-    body: Annotated[
-        Body, typer.Option(help="keep: the old module becomes the operator's function, for runtimes without a kernel.")
-    ] = "drop",
-    identity: Annotated[bool, typer.Option("--with-identity", help="Make the module return its input.")] = False,
+    *,
+    instead: Instead,
     one_call: Annotated[
         bool, typer.Option("--one-call", help="Replace only the named calls, not every call of their modules.")
     ] = False,
@@ -110,22 +158,8 @@ def replace(
     """Replace modules of FILE by a model, by an operator or by nothing."""
     from modelexport.cli import show_surgery
     from modelexport.surgery.replacing import replace as run
-    from modelexport.surgery.substitutes import CustomOperator, FromModel, Identity, Substitute
 
-    if sum([model is not None, operator is not None, identity]) != 1:
-        raise UsageError("say what to replace it by: --with SUB.onnx, --with-op DOMAIN:OpType or --with-identity")
-    if mapping and model is None:
-        raise UsageError("--map goes with --with SUB.onnx")
-    if operator is None and (attribute or inputs or body != "drop"):
-        raise UsageError("--attribute, --input and --body go with --with-op")
-    substitute: Substitute = Identity()
-    if model is not None:
-        substitute = FromModel(model, _pairs("--map", mapping or ()))
-    elif operator is not None:
-        domain, _, name = operator.rpartition(":")
-        values = {key: _value(text) for key, text in _pairs("--attribute", attribute or ()).items()}
-        substitute = CustomOperator(domain, name, values, body == "keep", inputs or ())
-    result = run(file, modules, substitute, output, every_call=not one_call, weights=weights)
+    result = run(file, modules, instead.substitute(), output, every_call=not one_call, weights=weights)
     if as_json:
         print_json(result)
     else:
@@ -156,7 +190,7 @@ def place(
     output: Annotated[
         Path | None,
         typer.Option("-o", "--output", metavar="SESSION.json", help="Write the session options here."),
-        WRITTEN,
+        WRITTEN_ALONE,
     ] = None,
     provider: Annotated[
         list[str] | None, typer.Option("--provider", metavar="NAME", help="A provider of the session, in order.")
@@ -175,7 +209,7 @@ def place(
     from modelexport.files.atomic import check_writable, written_together
 
     if output is not None:
-        check_writable(output)
+        check_writable(output, alone=True)
     libraries = {name: Path(path) for name, path in _pairs("--library", library or ()).items()}
     placement = run(file, rule, check=not no_check, providers=provider or list(libraries), libraries=libraries)
     if output is not None:

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from modelexport.cli.options import (
-    DtypeOption,
-    FileArgument,
-    InputsOption,
-    JsonOption,
-    ModelClassOption,
-    RemoteCodeOption,
-    SeedOption,
-)
+from modelexport.cli.options import FileArgument, InputsOption, JsonOption, ProviderOption
+from modelexport.cli.progress import LINE
 from modelexport.cli.running import (
+    Loading,
     ModelChoice,
     load_for_package,
-    load_with_inputs,
     print_json,
-    progress_shown,
     read_sizes,
 )
 from modelexport.errors import UsageError
@@ -33,24 +26,28 @@ if TYPE_CHECKING:
     from modelexport.verify.verdicts import VerifyReport
 
 
-def verify(
-    file: FileArgument,
+@dataclass(frozen=True, kw_only=True)
+class Other:
+    """What FILE is compared with; without one of these, the values that `export --reference` stored"""
+
     model: Annotated[
         str | None, typer.Option("--model", metavar="MODEL", help="The model that FILE was exported from.")
-    ] = None,
+    ] = None
     against: Annotated[
         Path | None, typer.Option("--against", metavar="OTHER.onnx", help="A tagged descendant of FILE.")
-    ] = None,
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Extent:
+    """What is compared"""
+
     modules: Annotated[
         list[str] | None,
         typer.Option(
             "--module", metavar="SELECTOR", help="Calls, with those inside them: address, glob, class:NAME, !."
         ),
-    ] = None,
-    provider: Annotated[
-        str, typer.Option(metavar="NAME", help="The execution provider of ONNX Runtime.")
-    ] = "CPUExecutionProvider",
-    inputs: InputsOption = None,
+    ] = None
     weights_sample: Annotated[
         int | None,
         typer.Option(
@@ -59,113 +56,110 @@ def verify(
             min=0,
             help="Only N random calls and those of --module, each cut out and run alone: for a FILE too large to run.",
         ),
-    ] = None,
+    ] = None
     new_tokens: Annotated[
         int, typer.Option("--new-tokens", metavar="N", min=1, help="Tokens to generate with a FOLDER/ that generates.")
-    ] = 64,
+    ] = 64
     steps: Annotated[
         int, typer.Option("--steps", metavar="N", min=1, help="Steps of the scheduler for a FOLDER/ of diffusers.")
-    ] = 4,
+    ] = 4
     perturb: Annotated[
         bool | None,
         typer.Option(
             "--perturb/--no-perturb",
             help="Compare calls with changed weights, in memory, on both sides; by default if MODEL has equal ones.",
         ),
-    ] = None,
-    model_class: ModelClassOption = None,
-    dtype: DtypeOption = None,
-    trust_remote_code: RemoteCodeOption = False,
-    seed: SeedOption = 0,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print a table of cost and error of each call as CSV.")] = False,
+    ] = None
+    provider: ProviderOption = "CPUExecutionProvider"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """What is shown"""
+
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print a table of cost and error of each call as CSV.")] = False
     html: Annotated[
         Path | None, typer.Option("--html", metavar="OUT.html", help="Also write a page with the error of each call.")
-    ] = None,
-    as_json: JsonOption = False,
+    ] = None
+    as_json: JsonOption = False
+
+
+def verify(
+    file: FileArgument, inputs: InputsOption = None, *, other: Other, extent: Extent, loading: Loading, shown: Shown
 ) -> None:
     """Compare FILE module by module: with MODEL, with OTHER, or with the values that `export --reference` stored."""
+    _check_options(other, inputs, extent, loading, shown)
+    if file.is_dir():
+        _verify_folder(file, other, inputs, extent, loading, shown)
+        return
     from modelexport.cli import show_verification
     from modelexport.core.stages import Stages
 
-    if model is not None and against is not None:
-        raise UsageError("give --model or --against, not both")
-    if model is None and (inputs is not None or model_class is not None or trust_remote_code):
-        raise UsageError("--inputs, --model-class and --trust-remote-code go with --model")
-    if model is None and (weights_sample is not None or dtype is not None or perturb is not None):
-        raise UsageError("--weights-sample, --perturb and --dtype go with --model")
-    if as_csv and as_json:
-        raise UsageError("give --csv or --json, not both")
-    if file.is_dir():
-        if as_csv or html is not None:
-            raise UsageError(f"{file} is a folder: --csv and --html go with a file")
-        if modules or weights_sample is not None or (model is None and against is None):
-            raise UsageError(
-                f"{file} is a folder: give the exported model with --model, or for stages the split file with --against"
+    stages = Stages(LINE.tell)
+    found: VerifyReport | AgainstReport
+    if other.against is not None:
+        from modelexport.verify.against import verify_against
+
+        with stages("verify"):
+            found = losses = verify_against(
+                file, other.against, modules=extent.modules or (), provider=extent.provider, seed=loading.seed
             )
-        if against is not None:
-            _verify_stages(file, against, provider, seed, as_json=as_json)
-            return
-        assert model is not None
-        choice = ModelChoice(model, inputs, model_class, trust_remote_code, seed, dtype)
-        _verify_package(file, choice, new_tokens, steps, provider, as_json=as_json)
-        return
-    with progress_shown() as progress:
-        stages = Stages(progress)
-        found: VerifyReport | AgainstReport
-        if against is not None:
-            from modelexport.verify.against import verify_against
+        document, text = show_verification.against_document(losses), show_verification.format_losses(losses)
+    else:
+        if other.model is None:
+            from modelexport.verify.reference import verify_reference
 
             with stages("verify"):
-                found = losses = verify_against(file, against, modules=modules or (), provider=provider, seed=seed)
-            agrees, document = losses.agrees, show_verification.against_document(losses)
-            text = show_verification.format_losses(losses)
+                found = report = verify_reference(file, modules=extent.modules or (), provider=extent.provider)
         else:
-            if model is None:
-                from modelexport.verify.reference import verify_reference
-
-                with stages("verify"):
-                    report = verify_reference(file, modules=modules or (), provider=provider)
-            else:
-                loaded, example = load_with_inputs(
-                    model, inputs, model_class, trust_remote_code, seed, stages, dtype=dtype, weights="auto"
-                )
-                from modelexport.verify.sampling import verify_sample
-                from modelexport.verify.verify import verify as run
-
-                with stages("verify"):
-                    if weights_sample is None:
-                        report = run(
-                            loaded.model,
-                            example,
-                            file,
-                            modules=modules or (),
-                            provider=provider,
-                            weights=loaded.weights,
-                            perturb=perturb,
-                            tell=stages.tell,
-                        )
-                    else:
-                        report = verify_sample(
-                            loaded.model,
-                            example,
-                            file,
-                            count=weights_sample,
-                            modules=modules or (),
-                            provider=provider,
-                            seed=seed,
-                            weights=loaded.weights,
-                        )
-            found = report
-            agrees, document = report.agrees, show_verification.verify_document(report)
-            text = show_verification.format_verify(report)
-    if html is not None or as_csv:
-        _show_errors(file, found, html, as_csv=as_csv)
-    if as_json:
+            found = report = _verify_model(file, ModelChoice(other.model, inputs, loading), extent, stages)
+        document, text = show_verification.verify_document(report), show_verification.format_verify(report)
+    if shown.html is not None or shown.as_csv:
+        _show_errors(file, found, shown.html, as_csv=shown.as_csv)
+    if shown.as_json:
         print_json(document)
-    elif not as_csv:
+    elif not shown.as_csv:
         print(text)
-    if not agrees:
+    if not found.agrees:
         raise typer.Exit(1)
+
+
+def _check_options(other: Other, inputs: Path | None, extent: Extent, loading: Loading, shown: Shown) -> None:
+    if other.model is not None and other.against is not None:
+        raise UsageError("give --model or --against, not both")
+    if other.model is None and (inputs is not None or loading.asked):
+        raise UsageError("--inputs, --model-class, --dtype and --trust-remote-code go with --model")
+    if other.model is None and (extent.weights_sample is not None or extent.perturb is not None):
+        raise UsageError("--weights-sample and --perturb go with --model")
+    if shown.as_csv and shown.as_json:
+        raise UsageError("give --csv or --json, not both")
+
+
+def _verify_model(file: Path, choice: ModelChoice, extent: Extent, stages: Stages) -> VerifyReport:
+    loaded, example = choice.load(stages, weights="auto")
+    from modelexport.verify.sampling import verify_sample
+    from modelexport.verify.verify import verify as run
+
+    how: dict[str, Any] = {"modules": extent.modules or (), "provider": extent.provider, "weights": loaded.weights}
+    with stages("verify"):
+        if extent.weights_sample is None:
+            return run(loaded.model, example, file, perturb=extent.perturb, tell=stages.tell, **how)
+        return verify_sample(loaded.model, example, file, count=extent.weights_sample, seed=choice.loading.seed, **how)
+
+
+def _verify_folder(
+    folder: Path, other: Other, inputs: Path | None, extent: Extent, loading: Loading, shown: Shown
+) -> None:
+    if shown.as_csv or shown.html is not None:
+        raise UsageError(f"{folder} is a folder: --csv and --html go with a file")
+    if other.against is not None and not extent.modules:
+        _verify_stages(folder, other.against, extent.provider, loading.seed, as_json=shown.as_json)
+        return
+    if extent.modules or extent.weights_sample is not None or other.model is None:
+        raise UsageError(
+            f"{folder} is a folder: give the exported model with --model, or for stages the split file with --against"
+        )
+    _verify_package(folder, ModelChoice(other.model, inputs, loading), extent, as_json=shown.as_json)
 
 
 def _show_errors(file: Path, report: VerifyReport | AgainstReport, html: Path | None, *, as_csv: bool) -> None:
@@ -180,42 +174,39 @@ def _show_errors(file: Path, report: VerifyReport | AgainstReport, html: Path | 
         print(show_table.format_csv({"": (table, table.rows())}), end="")
 
 
-def _verify_package(
-    folder: Path, choice: ModelChoice, new_tokens: int, steps: int, provider: str, *, as_json: bool
-) -> None:
+def _verify_package(folder: Path, choice: ModelChoice, extent: Extent, *, as_json: bool) -> None:
     from modelexport.cli import show_package
     from modelexport.core.stages import Stages
     from modelexport.tagged.package import read_package
 
     package = read_package(folder)
-    with progress_shown() as progress:
-        stages = Stages(progress)
-        match package.manifest.kind:
-            case "generate":
-                agrees, document, text = _verify_generation(folder, choice, new_tokens, provider, stages)
-            case "pipeline" | "whole":
-                loaded, example = load_for_package(choice, package.manifest.kind, stages)
-                if hasattr(loaded.model, "pipeline"):
-                    from modelexport.verify.pipelines import verify_pipeline
+    stages = Stages(LINE.tell)
+    match package.manifest.kind:
+        case "generate":
+            agrees, document, text = _verify_generation(folder, choice, extent, stages)
+        case "pipeline" | "whole":
+            loaded, example = load_for_package(choice, package.manifest.kind, stages)
+            if hasattr(loaded.model, "pipeline"):
+                from modelexport.verify.pipelines import verify_pipeline
 
-                    with stages("verify"):
-                        found = verify_pipeline(
-                            loaded.model,
-                            folder,
-                            arguments=example,
-                            steps=steps,
-                            provider=provider,
-                            seed=choice.seed,
-                        )
-                    agrees, document, text = (
-                        found.agrees,
-                        show_package.pipeline_document(found),
-                        show_package.format_pipeline(found),
+                with stages("verify"):
+                    found = verify_pipeline(
+                        loaded.model,
+                        folder,
+                        arguments=example,
+                        steps=extent.steps,
+                        provider=extent.provider,
+                        seed=choice.loading.seed,
                     )
-                else:
-                    agrees, document, text = _verify_parts(package, loaded, example, provider, stages)
-            case kind:
-                raise UsageError(f"{folder} is a package of kind {kind}: give the split file with --against")
+                agrees, document, text = (
+                    found.agrees,
+                    show_package.pipeline_document(found),
+                    show_package.format_pipeline(found),
+                )
+            else:
+                agrees, document, text = _verify_parts(package, loaded, example, extent.provider, stages)
+        case kind:
+            raise UsageError(f"{folder} is a package of kind {kind}: give the split file with --against")
     if as_json:
         print_json(document)
     else:
@@ -224,9 +215,7 @@ def _verify_package(
         raise typer.Exit(1)
 
 
-def _verify_generation(
-    folder: Path, choice: ModelChoice, new_tokens: int, provider: str, stages: Stages
-) -> tuple[bool, Any, str]:
+def _verify_generation(folder: Path, choice: ModelChoice, extent: Extent, stages: Stages) -> tuple[bool, Any, str]:
     from modelexport.cli import show_package
     from modelexport.pytorch.generating import example_prompts
     from modelexport.pytorch.generation import can_generate
@@ -239,8 +228,10 @@ def _verify_generation(
         )
     with stages("generate"):
         sizes = read_sizes(choice, loaded)
-        prompts = example_prompts(loaded.model, loaded.directory, seed=choice.seed, sizes=sizes)
-        report = verify_generation(loaded.model, folder, prompts, new_tokens=new_tokens, provider=provider)
+        prompts = example_prompts(loaded.model, loaded.directory, seed=choice.loading.seed, sizes=sizes)
+        report = verify_generation(
+            loaded.model, folder, prompts, new_tokens=extent.new_tokens, provider=extent.provider
+        )
     return report.agrees, show_package.generation_document(report), show_package.format_generation(report)
 
 

@@ -9,6 +9,7 @@ import typer
 
 from modelexport.cli.options import FileOrFolderArgument, JsonOption, SelectorsArgument
 from modelexport.cli.running import named_files, print_json
+from modelexport.cli.terminal import fitting_depth, left_out
 from modelexport.errors import UsageError
 
 if TYPE_CHECKING:
@@ -32,12 +33,15 @@ def tree(
         found = _skimmed(part)
         untagged = untagged_operators(found.nodes)
         rows = tree_rows(found.nodes, found.calls, found.tags.__getitem__)
-        shown = [row for row in rows if depth is None or row.depth <= depth]
+        levels = [row.depth for row in rows if row.nodes]
+        to = depth if as_json else fitting_depth(levels, depth)
+        shown = [row for row in rows if to is None or row.depth <= to]
         own = _changed(part) if check else []
         faults += own
         documents[name] = {"path": str(part), "coverage": found.coverage, "tree": shown, "untagged": untagged}
         documents[name] |= {"weights": own} if check else {}
-        texts[name] = format_tree(shown, found.coverage, untagged)
+        more = left_out(levels, to) if depth is None else ""
+        texts[name] = "\n".join([format_tree(shown, found.coverage, untagged), *([more] if more else [])])
     if as_json:
         print_json({"parts": documents} if file.is_dir() else documents[""])
     else:

@@ -9,17 +9,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from modelexport.capture import FrontEnd
 from modelexport.capture.exported import Exported
 from modelexport.core.stages import Stages
-from modelexport.core.text import error_line
+from modelexport.core.text import error_line, plural
 from modelexport.errors import CaptureError, CheckError, InputsError
-from modelexport.exporting.interface import AS_CAPTURED
-from modelexport.exporting.options import Keywords, Options, WeightOptions
+from modelexport.exporting import PartsMode
+from modelexport.exporting.options import Keywords, Options, PackageOptions, WeightOptions
 from modelexport.exporting.packages.components import share_components
 from modelexport.exporting.packages.folders import write_manifest
 from modelexport.exporting.packages.layouts import write_layouts
-from modelexport.exporting.packages.modes import PartsMode
 from modelexport.exporting.packages.naming import BATCH, name_generation, name_pipeline
 from modelexport.exporting.packages.weights import share_weights
 from modelexport.exporting.pipeline import export
@@ -60,6 +58,12 @@ class PackageResult:
     weight_bytes: int
     """Bytes of the weights files."""
 
+    def __repr__(self) -> str:
+        return (
+            f"<PackageResult {self.folder}: {self.manifest.kind}, parts {', '.join(self.parts)}, "
+            f"{self.weight_bytes:,} bytes of weights, {plural(len(self.files), 'file')}>"
+        )
+
     @property
     def agrees(self) -> bool:
         """Whether every verified part agrees with the model."""
@@ -71,14 +75,8 @@ def export_package(
     folder: str | Path,
     *,
     inputs: Mapping[str, Any] | Sequence[Any] | None = None,
-    parts: PartsMode = "auto",
-    static_cache: int | None = None,
-    separate_prefill: bool = False,
     name: str | None = None,
     directory: str | Path | None = None,
-    frontend: FrontEnd = "auto",
-    opset: int | None = None,
-    optimized: bool = True,
     options: Options | None = None,
     stages: Stages | None = None,
     **keywords: Unpack[Keywords],
@@ -92,13 +90,10 @@ def export_package(
         inputs: Example inputs for a model that is exported whole, arguments for the example run of a pipeline of
             diffusers, or the size of images for one that generates and takes it (``image_grid_thw``). Other parts make
             their own.
-        parts: What the package consists of.
-        static_cache: The number of positions of a decoder's cache; by default it grows. The graph writes at the
-            positions that its input ``cache_position`` names, and the cache that it returns has the same size.
-        separate_prefill: Also write a graph for the prompt of a decoder, which takes no cache.
         name: The model's name in the documents; by default its class.
         directory: The model's folder with its configuration and tokenizer, which are copied into the package.
-        frontend, opset, optimized, options: As in :func:`modelexport.export`, for every part.
+        options: What the package consists of, and for every part the same as in :func:`modelexport.export`; each
+            option is a keyword as well.
         stages: Times the stages of the export and reports the running one.
 
     Raises:
@@ -110,25 +105,23 @@ def export_package(
     folder, stages = Path(folder), stages or Stages()
     lies_in = None if directory is None else Path(directory)
     options = (options or Options()).replaced_by(keywords)
+    options.check_together(package=True)
     if is_diffusion_pipeline(model):
         model = as_module(model)
     check_package_folder(folder, [] if lies_in is None else [lies_in])
     with stages("parts"):
-        form = DecoderForm(static_cache=static_cache, separate_prefill=separate_prefill)
+        asked = options.package
+        form = DecoderForm(static_cache=asked.static_cache, separate_prefill=asked.separate_prefill)
         form.check()
-        kind, found = _parts_of(model, parts, inputs, form, options.weights.to_check)
+        kind, found = _parts_of(model, asked.parts or "auto", inputs, form, options.weights.to_check)
     with written_together(folder, [] if lies_in is None else [lies_in], make=True, package=True) as staging:
         with stages("weights"):
             shared = _share(model, found, lies_in, staging, options.weights)
-        export_part = partial(
-            export,
-            name=name,
-            frontend=frontend,
-            opset=opset,
-            optimized=optimized,
-            interface=_INTERFACES.get(kind, AS_CAPTURED),
+        export_part = partial(export, name=name)
+        for_parts = replace(
+            options, package=PackageOptions(), capture=replace(options.capture, interface=_INTERFACES.get(kind))
         )
-        results, seconds, left_out = _export_each(found, export_part, shared, options, staging, stages)
+        results, seconds, left_out = _export_each(found, export_part, shared, for_parts, staging, stages)
         found = [part for part in found if part.name in results]
         shared = {part.name: shared[part.name] for part in found}
         weights = sorted({file.path.relative_to(staging).as_posix() for one in shared.values() for file in one.files})
@@ -189,7 +182,7 @@ def _export_each(
     optional parts that cannot be captured.
     """
     notes: list[str] = []
-    fused = options.fusing.fuse is not None
+    fused = options.graph.fuse is not None
     seconds: dict[str, float] = dict(stages.seconds)
     results: dict[str, ExportResult] = {}
     for part in parts:

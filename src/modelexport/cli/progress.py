@@ -1,0 +1,65 @@
+"""The line on a terminal that says what a command is doing, once it takes longer than a second."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import suppress
+from typing import TextIO
+
+from modelexport.core.text import on_one_line
+
+_AFTER = 1.0
+"""Seconds before the line appears."""
+_EVERY = 0.25
+_ERASE = "\r\x1b[K"
+_WIDTH = 70
+
+
+class ProgressLine:
+    """A line that is drawn again and again while a command runs, and erased before anything else is written."""
+
+    def __init__(self) -> None:
+        self._stream: TextIO | None = None
+        self._stage = ""
+        self._began = 0.0
+        self._shown = False
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+
+    def start(self, stream: TextIO, stage: str) -> None:
+        """Begin, if the stream is a terminal."""
+        if not stream.isatty():
+            return
+        self._stream, self._stage, self._began = stream, stage, time.monotonic()
+        self._ended.clear()
+        threading.Thread(target=self._draw_on, daemon=True).start()
+
+    def tell(self, stage: str) -> None:
+        """Name the stage that begins."""
+        self._stage = on_one_line(stage)
+
+    def erase(self) -> None:
+        """Make place for output."""
+        if self._stream is not None and self._shown:
+            with self._lock, suppress(OSError, ValueError):
+                print(_ERASE, end="", file=self._stream, flush=True)
+                self._shown = False
+
+    def stop(self) -> None:
+        """End, and leave nothing on the terminal."""
+        self._ended.set()
+        self.erase()
+        self._stream = None
+
+    def _draw_on(self) -> None:
+        while not self._ended.wait(_AFTER if time.monotonic() - self._began < _AFTER else _EVERY):
+            with self._lock, suppress(OSError, ValueError):
+                if self._stream is not None and not self._ended.is_set():
+                    taken = time.monotonic() - self._began
+                    print(f"{_ERASE}{self._stage[:_WIDTH]} ... {taken:.0f} s", end="", file=self._stream, flush=True)
+                    self._shown = True
+
+
+LINE = ProgressLine()
+"""That of this process."""

@@ -1,0 +1,20 @@
+"""What an installation of the files' part alone lacks, and the extra that brings it."""
+
+from __future__ import annotations
+
+_EXTRAS = {
+    "torch": "torch",
+    "transformers": "transformers",
+    "tokenizers": "transformers",
+    "diffusers": "diffusers",
+    "onnxruntime_genai": "genai",
+}
+"""Package to the extra of modelexport that installs it."""
+
+
+def missing_extra(error: ImportError) -> str:
+    """How to install what an import lacked, on one line; empty if no extra has it."""
+    package = (error.name or "").split(".")[0]
+    if not isinstance(error, ModuleNotFoundError) or package not in _EXTRAS:
+        return ""
+    return f"this needs {package}, which is not installed: pip install 'modelexport[{_EXTRAS[package]}]'"

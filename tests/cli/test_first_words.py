@@ -1,0 +1,113 @@
+"""What somebody sees who types the command for the first time."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+from commands import run
+from exports import Exporter
+from modelexport.cli.grouped import app
+from modelexport.cli.listing import COMMANDS
+from modelexport.core.version import __version__
+
+
+def modules_after(*arguments: str) -> set[str]:
+    """The modules that the command has imported when it ends."""
+    code = (
+        f"import sys; sys.argv = ['modelexport', *{list(arguments)}]\n"
+        "from modelexport.cli.app import main\n"
+        "try: main()\n"
+        "except SystemExit as stop: assert not stop.code, stop.code\n"
+        "print(*sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    return set(done.stdout.splitlines()[-1].split())
+
+
+def test_the_command_alone_shows_three_examples_and_every_command() -> None:
+    done = run()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("  modelexport ") == 3
+    assert all(name in done.stdout for name in COMMANDS)
+    assert len(done.stdout.splitlines()) < 20
+
+
+def test_help_says_in_a_few_words_what_each_command_does_in_groups() -> None:
+    done = run("--help")
+    assert done.returncode == 0
+    lines = done.stdout.splitlines()
+    assert [line for line in lines if line and not line.startswith(" ")][1:] == [
+        *("Export", "Look into a file", "Check", "Change a file", "Stages and devices", "Options")
+    ]
+    for name, one in COMMANDS.items():
+        assert f"  {name:<16}{one.help}" in lines
+    assert max(map(len, lines)) <= 110
+
+
+def test_the_version_is_the_only_thing_that_version_prints() -> None:
+    assert run("--version").stdout == f"{__version__}\n"
+    assert run("--debug", "--version").stdout == f"{__version__}\n"
+
+
+def test_help_and_version_import_no_parser_and_nothing_slow() -> None:
+    slow = {"typer", "inspect", "dataclasses", "msgspec", "numpy", "onnx", "onnx_ir", "torch", "rich"}
+    for arguments in ([], ["--help"], ["--version"]):
+        assert not modules_after(*arguments) & slow
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_listing_agrees_with_the_commands(name: str) -> None:
+    parser: Any = get_command(app)
+    assert COMMANDS[name].runs_model == any(one.metavar == "MODEL" for one in parser.commands[name].params)
+    assert run(name, "--help").returncode == 0
+
+
+def test_what_is_nearly_right_is_offered(tmp_path: Path) -> None:
+    assert "did you mean --verify?" in run("export", "--verfy").stderr
+    assert "Did you mean 'export'" in run("exprt").stderr
+    assert "'auto', 'dynamo', 'torchscript'" in run("export", "--frontend", "dynam", "-o", "x.onnx").stderr
+
+
+def test_a_page_may_have_the_name_of_its_model(exported: Exporter, tmp_path: Path) -> None:
+    import shutil
+
+    source = exported("blocks").path
+    for file in source.parent.glob(f"{source.stem}.*"):
+        shutil.copy(file, tmp_path / file.name.replace(source.stem, "cap"))
+    done = run("report", "cap.onnx", "-o", "cap.html", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "cap.html").read_text().startswith("<!doctype html>")
+    assert run("report", "cap.onnx", "-o", "cap.hierarchy.json", cwd=tmp_path).returncode == 2
+
+
+def completions(*words: str) -> set[str]:
+    """What a shell offers for the last word."""
+    variables = {
+        "_MODELEXPORT_COMPLETE": "complete_bash",
+        "COMP_WORDS": " ".join(("modelexport", *words)),
+        "COMP_CWORD": str(len(words)),
+    }
+    command = [sys.executable, "-m", "modelexport"]
+    done = subprocess.run(command, env=os.environ | variables, check=True, capture_output=True, text=True)
+    return set(done.stdout.split())
+
+
+def test_a_shell_completes_commands_options_and_choices() -> None:
+    assert completions("ver") == {"verify"}
+    assert completions("") == set(COMMANDS)
+    assert completions("export", "--front") == {"--frontend"}
+    assert completions("export", "--frontend", "") == {"auto", "dynamo", "torchscript"}
+    assert "_MODELEXPORT_COMPLETE" in run("--show-completion", "bash").stdout
+
+
+def test_the_program_of_typer_is_the_same_one() -> None:
+    from typer.testing import CliRunner
+
+    assert CliRunner().invoke(app, []).stdout == run().stdout

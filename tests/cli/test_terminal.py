@@ -1,0 +1,122 @@
+"""On a terminal: what runs is said, trees fit the screen, colours mean something. In a pipe there is none of it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from commands import run
+from exports import Exporter
+from modelexport.cli.progress import ProgressLine
+from modelexport.cli.terminal import fitting_depth, left_out, rendered, styled
+from modelexport.core.text import printable
+
+pty = pytest.importorskip("pty")
+
+
+def on_terminal(*arguments: object, cwd: Path, lines: int = 30, **environment: str) -> str:
+    """What the command writes to a terminal, both of its streams."""
+    import fcntl
+    import struct
+    import termios
+
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, 120, 0, 0))
+    variables = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "LINES", "COLUMNS")}
+    command = [sys.executable, "-m", "modelexport", *map(str, arguments)]
+    process = subprocess.Popen(
+        command, cwd=cwd, stdout=theirs, stderr=theirs, env=variables | {"TERM": "xterm"} | environment
+    )
+    os.close(theirs)
+    seen = b""
+    while True:
+        try:
+            part = os.read(ours, 4096)
+        except OSError:
+            break
+        if not part:
+            break
+        seen += part
+    process.wait()
+    os.close(ours)
+    return seen.decode()
+
+
+def test_a_tree_is_as_deep_as_the_screen_and_says_how_to_see_the_rest(exported: Exporter) -> None:
+    path = exported("bert").path
+    whole = run("tree", path).stdout
+    shown = on_terminal("tree", path, cwd=path.parent)
+    assert len(shown.splitlines()) <= 30 < len(whole.splitlines())
+    assert "not shown: --depth 5 shows all" in shown
+    deep = on_terminal("tree", path, "--depth", 5, cwd=path.parent).split("\x1b[K")[-1]
+    assert deep.replace("\r\n", "\n") == whole
+
+
+def test_colours_are_for_terminals_that_want_them(exported: Exporter) -> None:
+    path = exported("blocks").path
+    assert "\x1b[31m" in on_terminal("cost", path, cwd=path.parent)
+    for environment in ({"NO_COLOR": "1"}, {"TERM": "dumb"}):
+        assert "\x1b[31m" not in on_terminal("cost", path, cwd=path.parent, **environment)
+    assert "\x1b" not in run("cost", path).stdout
+
+
+def test_a_name_that_contains_a_colour_is_escaped_where_colours_are_shown() -> None:
+    text = styled("a\x1b[31mb", "green", colour=True) + "\x1b[2J"
+    assert rendered(text, printable) == "\x1b[32ma\\x1b[31mb\x1b[0m\\x1b[2J"
+    assert rendered("\x1b[2J", printable) == "\\x1b[2J"
+
+
+class Terminal:
+    def __init__(self) -> None:
+        self.text = ""
+
+    def isatty(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        self.text += text
+        return len(text)
+
+    def flush(self) -> None:
+        pass
+
+
+def test_a_command_that_takes_longer_than_a_second_says_what_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("modelexport.cli.progress._AFTER", 0.05)
+    monkeypatch.setattr("modelexport.cli.progress._EVERY", 0.02)
+    terminal, line = Terminal(), ProgressLine()
+    line.start(terminal, "export")  # type: ignore[arg-type]
+    line.tell("decode: capture\n")
+    end = time.monotonic() + 5
+    while "decode: capture\\n ... 0 s" not in terminal.text and time.monotonic() < end:
+        time.sleep(0.01)
+    line.stop()
+    assert "decode: capture\\n ... 0 s" in terminal.text
+    assert terminal.text.endswith("\r\x1b[K")
+    written = terminal.text
+    time.sleep(0.1)
+    assert terminal.text == written
+
+
+def test_nothing_is_drawn_in_the_first_second_or_in_a_pipe(tmp_path: Path) -> None:
+    terminal, line = Terminal(), ProgressLine()
+    line.start(terminal, "tree")  # type: ignore[arg-type]
+    line.stop()
+    assert terminal.text == ""
+    assert run("tree", "none.onnx", cwd=tmp_path).stderr.count("\n") == 1
+
+
+def test_all_levels_are_shown_where_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("LINES", "30")
+    assert fitting_depth([0, 1, 1, 2], None) is None
+    assert fitting_depth([0, *[1] * 10, *[2] * 40], None) == 1
+    assert fitting_depth([0, *[1] * 100], None) == 1
+    assert fitting_depth([0, *[1] * 100], 0) == 0
+    assert left_out([0, 1, 2, 2], 1) == "2 rows further inside not shown: --depth 2 shows all"
+    assert left_out([0, 1], None) == ""
