@@ -6,6 +6,7 @@ import gc
 import inspect
 import sys
 import traceback
+import warnings
 from typing import Annotated
 
 import typer
@@ -17,7 +18,7 @@ from modelexport.cli.guards import guarded
 from modelexport.cli.hash_seed import fix_hash_seed
 from modelexport.cli.shield import Interrupted, raw, shielded
 from modelexport.core.version import __version__
-from modelexport.errors import ModelExportError, UntaggedNodeError, UsageError
+from modelexport.errors import ModelExportError, UntaggedNodeError, UsageError, VersionWarning
 
 app = typer.Typer(
     help="Export PyTorch models to ONNX with the exact module call on every node.",
@@ -70,6 +71,7 @@ def options(
 def main() -> None:
     """The ``modelexport`` command. Exit status: 0 done, 1 a check failed, 2 wrong or missing input, 130 Ctrl-C."""
     fix_hash_seed(RUN_MODELS)
+    warnings.formatwarning = _on_one_line
     # A short command spends most of its time on imports, whose objects stay: garbage collection took a seventh of it.
     gc.set_threshold(50_000, 20, 100)
     before = _written()
@@ -111,6 +113,18 @@ def _run(before: int) -> int:
 
 _LONGEST = 4000
 """Characters of a message: several lines of a terminal, and JSON to correct in the longest ones."""
+
+
+def _on_one_line(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """Our own warnings as the command line says everything; others as Python does."""
+    if issubclass(category, VersionWarning):
+        return f"modelexport: warning: {message}\n"
+    return _formatted(message, category, filename, lineno, line)
+
+
+_formatted = warnings.formatwarning
 
 
 def _written() -> int:

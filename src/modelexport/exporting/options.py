@@ -31,8 +31,8 @@ class CaptureOptions:
     """Arguments of ``forward`` whose values the file keeps; ``auto`` among them: those that it cannot be captured
     without. What is not a tensor is always kept."""
     reuse: bool = True
-    """Do the work for layers and nodes whose captured graphs are equal once. The file is the same without, and takes
-    longer."""
+    """Do equal work once, and leave out what no file needs (``modelexport.capture.once``). The file is the same
+    without, and takes longer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,7 +167,7 @@ class Options:
     def for_capture(self, dynamic: bool, opset: int | None) -> dict[str, Any]:
         """The options as keywords of :func:`modelexport.capture.choice.capture`."""
         traces = self.tags.keep_torch_metadata
-        return {"dynamic": dynamic, "opset": opset, "stack_traces": traces, **vars(self.capture)}
+        return {"dynamic": dynamic, "opset": opset, "stack_traces": traces, "constants": self.capture.constants}
 
     def check_together(self, *, optimized: bool) -> None:
         """Refuse options that do not go together.

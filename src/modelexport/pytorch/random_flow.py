@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from modelexport.pytorch.private_torch import schema_of
+
 _RANDOM = "_modelexport_random"
 
 _LEAVING = frozenset((torch.ops.aten._local_scalar_dense, torch.ops.aten.detach))
@@ -88,7 +90,7 @@ def _holder(tensor: torch.Tensor) -> Any:
 
 def _written(func: Any, args: Any, kwargs: Any) -> Iterator[Any]:
     """The arguments that an operation writes to."""
-    schema = getattr(func, "_schema", None)  # higher-order operations have none
+    schema = schema_of(func)
     for place, argument in enumerate(schema.arguments if schema is not None else ()):
         if argument.alias_info is not None and argument.alias_info.is_write:
             yield from leaves(args[place] if place < len(args) else kwargs.get(argument.name))
