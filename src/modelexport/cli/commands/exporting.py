@@ -96,7 +96,7 @@ def export(
     exclude: ExcludeOption = None,
     no_optimize: Annotated[bool, typer.Option("--no-optimize", help="Do not optimize the graph.")] = False,
     no_reuse: Annotated[
-        bool, typer.Option("--no-reuse", help="Export equal layers one by one: the same file, more slowly.")
+        bool, typer.Option("--no-reuse", help="Do equal work for each layer: the same file, more slowly.")
     ] = False,
     fuse: Annotated[
         FuseFor | None, typer.Option(help="Fuse nodes into operators of ONNX Runtime, for its CPU or CUDA provider.")
