@@ -75,7 +75,9 @@ def facts(exported: Exported) -> list[str]:
             made = [(value.name, str(value.dtype), str(value.shape)) for value in node.outputs]
             taken = [value and value.name for value in node.inputs]
             attributes = [(key, str(attribute.value)) for key, attribute in node.attributes.items()]
-            rest = sorted(attributes), sorted(node.metadata_props.items()), owner_of(node)
+            # Stack traces, which no file keeps, are only recorded without.
+            metadata = sorted(item for item in node.metadata_props.items() if not item[0].endswith("stack_trace"))
+            rest = sorted(attributes), metadata, owner_of(node)
             lines.append(f"{node.name} {node.op_type} {taken} {made} {rest}")
     lines += [str(value) for value in (*exported.model.graph.inputs, *exported.model.graph.outputs)]
     lines += [f"{name} {value.shape}" for name, value in exported.model.graph.initializers.items()]
