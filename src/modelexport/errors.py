@@ -11,6 +11,8 @@
     ├── CheckError                an exported file is invalid, does not load, or computes something else
     └── UntaggedNodeError         a node of the exported graph has no owner; lists every one of them
 
+``VersionWarning`` is a warning: an installed package is not one that modelexport is tested with.
+
 A message says what was wrong and what to do next. The original exception is chained (``raise ... from``).
 """
 
@@ -21,6 +23,10 @@ from collections.abc import Sequence
 
 class ModelExportError(Exception):
     """Anything that modelexport raises on purpose."""
+
+
+class VersionWarning(UserWarning):
+    """An installed package is outside the tested range, or lacks something that an export uses."""
 
 
 class UsageError(ModelExportError):

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 import torch
 import torch.fx
 
+from modelexport.pytorch.private_torch import schema_of
+
 
 def is_written_later(node: torch.fx.Node) -> bool:
     """Whether a later node writes into the memory of a node's tensor, through a view of it or through its base."""
@@ -37,7 +39,7 @@ def _shared_arguments(node: torch.fx.Node) -> dict[torch.fx.Node, bool]:
     """The arguments whose memory a node's result shares or that it writes into, and whether it writes."""
     if node.target is operator.getitem:
         return {argument: False for argument in node.args[:1] if isinstance(argument, torch.fx.Node)}
-    schema = getattr(node.target, "_schema", None)
+    schema = schema_of(node.target)
     if schema is None:
         return {}
     found: dict[torch.fx.Node, bool] = {}
@@ -52,7 +54,7 @@ def _shared_arguments(node: torch.fx.Node) -> dict[torch.fx.Node, bool]:
 def passed_on(node: torch.fx.Node) -> torch.fx.Node | None:
     """The node whose tensor a node returns unchanged (``to`` the type that it has): exporters remove such nodes."""
     source = node.args[0] if node.args else None
-    schema = getattr(node.target, "_schema", None)
+    schema = schema_of(node.target)
     if not isinstance(source, torch.fx.Node) or schema is None or len(schema.returns) != 1:
         return None
     if schema.returns[0].alias_info is None:

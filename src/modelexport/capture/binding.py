@@ -9,22 +9,18 @@ from __future__ import annotations
 import keyword
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
-import torch._subclasses.fake_tensor
-import torch.fx.experimental.proxy_tensor
 from torch import nn
 
 from modelexport.capture.arguments import with_parameters
-from modelexport.core.attributes import attribute_set
 from modelexport.pytorch.private_torch import tree_leaves
 from modelexport.pytorch.values import NamedTensors, copied, input_tensors, output_tensors, tensors_in
 
 _PLAIN = (torch.Tensor, bool, int, float, str, type(None))
-_READABLE = 100_000
+READABLE = 100_000
 """Elements of a constant whose values Python may read while a model is captured."""
 
 
@@ -91,15 +87,3 @@ def only_tensors(module: nn.Module, args: Any, output: Any) -> tuple[torch.Tenso
     if all(isinstance(leaf, torch.Tensor) or leaf is None for leaf in tree_leaves(output)):
         return None
     return tuple(tensor for _, tensor in output_tensors(output))
-
-
-@contextmanager
-def constants_readable() -> Iterator[None]:
-    """Inside, Python can read the values of constants while a model is captured: ``torch.tensor([2, 3]).tolist()``.
-
-    PyTorch follows the values of constants of one element; the limit is a private number of two modules.
-    """
-    with ExitStack() as stack:
-        for module in (torch._subclasses.fake_tensor, torch.fx.experimental.proxy_tensor):
-            stack.enter_context(attribute_set(module, "CONSTANT_NUMEL_LIMIT", _READABLE))
-        yield

@@ -13,6 +13,7 @@ from torch import nn
 from modelexport.capture import FrontEnd, dynamo, torchscript
 from modelexport.capture.decisions import inputs_read
 from modelexport.capture.exported import Exported
+from modelexport.capture.patches import warn_once
 from modelexport.capture.scripted import scripts_converted
 from modelexport.core.messages import collected
 from modelexport.core.text import without_paths
@@ -106,14 +107,12 @@ def capture(
     dynamic: bool = False,
     opset: int | None = None,
     constants: Collection[str] = (),
-    reuse: bool = True,
     stack_traces: bool = False,
 ) -> Exported:
     """Capture and translate a model with a front end; ``auto`` is ``dynamo``, then ``torchscript`` if that fails.
 
     Args:
         constants: Arguments whose values the graph keeps; ``auto``: those that it cannot be captured without.
-        reuse: Do the work for calls whose captured graphs are equal once, where the front end can.
         stack_traces: Record the lines of Python of each node in the exporter's own metadata.
 
     Raises:
@@ -121,6 +120,7 @@ def capture(
         InputsError: The inputs do not fit.
         UsageError: The front end does not write this opset.
     """
+    warn_once()
     with collected() as messages:
         exported = _capture(
             model,
@@ -129,7 +129,6 @@ def capture(
             dynamic=dynamic,
             opset=opset,
             constants=constants,
-            reuse=reuse,
             stack_traces=stack_traces,
         )
     return dataclasses.replace(exported, messages=tuple(messages))

@@ -10,7 +10,9 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from modelexport.capture.patches import private, usable
 from modelexport.core.messages import collected
+from modelexport.pytorch.private_torch import tracing_state, version_of
 from modelexport.pytorch.traced import untouched
 from modelexport.pytorch.values import input_tensors, run_arguments
 
@@ -35,9 +37,9 @@ class NoDecisions(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if torch._C._get_tracing_state() is not None and (func in _READS_VALUES or func in _READS_SIZES):
+        if tracing_state() is not None and (func in _READS_VALUES or func in _READS_SIZES):
             for tensor in _tensors(args):
-                value = torch._C._get_value_trace(tensor)
+                value = private("value")(tensor)
                 if self._is_sized_by_values(value) or (func in _READS_VALUES and self._is_by_values(tensor, value)):
                     name = func.__name__.strip("_")
                     raise DecisionError(
@@ -54,7 +56,7 @@ class NoDecisions(TorchFunctionMode):
                 return True
             return any(map(self._is_sized_by_values, node.inputs())) if node.kind() in _SIZES else None
 
-        return bool(tensor._version) or _follow(value, self._by_values, known)
+        return bool(version_of(tensor)) or _follow(value, self._by_values, known)
 
     def _is_sized_by_values(self, value: Any) -> bool:
         """Whether the size of a value of the trace depends on elements of inputs or parameters."""
@@ -90,7 +92,7 @@ def _follow(value: Any, found: dict[int, bool], known: Callable[[Any], bool | No
 
 def _is_mask(value: Any) -> bool:
     kind = value.type()
-    return isinstance(kind, torch._C.TensorType) and kind.scalarType() in ("Bool", "Byte")
+    return isinstance(kind, torch.TensorType) and kind.scalarType() in ("Bool", "Byte")
 
 
 def _tensors(value: object) -> Iterator[torch.Tensor]:
@@ -176,7 +178,7 @@ def _is_data(tensor: torch.Tensor) -> bool:
     return bool(tensor.is_floating_point() or tensor.is_complex()) and tensor.dim() > 0
 
 
-_TAKES_LENGTHS = {torch._VF._pack_padded_sequence}
+_TAKES_LENGTHS = {private("packing")} if usable("packing") else set()
 """What reads the values of a tensor inside of PyTorch."""
 
 

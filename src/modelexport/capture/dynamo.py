@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -18,31 +18,29 @@ import onnx_ir.passes.common as passes
 import torch
 import torch.fx.traceback
 from torch import nn
-from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 
 from modelexport.capture.aliases import is_written_later, passed_on
 from modelexport.capture.arguments import by_name, state_dict_names
-from modelexport.capture.binding import Bound, constants_readable, needs_binding, only_tensors
+from modelexport.capture.binding import READABLE, Bound, needs_binding, only_tensors
 from modelexport.capture.exported import Exported
 from modelexport.capture.fx_owners import ADDRESS_KEY, PORTS_KEY, FxOwners, annotated_call, is_annotated
 from modelexport.capture.hints import (
     OTHER_OPERATIONS,
     check_returned,
-    graphs_not_printed,
     in_one_line,
     line_of,
     reason_of,
     translated_node,
     way_out,
 )
+from modelexport.capture.once.decomposition import decomposed_once
+from modelexport.capture.once.promotion import promoted_once
 from modelexport.capture.opsets import convert_to_opset, translated_opset
-from modelexport.capture.promotions import outputs_converted_back, promoted_once
+from modelexport.capture.patches import private, replaced, require, usable
 from modelexport.capture.recurrent_shapes import steps_open
-from modelexport.capture.repairs.decompositions import decompositions_added
-from modelexport.capture.repairs.functions import values_not_read_in_captures
-from modelexport.capture.repairs.table import translations_added
-from modelexport.capture.reuse import decomposed_once
-from modelexport.capture.templates import translated_once
+from modelexport.capture.repairs.decompositions import outputs_converted_back, with_decompositions
+from modelexport.capture.repairs.functions import reading_no_values
+from modelexport.capture.repairs.table import with_translations
 from modelexport.capture.transformers_exporter import (
     changed_caches,
     export_around_pretrained,
@@ -50,8 +48,6 @@ from modelexport.capture.transformers_exporter import (
     has_transformers_inside,
     register_caches,
 )
-from modelexport.capture.unread import only_what_is_read
-from modelexport.core.attributes import attribute_set
 from modelexport.core.calls import ROOT, ModuleCall, Port, Side, TracedCall
 from modelexport.core.messages import collected
 from modelexport.errors import CaptureError
@@ -70,7 +66,6 @@ def capture_by_dynamo(
     dynamic: bool = False,
     opset: int | None = None,
     constants: Collection[str] = (),
-    reuse: bool = True,
     stack_traces: bool = False,
 ) -> Exported:
     """Capture and translate a model. The model's state is restored afterwards, also after a failure.
@@ -80,8 +75,6 @@ def capture_by_dynamo(
         dynamic: Make every axis of every input dynamic, except those that the model fixes.
         opset: The opset of the ONNX standard domain; ``None`` for the exporter's default.
         constants: Arguments whose values the graph keeps, instead of taking them as inputs.
-        reuse: Decompose calls whose captured graphs are equal once, and translate equal FX nodes once. The result is
-            the same without.
         stack_traces: Record the lines of Python of each node, for those who keep the exporter's metadata.
 
     Raises:
@@ -89,26 +82,17 @@ def capture_by_dynamo(
         InputsError: The model has lazy parameters.
         UsageError: The opset does not exist.
     """
+    require("dynamo")
     translated_in = translated_opset(opset)
     watcher = _TensorWatcher()
     recorder = CallRecorder(model, _annotated, watcher.watch, changed_caches())
+    programs: list[Any] = []
     captured, args, given = _bound(model, *by_name(model, *run_arguments(inputs)), constants)
     with (
         untouched(model, runs=False, captures=True),
-        # A capture that failed may have left annotations of its own behind.
-        attribute_set(torch.fx.traceback, "current_meta", {}),
-        recorder.attached(),
-        translations_added() as programs,
-        decompositions_added(),
-        decomposed_once(recorder.seen, ADDRESS_KEY, reuse=reuse),
-        promoted_once(reuse=reuse),
-        outputs_converted_back(),
-        translated_once(reuse=reuse),
-        only_what_is_read(stack_traces=stack_traces),
-        constants_readable(),
+        replaced(_replacements(recorder.seen, programs, stack_traces)),
+        recorder.attached(),  # inside, since it ends the annotations of calls that were running at a failure
         steps_open(),
-        values_not_read_in_captures(),
-        graphs_not_printed(),
         collected(),
     ):
         if not isinstance(model, torch.jit.ScriptModule):  # takes no hooks
@@ -133,6 +117,25 @@ def capture_by_dynamo(
     if opset is not None:
         convert_to_opset(exported.model, opset)
     return exported
+
+
+def _replacements(
+    calls: Sequence[TracedCall], programs: list[Any], stack_traces: bool
+) -> Mapping[str, Callable[[Any], Any]]:
+    """Rows of the table of patches to what takes their place; what ``torch.onnx.export`` returns is in ``programs``."""
+    return {
+        "annotations": lambda _: {},
+        "export": reading_no_values,
+        "constants": lambda _: READABLE,
+        "traced constants": lambda _: READABLE,
+        "print": lambda _: lambda *text, **options: None,
+        "decompose": lambda whole: decomposed_once(with_decompositions(whole), calls, ADDRESS_KEY),
+        "prepare": outputs_converted_back,
+        "translate": lambda export: with_translations(export, programs),
+        "promote": promoted_once,
+        "lazy graphs": lambda _: True,
+        "stack traces": lambda before: before or not stack_traces,
+    }
 
 
 def _bound(
@@ -193,11 +196,11 @@ class _TensorWatcher:
         self._from_inputs: dict[torch.fx.Node, list[Port]] = {}
 
     def watch(self, call: ModuleCall, side: Side, tensors: NamedTensors) -> None:
-        mode = get_proxy_mode()
+        mode = private("proxies")() if usable("proxies", "proxy") else None
         if mode is None:
             return
         for index, (_, tensor) in enumerate(tensors):
-            slot = get_proxy_slot(tensor, mode.tracer, None)
+            slot = private("proxy")(tensor, mode.tracer, None)
             if slot is None:  # a parameter, or created outside the capture
                 continue
             node, port, item = slot.proxy.node, Port(call, side, index), None

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import onnx_ir as ir
 import torch
-import torch.export._trace
 from torch import nn
 from torch.ao.quantization import FakeQuantizeBase
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.nn.utils.rnn import PackedSequence
 
-from modelexport.core.attributes import attribute_set
 from modelexport.errors import UsageError
 
 
@@ -77,13 +73,6 @@ def translated_node(error: BaseException) -> torch.fx.Node | None:
                 return node
         chained = chained.__cause__
     return None
-
-
-@contextmanager
-def graphs_not_printed() -> Iterator[None]:
-    """Inside, ``torch.export`` does not print what it captured before it failed."""
-    with attribute_set(torch.export._trace, "print", lambda *text, **options: None):
-        yield
 
 
 OTHER_OPERATIONS = "; compute it with other operations in the model's code"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
+from modelexport.capture.patches import replaced
 
 
 @contextmanager
@@ -21,9 +21,16 @@ def nothing_merged() -> Iterator[None]:
       one is in the call.
     - When the exporter fails, it does not print its graph, which bypasses ``sys.stdout``.
     """
-    peephole = torch._C._jit_pass_onnx_peephole
+    with replaced({"merging": lambda _: lambda graph: False, "fusing": _between_boundaries, "log": lambda _: _silent}):
+        yield
 
-    def between_boundaries(graph: Any, *options: Any) -> None:
+
+def _silent(*lines: Any) -> None:
+    pass
+
+
+def _between_boundaries(peephole: Callable[..., Any]) -> Callable[..., None]:
+    def run(graph: Any, *options: Any) -> None:
         boundaries = [
             _boundary(graph, value) for value in {value.unique(): value for value in graph.outputs()}.values()
         ]
@@ -32,26 +39,7 @@ def nothing_merged() -> Iterator[None]:
             boundary.output().replaceAllUsesWith(boundary.input())
             boundary.destroy()
 
-    with _replaced(
-        torch._C,
-        _jit_pass_cse=lambda graph: False,
-        _jit_pass_onnx_peephole=between_boundaries,
-        _jit_onnx_log=lambda *lines: None,
-    ):
-        yield
-
-
-@contextmanager
-def _replaced(module: Any, **functions: Callable[..., Any]) -> Iterator[None]:
-    """Replace functions of a module inside the block."""
-    before = {name: getattr(module, name) for name in functions}
-    try:
-        for name, function in functions.items():
-            setattr(module, name, function)
-        yield
-    finally:
-        for name, function in before.items():
-            setattr(module, name, function)
+    return run
 
 
 def _boundary(graph: Any, value: Any) -> Any:

@@ -1,8 +1,7 @@
 """The shapes of recurrent layers while a model is captured: those of any number of steps.
 
 PyTorch finds them by its decomposition of the layer, which runs each step. That fixes a dynamic number of steps to that
-of the example: of the outputs alone in the first export of a process, and of the inputs as well in the next. Both
-places where an operator's definition is kept are private, and only this file uses them.
+of the example: of the outputs alone in the first export of a process, and of the inputs as well in the next.
 """
 
 from __future__ import annotations
@@ -13,9 +12,12 @@ from typing import Any
 
 import torch
 
+from modelexport.capture.patches import private, usable
+from modelexport.pytorch.private_torch import schema_of
+
 
 def _shapes(operator: Any) -> Callable[..., Any]:
-    names = [argument.name for argument in operator._schema.arguments]
+    names = [argument.name for argument in schema_of(operator).arguments]
 
     def shapes(*args: Any, **kwargs: Any) -> Any:
         given = {**dict(zip(names, args, strict=False)), **kwargs}
@@ -33,10 +35,14 @@ def steps_open() -> Iterator[None]:
 
     Only of the operators that are translated as they are.
     """
-    table = torch._decomp.decomposition_table
+    if not usable("definitions", "kernels", "kernels' cache", "dispatch keys"):
+        yield
+        return
+    table = private("definitions")
     operators = [one for one in (torch.ops.aten.lstm.input, torch.ops.aten.gru.input) if one in table]
     before = {operator: (table[operator], dict(operator.py_kernels)) for operator in operators}
-    keys = (torch._C.DispatchKey.CompositeImplicitAutograd, torch._C.DispatchKey.Autograd)
+    dispatch = private("dispatch keys")
+    keys = (dispatch.CompositeImplicitAutograd, dispatch.Autograd)
     try:
         for operator in operators:
             table[operator] = _shapes(operator)

@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from modelexport.capture.arguments import with_parameters
+from modelexport.capture.patches import private, usable
 from modelexport.core.messages import collected
 from modelexport.pytorch.private_torch import tree_leaves
 from modelexport.pytorch.traced import untouched
@@ -93,17 +94,14 @@ def _with_defaults(
 
 def _converted(module: nn.Module, calls: Sequence[tuple[Any, ...]]) -> nn.Module | None:
     """A module as a graph for the shapes that it is called with; ``None`` where they differ or it cannot be."""
-    # Not public: the way from TorchScript to torch.export that torch's own messages name.
-    from torch._export.converter import TS2EPConverter
-
-    if not calls or len({_shapes(call) for call in calls}) > 1:
+    if not usable("converter") or not calls or len({_shapes(call) for call in calls}) > 1:
         return None
     bound = _with_defaults(module, calls[0])
     if bound is None:
         return None
     try:
         with torch.no_grad(), collected():
-            graph: nn.Module = TS2EPConverter(module, bound, {}).convert().module(check_guards=False)
+            graph: nn.Module = private("converter")(module, bound, {}).convert().module(check_guards=False)
     except Exception:  # the front ends say what they say of a ScriptModule
         return None
     if any(isinstance(part, torch.fx.GraphModule) for part in graph.children()):

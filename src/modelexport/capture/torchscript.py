@@ -25,7 +25,6 @@ import onnx
 import onnx_ir as ir
 import onnx_ir.passes.common as passes
 import torch
-import torch.jit._trace
 from torch import nn
 
 from modelexport.capture import TRACED_OPSETS
@@ -35,6 +34,7 @@ from modelexport.capture.decisions import NoDecisions
 from modelexport.capture.exported import Exported
 from modelexport.capture.hints import OTHER_OPERATIONS, check_returned, line_of, way_out
 from modelexport.capture.passes_off import nothing_merged
+from modelexport.capture.patches import private, require
 from modelexport.capture.repairs.functions import translatable
 from modelexport.core.calls import ROOT, CallTree, ModuleCall, Port, Side, TensorSpec, TracedCall
 from modelexport.core.messages import collected
@@ -45,6 +45,7 @@ from modelexport.graph.nodes import all_nodes
 from modelexport.graph.owners import OWNER, owner_of
 from modelexport.lineage.ownership import place_unowned
 from modelexport.pytorch.pretrained import is_pretrained
+from modelexport.pytorch.private_torch import version_of
 from modelexport.pytorch.recorder import CallRecorder
 from modelexport.pytorch.traced import trace_calls, untouched
 from modelexport.pytorch.tracing import in_trace
@@ -61,7 +62,6 @@ def capture_by_tracing(
     dynamic: bool = False,
     opset: int | None = None,
     constants: Collection[str] = (),
-    reuse: bool = True,
     stack_traces: bool = False,
 ) -> Exported:
     """Trace and translate a model. The model's state is restored afterwards, also after a failure.
@@ -71,13 +71,14 @@ def capture_by_tracing(
         dynamic: Make every axis of every input dynamic. A trace cannot tell which of them the model fixes.
         opset: The opset of the ONNX standard domain, from :data:`TRACED_OPSETS`; ``None`` for the exporter's default.
         constants: Arguments whose values the graph keeps, instead of taking them as inputs.
-        reuse, stack_traces: Change nothing: every call is traced, and a trace has the lines of Python.
+        stack_traces: Changes nothing: a trace has the lines of Python.
 
     Raises:
         CaptureError: The exporter failed, or the model's Python code depends on tensor values. Names the call and line.
         InputsError: The inputs do not fit, or the model has lazy parameters.
         UsageError: The exporter does not write this opset.
     """
+    require("torchscript")
     _check_traced_opset(opset)
     args, kwargs = by_name(model, *run_arguments(inputs))
     with collected():
@@ -177,7 +178,7 @@ class _Traced(nn.Module):
         self._by_path = dict(model.named_modules())
         self._ports: dict[Port, str] = {}
         """The ports of calls to the names of their tensors."""
-        self._copies: dict[tuple[int, int], tuple[torch.Tensor, Any]] = {}
+        self._copies: dict[tuple[int, int | None], tuple[torch.Tensor, Any]] = {}
         self._kept: list[tuple[torch.Tensor, Any]] = []
         """For each port a tensor of the same type and shape without memory, and its value in the traced graph."""
 
@@ -188,12 +189,12 @@ class _Traced(nn.Module):
             output = self.model(*args, **kwargs)
         self._returned = self._without_sizes(ROOT, "outputs", output_tensors(output))
         for stand_in, value in self._kept:
-            torch._C._set_value_trace(stand_in, value)
+            private("set value")(stand_in, value)
         return (*(tensor for _, tensor in self._returned), *(stand_in for stand_in, _ in self._kept))
 
     @contextmanager
     def _scoped(self, call: ModuleCall) -> Iterator[None]:
-        scopes = torch.jit._trace._trace_module_map
+        scopes = private("scopes")
         if scopes is not None:
             scopes[self._by_path[call.path]] = f"call::c{len(self.recorder.seen) - 1}"
         yield
@@ -217,9 +218,9 @@ class _Traced(nn.Module):
     def _as_it_is_now(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
         """A copy, because later code may write into the tensor; the exporter makes no node for it."""
         with in_trace(self.recorder.trace):
-            key = torch._C._get_value_trace(tensor).unique(), tensor._version
+            key = private("value")(tensor).unique(), version_of(tensor)
             if key not in self._copies:
-                value = torch._C._get_value_trace(tensor.clone())
+                value = private("value")(tensor.clone())
                 with in_trace(None):
                     stand_in = torch.empty((), dtype=tensor.dtype).expand(tensor.shape)
                 self._copies[key] = stand_in, value
@@ -341,7 +342,7 @@ def _translated_in(error: Exception, recorder: CallRecorder) -> ModuleCall | Non
     """The call whose node was being translated, read from the exporter's stack frame."""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         node = frame.f_locals.get("node")
-        scope = re.search(r"::c(\d+)$", node.scopeName()) if isinstance(node, torch._C.Node) else None
+        scope = re.search(r"::c(\d+)$", node.scopeName()) if isinstance(node, torch.Node) else None
         if scope is not None:
             return recorder.seen[int(scope[1])].call
     return None

@@ -17,6 +17,7 @@ import onnx_ir as ir
 import torch
 from torch import nn
 
+from modelexport.capture.patches import private, usable
 from modelexport.pytorch.pretrained import is_pretrained
 from modelexport.pytorch.values import copied
 
@@ -74,7 +75,7 @@ def export_around_pretrained(
             program,
             args,
             kwargs=kwargs,
-            custom_translation_table=exporter_onnx._ONNX_TRANSLATION_TABLE,
+            custom_translation_table=private("transformers") if usable("transformers") else None,
             opset_version=opset,
             dynamo=True,
             optimize=False,

@@ -6,6 +6,7 @@ import gc
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,7 @@ from modelexport.cli.progress import LINE
 from modelexport.cli.shield import Interrupted, raw, shielded
 from modelexport.core.extras import missing_extra
 from modelexport.core.version import __version__
-from modelexport.errors import ModelExportError, UntaggedNodeError, UsageError
+from modelexport.errors import ModelExportError, UntaggedNodeError, UsageError, VersionWarning
 
 _COMPLETE = "_MODELEXPORT_COMPLETE"
 """The variable that the scripts of Typer set when a shell asks what a word could be completed to."""
@@ -25,6 +26,7 @@ _COMPLETE = "_MODELEXPORT_COMPLETE"
 def main() -> None:
     """The ``modelexport`` command. Exit status: 0 done, 1 a check failed, 2 wrong or missing input, 130 Ctrl-C."""
     fix_hash_seed([name for name, one in COMMANDS.items() if one.runs_model])
+    warnings.formatwarning = _on_one_line
     # A short command spends most of its time on imports, whose objects stay: garbage collection took a seventh of it.
     gc.set_threshold(50_000, 20, 100)
     before = _written()
@@ -110,6 +112,18 @@ def _misused(error: Any) -> str:
 
 _LONGEST = 4000
 """Characters of a message: several lines of a terminal, and JSON to correct in the longest ones."""
+
+
+def _on_one_line(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """Our own warnings as the command line says everything; others as Python does."""
+    if issubclass(category, VersionWarning):
+        return f"modelexport: warning: {message}\n"
+    return _formatted(message, category, filename, lineno, line)
+
+
+_formatted = warnings.formatwarning
 
 
 def _written() -> int:

@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 from onnxscript import optimizer
 
-from modelexport.exporting.inference import Known, inferred_once
+from modelexport.capture.once.inference import Known, inferred_once
 from modelexport.graph.nodes import nested_graphs
 from modelexport.weights.transforms import run_operator, since_version, tensor_attributes
 

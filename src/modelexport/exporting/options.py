@@ -42,7 +42,7 @@ class CaptureOptions:
         flag="--constant",
         metavar="NAME",
     )
-    reuse: bool = option(True, "Export equal layers one by one: the same file, more slowly.")
+    reuse: bool = option(True, "Do equal work for each layer: the same file, more slowly.")
     interface: "Callable[[Exported], Exported] | None" = None
     """Names the inputs, outputs and dynamic axes of the captured graph; ``None``: as the front end does."""
 
@@ -212,7 +212,6 @@ class Options:
             "opset": capture.opset,
             "stack_traces": self.tags.keep_torch_metadata,
             "constants": capture.constants,
-            "reuse": capture.reuse,
         }
 
     def check_together(self, *, package: bool = False) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from modelexport.capture import FrontEnd
 from modelexport.capture.choice import Attempt, capture, first_that_passes
 from modelexport.capture.exported import Exported
+from modelexport.capture.patches import turned_off
 from modelexport.core.garbage import only_new_garbage
 from modelexport.core.locking import exclusive
 from modelexport.core.stages import Stages
@@ -91,7 +92,8 @@ class _Job:
     ) -> ExportResult:
         """Export with a front end. The files are moved into place if everything succeeds."""
         try:
-            return self._export_by(frontend, attempts, keep_anyway, fixed)
+            with turned_off(*([] if self.options.capture.reuse else ["once"])):
+                return self._export_by(frontend, attempts, keep_anyway, fixed)
         except FixedAxesError as error:
             more = error.axes
         return self.export_by(frontend, attempts, keep_anyway, [*fixed, *more])

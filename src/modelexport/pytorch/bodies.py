@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from modelexport.pytorch.dispatch_modes import OperationMode
-from modelexport.pytorch.private_torch import tree_leaves, writes_to_inputs
+from modelexport.pytorch.private_torch import schema_of, tree_leaves, writes_to_inputs
 from modelexport.pytorch.recorder import CallRecorder
 
 
@@ -106,7 +106,7 @@ class Bodies(OperationMode):
     def _check_writes(self, func: Any, args: Any, kwargs: Any) -> None:
         if not writes_to_inputs(func):
             return
-        for argument, value in zip(func._schema.arguments, args, strict=False):
+        for argument, value in zip(schema_of(func).arguments, args, strict=False):
             written = argument.alias_info is not None and argument.alias_info.is_write
             if written and not _memory(value) <= (self._made or set()):
                 raise BodyError(f"{func} writes to a tensor from outside of the branch")

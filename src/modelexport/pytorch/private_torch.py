@@ -1,8 +1,10 @@
-"""All private names of torch that this project uses; ``tests/pytorch/test_private_torch.py`` tests them.
+"""The private names of torch that running a model needs; ``tests/pytorch/test_private_torch.py`` tests them.
 
 There is no public interface for these: running a model without values, recording the inputs and results of operations,
 recognizing the tensors of ``torch.func``, telling what PyTorch compiles by itself from what a model compiles, asking
-for the shape of a tensor unseen by function modes, and flattening nested lists and dictionaries as torch does.
+for the shape of a tensor unseen by function modes, flattening nested lists and dictionaries as torch does, what an
+operation says of its arguments, and whether a trace is running. Without them no model runs here. What only an export
+needs, and can do without, is in ``capture/patches.py``.
 """
 
 from typing import Any
@@ -11,6 +13,7 @@ import torch
 import torch._higher_order_ops.utils as operator_utilities
 from torch._C import DisableTorchFunction
 from torch._C._functorch import is_functorch_wrapped_tensor, peek_interpreter_stack
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -26,10 +29,14 @@ __all__ = [
     "DynamicOutputShapeException",
     "FakeTensor",
     "FakeTensorMode",
+    "OpOverload",
     "TorchDispatchMode",
     "is_functorch_wrapped_tensor",
     "operator_utilities",
     "peek_interpreter_stack",
+    "schema_of",
+    "set_tracing_state",
+    "tracing_state",
     "tree_leaves",
     "tree_map",
     "tree_structure",
@@ -39,9 +46,18 @@ __all__ = [
 ]
 
 
+tracing_state = torch._C._get_tracing_state
+set_tracing_state = torch._C._set_tracing_state
+
+
+def schema_of(operation: Any) -> Any:
+    """What an operation says of its arguments and results; ``None`` for higher-order operations and functions."""
+    return getattr(operation, "_schema", None)
+
+
 def writes_to_inputs(operation: Any) -> bool:
     """Whether an operation, as a dispatch mode gets it, may write to the tensors that it takes."""
-    schema = getattr(operation, "_schema", None)  # higher-order operations have none
+    schema = schema_of(operation)
     return bool(schema is not None and schema.is_mutable)
 
 

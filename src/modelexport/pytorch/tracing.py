@@ -6,15 +6,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
+from modelexport.pytorch.private_torch import set_tracing_state, tracing_state
 
 
 @contextmanager
 def in_trace(state: Any) -> Iterator[Any]:
     """Record the code in the block in this trace, or, with ``None``, in no trace. Yields the trace that was running."""
-    before = torch._C._get_tracing_state()
-    torch._C._set_tracing_state(state)
+    before = tracing_state()
+    set_tracing_state(state)
     try:
         yield before
     finally:
-        torch._C._set_tracing_state(before)
+        set_tracing_state(before)

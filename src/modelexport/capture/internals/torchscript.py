@@ -7,7 +7,6 @@ read from the two functions of the exporter that return them.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import io
 from collections.abc import Callable, Iterator
@@ -20,7 +19,9 @@ import torch
 from torch import nn
 
 from modelexport.capture.internals.facts import Stage, key_facts
+from modelexport.capture.patches import private, replaced
 from modelexport.graph.nodes import all_nodes
+from modelexport.pytorch.private_torch import tracing_state
 from modelexport.pytorch.values import output_tensors, run_arguments, tensors_in
 
 TRACED_CALL = "prim::TracedModuleForward"
@@ -49,13 +50,13 @@ def look_at_torchscript(model: nn.Module, inputs: Any, stages: list[Stage], scop
 
     def before(module: nn.Module, args: Any) -> None:
         # By now the exporter has turned its log on, which writes the whole graph to file descriptor 1, not sys.stdout.
-        torch._C._jit_set_onnx_log_enabled(False)
-        names = torch.jit._trace._trace_module_map
+        private("log switch")(False)
+        names = private("scopes")
         if names is not None:
             scopes.by_path = {path: names.get(module) for path, module in model.named_modules()}
 
     def after(module: nn.Module, args: Any, output: Any) -> None:
-        tracing = torch._C._get_tracing_state()
+        tracing = tracing_state()
         if tracing is not None:
             graph = tracing.graph()
             scopes.captured = {node.scopeName() for node in _nodes(graph)}
@@ -63,18 +64,19 @@ def look_at_torchscript(model: nn.Module, inputs: Any, stages: list[Stage], scop
 
     tensors = _by_position(model, *run_arguments(inputs))
     handles = (model.register_forward_pre_hook(before), model.register_forward_hook(after))
-    logged = torch._C._jit_is_onnx_log_enabled()
+    logged = private("log state")()
     file = io.BytesIO()
     try:
-        with (
-            _watched("_optimize_graph", lambda graph: stages.append(_stage("translated", graph))),
-            _watched("_model_to_graph", lambda made: stages.append(_stage("optimised", made[0]))),
-        ):
+        stages_seen = {
+            "translated": lambda make: _watched(make, lambda graph: stages.append(_stage("translated", graph))),
+            "optimised": lambda make: _watched(make, lambda made: stages.append(_stage("optimised", made[0]))),
+        }
+        with replaced(stages_seen):
             torch.onnx.export(model, tensors, file, dynamo=False, verbose=False)
     finally:
         for handle in handles:
             handle.remove()
-        torch._C._jit_set_onnx_log_enabled(logged)
+        private("log switch")(logged)
     stages.append(_written(ir.from_proto(onnx.load_from_string(file.getvalue()))))
 
 
@@ -93,23 +95,15 @@ def _by_position(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     return tuple(given.values())
 
 
-@contextlib.contextmanager
-def _watched(name: str, see: Callable[[Any], None]) -> Iterator[None]:
-    """Call ``see`` with the results of the exporter's own function of this name inside the block."""
-    from torch.onnx._internal.torchscript_exporter import utils
-
-    function = getattr(utils, name)
+def _watched(function: Callable[..., Any], see: Callable[[Any], None]) -> Callable[..., Any]:
+    """The function, whose results are seen."""
 
     def watched(*args: Any, **kwargs: Any) -> Any:
         made = function(*args, **kwargs)
         see(made)
         return made
 
-    setattr(utils, name, watched)
-    try:
-        yield
-    finally:
-        setattr(utils, name, function)
+    return watched
 
 
 def _nodes(block: Any) -> Iterator[Any]:

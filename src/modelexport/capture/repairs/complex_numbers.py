@@ -1,7 +1,7 @@
 """Operators of complex numbers that ``torch.onnx`` translates for real numbers only, written in real numbers.
 
 PyTorch knows how: a composite operator has its own definition, and the tensor class for complex numbers has the real
-and imaginary parts of the others' results. It is private, and only this file uses it.
+and imaginary parts of the others' results.
 """
 
 from __future__ import annotations
@@ -11,12 +11,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch._subclasses.complex_tensor import ComplexTensor
-from torch._subclasses.complex_tensor._ops.common import COMPLEX_OPS_TABLE
-from torch.onnx._internal.exporter._registration import ONNXRegistry
 
-from modelexport.core.attributes import attribute_set
-from modelexport.pytorch.private_torch import tree_leaves, tree_map
+from modelexport.capture.patches import private, replaced
+from modelexport.pytorch.private_torch import OpOverload, schema_of, tree_leaves, tree_map
 
 Decompositions = dict[Any, Callable[..., Any]]
 
@@ -27,13 +24,14 @@ def complex_decompositions(present: Mapping[Any, Callable[..., Any]]) -> Decompo
     Args:
         present: The decompositions that are made of every tensor, which come before these.
     """
-    translations = [one for known in ONNXRegistry.from_torchlib().functions.values() for one in known]
+    by_parts_of = private("complex operators")
+    translations = [one for known in private("registry")().functions.values() for one in known]
     translated = {one.fx_target for one in translations if one.is_complex}
-    operators = {*_overloads(), *(one.fx_target for one in translations)}
+    operators = {*_overloads(by_parts_of), *(one.fx_target for one in translations)}
     defaults = dict(torch.export.default_decompositions().items())
     made: Decompositions = {}
     for operator in operators:
-        if not isinstance(operator, torch._ops.OpOverload) or operator._schema.is_mutable:
+        if not isinstance(operator, OpOverload) or schema_of(operator).is_mutable:
             continue
         if not _takes_tensors(operator):
             if _makes_tensors(operator):
@@ -41,14 +39,14 @@ def complex_decompositions(present: Mapping[Any, Callable[..., Any]]) -> Decompo
             continue
         if operator.overloadpacket in _BETWEEN:
             continue
-        by_parts = COMPLEX_OPS_TABLE.get(operator, COMPLEX_OPS_TABLE.get(operator.overloadpacket))
+        by_parts = by_parts_of.get(operator, by_parts_of.get(operator.overloadpacket))
         if operator in translated:  # but not with a complex number of Python
             if by_parts is not None:
                 made[operator] = _where(_is_complex_number, _in_parts(by_parts), present.get(operator))
             if torch.Tag.pointwise in operator.tags:
                 made[operator] = _promoting(operator, made.get(operator, present.get(operator)))
             continue
-        whole = defaults.get(operator, torch._decomp.decomposition_table.get(operator))
+        whole = defaults.get(operator, private("definitions").get(operator))
         if by_parts is not None and (whole is None or operator.overloadpacket not in _BY_DEFINITION):
             made[operator] = _where(_is_complex, _in_parts(by_parts), present.get(operator))
         elif operator not in present and whole is not None:
@@ -86,10 +84,10 @@ def _converted(x: Any, dtype: torch.dtype) -> Any:
     return torch.complex(pairs.select(-1, 0), pairs.select(-1, 1))
 
 
-def _overloads() -> set[Any]:
+def _overloads(operators: Mapping[Any, Any]) -> set[Any]:
     found: set[Any] = set()
-    for operator in COMPLEX_OPS_TABLE:
-        if isinstance(operator, torch._ops.OpOverload):
+    for operator in operators:
+        if isinstance(operator, OpOverload):
             found.add(operator)
         else:
             found.update(getattr(operator, name) for name in operator.overloads())
@@ -97,7 +95,7 @@ def _overloads() -> set[Any]:
 
 
 def _takes_tensors(operator: Any) -> bool:
-    return any("Tensor" in str(argument.type) for argument in operator._schema.arguments)
+    return any("Tensor" in str(argument.type) for argument in schema_of(operator).arguments)
 
 
 _BY_DEFINITION = {torch.ops.aten.pow}
@@ -106,7 +104,7 @@ _BY_DEFINITION = {torch.ops.aten.pow}
 
 def _makes_tensors(operator: Any) -> bool:
     """Whether it makes a tensor of numbers: ``zeros``, ``full``."""
-    schema = operator._schema
+    schema = schema_of(operator)
     return any(argument.name == "dtype" for argument in schema.arguments) and str(schema.returns[0].type) == "Tensor"
 
 
@@ -149,7 +147,7 @@ def _in_parts(function: Callable[..., Any]) -> Callable[..., Any]:
     def apply(*args: Any, **kwargs: Any) -> Any:
         args, kwargs = tree_map(_parts, (args, kwargs))
         # A decomposed program has no room for the constants that ``torch.asarray`` makes of numbers.
-        with attribute_set(torch, "asarray", lambda number, dtype: torch.full((), number, dtype=dtype)):
+        with replaced({"asarray": lambda _: lambda number, dtype: torch.full((), number, dtype=dtype)}):
             return tree_map(_whole, function(*args, **kwargs))
 
     return apply
@@ -160,13 +158,14 @@ _BETWEEN = {torch.ops.aten.view_as_real, torch.ops.aten.resolve_conj, torch.ops.
 
 
 def _parts(value: Any) -> Any:
+    pair = private("complex tensors")
     if isinstance(value, torch.Tensor) and value.is_complex():
         pairs = torch.view_as_real(value.resolve_conj())
-        return ComplexTensor(pairs.select(-1, 0), pairs.select(-1, 1))
+        return pair(pairs.select(-1, 0), pairs.select(-1, 1))
     if isinstance(value, complex):
-        return ComplexTensor(torch.full((), value.real), torch.full((), value.imag))
+        return pair(torch.full((), value.real), torch.full((), value.imag))
     return value
 
 
 def _whole(value: Any) -> Any:
-    return torch.complex(value.re, value.im) if isinstance(value, ComplexTensor) else value
+    return torch.complex(value.re, value.im) if isinstance(value, private("complex tensors")) else value

@@ -5,20 +5,21 @@ They are handed over to ``ExportedProgram.run_decompositions``, which every way 
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+import torch.fx
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind
+from torch.export.graph_signature import InputKind, TensorArgument
 
 from modelexport.capture.aliases import views_made_again
-from modelexport.capture.regions import regions_interpreted
+from modelexport.capture.patches import private, replaced, usable
 from modelexport.capture.repairs.complex_numbers import complex_decompositions
 from modelexport.capture.repairs.singular_values import eigenvalues, singular_values
-from modelexport.core.attributes import attribute_set
+from modelexport.pytorch.private_torch import OpOverload, schema_of
 
 Decompositions = dict[Any, Callable[..., Any]]
 
@@ -112,7 +113,7 @@ def batch_normalized(
     """Batch normalization in training mode, for which torchlib takes the running statistics as well."""
     if not training:
         return NotImplemented
-    own = torch._decomp.decomposition_table[torch.ops.aten._native_batch_norm_legit_functional.default]
+    own = private("definitions")[torch.ops.aten._native_batch_norm_legit_functional.default]
     return own(input, weight, bias, mean, variance, training, momentum, eps)
 
 
@@ -273,29 +274,59 @@ def decompositions() -> Decompositions:
     }
 
 
-@contextmanager
-def decompositions_added() -> Iterator[None]:
-    """Add these decompositions to every decomposition of a program inside the block."""
-    whole = ExportedProgram.run_decompositions
+def with_decompositions(decompose: Callable[..., ExportedProgram]) -> Callable[..., ExportedProgram]:
+    """``ExportedProgram.run_decompositions`` with these decompositions, after which nodes keep their annotations."""
 
     def run_decompositions(
-        self: ExportedProgram, decomp_table: Mapping[Any, Callable[..., Any]] | None = None, **options: Any
+        program: ExportedProgram, decomp_table: Mapping[Any, Callable[..., Any]] | None = None, **options: Any
     ) -> ExportedProgram:
         table = dict((torch.export.default_decompositions() if decomp_table is None else decomp_table).items())
         table.update(decompositions())
-        _refuse_written_constants(self)
-        _forget_who_made_constants(self)
-        if _has_complex(self):
+        _refuse_written_constants(program)
+        _forget_who_made_constants(program)
+        if _has_complex(program) and usable("complex tensors", "complex operators", "registry", "definitions"):
             table.update(complex_decompositions(table))
-        with regions_interpreted():
-            result = whole(self, table, **options)
-        for made, captured in list(views_made_again(self.graph, result.graph)):
+        with replaced({"autocast": _interpreting, "gradients": _interpreting}):
+            result = decompose(program, table, **options)
+        for made, captured in list(views_made_again(program.graph, result.graph)):
             _annotate_as(made, captured)
-        _annotate_outputs(self, result)
+        _annotate_outputs(program, result)
         return result
 
-    with attribute_set(ExportedProgram, "run_decompositions", run_decompositions):
-        yield
+    return run_decompositions
+
+
+def outputs_converted_back(prepare: Callable[..., ExportedProgram]) -> Callable[..., ExportedProgram]:
+    """The preparation of ``torch.onnx``, which also leaves outputs in the types of the model's.
+
+    It computes a sum of half-precision numbers in float32 and converts the result back for all nodes that use it. The
+    outputs of a graph are taken from the signature of its program, which still names the node before the conversion.
+    """
+
+    def prepared(program: ExportedProgram, *args: Any, **options: Any) -> ExportedProgram:
+        ready = prepare(program, *args, **options)
+        specs, returned = ready.graph_signature.output_specs, ready.graph.output_node().args[0]
+        assert isinstance(returned, (tuple, list))
+        for index, (spec, node) in enumerate(zip(specs, returned, strict=True)):
+            if isinstance(spec.arg, TensorArgument) and isinstance(node, torch.fx.Node):
+                specs[index] = dataclasses.replace(spec, arg=TensorArgument(node.name))
+        return ready
+
+    return prepared
+
+
+def _interpreting(call: Callable[..., Any]) -> Callable[..., Any]:
+    """The operator of a part under ``torch.autocast`` or ``no_grad``, which interprets its graph.
+
+    ``torch.export`` puts such code into graphs of their own, which decomposition runs as Python functions, so that it
+    forgets everything that is known of their nodes. As interpreted graphs they are decomposed node by node.
+    """
+
+    def with_interpreters(operator: Any, *args: Any) -> Any:
+        graph = torch.fx.GraphModule
+        return call(operator, *(torch.fx.Interpreter(one).run if isinstance(one, graph) else one for one in args))
+
+    return with_interpreters
 
 
 def _refuse_written_constants(program: ExportedProgram) -> None:
@@ -308,9 +339,9 @@ def _refuse_written_constants(program: ExportedProgram) -> None:
     """
     kinds = {spec.arg.name for spec in program.graph_signature.input_specs if spec.kind is InputKind.CONSTANT_TENSOR}
     for node in program.graph.nodes:
-        if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+        if node.op != "call_function" or not isinstance(node.target, OpOverload):
             continue
-        for argument, given in zip(node.target._schema.arguments, node.args, strict=False):
+        for argument, given in zip(schema_of(node.target).arguments, node.args, strict=False):
             written = argument.alias_info is not None and argument.alias_info.is_write
             if written and isinstance(given, torch.fx.Node) and given.name in kinds:
                 raise RuntimeError(

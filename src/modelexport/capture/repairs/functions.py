@@ -8,10 +8,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.export
 from torch.overrides import TorchFunctionMode
 
-from modelexport.core.attributes import attribute_set
+from modelexport.capture.patches import replaced
 
 
 @contextmanager
@@ -20,7 +19,7 @@ def values_not_read() -> Iterator[None]:
 
     Its distributions do so by default, in Python, and some functions in C++. No front end can follow either.
     """
-    with attribute_set(torch.distributions.Distribution, "_validate_args", False), _Rewritten(_REWRITTEN):
+    with replaced({"validation": lambda _: False}), _Rewritten(_REWRITTEN):
         yield
 
 
@@ -31,20 +30,18 @@ def translatable() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def values_not_read_in_captures() -> Iterator[None]:
-    """Inside, the same holds while ``torch.export.export`` runs, which is when the code of a model does.
+def reading_no_values(capture: Callable[..., Any]) -> Callable[..., Any]:
+    """``torch.export.export``, inside of which the same holds: then the code of a model runs.
 
     The steps after it ask for the shapes and types of tensors a hundred thousand times, and each would be intercepted.
+    Strict mode reads what only the code of a graph defines.
     """
-    capture = torch.export.export
 
-    def export(*args: Any, **kwargs: Any) -> Any:
-        with values_not_read():
-            return capture(*args, **kwargs)
+    def export(*args: Any, strict: bool = False, **kwargs: Any) -> Any:
+        with values_not_read(), replaced({"lazy graphs": lambda _: False} if strict else {}):
+            return capture(*args, strict=strict, **kwargs)
 
-    with attribute_set(torch.export, "export", export):
-        yield
+    return export
 
 
 class _Rewritten(TorchFunctionMode):
@@ -94,7 +91,7 @@ def combinations(input: Any, r: int = 2, with_replacement: bool = False) -> Any:
 
 def gaussian_loss(*args: Any, **kwargs: Any) -> Any:
     """``gaussian_nll_loss`` without its check that no variance is negative."""
-    with attribute_set(torch, "any", lambda condition: False):
+    with replaced({"any": lambda _: lambda condition: False}):
         return torch.nn.functional.gaussian_nll_loss(*args, **kwargs)
 
 

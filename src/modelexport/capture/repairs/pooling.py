@@ -14,7 +14,6 @@ from onnxscript import opset18 as op
 from onnxscript.function_libs.torch_lib.ops import nn as torchlib
 
 from modelexport.capture.repairs.parts import INT64, ints, table
-from modelexport.capture.templates import reads_producers
 from modelexport.graph.initializers import bind_tensors
 
 
@@ -150,7 +149,6 @@ def max_pools() -> dict[Callable[..., Any], Callable[..., Any]]:
 
 
 def _after_pads(pool: Callable[..., Any]) -> Callable[..., Any]:
-    @reads_producers
     @functools.wraps(pool)
     def pooled(self: Any, *args: Any, **kwargs: Any) -> Any:
         pad = self.producer()

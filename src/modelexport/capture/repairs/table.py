@@ -6,15 +6,12 @@ of each is in ``tests/capture/test_repairs.py``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.onnx
 
 from modelexport.capture.repairs import elements, linalg, losses, numbers, ordering, pooling, recurrent
-from modelexport.core.attributes import attribute_set
 
 Table = dict[Callable[..., Any], Callable[..., Any]]
 
@@ -82,20 +79,16 @@ def overriding() -> Table:
     }
 
 
-@contextmanager
-def translations_added() -> Iterator[list[Any]]:
-    """Add these translations to every call of ``torch.onnx.export`` inside the block.
+def with_translations(export: Callable[..., Any], programs: list[Any]) -> Callable[..., Any]:
+    """``torch.onnx.export`` with these translations.
 
-    The exporter of transformers gives it a table of its own. What ``torch.onnx.export`` returned is in the list: that
-    exporter keeps of it the graph alone, and not what the graph was translated from.
+    The exporter of transformers gives it a table of its own. What ``torch.onnx.export`` returned is added to the list:
+    that exporter keeps of it the graph alone, and not what the graph was translated from.
     """
-    export = torch.onnx.export
-    programs: list[Any] = []
 
     def with_more(*args: Any, custom_translation_table: Table | None = None, **kwargs: Any) -> Any:
         table = {**translations(), **(custom_translation_table or {}), **overriding()}
         programs.append(export(*args, custom_translation_table=table, **kwargs))
         return programs[-1]
 
-    with attribute_set(torch.onnx, "export", with_more):
-        yield programs
+    return with_more

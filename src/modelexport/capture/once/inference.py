@@ -4,8 +4,7 @@ The folding asks ONNX for the types of the outputs of each node, and writes the 
 small contents as protobuf to do so. The answer follows from what is written, and from what was known of the outputs, so
 it is kept for the nodes of which all that is the same.
 
-Only this file uses ``FoldConstantsPass`` of onnxscript, whose method it replaces while the folding runs, and how much
-of an input the method reads; ``tests/exporting/test_inference.py`` is the canary.
+How much of an input it reads is a fact of onnxscript; ``tests/capture/test_once.py`` is the canary.
 """
 
 from __future__ import annotations
@@ -15,9 +14,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import onnx_ir as ir
-from onnxscript.optimizer._constant_folding import FoldConstantsPass
 
-from modelexport.core.attributes import attribute_set
+from modelexport.capture.patches import replaced
 from modelexport.graph.copies import typed_as
 from modelexport.graph.nodes import PLAIN_TYPES
 
@@ -35,21 +33,23 @@ def inferred_once(known: Known) -> Iterator[None]:
     Args:
         known: The answers so far; new ones are added.
     """
-    infer = FoldConstantsPass._do_inference
 
-    def infer_once(self: Any, node: ir.Node) -> None:
-        key = _key(node, self._opset_imports)
-        if key not in known:
-            infer(self, node)
-            if key is not None:
-                known[key] = _outputs(node), [typed_as(value.shape, value.type) for value in node.outputs]
-            return
-        found, typed = known[key]
-        if found != _outputs(node):
-            for value, (shape, type_) in zip(node.outputs, typed, strict=True):
-                value.shape, value.type = typed_as(shape, type_)
+    def once(infer: Any) -> Any:
+        def infer_once(folding: Any, node: ir.Node) -> None:
+            key = _key(node, folding._opset_imports)
+            if key not in known:
+                infer(folding, node)
+                if key is not None:
+                    known[key] = _outputs(node), [typed_as(value.shape, value.type) for value in node.outputs]
+                return
+            found, typed = known[key]
+            if found != _outputs(node):
+                for value, (shape, type_) in zip(node.outputs, typed, strict=True):
+                    value.shape, value.type = typed_as(shape, type_)
 
-    with attribute_set(FoldConstantsPass, "_do_inference", infer_once):
+        return infer_once
+
+    with replaced({"infer": once}):
         yield
 
 

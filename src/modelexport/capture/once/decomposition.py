@@ -1,17 +1,17 @@
 """Equal calls are decomposed once: the first of them; the others get a copy of what became of it.
 
 ``torch.onnx`` decomposes what was captured by ``ExportedProgram.run_decompositions``, which traces every node again.
-While :func:`decomposed_once` is entered, each call that is equal to an earlier one (:mod:`.repeats`) is one node of
+Each call that is equal to an earlier one (:mod:`.repeats`) is one node of
 the operator ``modelexport::repeat`` during that step, and is replaced by copies of the first one's nodes after it. The
 copies have the annotations that the call's own nodes had.
 """
 
 from __future__ import annotations
 
+import functools
 import operator
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +19,8 @@ import torch
 import torch.fx
 from torch.export import ExportedProgram
 
-from modelexport.capture.repeats import Region, find_repeats, is_item
-from modelexport.core.attributes import attribute_set
+from modelexport.capture.once.repeats import Region, find_repeats, is_item
+from modelexport.capture.patches import usable
 from modelexport.core.calls import TracedCall
 
 _POSITION = "modelexport.position"
@@ -45,25 +45,21 @@ class _CopyError(Exception):
     """A class of calls cannot be copied: the graph is decomposed as a whole."""
 
 
-@contextmanager
-def decomposed_once(calls: Sequence[TracedCall], address_key: str, *, reuse: bool = True) -> Iterator[None]:
-    """Inside, decomposition does the same work once.
+def decomposed_once(
+    whole: Callable[..., ExportedProgram], calls: Sequence[TracedCall], address_key: str
+) -> Callable[..., ExportedProgram]:
+    """``ExportedProgram.run_decompositions``, which does the same work once. Nodes are named in their order.
 
     Args:
         calls: The calls of the capture; they are complete when decomposition begins.
         address_key: The annotation that has the address of a node's call.
-        reuse: Whether equal calls are decomposed once. The nodes have the same names without it.
     """
-    whole = ExportedProgram.run_decompositions
 
-    def run_decompositions(self: ExportedProgram, *args: Any, **kwargs: Any) -> ExportedProgram:
-        def decompose() -> ExportedProgram:
-            return whole(self, *args, **kwargs)
+    def run_decompositions(program: ExportedProgram, *args: Any, **kwargs: Any) -> ExportedProgram:
+        classes = find_repeats(program.graph, calls, address_key) if usable("memory") else []
+        return _decomposed(program, functools.partial(whole, program, *args, **kwargs), classes)
 
-        return _decomposed(self, decompose, find_repeats(self.graph, calls, address_key) if reuse else [])
-
-    with attribute_set(ExportedProgram, "run_decompositions", run_decompositions):
-        yield
+    return run_decompositions
 
 
 def _decomposed(

@@ -7,7 +7,7 @@ import onnx_ir as ir
 import pytest
 from onnxscript.optimizer._constant_folding import FoldConstantsPass
 
-from modelexport.exporting import inference
+from modelexport.capture.once import inference
 from modelexport.exporting.folding import FoldConstants
 
 LAYERS = """

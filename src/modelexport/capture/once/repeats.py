@@ -13,6 +13,7 @@ import torch
 import torch.fx
 
 from modelexport.core.calls import ModuleCall, TracedCall
+from modelexport.pytorch.private_torch import schema_of
 
 SMALLEST = 8
 """The least number of FX nodes of a call that is worth sharing.
@@ -142,7 +143,7 @@ def _writes(graph: torch.fx.Graph) -> list[tuple[torch.fx.Node, frozenset[int]]]
     """The nodes that write into the memory of their arguments, with that memory."""
     found = []
     for node in graph.nodes:
-        schema = getattr(node.target, "_schema", None)
+        schema = schema_of(node.target)
         if schema is not None and schema.is_mutable:
             found.append((node, frozenset(_memory(node.all_input_nodes))))
     return found

@@ -1,4 +1,4 @@
-"""Equal calls are decomposed once, and the graph is the one that there is without that."""
+"""Equal work is done once, and the files are those without that."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from torch import nn
 
 import models
 from modelexport import export
-from modelexport.capture import repeats, reuse
 from modelexport.capture.dynamo import capture_by_dynamo
 from modelexport.capture.exported import Exported
+from modelexport.capture.once import decomposition, repeats
+from modelexport.capture.patches import TABLE, turned_off
 from modelexport.graph.owners import owner_of
 from test_frontends import STOPPED
 
@@ -74,7 +75,9 @@ def facts(exported: Exported) -> list[str]:
             made = [(value.name, str(value.dtype), str(value.shape)) for value in node.outputs]
             taken = [value and value.name for value in node.inputs]
             attributes = [(key, str(attribute.value)) for key, attribute in node.attributes.items()]
-            rest = sorted(attributes), sorted(node.metadata_props.items()), owner_of(node)
+            # Stack traces, which no file keeps, are only recorded without.
+            metadata = sorted(item for item in node.metadata_props.items() if not item[0].endswith("stack_trace"))
+            rest = sorted(attributes), metadata, owner_of(node)
             lines.append(f"{node.name} {node.op_type} {taken} {made} {rest}")
     lines += [str(value) for value in (*exported.model.graph.inputs, *exported.model.graph.outputs)]
     lines += [f"{name} {value.shape}" for name, value in exported.model.graph.initializers.items()]
@@ -92,7 +95,7 @@ def captured(model: nn.Module, inputs: Mapping[str, Any], **options: Any) -> tup
         return classes
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reuse, "find_repeats", noted)
+        patch.setattr(decomposition, "find_repeats", noted)
         return facts(capture_by_dynamo(model, inputs, **options)), found
 
 
@@ -100,7 +103,8 @@ def check_stack(variants: list[str], dynamic: bool) -> None:
     torch.manual_seed(0)
     model, inputs = Stack(variants).eval(), {"x": torch.randn(3, WIDTH)}
     once, found = captured(model, inputs, dynamic=dynamic)
-    whole, none = captured(model, inputs, dynamic=dynamic, reuse=False)
+    with turned_off("once"):
+        whole, none = captured(model, inputs, dynamic=dynamic)
     assert once == whole
     assert none == []
     equal: dict[str, list[str]] = defaultdict(list)
@@ -145,13 +149,15 @@ def test_equal_layers_are_decomposed_once() -> None:
         seen: list[int] = []
         run = torch.export.ExportedProgram.run_decompositions
 
-        def counted(program: Any, *args: Any, run: Any = run, seen: list[int] = seen, **kwargs: Any) -> Any:
-            seen.append(len(program.graph.nodes))
-            return run(program, *args, **kwargs)
+        def counted(
+            self: Any, decomp_table: Any = None, *, run: Any = run, seen: list[int] = seen, **options: Any
+        ) -> Any:
+            seen.append(len(self.graph.nodes))
+            return run(self, decomp_table, **options)
 
-        with pytest.MonkeyPatch.context() as patch:
+        with pytest.MonkeyPatch.context() as patch, turned_off(*[] if reused else ["once"]):
             patch.setattr(torch.export.ExportedProgram, "run_decompositions", counted)
-            capture_by_dynamo(Stack(["plain"] * 6).eval(), {"x": torch.randn(3, WIDTH)}, reuse=reused)
+            capture_by_dynamo(Stack(["plain"] * 6).eval(), {"x": torch.randn(3, WIDTH)})
         (nodes[reused],) = seen
     placeholders = 6 * 8 + 1
     assert (nodes[True] - placeholders) * 2 < nodes[False] - placeholders
@@ -213,3 +219,35 @@ def test_fake_tensors_of_one_memory_are_told_from_others() -> None:
         one, other = torch.empty(4), torch.empty(4)
         assert repeats.storage_of(one) == repeats.storage_of(one.view(2, 2)) == repeats.storage_of(one.detach())
         assert repeats.storage_of(one) != repeats.storage_of(other)
+
+
+PARTS = ["once", *(name for name, row in TABLE.items() if row.use == "once")]
+
+
+@pytest.fixture(scope="module")
+def usual(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    return written(tmp_path_factory.mktemp("usual"))
+
+
+def written(folder: Path) -> dict[str, bytes]:
+    torch.manual_seed(0)
+    model = Stack(["plain", "plain", "constant", "plain"]).eval()
+    export(model, {"x": torch.randn(3, WIDTH)}, folder / "m.onnx", dynamic=True, frontend="dynamo")
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix != ".md"}
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_file_is_the_same_without_each_part_and_without_all(
+    part: str, usual: dict[str, bytes], tmp_path: Path
+) -> None:
+    with turned_off(part):
+        assert written(tmp_path) == usual
+
+
+def test_stack_traces_are_recorded_for_those_who_keep_them() -> None:
+    key = "pkg.torch.onnx.stack_trace"
+    for wanted in (True, False):
+        graph = capture_by_dynamo(
+            Stack(["plain"]).eval(), {"x": torch.randn(3, WIDTH)}, stack_traces=wanted
+        ).model.graph
+        assert any("in forward" in node.metadata_props.get(key, "") for node in graph) == wanted

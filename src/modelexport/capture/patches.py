@@ -1,0 +1,251 @@
+"""All that this room uses of the private names of torch and its exporters, and all that it replaces in them.
+
+:func:`check` looks at every row when a front end starts. A name that is missing, or whose parameters have changed, is
+not used, and a warning says once what is lost. A name without which files would be wrong is an error. Tests go through
+the same table with the installed torch.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import importlib
+import importlib.metadata
+import inspect
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, Literal
+
+import torch
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+from modelexport.core.attributes import attribute_set
+from modelexport.errors import CaptureError, VersionWarning
+
+Use = Literal["dynamo", "torchscript", "internals", "once"]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A name of another package, and why it is used."""
+
+    use: Use
+    """The front end; ``once`` are those of `dynamo` that only save time."""
+    where: str
+    """``module:attribute``."""
+    takes: str | None
+    """Its parameters; ``...`` at the end allows more. ``None`` if it is not a function of Python."""
+    why: str
+    lost: str
+    """What is lost without it."""
+    required: bool = False
+    """Without it, files would be wrong."""
+
+
+_EXPORTER = "torch.onnx._internal.exporter"
+
+# fmt: off
+TABLE: Mapping[str, Row] = {
+    # Public functions that are replaced while a model is captured
+    "export": Row("dynamo", "torch.export:export", "mod args kwargs ...",
+        "while the code of a model runs, PyTorch reads no values to warn of them",
+        "no exports of distributions, torch.cov and gaussian_nll_loss"),
+    "decompose": Row("dynamo", "torch.export:ExportedProgram.run_decompositions", "self decomp_table ...",
+        "operators that torch.onnx translates wrongly become others; nodes keep their annotations",
+        "scatter_reduce, batch normalization and views would be wrong", required=True),
+    "translate": Row("dynamo", "torch.onnx:export", "model args f kwargs ...",
+        "our translations are added, and what was translated is kept",
+        "pooling, losses and indices would be wrong", required=True),
+    "validation": Row("dynamo", "torch.distributions:Distribution._validate_args", None,
+        "distributions read no values", "no exports of distributions"),
+    "any": Row("dynamo", "torch:any", None, "gaussian_nll_loss reads no values", "no exports of gaussian_nll_loss"),
+    "asarray": Row("dynamo", "torch:asarray", None,
+        "decompositions have no room for the constants that it makes", "no exports of complex numbers"),
+    # Private names that are replaced while a model is captured
+    "prepare": Row("dynamo", f"{_EXPORTER}._core:_prepare_exported_program_for_export", "exported_program ...",
+        "torch.onnx returns sums of half-precision numbers in float32, before they are converted back",
+        "outputs of half precision would have another type", required=True),
+    "annotations": Row("dynamo", "torch.fx.traceback:current_meta", None,
+        "a capture that failed may have left annotations", "owners of an earlier export", required=True),
+    "constants": Row("dynamo", "torch._subclasses.fake_tensor:CONSTANT_NUMEL_LIMIT", None,
+        "Python may read constants of several elements", "no exports of models that read constants"),
+    "traced constants": Row("dynamo", "torch.fx.experimental.proxy_tensor:CONSTANT_NUMEL_LIMIT", None,
+        "Python may read constants of several elements", "no exports of models that read constants"),
+    "autocast": Row("dynamo", "torch._higher_order_ops.wrap:WrapWithAutocast.__call__",
+        "self device_type dtype enabled cache_enabled wrapped_func args ...",
+        "nodes under torch.autocast keep their annotations", "owners of these nodes are not exact"),
+    "gradients": Row("dynamo", "torch._higher_order_ops.wrap:WrapWithSetGradEnabled.__call__",
+        "self enable_grad wrapped_func args ...",
+        "nodes under torch.no_grad keep their annotations", "owners of these nodes are not exact"),
+    "kernels": Row("dynamo", "torch:ops.aten.gru.input.py_kernels", None,
+        "the shapes of recurrent layers for any number of steps", "no dynamic steps of recurrent layers"),
+    "kernels' cache": Row("dynamo", "torch:ops.aten.gru.input._dispatch_cache", None,
+        "the shapes of recurrent layers for any number of steps", "no dynamic steps of recurrent layers"),
+    "dispatch keys": Row("dynamo", "torch._C:DispatchKey", None,
+        "the shapes of recurrent layers for any number of steps", "no dynamic steps of recurrent layers"),
+    "print": Row("dynamo", "torch.export._trace:print", None,
+        "torch.export does not print a graph when it fails", "failures are long"),
+    # Private names that are called
+    "proxies": Row("dynamo", "torch.fx.experimental.proxy_tensor:get_proxy_mode", "",
+        "finds the FX nodes of what calls get and return", "boundaries of calls are not known"),
+    "proxy": Row("dynamo", "torch.fx.experimental.proxy_tensor:get_proxy_slot", "obj tracer default ...",
+        "finds the FX nodes of what calls get and return", "boundaries of calls are not known"),
+    "definitions": Row("dynamo", "torch._decomp:decomposition_table", None,
+        "PyTorch's own definitions of operators", "no dynamic steps of recurrent layers, no complex numbers"),
+    "complex tensors": Row("dynamo", "torch._subclasses.complex_tensor:ComplexTensor", "real imag",
+        "operators of complex numbers in real ones", "no exports of complex numbers"),
+    "complex operators": Row("dynamo", "torch._subclasses.complex_tensor._ops.common:COMPLEX_OPS_TABLE", None,
+        "operators of complex numbers in real ones", "no exports of complex numbers"),
+    "registry": Row("dynamo", f"{_EXPORTER}._registration:ONNXRegistry.from_torchlib", "opset_version",
+        "which operators of complex numbers torch.onnx translates", "no exports of complex numbers"),
+    "converter": Row("dynamo", "torch._export.converter:TS2EPConverter", "ts_model sample_args ...",
+        "converts parts that are ScriptModules", "no exports of such parts"),
+    "transformers": Row("dynamo", "transformers.exporters.exporter_onnx:_ONNX_TRANSLATION_TABLE", None,
+        "a model of transformers in another module is translated as alone", "fewer exports of such modules"),
+    "packing": Row("dynamo", "torch:_VF._pack_padded_sequence", None,
+        "it reads lengths in C++", "no offer to keep lengths as constants"),
+    # The TorchScript exporter
+    "scopes": Row("torchscript", "torch.jit._trace:_trace_module_map", None,
+        "each call has a scope of its own", "nodes would have no owners", required=True),
+    "merging": Row("torchscript", "torch._C:_jit_pass_cse", None,
+        "equal nodes of different calls are not merged", "owners would be wrong", required=True),
+    "fusing": Row("torchscript", "torch._C:_jit_pass_onnx_peephole", None,
+        "no nodes are fused across the boundary of a call", "owners would be wrong", required=True),
+    "value": Row("torchscript", "torch._C:_get_value_trace", None,
+        "what a tensor is computed from", "files would keep numbers of the example", required=True),
+    "set value": Row("torchscript", "torch._C:_set_value_trace", None,
+        "boundaries are outputs of the trace", "boundaries would be wrong", required=True),
+    "log": Row("torchscript", "torch._C:_jit_onnx_log", None, "a failure prints no graph", "failures are long"),
+    # `modelexport internals`
+    "log state": Row("internals", "torch._C:_jit_is_onnx_log_enabled", None, "as it was", "no stages of torchscript"),
+    "log switch": Row("internals", "torch._C:_jit_set_onnx_log_enabled", None,
+        "the exporter prints no graph", "no stages of torchscript"),
+    "translated": Row("internals", "torch.onnx._internal.torchscript_exporter.utils:_optimize_graph", "graph ...",
+        "a stage", "no stages of torchscript"),
+    "optimised": Row("internals", "torch.onnx._internal.torchscript_exporter.utils:_model_to_graph", "model args ...",
+        "a stage", "no stages of torchscript"),
+    # Equal work done once
+    "memory": Row("once", "torch:UntypedStorage._cdata", None,
+        "tells the memories of fake tensors apart: equal calls are decomposed once", "exports take longer"),
+    "promote": Row("once", "torch.onnx._internal.fx.passes.type_promotion:_TypePromotionInterpreter.run_node", "self n",
+        "types of equal FX nodes are promoted once", "exports take longer"),
+    "infer": Row("once", "onnxscript.optimizer._constant_folding:FoldConstantsPass._do_inference", "self node",
+        "types of equal ONNX nodes are inferred once", "exports take longer"),
+    "stack traces": Row("once", "torch.fx:config.do_not_emit_stack_traces", None,
+        "lines of Python are not formatted unless they are wanted", "exports take longer"),
+    "lazy graphs": Row("once", "torch.fx._lazy_graph_module:_use_lazy_graph_module_flag", None,
+        "a graph becomes Python code when it runs, and not after each pass", "exports take longer"),
+}
+# fmt: on
+
+
+@functools.cache
+def _holder(where: str) -> tuple[Any, str]:
+    module, _, path = where.partition(":")
+    *owners, name = path.split(".")
+    return functools.reduce(getattr, owners, importlib.import_module(module)), name
+
+
+@functools.cache
+def problem(name: str) -> str:
+    """What is wrong with a name, in a few words; empty if it is as expected."""
+    row = TABLE[name]
+    try:
+        found = private(name)
+    except (ImportError, AttributeError):
+        return "is missing"
+    if row.takes is None:
+        return ""
+    try:
+        parameters = list(inspect.signature(found).parameters)
+    except (TypeError, ValueError):
+        return "is not a function of Python"
+    expected = row.takes.split()
+    known = parameters[: len(expected) - 1] == expected[:-1] if expected[-1:] == ["..."] else parameters == expected
+    return "" if known else f"takes ({', '.join(parameters)})"
+
+
+def require(use: Use) -> None:
+    """Refuse a front end whose files would be wrong with the installed torch.
+
+    Raises:
+        CaptureError: A name without which they would be wrong is missing or has changed.
+    """
+    for name, row in TABLE.items():
+        if row.use == use and row.required and (found := problem(name)):
+            reason = f"{row.where.replace(':', '.')} {found} in torch {torch.__version__}; without it, {row.lost}"
+            raise CaptureError(f"{reason}; install torch{tested().get('torch', '')}", reason=reason)
+
+
+def warn_once() -> None:
+    """Warn of packages outside the tested range, and of what is not used; once in a process."""
+    for text in _lacking():
+        if text not in _warned:
+            _warned.add(text)
+            warnings.warn(text, VersionWarning, stacklevel=2)
+
+
+_warned: set[str] = set()
+
+
+def _lacking() -> Iterator[str]:
+    for package, versions in tested().items():
+        version = importlib.metadata.version(package)
+        if not versions.contains(version, prereleases=True):
+            yield f"{package} {version} is outside the range that is tested, {versions}: verify the files"
+    for name, row in TABLE.items():
+        if not row.required and (found := problem(name)):
+            yield f"{row.where.replace(':', '.')} {found}: {row.lost}"
+
+
+def tested() -> Mapping[str, SpecifierSet]:
+    """The versions of packages that the tests run with: the extra ``tested`` of this package."""
+    try:
+        required = importlib.metadata.requires("modelexport") or []
+    except importlib.metadata.PackageNotFoundError:  # run from its sources
+        return {}
+    found = [one for one in map(Requirement, required) if one.marker and one.marker.evaluate({"extra": "tested"})]
+    return {one.name: one.specifier for one in found}
+
+
+_off: ContextVar[frozenset[str]] = ContextVar("modelexport.patches", default=frozenset())
+
+
+@contextmanager
+def turned_off(*names: str) -> Iterator[None]:
+    """Inside, these names are not used; ``once`` are all that only save time."""
+    found = {name for name, row in TABLE.items() if name in names or row.use in names}
+    token = _off.set(_off.get() | found)
+    try:
+        yield
+    finally:
+        _off.reset(token)
+
+
+def usable(*names: str) -> bool:
+    """Whether all these names are there, as expected, and not turned off."""
+    return not any(name in _off.get() or problem(name) for name in names)
+
+
+def private(name: str) -> Any:
+    """What a name of the table stands for at present."""
+    holder, attribute = _holder(TABLE[name].where)
+    if attribute in vars(builtins) and isinstance(holder, ModuleType):  # a module's own function takes its place
+        return getattr(holder, attribute, vars(builtins)[attribute])
+    return getattr(holder, attribute)
+
+
+@contextmanager
+def replaced(replacements: Mapping[str, Callable[[Any], Any]]) -> Iterator[None]:
+    """Inside, the named objects that are usable are those that the functions make of them."""
+    with ExitStack() as stack:
+        for name, make in replacements.items():
+            if usable(name):
+                holder, attribute = _holder(TABLE[name].where)
+                stack.enter_context(attribute_set(holder, attribute, make(private(name))))
+        yield
