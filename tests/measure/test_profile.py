@@ -23,10 +23,10 @@ from modelexport.lineage.tools import optimize_file
 from modelexport.measure.beside import profile_against, profile_beside
 from modelexport.measure.profiles import INTERRUPTED, PROFILING, SESSION, ModuleProfile, profile
 from modelexport.measure.runs import Level, _Event, _nested
+from modelexport.packages.report_page import error_table
 from modelexport.pytorch.timing import time_calls
 from modelexport.tagged.file import read_tagged
 from modelexport.verify.descendant import verify_against
-from modelexport.verify.page import error_table
 
 LEVELS: Sequence[Level] = ("all", "extended", "basic", "none")
 

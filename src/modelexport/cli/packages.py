@@ -11,7 +11,7 @@ import typer
 from modelexport.cli.json_documents import package_document
 from modelexport.cli.running import ModelChoice, print_json, progress_shown
 from modelexport.errors import UsageError
-from modelexport.exporting.packages.modes import PartsMode
+from modelexport.packages.modes import PartsMode
 
 if TYPE_CHECKING:
     from modelexport.exporting.options import Options
@@ -38,9 +38,9 @@ def export_folder(
     from modelexport.cli.running import load_for_package
     from modelexport.core.garbage import only_new_garbage
     from modelexport.core.stages import Stages
-    from modelexport.exporting.packages.package import export_package
     from modelexport.files.package_folders import check_package_folder
-    from modelexport.pytorch.generation import DecoderForm
+    from modelexport.packages.generation_parts import DecoderForm
+    from modelexport.packages.packaging import export_package
 
     DecoderForm(static_cache=settings["static_cache"], separate_prefill=settings["separate_prefill"]).check()
     if options.tags.tags_as != "metadata":

@@ -27,7 +27,7 @@ from modelexport.cli.options import (
 from modelexport.cli.running import ModelChoice, load_with_inputs, print_json, progress_shown
 from modelexport.errors import UsageError
 from modelexport.exporting import FuseFor
-from modelexport.exporting.packages.modes import PartsMode
+from modelexport.packages.modes import PartsMode
 from modelexport.tagged.encodings import Encoding
 from modelexport.weights import WeightsMode
 

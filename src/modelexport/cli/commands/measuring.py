@@ -63,7 +63,7 @@ def cost(
 ) -> None:
     """Show the cost of each module: parameters, operations, bytes, memory. Nothing is run."""
     from modelexport.core.stages import Stages
-    from modelexport.measure.parts import cost_parts
+    from modelexport.packages.measured_parts import cost_parts
 
     sizes = parsed_sizes(size or [])
     with progress_shown() as progress, Stages(progress)("cost"):
@@ -114,7 +114,7 @@ def profile(
 
     from modelexport.core.stages import Stages
     from modelexport.measure import beside
-    from modelexport.measure.parts import profile_parts, profile_same
+    from modelexport.packages.measured_parts import profile_parts, profile_same
 
     if against is not None and against_torch is not None:
         raise UsageError("give --against or --against-torch, not both")
@@ -174,7 +174,7 @@ def report(
 ) -> None:
     """Write the tree of FILE, its coverage, its verification and its cost to one page."""
     from modelexport.core.stages import Stages
-    from modelexport.verify.page import write_report_page
+    from modelexport.packages.report_page import write_report_page
 
     with progress_shown() as progress:
         stages = Stages(progress)

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from modelexport.exporting.packages.genai_graphs import CachePattern, Decoder, GenaiError, Graph, read_decoder
 from modelexport.format.packages import Manifest
-from modelexport.pytorch.positions import Positions
+from modelexport.packages.genai_graphs import CachePattern, Decoder, GenaiError, Graph, read_decoder
+from modelexport.packages.image_positions import Positions
 
 GENAI_CONFIG = "genai_config.json"
 

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from modelexport.core.text import plural
 from modelexport.errors import InputsError
 from modelexport.measure.feeds import random_feeds
-from modelexport.runtime.generation import ENCODERS, PAST, Generator
+from modelexport.packages.generator import ENCODERS, PAST, Generator
 from modelexport.runtime.sessions import open_session, run_session
 from modelexport.tagged.file import TaggedFile
 

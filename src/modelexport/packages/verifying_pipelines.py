@@ -16,16 +16,16 @@ from torch import nn
 
 from modelexport.core.text import first_few
 from modelexport.errors import UsageError
-from modelexport.pytorch.diffusion.modules import PipelineModules, as_module
-from modelexport.pytorch.diffusion.observing import Entry, ObservedCall, observe_example, run_pipeline
-from modelexport.pytorch.diffusion.parts import DiffusionPart, diffusion_parts
-from modelexport.pytorch.diffusion.structures import copied
+from modelexport.packages.diffusion.components_module import PipelineModules, as_module
+from modelexport.packages.diffusion.diffusion_parts import DiffusionPart, diffusion_parts
+from modelexport.packages.diffusion.observing import Entry, ObservedCall, observe_example, run_pipeline
+from modelexport.packages.diffusion.structures import copied
+from modelexport.packages.verifying_generation import wrong_parameters
 from modelexport.pytorch.values import as_array
 from modelexport.runtime.sessions import CPU, input_names, open_session, run_session
 from modelexport.tagged.package import Package, read_package
 from modelexport.verify.differences import UNITS, Difference, Verdict, compare_arrays, compare_outputs, worst
 from modelexport.verify.feeding import under_names
-from modelexport.verify.generation import wrong_parameters
 from modelexport.verify.matching import WHOLE_UNITS
 from modelexport.verify.model import verify
 

@@ -12,7 +12,7 @@ from transformers import Cache, DynamicCache
 from transformers.cache_utils import CacheLayerMixin
 
 from modelexport.errors import InputsError
-from modelexport.runtime.generation import CACHE_POSITION
+from modelexport.packages.generator import CACHE_POSITION
 
 
 class _FixedLayer(CacheLayerMixin):

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from modelexport.errors import OutputError
-from modelexport.exporting.packages.weights import put_file, tensor_at
 from modelexport.files.links import clone_or_link
 from modelexport.files.safetensors_files import SINGLE, Place, SafetensorsFile, read_header
+from modelexport.packages.generation_parts import ModelPart
+from modelexport.packages.shared_weights import put_file, tensor_at
 from modelexport.pytorch.checkpoints import find_entries, save_entries
-from modelexport.pytorch.generation import ModelPart
 from modelexport.weights import WeightsMode
 from modelexport.weights.sources import Weights
 

@@ -23,12 +23,12 @@ from commands import run
 from decoders import SMALL
 from modelexport.errors import CheckError, FileFormatError, InputsError, OutputError, UsageError
 from modelexport.files.onnx_models import load_onnx
-from modelexport.pytorch.generating import example_prompts
-from modelexport.pytorch.generation import generation_parts
+from modelexport.packages.generation_parts import generation_parts
+from modelexport.packages.generator import Generator
+from modelexport.packages.greedy import example_prompts
 from modelexport.pytorch.loading import load_model
 from modelexport.pytorch.other_sizes import resized
 from modelexport.pytorch.prepared import prepare_inputs
-from modelexport.runtime.generation import Generator
 from modelexport.tagged.package import read_package
 
 CONFIGS: dict[str, Callable[[], Any]] = {

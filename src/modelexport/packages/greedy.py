@@ -14,12 +14,12 @@ from torch import nn
 
 from modelexport.core.messages import collected
 from modelexport.errors import InputsError
-from modelexport.pytorch.generation import encoder_inputs
-from modelexport.pytorch.multimodal import Modality, modality_of
-from modelexport.pytorch.positions import types_in
+from modelexport.packages.generation_parts import encoder_inputs
+from modelexport.packages.generator import CACHE_POSITION
+from modelexport.packages.image_positions import types_in
+from modelexport.packages.multimodal import Modality, modality_of
 from modelexport.pytorch.traced import untouched
 from modelexport.pytorch.values import as_array
-from modelexport.runtime.generation import CACHE_POSITION
 
 _TEXTS = (
     "The capital of France is",
@@ -49,7 +49,7 @@ def example_prompts(
     """Four prompts of different lengths: text tokenized with the model's own tokenizer, or random tokens.
 
     Args:
-        sizes: The size of the images, as in :func:`modelexport.pytorch.generation.generation_parts`.
+        sizes: The size of the images, as in :func:`modelexport.packages.generation_parts.generation_parts`.
     """
     vocabulary = int(model.config.get_text_config().vocab_size)
     modality, _ = modality_of(model, sizes)
@@ -204,7 +204,7 @@ def step_of(model: nn.Module, feeds: Mapping[str, Any]) -> tuple[nn.Module, dict
         cache.update(layers[index]["key"], layers[index]["value"], index)
     inputs["past_key_values"] = cache
     if CACHE_POSITION in inputs:
-        from modelexport.pytorch.fixed_caches import with_fixed_cache
+        from modelexport.packages.fixed_caches import with_fixed_cache
 
         return with_fixed_cache(model, cache.layers[0].keys.shape[2]), inputs
     return model, inputs | {"use_cache": True}

@@ -16,8 +16,8 @@ from modelexport.core.attributes import attribute_set
 from modelexport.core.messages import collected
 from modelexport.core.text import error_line, nearest
 from modelexport.errors import InputsError, ModelExportError
-from modelexport.pytorch.diffusion.modules import PipelineModules
-from modelexport.pytorch.diffusion.structures import copied
+from modelexport.packages.diffusion.components_module import PipelineModules
+from modelexport.packages.diffusion.structures import copied
 from modelexport.pytorch.traced import untouched
 
 

@@ -14,10 +14,10 @@ from torch import nn
 
 from modelexport.core.messages import collected
 from modelexport.errors import UsageError
-from modelexport.pytorch.diffusion.modules import PipelineModules
-from modelexport.pytorch.diffusion.observing import Entry, Observed, ObservedCall
-from modelexport.pytorch.diffusion.structures import leaves, rebuilt
-from modelexport.pytorch.generation import ModelPart
+from modelexport.packages.diffusion.components_module import PipelineModules
+from modelexport.packages.diffusion.observing import Entry, Observed, ObservedCall
+from modelexport.packages.diffusion.structures import leaves, rebuilt
+from modelexport.packages.generation_parts import ModelPart
 from modelexport.pytorch.traced import untouched
 
 _AGENTS = {"encode": "encoder", "decode": "decoder"}

@@ -22,9 +22,9 @@ from modelexport.core.attributes import attribute_set
 from modelexport.core.messages import collected
 from modelexport.core.text import error_line
 from modelexport.errors import CaptureError, ModelExportError
+from modelexport.packages.image_positions import Positions, positions_of
 from modelexport.pytorch.inputs import generate_inputs
 from modelexport.pytorch.lazy_weights import lend_weights
-from modelexport.pytorch.positions import Positions, positions_of
 from modelexport.pytorch.traced import untouched
 from modelexport.weights.sources import Weights
 

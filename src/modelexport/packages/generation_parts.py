@@ -16,11 +16,11 @@ from torch import nn
 
 from modelexport.core.messages import collected
 from modelexport.errors import CaptureError, InputsError, UsageError
+from modelexport.packages.generator import CACHE_POSITION
+from modelexport.packages.image_positions import POSITIONS
+from modelexport.packages.multimodal import EMBEDDING, EMBEDS, Encode, Merge, Modality, Place, modality_of, with_forward
 from modelexport.pytorch.inputs import generate_inputs
-from modelexport.pytorch.multimodal import EMBEDDING, EMBEDS, Encode, Merge, Modality, Place, modality_of, with_forward
-from modelexport.pytorch.positions import POSITIONS
 from modelexport.pytorch.traced import untouched
-from modelexport.runtime.generation import CACHE_POSITION
 from modelexport.weights.sources import Weights
 
 
@@ -133,7 +133,7 @@ def _decoder_parts(
 ) -> list[ModelPart]:
     """The decoder as one graph or as two, from the arguments of a step with a growing cache."""
     if form.static_cache is not None:
-        from modelexport.pytorch.fixed_caches import fixed_cache_inputs, with_fixed_cache
+        from modelexport.packages.fixed_caches import fixed_cache_inputs, with_fixed_cache
 
         fixed = fixed_cache_inputs(model, step, form.static_cache)
         return [

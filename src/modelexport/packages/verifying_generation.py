@@ -11,8 +11,8 @@ import numpy as np
 from torch import nn
 
 from modelexport.errors import UsageError
-from modelexport.pytorch.generating import generate_greedily, step_of
-from modelexport.runtime.generation import Generator, Step
+from modelexport.packages.generator import Generator, Step
+from modelexport.packages.greedy import generate_greedily, step_of
 from modelexport.runtime.sessions import CPU
 from modelexport.tagged.package import Package, read_package
 from modelexport.verify.differences import compare_arrays

@@ -15,9 +15,9 @@ from modelexport.core.text import nearest
 from modelexport.errors import UsageError
 from modelexport.measure.costs import CostTable, cost
 from modelexport.measure.feeds import read_feeds
-from modelexport.measure.part_feeds import DECODE, PREFILL, cache_axes, chained_feeds, generation_feeds, symbols_of
 from modelexport.measure.profiles import ModuleProfile, profile
 from modelexport.measure.runs import Level
+from modelexport.packages.part_feeds import DECODE, PREFILL, cache_axes, chained_feeds, generation_feeds, symbols_of
 from modelexport.runtime.sessions import CPU
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tagged.package import read_package

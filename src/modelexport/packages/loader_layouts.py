@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from modelexport.core.messages import collected
-from modelexport.exporting.packages.genai import GENAI_CONFIG, make_genai_config
-from modelexport.exporting.packages.genai_graphs import GenaiError
 from modelexport.format.packages import Manifest
-from modelexport.pytorch.diffusion.modules import MODEL_INDEX, PipelineModules
-from modelexport.pytorch.exported_model import exported_model_manifest
-from modelexport.pytorch.generation import ModelPart
-from modelexport.pytorch.positions import POSITIONS
+from modelexport.packages.diffusion.components_module import MODEL_INDEX, PipelineModules
+from modelexport.packages.exported_model import exported_model_manifest
+from modelexport.packages.genai import GENAI_CONFIG, make_genai_config
+from modelexport.packages.genai_graphs import GenaiError
+from modelexport.packages.generation_parts import ModelPart
+from modelexport.packages.image_positions import POSITIONS
 
 if TYPE_CHECKING:
     from torch import nn

@@ -16,22 +16,27 @@ from modelexport.core.text import error_line
 from modelexport.errors import CaptureError, CheckError, InputsError
 from modelexport.exporting.interface import AS_CAPTURED
 from modelexport.exporting.options import Keywords, Options, WeightOptions
-from modelexport.exporting.packages.components import share_components
-from modelexport.exporting.packages.folders import write_manifest
-from modelexport.exporting.packages.layouts import write_layouts
-from modelexport.exporting.packages.modes import PartsMode
-from modelexport.exporting.packages.naming import BATCH, name_generation, name_pipeline
-from modelexport.exporting.packages.weights import share_weights
 from modelexport.exporting.pipeline import export
 from modelexport.exporting.result import ExportResult
 from modelexport.files.atomic import written_together
 from modelexport.files.package_folders import check_package_folder
 from modelexport.format.packages import PACKAGE_VERSION, Kind, Manifest, PartEntry
-from modelexport.pytorch.diffusion.modules import MODEL_INDEX, PipelineModules, as_module, is_diffusion_pipeline
-from modelexport.pytorch.diffusion.observing import observe_example
-from modelexport.pytorch.diffusion.parts import diffusion_parts, model_parts
-from modelexport.pytorch.generation import DecoderForm, ModelPart, can_generate, generation_parts
-from modelexport.pytorch.pipelines import SENTENCE_TRANSFORMER, SentencePipeline, pipeline_parts
+from modelexport.packages.components import share_components
+from modelexport.packages.diffusion.components_module import (
+    MODEL_INDEX,
+    PipelineModules,
+    as_module,
+    is_diffusion_pipeline,
+)
+from modelexport.packages.diffusion.diffusion_parts import diffusion_parts, model_parts
+from modelexport.packages.diffusion.observing import observe_example
+from modelexport.packages.folders import write_manifest
+from modelexport.packages.generation_parts import DecoderForm, ModelPart, can_generate, generation_parts
+from modelexport.packages.loader_layouts import write_layouts
+from modelexport.packages.modes import PartsMode
+from modelexport.packages.part_names import BATCH, name_generation, name_pipeline
+from modelexport.packages.sentence_pipelines import SENTENCE_TRANSFORMER, SentencePipeline, pipeline_parts
+from modelexport.packages.shared_weights import share_weights
 from modelexport.weights.sources import Weights
 
 if TYPE_CHECKING:

@@ -10,11 +10,11 @@ import numpy as np
 import onnx_ir as ir
 
 from modelexport.errors import UsageError
-from modelexport.exporting.packages.folders import copy_folder, write_manifest
 from modelexport.files.atomic import written_together
 from modelexport.files.onnx_models import load_onnx
 from modelexport.files.package_folders import check_package_folder
 from modelexport.lineage.retagging import RetagReport, retag
+from modelexport.packages.folders import copy_folder, write_manifest
 from modelexport.surgery.adapted_file import AdaptedFile
 from modelexport.surgery.adapting import MergedAdapters
 from modelexport.tagged.package import read_package

@@ -7,17 +7,17 @@ import json
 from pathlib import Path
 
 import pytest
+from test_packages import ENCODER_DECODERS, llama  # noqa: F401
 
 from browser import MISSING, browser
 from commands import run
 from exports import Exporter
 from modelexport.errors import UsageError
-from modelexport.measure.parts import cost_parts, profile_parts, profile_same
+from modelexport.packages.measured_parts import cost_parts, profile_parts, profile_same
 from modelexport.runtime.sessions import open_session, run_session
 from modelexport.surgery.splitting import split
 from modelexport.tagged.file import read_tagged
 from modelexport.tagged.package import read_package
-from test_packages import ENCODER_DECODERS, llama  # noqa: F401
 
 BATCH, PROMPT = 2, 16
 
@@ -120,7 +120,7 @@ def test_other_parts_are_refused(llama: tuple[Path, Path], stages: Path) -> None
 
 @pytest.mark.skipif(bool(MISSING), reason=MISSING)
 def test_the_page_of_a_package_lets_its_reader_choose_a_part(llama: tuple[Path, Path], tmp_path: Path) -> None:  # noqa: F811
-    from modelexport.verify.page import write_report_page
+    from modelexport.packages.report_page import write_report_page
 
     write_report_page(llama[1], tmp_path / "r.html")
     with browser() as window:

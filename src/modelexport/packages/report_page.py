@@ -12,9 +12,9 @@ from modelexport.files.atomic import check_writable
 from modelexport.measure import columns
 from modelexport.measure.costs import cost
 from modelexport.measure.page import Page, Section, write_page
-from modelexport.measure.part_feeds import DECODE
-from modelexport.measure.parts import cost_parts, profile_parts
 from modelexport.measure.table import NodeFigures, Table
+from modelexport.packages.measured_parts import cost_parts, profile_parts
+from modelexport.packages.part_feeds import DECODE
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tagged.package import read_package
 from modelexport.tagged.reference import reference_path

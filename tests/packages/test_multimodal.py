@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from test_packages import generated_by_genai
 
 import decoders
 import modelexport
 from commands import run
 from modelexport.errors import CaptureError, InputsError
-from modelexport.measure.parts import cost_parts, profile_parts
-from modelexport.pytorch.generation import generation_parts
-from modelexport.pytorch.multimodal import Encode, Merge, find_modality
-from modelexport.runtime.generation import Generator
+from modelexport.packages.generation_parts import generation_parts
+from modelexport.packages.generator import Generator
+from modelexport.packages.measured_parts import cost_parts, profile_parts
+from modelexport.packages.multimodal import Encode, Merge, find_modality
 from modelexport.tagged.package import read_package
-from test_packages import generated_by_genai
 
 IMAGE = 60
 TEXT = {**decoders.SMALL, "vocab_size": 64, "intermediate_size": 48}
