@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from modelexport.errors import OutputError
 from modelexport.files.links import clone_or_link
 from modelexport.files.safetensors_files import SINGLE, Place, SafetensorsFile, read_header
-from modelexport.packages.generation_parts import ModelPart
+from modelexport.packages.model_parts import ModelPart
 from modelexport.packages.shared_weights import put_file, tensor_at
 from modelexport.pytorch.checkpoints import find_entries, save_entries
 from modelexport.weights import WeightsMode

@@ -6,7 +6,8 @@ A part is the whole model with another ``forward``, so that every module keeps i
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,40 +17,16 @@ from torch import nn
 
 from modelexport.core.messages import collected
 from modelexport.errors import CaptureError, InputsError, UsageError
+from modelexport.packages.example_tokens import encoder_inputs, some_tokens, token_inputs
 from modelexport.packages.generator import CACHE_POSITION
 from modelexport.packages.image_positions import POSITIONS
+from modelexport.packages.model_parts import ModelPart
 from modelexport.packages.multimodal import EMBEDDING, EMBEDS, Encode, Merge, Modality, Place, modality_of, with_forward
-from modelexport.pytorch.inputs import generate_inputs
+from modelexport.packages.stateful_parts import stateful_parts
+from modelexport.packages.states import find_state
+from modelexport.pytorch.lazy_weights import lend_weights
 from modelexport.pytorch.traced import untouched
 from modelexport.weights.sources import Weights
-
-
-@dataclass(frozen=True)
-class ModelPart:
-    """One graph of a package, before it is captured."""
-
-    name: str
-    model: nn.Module
-    """The whole model or pipeline; its ``forward`` runs this part."""
-    inputs: Mapping[str, Any] | Sequence[Any]
-    module: str = ""
-    """The address of the module that runs; empty for the whole model."""
-    notes: tuple[str, ...] = ()
-    """Notes for the user, one line each."""
-    row: Mapping[str, Any] | None = None
-    """The same inputs for one row, for a part that takes tokens and a cache."""
-    file: str = ""
-    """Its file relative to the package, if it is not ``NAME.onnx``."""
-
-    constants: tuple[str, ...] = ()
-    """The inputs whose values the file keeps."""
-    optional: bool = False
-    """Whether the package is of use without this part, so that a failure to export it is a note."""
-
-    @property
-    def path(self) -> str:
-        """The file of the part, relative to the package."""
-        return self.file or f"{self.name}.onnx"
 
 
 def can_generate(model: nn.Module) -> bool:
@@ -80,6 +57,38 @@ class DecoderForm:
             raise UsageError("one graph fills a static cache from prompts and tokens: leave out --separate-prefill")
 
 
+def generation_forms(
+    model: nn.Module,
+    form: DecoderForm = DecoderForm(),
+    sizes: Mapping[str, Any] | None = None,
+    weights: Weights | None = None,
+) -> Iterator[list[ModelPart]]:
+    """The parts that ``model.generate`` runs, in the forms that they may have, the best first.
+
+    Args:
+        sizes, weights: As in :func:`generation_parts`.
+
+    Raises:
+        CaptureError: ``generate`` fails, or no loop over its tokens computes what it does.
+        InputsError: The model cannot generate, or takes no sizes.
+    """
+    if not can_generate(model):
+        raise InputsError(f"{type(model).__name__} cannot generate: use --parts whole, or name a class that can")
+    if model.config.is_encoder_decoder or form != DecoderForm():
+        yield generation_parts(model, form, sizes, weights)
+        return
+    outside = [path for path, module in model.named_modules() if path and any(module.children())]
+    with nullcontext() if weights is None else lend_weights(model, weights, outside):
+        try:
+            state = find_state(model, token_inputs(model))
+        except CaptureError:
+            state = None  # what splits it otherwise says why it cannot
+        if state is None or state.is_keys_and_values:
+            yield generation_parts(model, form, sizes, weights)
+        if state is not None:
+            yield from stateful_parts(model, state)
+
+
 def generation_parts(
     model: nn.Module,
     form: DecoderForm = DecoderForm(),
@@ -106,8 +115,8 @@ def generation_parts(
     modality, reason = modality_of(model, sizes, weights)
     if modality is None or not modality.sizes:
         _refuse_sizes(model, sizes, reason)
-    inputs = _captured(model, _token_inputs(model))["decode"]
-    inputs["input_ids"] = _some_tokens(model, inputs["input_ids"].shape)
+    inputs = _captured(model, token_inputs(model))["decode"]
+    inputs["input_ids"] = some_tokens(model, inputs["input_ids"].shape)
     past = inputs.get("past_key_values")
     notes: tuple[str, ...] = ()
     if past is not None and (windows := _windows(past)):
@@ -208,26 +217,6 @@ def _first_row(inputs: Mapping[str, Any]) -> dict[str, Any] | None:
     return row | {"past_key_values": cache}
 
 
-PROMPT = 5
-"""Tokens of the example prompt: a number that the model's own sizes are unlikely to have."""
-
-
-def _token_inputs(model: nn.Module) -> dict[str, Any]:
-    """Two prompts, one padded: otherwise ``generate`` would omit the mask, and a capture would fix the batch."""
-    ids = _some_tokens(model, torch.Size((2, PROMPT)))
-    mask = torch.ones_like(ids)
-    mask[0, 0] = 0
-    return {"input_ids": ids, "attention_mask": mask}
-
-
-def _some_tokens(model: nn.Module, shape: torch.Size) -> torch.Tensor:
-    """Tokens that differ, so that a check tells something: a model without its weights generates the first one."""
-    vocabulary = int(getattr(model.config.get_text_config(), "vocab_size", 0) or 0)
-    if vocabulary < 2:
-        raise InputsError(f"{type(model).__name__} has no vocabulary: a package needs a model that takes tokens")
-    return torch.arange(shape.numel()).view(shape) % (vocabulary - 1) + 1
-
-
 def _captured(model: nn.Module, inputs: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """The arguments of ``forward`` in a prefill and in a following step of several tokens."""
     from transformers.exporters.utils import decompose_prefill_decode
@@ -309,7 +298,7 @@ def _encoder_decoder_parts(model: nn.Module) -> list[ModelPart]:
         raise CaptureError(
             f"{type(model).__name__} does not cache its encoder's keys and values separately: use --parts whole"
         )
-    tokens = _some_tokens(model, torch.Size((len(step["decoder_input_ids"]), STEP)))
+    tokens = some_tokens(model, torch.Size((len(step["decoder_input_ids"]), STEP)))
     mask = {"attention_mask": step["attention_mask"]} if step.get("attention_mask") is not None else {}
     further = {"decoder_input_ids": tokens, "past_key_values": _both_caches(*layers), **mask}
     return [
@@ -320,17 +309,6 @@ def _encoder_decoder_parts(model: nn.Module) -> list[ModelPart]:
 
 STEP = 2
 """Tokens of the example step: a capture would treat an axis of size one as fixed."""
-
-
-def encoder_inputs(model: nn.Module) -> dict[str, Any]:
-    """Example inputs of a model's encoder, in a batch of two."""
-    if model.main_input_name == "input_ids":
-        inputs = _token_inputs(model)
-        # Inputs of an encoder are padded on the right.
-        return {name: value.flip(1) for name, value in inputs.items()}
-    made = generate_inputs(model)
-    value = made[model.main_input_name]
-    return {model.main_input_name: torch.cat([value, value])[:2]}
 
 
 def _both_caches(own: Any, cross: Any) -> Any:

@@ -14,7 +14,7 @@ from torch import nn
 
 from modelexport.core.messages import collected
 from modelexport.errors import InputsError
-from modelexport.packages.generation_parts import encoder_inputs
+from modelexport.packages.example_tokens import encoder_inputs
 from modelexport.packages.generator import CACHE_POSITION
 from modelexport.packages.image_positions import types_in
 from modelexport.packages.multimodal import Modality, modality_of

@@ -14,8 +14,8 @@ from modelexport.packages.diffusion.components_module import MODEL_INDEX, Pipeli
 from modelexport.packages.exported_model import exported_model_manifest
 from modelexport.packages.genai import GENAI_CONFIG, make_genai_config
 from modelexport.packages.genai_graphs import GenaiError
-from modelexport.packages.generation_parts import ModelPart
 from modelexport.packages.image_positions import POSITIONS
+from modelexport.packages.model_parts import ModelPart
 
 if TYPE_CHECKING:
     from torch import nn

@@ -13,7 +13,7 @@ from modelexport.capture import FrontEnd
 from modelexport.capture.exported import Exported
 from modelexport.core.stages import Stages
 from modelexport.core.text import error_line
-from modelexport.errors import CaptureError, CheckError, InputsError
+from modelexport.errors import CaptureError, CheckError, InputsError, ModelExportError, UsageError
 from modelexport.exporting.interface import AS_CAPTURED
 from modelexport.exporting.options import Keywords, Options, WeightOptions
 from modelexport.exporting.pipeline import export
@@ -31,10 +31,13 @@ from modelexport.packages.diffusion.components_module import (
 from modelexport.packages.diffusion.diffusion_parts import diffusion_parts, model_parts
 from modelexport.packages.diffusion.observing import observe_example
 from modelexport.packages.folders import write_manifest
-from modelexport.packages.generation_parts import DecoderForm, ModelPart, can_generate, generation_parts
+from modelexport.packages.generation_parts import DecoderForm, can_generate, generation_forms
+from modelexport.packages.generator import Port, generation_of
 from modelexport.packages.loader_layouts import write_layouts
+from modelexport.packages.model_parts import ModelPart
 from modelexport.packages.modes import PartsMode
-from modelexport.packages.part_names import BATCH, name_generation, name_pipeline
+from modelexport.packages.own_run import run_once
+from modelexport.packages.part_names import BATCH, name_axes, name_generation, name_pipeline
 from modelexport.packages.sentence_pipelines import SENTENCE_TRANSFORMER, SentencePipeline, pipeline_parts
 from modelexport.packages.shared_weights import share_weights
 from modelexport.weights.sources import Weights
@@ -121,26 +124,56 @@ def export_package(
     with stages("parts"):
         form = DecoderForm(static_cache=static_cache, separate_prefill=separate_prefill)
         form.check()
-        kind, found = _parts_of(model, parts, inputs, form, options.weights.to_check)
+        kind, forms = _parts_of(model, parts, inputs, form, options.weights.to_check)
     with written_together(folder, [] if lies_in is None else [lies_in], make=True, package=True) as staging:
         with stages("weights"):
-            shared = _share(model, found, lies_in, staging, options.weights)
+            shared = _share(model, forms, lies_in, staging, options.weights)
         export_part = partial(
             export,
             name=name,
             frontend=frontend,
             opset=opset,
             optimized=optimized,
-            interface=_INTERFACES.get(kind, AS_CAPTURED),
         )
-        results, seconds, left_out = _export_each(found, export_part, shared, options, staging, stages)
-        found = [part for part in found if part.name in results]
-        shared = {part.name: shared[part.name] for part in found}
-        weights = sorted({file.path.relative_to(staging).as_posix() for one in shared.values() for file in one.files})
-        manifest = _manifest(kind, found, results, weights)
-        notes = [*left_out, *_notes(kind, found, results), *write_layouts(model, lies_in, staging, manifest, found)]
-        write_manifest(manifest, staging)
-        return _result(folder, staging, manifest, results, seconds, notes)
+
+        def exported(found: Sequence[ModelPart]) -> PackageResult:
+            results, seconds, left_out = _export_each(kind, found, export_part, shared, options, staging, stages)
+            found = [part for part in found if part.name in results]
+            files = [file.path.relative_to(staging).as_posix() for part in found for file in shared[part.name].files]
+            weights = sorted(set(files))
+            manifest = _manifest(kind, found, results, weights)
+            if manifest.generation is not None:
+                with stages("generate"):
+                    left_out += run_once(model, manifest, staging, results, inputs, options)
+            notes = [*left_out, *_notes(found), *write_layouts(model, lies_in, staging, manifest, found)]
+            write_manifest(manifest, staging)
+            return _result(folder, staging, manifest, results, seconds, notes)
+
+        return _first_that_passes(forms, exported, staging)
+
+
+def _first_that_passes(
+    forms: Sequence[Sequence[ModelPart]], export_form: Callable[[Sequence[ModelPart]], PackageResult], staging: Path
+) -> PackageResult:
+    """The package of the first form whose parts can be captured and generate what the model does.
+
+    Raises:
+        CaptureError, CheckError, UsageError: There is none. What was wrong with the first.
+    """
+    first: ModelExportError | None = None
+    for form in forms:
+        try:
+            result = export_form(form)
+        except (UsageError, CheckError) as error:
+            first = first or error
+            for part in form:
+                for file in staging.glob(f"{part.path.removesuffix('.onnx')}.*"):
+                    file.unlink()
+        else:
+            told = () if first is None else (f"the first form of its parts was not used: {error_line(first)}",)
+            return replace(result, notes=[*result.notes, *told])
+    assert first is not None
+    raise first
 
 
 def _parts_of(
@@ -149,40 +182,47 @@ def _parts_of(
     inputs: Mapping[str, Any] | Sequence[Any] | None,
     form: DecoderForm,
     weights: Weights | None,
-) -> tuple[Kind, list[ModelPart]]:
+) -> tuple[Kind, list[list[ModelPart]]]:
+    """The kind of the package, and the forms that its parts may have, the best first."""
     if parts == "generate" or (parts == "auto" and can_generate(model)):
         sizes = inputs if isinstance(inputs, Mapping) else None
-        return "generate", generation_parts(model, form, sizes, weights)
+        return "generate", [*generation_forms(model, form, sizes, weights)]
     if form != DecoderForm():
         raise InputsError("--static-cache and --separate-prefill are for a model that generates: leave them out")
     if isinstance(model, PipelineModules):
         if parts == "whole":
             raise InputsError(f"{type(model).__name__} is not one model: leave out --parts whole")
         observed, _ = observe_example(model, inputs if isinstance(inputs, Mapping) else None, steps=2)
-        return "pipeline", model_parts(model, diffusion_parts(model, observed), observed.inside)
+        return "pipeline", [model_parts(model, diffusion_parts(model, observed), observed.inside)]
     if parts == "pipeline" or (parts == "auto" and isinstance(model, SentencePipeline)):
         if not isinstance(model, SentencePipeline):
             raise InputsError(
                 f"{type(model).__name__} is not a pipeline: give a folder with {SENTENCE_TRANSFORMER} or {MODEL_INDEX}"
             )
-        return "pipeline", pipeline_parts(model)
+        return "pipeline", [pipeline_parts(model)]
     if inputs is None:
         from modelexport.pytorch.inputs import generate_inputs
 
         inputs = generate_inputs(model)
-    return "whole", [ModelPart("model", model, inputs)]
+    return "whole", [[ModelPart("model", model, inputs)]]
 
 
 def _share(
-    model: nn.Module, parts: Sequence[ModelPart], directory: Path | None, folder: Path, options: WeightOptions
+    model: nn.Module,
+    forms: Sequence[Sequence[ModelPart]],
+    directory: Path | None,
+    folder: Path,
+    options: WeightOptions,
 ) -> dict[str, Weights]:
     """Name of a part to the places of the weights that it uses, which are written once for all parts."""
     if isinstance(model, PipelineModules):
-        return share_components(parts, directory, folder, options.weights)
-    return dict.fromkeys((part.name for part in parts), share_weights(model, options.source, folder, options.weights))
+        return share_components(forms[0], directory, folder, options.weights)
+    weights = share_weights(model, options.source, folder, options.weights)
+    return dict.fromkeys((part.name for form in forms for part in form), weights)
 
 
 def _export_each(
+    kind: Kind,
     parts: Sequence[ModelPart],
     export_part: Callable[..., ExportResult],
     shared: Mapping[str, Weights],
@@ -208,6 +248,7 @@ def _export_each(
                 part.model,
                 part.inputs,
                 folder / part.path,
+                interface=partial(name_axes, axes=part.axes) if part.axes else _INTERFACES.get(kind, AS_CAPTURED),
                 dynamic=not part.constants,  # what depends on the values of constants has their sizes
                 options=linked,
                 stages=own,
@@ -223,27 +264,13 @@ def _export_each(
     return results, seconds, notes
 
 
-def _notes(kind: Kind, parts: Sequence[ModelPart], results: Mapping[str, ExportResult]) -> list[str]:
-    notes = [f"{part.name}: {note}" for part in parts for note in part.notes]
-    if kind == "generate":
-        notes += [note for name, result in results.items() for note in _fixed_axes(name, result)]
-    return notes
+def _notes(parts: Sequence[ModelPart]) -> list[str]:
+    return [f"{part.name}: {note}" for part in parts for note in part.notes]
 
 
 def _of_one_row(part: ModelPart) -> Keywords:
     """The options of a part that, fused, refuses several new tokens after a cache for more than one row."""
     return {} if part.row is None else {"row": BATCH, "checked": part.row}
-
-
-def _fixed_axes(part: str, result: ExportResult) -> list[str]:
-    """Notes on a part that does not accept every batch size or every number of tokens."""
-    return [
-        f"{part}: {what} of {value.name} is always {size}: the model's code fixes it"
-        for value in result.hierarchy.inputs
-        if value.name.endswith("input_ids")
-        for what, size in zip(("the batch", "the number of tokens"), value.shape, strict=False)
-        if isinstance(size, int)
-    ]
 
 
 def _manifest(
@@ -259,7 +286,18 @@ def _manifest(
         )
         for part in parts
     ]
-    return Manifest(format_version=PACKAGE_VERSION, kind=kind, parts=entries, weights=weights)
+    how = None
+    if kind == "generate":
+        described = {part.name: results[part.name].hierarchy for part in parts}
+        how = generation_of(
+            {
+                name: [Port(one.name, one.dtype, one.shape) for one in one_of.inputs]
+                for name, one_of in described.items()
+            },
+            {name: [one.name for one in one_of.outputs] for name, one_of in described.items()},
+            next((part.rows for part in parts if part.rows != "padded"), "padded"),
+        )
+    return Manifest(format_version=PACKAGE_VERSION, kind=kind, parts=entries, weights=weights, generation=how)
 
 
 def _result(

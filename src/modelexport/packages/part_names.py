@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import onnx_ir as ir
 
@@ -61,6 +61,20 @@ def name_generation(exported: Exported) -> Exported:
         outputs=new_outputs,
         kept=[re.sub(r"([*?[])", r"[\1]", name) for name in kept],
         axes={(name, axis): symbol for name, axis, symbol in sizes},
+    )(exported)
+
+
+def name_axes(exported: Exported, *, axes: Mapping[tuple[str, int], str]) -> Exported:
+    """Name the inputs, outputs and given axes of a graph that generates, in place.
+
+    Raises:
+        UsageError: An axis has a fixed size.
+    """
+    inputs = {name: name.removeprefix("input.") for name in _names(exported.model.graph.inputs)}
+    outputs = {name: name.removeprefix("output.") for name in exported.output_names}
+    known = set(inputs.values())
+    return Interface(
+        inputs=inputs, outputs=outputs, axes={place: size for place, size in axes.items() if place[0] in known}
     )(exported)
 
 

@@ -18,7 +18,7 @@ from modelexport.core.text import error_line
 from modelexport.errors import FileFormatError, ModelExportError, ModelLoadError
 from modelexport.files.regular import read_regular
 from modelexport.files.safetensors_files import read_header
-from modelexport.packages.generation_parts import ModelPart
+from modelexport.packages.model_parts import ModelPart
 from modelexport.pytorch.loading import LoadedModel, load_model
 from modelexport.weights.sources import Weights
 

@@ -17,7 +17,7 @@ from modelexport.errors import UsageError
 from modelexport.packages.diffusion.components_module import PipelineModules
 from modelexport.packages.diffusion.observing import Entry, Observed, ObservedCall
 from modelexport.packages.diffusion.structures import leaves, rebuilt
-from modelexport.packages.generation_parts import ModelPart
+from modelexport.packages.model_parts import ModelPart
 from modelexport.pytorch.traced import untouched
 
 _AGENTS = {"encode": "encoder", "decode": "decoder"}
