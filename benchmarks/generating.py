@@ -3,8 +3,8 @@
     OMP_NUM_THREADS=1 python benchmarks/generating.py [TYPE...] [--tokens 24]
 
 Each type is exported to a package. The loop, which knows only the manifest, generates from a batch of three prompts of
-different lengths, padded on the left, and from each prompt alone; the tokens have to be those of `generate`. A row of the
-table is a type. Rows of a type that cannot be built or whose own `generate` fails say so.
+different lengths, padded on the left, and from each prompt alone; the tokens have to be those of `generate`. A row of
+the table is a type.
 """
 
 from __future__ import annotations

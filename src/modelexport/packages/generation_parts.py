@@ -23,7 +23,7 @@ from modelexport.packages.image_positions import POSITIONS
 from modelexport.packages.model_parts import ModelPart
 from modelexport.packages.multimodal import EMBEDDING, EMBEDS, Encode, Merge, Modality, Place, modality_of, with_forward
 from modelexport.packages.stateful_parts import stateful_parts
-from modelexport.packages.states import find_state
+from modelexport.packages.states import find_state, record_calls
 from modelexport.pytorch.lazy_weights import lend_weights
 from modelexport.pytorch.traced import untouched
 from modelexport.weights.sources import Weights
@@ -290,7 +290,7 @@ def _drawn(layer: Any, length: int, generator: torch.Generator) -> list[torch.Te
 def _encoder_decoder_parts(model: nn.Module) -> list[ModelPart]:
     """The encoder with the keys and values of its states, and the decoder, whose cache has them from the beginning."""
     inputs = encoder_inputs(model)
-    step = _captured(model, dict(inputs))["decode"]
+    step = record_calls(model, inputs, 2)[1].arguments
     cache = step.get("past_key_values")
     layers = [getattr(getattr(cache, f"{side}_attention_cache", None), "layers", []) for side in ("self", "cross")]
     states = getattr(step.get("encoder_outputs"), "last_hidden_state", None)
@@ -303,7 +303,7 @@ def _encoder_decoder_parts(model: nn.Module) -> list[ModelPart]:
     further = {"decoder_input_ids": tokens, "past_key_values": _both_caches(*layers), **mask}
     return [
         ModelPart("encoder", with_forward(model, _Encoder), inputs),
-        ModelPart("decode", with_forward(model, _Decoder), further),
+        ModelPart("decode", with_forward(model, partial(_Decoder, encoded=step["encoder_outputs"])), further),
     ]
 
 
@@ -335,10 +335,11 @@ class _Encoder(_Forward):
     """The encoder's states, and the keys and values that the attentions of a decoder compute from them alone."""
 
     def __call__(self, **inputs: Any) -> dict[str, Any]:
-        states = self._model.get_encoder()(**inputs).last_hidden_state
+        encoded = self._model.get_encoder()(**inputs)
+        states = encoded.last_hidden_state
         # Which token it is does not matter: only what does not depend on tokens is returned, and captured.
         token = states.new_zeros(states.shape[0], 1, dtype=torch.long)
-        made = self._whole(self._model, decoder_input_ids=token, encoder_outputs=(states,), use_cache=True)
+        made = self._whole(self._model, decoder_input_ids=token, encoder_outputs=encoded, use_cache=True)
         return {"encoder_hidden_states": states, **_cache_of(made, "encoder", "cross_attention_cache")}
 
 
@@ -352,13 +353,17 @@ class _Prompt(_Forward):
 
 
 class _Decoder(_Forward):
+    def __init__(self, part: nn.Module, encoded: Any) -> None:
+        super().__init__(part)
+        self._kind, self._width = type(encoded), encoded.last_hidden_state.shape[-1]
+
     def __call__(self, **inputs: Any) -> dict[str, Any]:
         past_key_values = inputs.pop("past_key_values")
         keys = past_key_values.cross_attention_cache.layers[0].keys
         # Only its sizes are read: the keys and values that the decoder attends to are in the cache.
-        states = keys.new_zeros(keys.shape[0], keys.shape[2], self._model.config.hidden_size)
+        states = self._kind(last_hidden_state=keys.new_zeros(keys.shape[0], keys.shape[2], self._width))
         made = self._whole(
-            self._model, encoder_outputs=(states,), past_key_values=past_key_values, use_cache=True, **inputs
+            self._model, encoder_outputs=states, past_key_values=past_key_values, use_cache=True, **inputs
         )
         # The encoder's keys and values are the ones that were given.
         return {"logits": made.logits, **_cache_of(made, "decoder", "self_attention_cache")}

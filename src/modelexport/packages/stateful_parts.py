@@ -32,7 +32,7 @@ from modelexport.pytorch.dispatch_modes import OperationMode
 from modelexport.pytorch.traced import untouched
 from modelexport.pytorch.values import as_array
 
-_SHORT, _LONG = range(1, 10), (70, 299)
+_LONG = (9, 7, 70, 299)
 """Lengths of prompts with which the operations of a model are compared: chunks of scans have up to 256 tokens."""
 _TOLERANCE = 1e-3
 _LENGTHS: Mapping[Rows, Sequence[Sequence[int]]] = {
@@ -167,11 +167,10 @@ def _padding(model: nn.Module, state: State) -> int | None:
     Returns:
         ``None`` if there is no such length: a loop in Python over tokens, or over chunks of them.
     """
-    counts = {length: _operations(model, state, length) for length in (*_SHORT, *_LONG)}
-    usual = counts[_SHORT[-1]]
-    if any(counts[length] != usual for length in _LONG):
+    usual = _operations(model, state, _LONG[0])
+    if any(_operations(model, state, length) != usual for length in _LONG[1:]):
         return None
-    return next(length for length in _SHORT if all(counts[n] == usual for n in _SHORT if n >= length)) - 1
+    return next(length for length in range(1, _LONG[0] + 1) if _operations(model, state, length) == usual) - 1
 
 
 def _operations(model: nn.Module, state: State, length: int) -> list[str]:
