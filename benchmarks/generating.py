@@ -184,10 +184,7 @@ def build(name: str, settings: Mapping[str, Any]) -> Any:
     accepted = kind().to_dict()
     config = kind(**{key: value for key, value in COMMON.items() if key in accepted} | dict(settings))
     torch.manual_seed(0)
-    architecture = getattr(transformers, f"{name}ForCausalLM", None) or getattr(
-        transformers, f"{name.removesuffix('Text')}ForCausalLM"
-    )
-    model = architecture(config).eval()
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1 and parameter.std() < 0.05:

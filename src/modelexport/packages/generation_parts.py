@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -77,16 +77,23 @@ def generation_forms(
     if model.config.is_encoder_decoder or form != DecoderForm():
         yield generation_parts(model, form, sizes, weights)
         return
-    outside = [path for path, module in model.named_modules() if path and any(module.children())]
-    with nullcontext() if weights is None else lend_weights(model, weights, outside):
+    with _with_weights(model, weights):
         try:
             state = find_state(model, token_inputs(model))
         except CaptureError:
             state = None  # what splits it otherwise says why it cannot
-        if state is None or state.is_keys_and_values:
-            yield generation_parts(model, form, sizes, weights)
-        if state is not None:
-            yield from stateful_parts(model, state)
+    if state is None or state.is_keys_and_values:
+        yield generation_parts(model, form, sizes, weights)
+    if state is not None:
+        with _with_weights(model, weights):
+            others = stateful_parts(model, state)
+        yield from others
+
+
+def _with_weights(model: nn.Module, weights: Weights | None) -> AbstractContextManager[None]:
+    """Inside, a model that was built without weights has them while it runs."""
+    outside = [path for path, module in model.named_modules() if path and any(module.children())]
+    return nullcontext() if weights is None else lend_weights(model, weights, outside)
 
 
 def generation_parts(

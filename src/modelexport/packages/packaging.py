@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -124,17 +125,13 @@ def export_package(
     with stages("parts"):
         form = DecoderForm(static_cache=static_cache, separate_prefill=separate_prefill)
         form.check()
-        kind, forms = _parts_of(model, parts, inputs, form, options.weights.to_check)
+        kind, made = _parts_of(model, parts, inputs, form, options.weights.to_check)
+        forms = iter(made)
+        best = next(forms)
     with written_together(folder, [] if lies_in is None else [lies_in], make=True, package=True) as staging:
         with stages("weights"):
-            shared = _share(model, forms, lies_in, staging, options.weights)
-        export_part = partial(
-            export,
-            name=name,
-            frontend=frontend,
-            opset=opset,
-            optimized=optimized,
-        )
+            shared = _share(model, best, lies_in, staging, options.weights)
+        export_part = partial(export, name=name, frontend=frontend, opset=opset, optimized=optimized)
 
         def exported(found: Sequence[ModelPart]) -> PackageResult:
             results, seconds, left_out = _export_each(kind, found, export_part, shared, options, staging, stages)
@@ -149,31 +146,43 @@ def export_package(
             write_manifest(manifest, staging)
             return _result(folder, staging, manifest, results, seconds, notes)
 
-        return _first_that_passes(forms, exported, staging)
+        return _first_that_passes(best, forms, exported, staging)
 
 
 def _first_that_passes(
-    forms: Sequence[Sequence[ModelPart]], export_form: Callable[[Sequence[ModelPart]], PackageResult], staging: Path
+    best: Sequence[ModelPart],
+    others: Iterator[Sequence[ModelPart]],
+    export_form: Callable[[Sequence[ModelPart]], PackageResult],
+    staging: Path,
 ) -> PackageResult:
     """The package of the first form whose parts can be captured and generate what the model does.
 
     Raises:
-        CaptureError, CheckError, UsageError: There is none. What was wrong with the first.
+        CaptureError, CheckError, UsageError: There is none. What was wrong with the best one.
     """
-    first: ModelExportError | None = None
-    for form in forms:
-        try:
-            result = export_form(form)
-        except (UsageError, CheckError) as error:
-            first = first or error
-            for part in form:
-                for file in staging.glob(f"{part.path.removesuffix('.onnx')}.*"):
-                    file.unlink()
-        else:
-            told = () if first is None else (f"the first form of its parts was not used: {error_line(first)}",)
-            return replace(result, notes=[*result.notes, *told])
-    assert first is not None
-    raise first
+    try:
+        return export_form(best)
+    except (UsageError, CheckError) as error:
+        wrong: ModelExportError = error
+        _remove(best, staging)
+    try:
+        for form in others:
+            try:
+                result = export_form(form)
+            except (UsageError, CheckError):
+                _remove(form, staging)
+            else:
+                told = f"the first form of its parts was not used: {error_line(wrong)}"
+                return replace(result, notes=[*result.notes, told])
+    except CaptureError:  # there is no other form
+        pass
+    raise wrong
+
+
+def _remove(form: Sequence[ModelPart], staging: Path) -> None:
+    for part in form:
+        for file in staging.glob(f"{part.path.removesuffix('.onnx')}.*"):
+            file.unlink()
 
 
 def _parts_of(
@@ -182,11 +191,13 @@ def _parts_of(
     inputs: Mapping[str, Any] | Sequence[Any] | None,
     form: DecoderForm,
     weights: Weights | None,
-) -> tuple[Kind, list[list[ModelPart]]]:
-    """The kind of the package, and the forms that its parts may have, the best first."""
+) -> tuple[Kind, Iterable[list[ModelPart]]]:
+    """The kind of the package, and the forms that its parts may have, the best first; those of generation are made when
+    they are asked for.
+    """
     if parts == "generate" or (parts == "auto" and can_generate(model)):
         sizes = inputs if isinstance(inputs, Mapping) else None
-        return "generate", [*generation_forms(model, form, sizes, weights)]
+        return "generate", generation_forms(model, form, sizes, weights)
     if form != DecoderForm():
         raise InputsError("--static-cache and --separate-prefill are for a model that generates: leave them out")
     if isinstance(model, PipelineModules):
@@ -208,17 +219,13 @@ def _parts_of(
 
 
 def _share(
-    model: nn.Module,
-    forms: Sequence[Sequence[ModelPart]],
-    directory: Path | None,
-    folder: Path,
-    options: WeightOptions,
-) -> dict[str, Weights]:
+    model: nn.Module, parts: Sequence[ModelPart], directory: Path | None, folder: Path, options: WeightOptions
+) -> Mapping[str, Weights]:
     """Name of a part to the places of the weights that it uses, which are written once for all parts."""
     if isinstance(model, PipelineModules):
-        return share_components(forms[0], directory, folder, options.weights)
+        return share_components(parts, directory, folder, options.weights)
     weights = share_weights(model, options.source, folder, options.weights)
-    return dict.fromkeys((part.name for form in forms for part in form), weights)
+    return defaultdict(lambda: weights)
 
 
 def _export_each(

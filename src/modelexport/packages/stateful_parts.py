@@ -168,8 +168,12 @@ def _padding(model: nn.Module, state: State) -> int | None:
         ``None`` if there is no such length: a loop in Python over tokens, or over chunks of them.
     """
     usual = _operations(model, state, _LONG[0])
-    if any(_operations(model, state, length) != usual for length in _LONG[1:]):
-        return None
+    for length in _LONG[1:]:
+        try:
+            if _operations(model, state, length) != usual:
+                return None
+        except Exception:  # whatever the model's own code raises: it takes no prompt of this length
+            break
     return next(length for length in range(1, _LONG[0] + 1) if _operations(model, state, length) == usual) - 1
 
 
